@@ -14,7 +14,7 @@ from ..access.control import Subject
 from ..access.requirements import PUB, topic
 from ..access.rules import Requirement
 from ..transaction.deciding import MayDecide
-from ..transaction.half import StoredHalf, of_principal, principal_of
+from ..transaction.half import StoredHalf, principal_of, with_principal
 from ..transaction.state.pending import Producer
 
 
@@ -32,7 +32,7 @@ def prepared_by(properties: bytes, request: RemotingCommand) -> bytes:
     """Return a half's properties with its sender's name, by which its decision is bound to it."""
     subject = request.subject
     if isinstance(subject, Subject) and subject.name:
-        return of_principal(properties, subject.name)
+        return with_principal(properties, subject.name)
     return properties
 
 

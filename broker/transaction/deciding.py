@@ -23,6 +23,7 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 
+from ..errors import RequestRefusedError
 from .decision_lookup import DecisionLookup
 from .errors import (
     DecidedOtherwiseError,

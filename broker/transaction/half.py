@@ -105,7 +105,7 @@ def half_request(message: AppendRequest, unique_key: str) -> AppendRequest:
     )
 
 
-def of_principal(properties: bytes, name: str) -> bytes:
+def with_principal(properties: bytes, name: str) -> bytes:
     """Return a half's properties with the name of the principal that prepares it."""
     return b"%b%b%b\x02" % (terminated(properties), _PRINCIPAL_MARK, name.encode())
 
@@ -132,7 +132,7 @@ def without_marks_of_copies(properties: bytes) -> bytes:
     return without_properties(properties, _MARKS_OF_COPIES)
 
 
-def in_group(half: AppendRequest, mark: GroupMembership) -> AppendRequest:
+def mark_in_group(half: AppendRequest, mark: GroupMembership) -> AppendRequest:
     """Mark a half, not appended yet, as one of several; return it."""
     half.properties = b"%b%b,%d,%d\x02%b" % (_GROUP_MARK, *mark, half.properties)
     return half

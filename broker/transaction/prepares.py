@@ -29,7 +29,7 @@ from .admission import (
 )
 from .decision_lookup import DecisionLookup
 from .deduplication import DuplicateFinder, FirstHalf, RecentPrepares, deduplication_key
-from .half import GroupMembership, half_request, immunity_s, in_group
+from .half import GroupMembership, half_request, immunity_s, mark_in_group
 from .half_reader import HalfReader
 from .half_records import committed_again, prepared_final
 from .log import TransactionLog
@@ -172,7 +172,7 @@ class Prepares:
         halves = [self.half_of(one, key, reserve=GROUP_RESERVE) for one, key in messages]
         if total > 1:
             for number, (half, (message, _)) in enumerate(zip(halves, messages, strict=True)):
-                in_group(half, GroupMembership(leader_key, number, total))
+                mark_in_group(half, GroupMembership(leader_key, number, total))
                 require_room(
                     half,
                     message.topic,

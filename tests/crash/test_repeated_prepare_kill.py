@@ -84,7 +84,7 @@ def test_a_half_sent_again_after_a_kill_is_in_the_log_once(tmp_path: Path) -> No
     seed = int(os.environ.get("HALFMQ_SEED") or random.randrange(1 << 32))
     print(f"HALFMQ_SEED={seed}")
     chance = random.Random(seed)
-    twins = 0
+    duplicates = 0
     with broker_process(tmp_path, transactionTimeOut=3_600_000) as broker:
         with _connect(broker) as connection:  # so that the topic exists
             connection.sendall(_single("first", 1))
@@ -105,16 +105,16 @@ def test_a_half_sent_again_after_a_kill_is_in_the_log_once(tmp_path: Path) -> No
                 answers = _answers(connection, BURST)
             assert {answer.code for answer in answers} == {0}
             added = len(read_log(broker.directory / "store").halves) - before
-            twins += BURST * (3 if make is _several else 1) - added
+            duplicates += BURST * (3 if make is _several else 1) - added
         broker.stop()
 
     truth = read_log(tmp_path / "store")
     # Of several messages a kill may leave a part, which is rolled back: that one does not count.
     undecided = Counter(truth.halves[half].property_map["UNIQ_KEY"] for half in truth.undecided)
-    print(f"undecided={len(undecided)} recognised={twins} rolled_back={len(truth.rollbacks)}")
+    print(f"undecided={len(undecided)} recognised={duplicates} rolled_back={len(truth.rollbacks)}")
     assert {key for key, count in undecided.items() if count > 1} == set()
     assert len(undecided) == 1 + ROUNDS // 2 * BURST * 4
-    assert twins > 0
+    assert duplicates > 0
 
 
 def test_of_large_halves_the_newest_are_known_after_a_kill(tmp_path: Path) -> None:

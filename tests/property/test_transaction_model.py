@@ -390,15 +390,15 @@ class TransactionMachine(RuleBasedStateMachine):
     @invariant()
     def the_table_is_what_the_log_says(self) -> None:
         table = PendingTable()
-        fold = LogReplay(table)
+        log_replay = LogReplay(table)
         for record in self.broker.log.records():
-            fold.apply(record)
+            log_replay.apply(record)
         assert {(one.offset, one.state, one.parked_reason) for one in table} == {
             (one.offset, one.state, one.parked_reason) for one in self.broker.service._table
         }
         assert table.groups == self.broker.service._table.groups
-        assert (fold.incomplete, fold.unfinished) == ({}, {})
-        assert set(fold.without_op) == set(self.broker.service._ops.waiting)
+        assert (log_replay.incomplete, log_replay.unfinished) == ({}, {})
+        assert set(log_replay.without_op) == set(self.broker.service._ops.waiting)
 
 
 TransactionMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50)

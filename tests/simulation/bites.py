@@ -284,7 +284,7 @@ BITES: Final = {
     "tail": Bite(
         "a start cuts what is torn off the log", (Patch(Recovery, "_cut_log", _nothing(0)),)
     ),
-    "fold": Bite("a final message is a decision", (Patch(LogReplay, "_final", _nothing()),)),
+    "replay": Bite("a final message is a decision", (Patch(LogReplay, "_final", _nothing()),)),
     "opposite": Bite(
         "the opposite of a decision is refused",
         (Patch(Decisions, "_answer_decided", _opposite_is_taken),),
@@ -307,7 +307,7 @@ BITES: Final = {
         "a decision that waits for its group is made",
         (Patch(Decisions, "plan", _planned_is_forgotten),),
     ),
-    "twins": Bite(
+    "duplicates": Bite(
         "a half that was sent twice is one", (Patch(DuplicateFinder, "find", _nothing()),)
     ),
     "cold": Bite(

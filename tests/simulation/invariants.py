@@ -6,7 +6,7 @@
   And users whose checker leaves no tombstone are promised less; all that follows, still.
 * What a broker has acknowledged it can decide; in the end all is decided and delivered.
 * A half has at most one final message in the log, and none once a rollback was accepted.
-* So has a message, however often its producer sent it: twins are one transaction.
+* So has a message, however often its producer sent it: duplicates are one transaction.
 * A broker that starts doubts no decision that was confirmed before, and asks about no transaction
   of which halves are missing.
 * Every half that was acknowledged is in the log, and decided, pending or parked.

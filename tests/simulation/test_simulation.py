@@ -102,7 +102,7 @@ SLOWER = [
     "halves",
     "opposite",
     "planned",
-    "fold",
+    "replay",
     "decisions",
     "incomplete",
     "failure",

@@ -1,4 +1,4 @@
-"""The transactions of the fake broker: halves, twins, decisions, checks and what is pending."""
+"""Transactions of the fake broker: halves, duplicates, decisions, checks and what is pending."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FakeTransactions:
         """Transaction ids of the checks that are to be acknowledged, by opaque."""
         self.acknowledged: list[tuple[str, int, str | None]] = []
         """Transaction id, code and remark of each acknowledgement."""
-        self.twins = True
+        self.duplicates = True
         """Whether a half message that comes twice is recognised (by a halfmq broker)."""
         self.batches = True
         """Whether END_TRANSACTIONS is known here."""
@@ -129,7 +129,7 @@ class FakeTransactions:
     def store_one(self, header: SendMessageRequestHeader, body: bytes, raw: bytes) -> Record:
         properties = decode_properties(raw)
         half = properties.get("TRAN_MSG") == "true"
-        if half and self.halfmq and (first := self._twin(properties["UNIQ_KEY"])) is not None:
+        if half and self.halfmq and (first := self._duplicate(properties["UNIQ_KEY"])) is not None:
             return first.record
         topic, queue_id = (HALF_TOPIC, 0) if half else (header.topic, header.queue_id)
         self.create_topic(topic, 1)
@@ -152,9 +152,9 @@ class FakeTransactions:
             self.halves[stored.physical_offset] = Half(stored, header.topic, header.queue_id)
         return stored
 
-    def _twin(self, unique_key: str) -> Half | None:
+    def _duplicate(self, unique_key: str) -> Half | None:
         """The half that was stored for this message before, unless that was refused since."""
-        if not self.twins:
+        if not self.duplicates:
             return None
         for half in self.halves.values():
             if half.record.property_map["UNIQ_KEY"] == unique_key:

@@ -260,14 +260,14 @@ def op_without_half(planted: Planted, dialect: Apache) -> None:
 
 def duplicate_prepare(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
-    twin = dialect.half(half.properties["UNIQ_KEY"])
+    duplicate = dialect.half(half.properties["UNIQ_KEY"])
     for _ in range(planted.random.randrange(40)):
         plain(planted, dialect)
     dialect.commit(half)
-    dialect.rollback(twin)
+    dialect.rollback(duplicate)
     planted.decide(half, State.COMMITTED)
-    planted.decide(twin, State.ROLLED_BACK)
-    planted.wrong(Kind.DUPLICATE_PREPARE, half.offset, twin.offset)
+    planted.decide(duplicate, State.ROLLED_BACK)
+    planted.wrong(Kind.DUPLICATE_PREPARE, half.offset, duplicate.offset)
 
 
 def parked_without_half(planted: Planted, dialect: Apache) -> None:

@@ -532,7 +532,7 @@ async def test_a_half_message_sent_again_is_one_transaction(broker: FakeBroker) 
 @on_both_loops
 async def test_a_second_copy_of_a_half_message_is_rolled_back(broker: FakeBroker) -> None:
     """A broker forgets in the end which messages it has seen; only one half was decided."""
-    broker.twins = False
+    broker.duplicates = False
     async with new_producer(broker) as producer:
         broker.fail(SEND, Cut(after_doing=True))
         async with producer.transaction(MESSAGE) as tx:

@@ -46,8 +46,8 @@ def test_a_half_sent_twice_is_stored_once(sends: Prepares) -> None:
     assert sends.broker.service.metrics()["prepares_repeated"] == 1
 
 
-def test_twins_that_arrive_together_are_one(sends: Prepares) -> None:
-    """Also when the first is staged only, or the twin comes by the long path."""
+def test_duplicates_that_arrive_together_are_one(sends: Prepares) -> None:
+    """Also when the first is staged only, or the duplicate comes by the long path."""
     one, two = sends.request("K"), sends.request("K")
     long = sends.request("K", reconsume="1")
     answers = [accepted(answer) for answer in sends.arrive(one, sends.request("L"), two, long)]
@@ -56,7 +56,7 @@ def test_twins_that_arrive_together_are_one(sends: Prepares) -> None:
     assert _halves(sends) == 2
 
 
-def test_a_twin_is_answered_when_the_first_is_on_disk(sends: Prepares) -> None:
+def test_a_duplicate_is_answered_when_the_first_is_on_disk(sends: Prepares) -> None:
     """Its sender may rely on the half just as that of the first may."""
     first = sends.prepare("K")
 
@@ -69,7 +69,7 @@ def test_a_twin_is_answered_when_the_first_is_on_disk(sends: Prepares) -> None:
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_twin_of_a_committed_half_gets_its_ids(sends: Prepares, large: bool) -> None:
+def test_a_duplicate_of_a_committed_half_gets_its_ids(sends: Prepares, large: bool) -> None:
     """The message is out; a second one would be a duplicate."""
     body = b"x" * 9_000 if large else b"row 1"
     first = sends.prepare("K", body)
@@ -79,7 +79,7 @@ def test_a_twin_of_a_committed_half_gets_its_ids(sends: Prepares, large: bool) -
     assert len(sends.broker.records_of("orders")) == 1
 
 
-def test_a_twin_of_a_parked_half_gets_its_ids(sends: Prepares) -> None:
+def test_a_duplicate_of_a_parked_half_gets_its_ids(sends: Prepares) -> None:
     """It can still be decided, by whoever finds it."""
     first = sends.prepare("K")
     (entry,) = sends.broker.service._table
@@ -89,7 +89,7 @@ def test_a_twin_of_a_parked_half_gets_its_ids(sends: Prepares) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_the_connection_of_a_twin_takes_the_place_of_a_lost_one(
+def test_the_connection_of_a_duplicate_takes_the_place_of_a_lost_one(
     sends: Prepares, restarted: bool
 ) -> None:
     """The producer is on the new one, and knows what became of its transaction."""
@@ -124,7 +124,7 @@ def test_after_a_rollback_the_same_half_is_a_new_transaction(sends: Prepares) ->
     assert len(sends.broker.records_of("orders")) == 1
 
 
-def test_other_groups_and_other_contents_are_no_twins(sends: Prepares) -> None:
+def test_other_groups_and_other_contents_are_no_duplicates(sends: Prepares) -> None:
     """A key used twice by mistake must not swallow a message."""
     ids = {
         sends.prepare("K").msg_id,
@@ -151,7 +151,7 @@ def test_keys_with_one_hash_are_told_apart(
 
 
 @pytest.mark.parametrize("drained", [False, True])
-def test_a_twin_is_recognised_after_a_restart(sends: Prepares, drained: bool) -> None:
+def test_a_duplicate_is_recognised_after_a_restart(sends: Prepares, drained: bool) -> None:
     """The broker was killed between the half and its answer, and the client tries again."""
     undecided, decided, refused = (sends.prepare(key) for key in ("K1", "K2", "K3"))
     _decide(sends, decided, Event.COMMIT)
@@ -163,7 +163,7 @@ def test_a_twin_is_recognised_after_a_restart(sends: Prepares, drained: bool) ->
     assert sends.prepare("K3") != refused
 
 
-def test_a_twin_whose_decision_is_forgotten_is_looked_up(tmp_path: Path) -> None:
+def test_a_duplicate_whose_decision_is_forgotten_is_looked_up(tmp_path: Path) -> None:
     """The memory of decisions is bounded, and the index knows what it has forgotten."""
     sends = Prepares(tmp_path, decided=1)
     committed, rolled_back = sends.prepare("K1"), sends.prepare("K2")
@@ -187,7 +187,7 @@ def test_a_group_that_could_not_be_appended_leaves_no_trace(sends: Prepares) -> 
     assert sends.broker.service.metrics()["prepares_repeated"] == 0
 
 
-def test_a_first_half_that_retention_has_deleted_has_no_twin(sends: Prepares) -> None:
+def test_a_first_half_that_retention_has_deleted_has_no_duplicate(sends: Prepares) -> None:
     """What cannot be read cannot be answered for."""
     first = sends.prepare("K")
     _decide(sends, first, Event.COMMIT)

@@ -10,7 +10,7 @@ from halfmq.broker.transaction.half import (
     group_membership,
     half_request,
     immunity_s,
-    in_group,
+    mark_in_group,
     other_halves,
     parse_half,
 )
@@ -223,7 +223,7 @@ def test_a_message_is_worth_more_than_the_id_of_its_half() -> None:
 
 def test_a_half_tells_to_which_messages_it_belongs() -> None:
     """Leader's key, number and count; the real topic is found behind it as before."""
-    half = in_group(
+    half = mark_in_group(
         half_request(message(key=KEY, queue_id=3), KEY), GroupMembership(b"A,1,B", 2, 64)
     )
 

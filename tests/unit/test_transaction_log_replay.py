@@ -16,13 +16,13 @@ from tests.support.transactions import HOST, PEER, START_MS, Broker, MemoryLog, 
 GOLDEN = ("tx-midway-killed", "tx-midway-clean", "v4-tx")
 
 
-def folded(log: MemoryLog, *, start: int = 0) -> tuple[PendingTable, LogReplay]:
+def replayed(log: MemoryLog, *, start: int = 0) -> tuple[PendingTable, LogReplay]:
     """Read a log by key."""
     table = PendingTable()
-    fold = LogReplay(table, by_key=True)
+    log_replay = LogReplay(table, by_key=True)
     for record in log.scan(start):
-        fold.apply(record)
-    return table, fold
+        log_replay.apply(record)
+    return table, log_replay
 
 
 @pytest.fixture(params=GOLDEN)
@@ -33,7 +33,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> GoldenStore:
 
 def test_every_transaction_is_where_the_log_says(store: GoldenStore) -> None:
     """Decided ones are not asked about again, undecided ones are not lost, discarded are parked."""
-    table, _ = folded(golden_log(store))
+    table, _ = replayed(golden_log(store))
     expected_pending = set()
     for transaction in store.truth["transactions"]:
         first = transaction["halves"][0]["commitLogOffset"]
@@ -57,7 +57,7 @@ def test_every_transaction_is_where_the_log_says(store: GoldenStore) -> None:
 
 def test_every_copy_is_another_name_of_its_transaction(store: GoldenStore) -> None:
     """An answer to a check of the official broker names a copy, and must find the transaction."""
-    table, _ = folded(golden_log(store))
+    table, _ = replayed(golden_log(store))
     for transaction in store.truth["transactions"]:
         first, *copies = transaction["halves"]
         for copy in copies:
@@ -68,35 +68,35 @@ def test_op_messages_are_missing_for_what_the_official_broker_would_ask_again(
     store: GoldenStore,
 ) -> None:
     """They are written at the next start, so that a store given back is not asked about again."""
-    _, fold = folded(golden_log(store))
+    _, log_replay = replayed(golden_log(store))
     for transaction in store.truth["transactions"]:
         names = {half["queueOffset"] for half in transaction["halves"]}
         mirrored = {op["halfQueueOffset"] for op in transaction["ops"]}
         if transaction["state_in_the_log"] in {"UNDECIDED", "DISCARDED"}:
-            assert names.isdisjoint(fold.without_op)
+            assert names.isdisjoint(log_replay.without_op)
         else:
-            assert names - mirrored <= set(fold.without_op), transaction["what"]
-            assert mirrored.isdisjoint(fold.without_op), transaction["what"]
+            assert names - mirrored <= set(log_replay.without_op), transaction["what"]
+            assert mirrored.isdisjoint(log_replay.without_op), transaction["what"]
 
 
 def test_reading_twice_changes_nothing(store: GoldenStore) -> None:
     """A start may read again what a snapshot already covers."""
     log = golden_log(store)
-    table, fold = folded(log)
-    before = (list(table), dict(table.copies), list(fold.without_op))
+    table, log_replay = replayed(log)
+    before = (list(table), dict(table.copies), list(log_replay.without_op))
     for record in log.scan(0):
-        fold.apply(record)
+        log_replay.apply(record)
 
-    assert (list(table), dict(table.copies), list(fold.without_op)) == before
+    assert (list(table), dict(table.copies), list(log_replay.without_op)) == before
 
 
 def test_a_log_with_copies_asks_to_be_read_by_key(store: GoldenStore) -> None:
     """Links alone do not tell which half a copy belongs to; guessing would ask twice."""
-    fold = LogReplay(PendingTable())
+    log_replay = LogReplay(PendingTable())
 
     def read() -> None:
         for record in golden_log(store).scan(0):
-            fold.apply(record)
+            log_replay.apply(record)
 
     with pytest.raises(ForeignRecordError, match="by key"):
         read()
@@ -113,7 +113,7 @@ def test_a_copy_stands_for_its_half_when_that_was_deleted_by_age(store: GoldenSt
     original, copy, newest = undecided["halves"]
     log.delete_before(original["commitLogOffset"] + 1)
 
-    table, _ = folded(log)
+    table, _ = replayed(log)
 
     entry = table.get(copy["commitLogOffset"])
     assert entry is not None
@@ -133,7 +133,7 @@ def test_a_decision_is_remembered_though_its_half_was_deleted_by_age(
     broker.end(half, event)
     broker.log.delete_before(half.physical_offset + 1)
 
-    table, _ = folded(broker.log)
+    table, _ = replayed(broker.log)
 
     state = State.COMMITTED if event is Event.COMMIT else State.ROLLED_BACK
     assert table.decided.find(half.physical_offset) == Decision(state, decision_at)
@@ -145,14 +145,14 @@ def test_several_halves_are_one_transaction(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
     single, group, other = broker.prepare(), broker.prepare_group(4), broker.prepare_group(2)
 
-    table, fold = folded(broker.log)
+    table, log_replay = replayed(broker.log)
 
     assert [entry.offset for entry in table] == [
         half.physical_offset for half in (single, group[0], other[0])
     ]
     assert table.groups == broker.service._table.groups
     assert {table.first_of(half.physical_offset) for half in group} == {group[0].physical_offset}
-    assert (fold.incomplete, fold.unfinished) == ({}, {})
+    assert (log_replay.incomplete, log_replay.unfinished) == ({}, {})
 
 
 @pytest.mark.parametrize("survivors", range(1, 5))
@@ -163,10 +163,10 @@ def test_halves_that_a_crash_cut_off_are_missed(tmp_path: Path, survivors: int) 
     broker.log.flush()
     group = broker.prepare_group(4)
 
-    _, fold = folded(broker.log.crash(survivors))
+    _, log_replay = replayed(broker.log.crash(survivors))
 
     missing = 4 - survivors
-    assert fold.incomplete == ({group[0].physical_offset: missing} if missing else {})
+    assert log_replay.incomplete == ({group[0].physical_offset: missing} if missing else {})
 
 
 @pytest.mark.parametrize("survivors", range(1, 5))
@@ -177,11 +177,11 @@ def test_finals_that_a_crash_cut_off_are_missed(tmp_path: Path, survivors: int) 
     broker.log.flush()
     broker.end(group[0], Event.COMMIT)
 
-    table, fold = folded(broker.log.crash(survivors))
+    table, log_replay = replayed(broker.log.crash(survivors))
 
     assert len(table) == 0
-    assert list(fold.unfinished) == [half.physical_offset for half in group[survivors:]]
-    assert list(fold.without_op) == [half.queue_offset for half in group]
+    assert list(log_replay.unfinished) == [half.physical_offset for half in group[survivors:]]
+    assert list(log_replay.without_op) == [half.queue_offset for half in group]
 
 
 def test_a_final_of_another_broker_decides_its_half_alone(tmp_path: Path) -> None:
@@ -251,14 +251,14 @@ def test_a_resumed_record_takes_a_transaction_back(tmp_path: Path) -> None:
     assert entry is not None
     for reason in ("no-answer", "no-answer"):
         assert broker.park(half)
-        parked, _ = folded(broker.log)
+        parked, _ = replayed(broker.log)
         assert [(one.state, one.parked_reason.text) for one in parked] == [(State.PARKED, reason)]
         broker.service.operator.resume(half.physical_offset)
-        resumed, _ = folded(broker.log)
+        resumed, _ = replayed(broker.log)
         assert [one.state for one in resumed] == [State.PREPARED]
 
     broker.end(half, Event.ROLLBACK)
-    assert len(folded(broker.log)[0]) == 0
+    assert len(replayed(broker.log)[0]) == 0
 
 
 @pytest.mark.parametrize("snapshot", [True, False])

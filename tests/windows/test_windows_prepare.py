@@ -90,7 +90,7 @@ async def test_w19_a_prepare_sent_again_is_the_same_transaction(
 
 
 @windowed()
-async def test_w19_twins_in_one_burst_are_one_transaction(rig: Rig) -> None:
+async def test_w19_duplicates_in_one_burst_are_one_transaction(rig: Rig) -> None:
     """Both attempts in one read of the socket: one half, two equal answers."""
     producer = await rig.peer()
     await producer.prepare("K0", b"so that the topic exists")
@@ -104,7 +104,7 @@ async def test_w19_twins_in_one_burst_are_one_transaction(rig: Rig) -> None:
 
 
 @windowed()
-async def test_w19_a_twin_is_answered_when_the_first_is_on_disk(rig: Rig) -> None:
+async def test_w19_a_duplicate_is_answered_when_the_first_is_on_disk(rig: Rig) -> None:
     """The answer to the second attempt promises no more than that to the first."""
     producer = await rig.peer()
     await producer.prepare("K0", b"so that the topic exists")
@@ -126,7 +126,7 @@ async def test_w19_a_twin_is_answered_when_the_first_is_on_disk(rig: Rig) -> Non
 
 
 @windowed()
-async def test_w19_only_the_same_group_and_key_make_a_twin(rig: Rig) -> None:
+async def test_w19_only_the_same_group_and_key_make_a_duplicate(rig: Rig) -> None:
     """Another group's message with that key, or a new try after a rollback, stands for itself."""
     producer, other = await rig.peer(), await rig.peer("other")
     first, foreign = await producer.prepare("K1"), await other.prepare("K1", b"foreign")

@@ -93,9 +93,11 @@ class LogReplay:
             if bits == 0:
                 self._half(record)
             elif bits == _ROLLBACK:
-                self._found(record.prepared_transaction_offset, Event.ROLLBACK_FOUND, record)
+                self._apply_finding(
+                    record.prepared_transaction_offset, Event.ROLLBACK_FOUND, record
+                )
             elif bits == _PREPARED:
-                self._found(record.prepared_transaction_offset, Event.RESUMED_FOUND, record)
+                self._apply_finding(record.prepared_transaction_offset, Event.RESUMED_FOUND, record)
         elif bits == _COMMIT:
             self._final(record)
         elif topic == OP_TOPIC:
@@ -124,7 +126,7 @@ class LogReplay:
                 self._member(record, mark)
             else:
                 if offset not in table and offset not in table.decided:
-                    self._enter(record, checks=0)
+                    self._add(record, checks=0)
                     if mark is not None and mark.total > 1:
                         self.incomplete[offset] = mark.total - 1
                 if mark is not None:
@@ -132,7 +134,7 @@ class LogReplay:
         if offset == 0:
             self._key_at_zero = get_property(record.properties, b"UNIQ_KEY")
 
-    def _enter(self, record: Record, *, checks: int) -> None:
+    def _add(self, record: Record, *, checks: int) -> None:
         entry = self._table.add(
             record.physical_offset,
             record.queue_offset,
@@ -187,7 +189,7 @@ class LogReplay:
             return
         first = self._find_by_key(record)
         if first is None:  # its half has been deleted by age
-            self._enter(record, checks=checks)
+            self._add(record, checks=checks)
             return
         self._table.add_copy(offset, first, record.queue_offset)
         entry = self._table.get(self._table.first_of(first))
@@ -196,7 +198,7 @@ class LogReplay:
             return
         self._first_by_queue_offset[record.queue_offset] = first
         if checks == 0:
-            self._found(entry.offset, Event.RESUMED_FOUND, record)
+            self._apply_finding(entry.offset, Event.RESUMED_FOUND, record)
         entry.checks = checks
 
     def _final(self, record: Record) -> None:
@@ -214,7 +216,7 @@ class LogReplay:
             others = other_halves(record.properties) or [
                 member.offset for member in table.groups.get(first, ())
             ]
-            if self._found(first, Event.FINAL_FOUND, record):
+            if self._apply_finding(first, Event.FINAL_FOUND, record):
                 self.unfinished.update(dict.fromkeys(others))
 
     def _op(self, record: Record) -> None:
@@ -231,7 +233,7 @@ class LogReplay:
             if self._table.is_member(first):
                 self._decide_member(first, State.ROLLED_BACK, record)
             else:
-                self._found(first, Event.OP_FOUND, record)
+                self._apply_finding(first, Event.OP_FOUND, record)
 
     def _parked(self, record: Record) -> None:
         first = record.prepared_transaction_offset
@@ -240,11 +242,11 @@ class LogReplay:
             if by_key is None:
                 return
             first = by_key
-        self._found(self._table.first_of(first), Event.PARKED_FOUND, record)
+        self._apply_finding(self._table.first_of(first), Event.PARKED_FOUND, record)
 
     # --- shared by them
 
-    def _found(self, first: int, event: Event, record: Record) -> bool:
+    def _apply_finding(self, first: int, event: Event, record: Record) -> bool:
         """Apply an event; return whether it changed the state of the transaction.
 
         The decision about a transaction that is no longer known is added to the cache.
@@ -254,7 +256,7 @@ class LogReplay:
         if entry is not None:
             state, verdict = outcome(entry.state, event)
             if verdict is Verdict.NOTE:
-                self._enter_state(entry, state, record)
+                self._set_state(entry, state, record)
             return verdict is Verdict.NOTE
         decided = table.decided.find(first)
         if decided is not None:
@@ -280,7 +282,7 @@ class LogReplay:
             if self._first_by_queue_offset.pop(queue_offset, None) is not None:
                 self.without_op[queue_offset] = None
 
-    def _enter_state(self, entry: Pending, state: State, record: Record) -> None:
+    def _set_state(self, entry: Pending, state: State, record: Record) -> None:
         if state is State.PARKED:
             reason = get_property(record.properties, b"TRANSACTION_PARKED")
             self._table.park(entry, parked_reason_of(reason))
