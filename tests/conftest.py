@@ -37,7 +37,7 @@ SLOW = (
     "tests/simulation/test_simulation.py::test_a_missing_protection_is_noticed",
     "tests/simulation/test_simulation.py::test_a_seed_replays_exactly",
     "tests/spark/",
-    "tests/unit/test_access_misconfigured.py",
+    "tests/unit/broker/access/test_misconfigured.py",
 )
 """What is marked `slow`, by how its node ids begin: 6 % of the tests, 60 % of the time."""
 

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import QUICK, SLOW
 
 ROOT = Path(__file__).parents[2]
-FEW = ("tests/browser", "tests/quality/test_readme.py", "tests/unit/test_store_flush.py")
+FEW = ("tests/browser", "tests/quality/test_readme.py", "tests/unit/store/log/test_flush.py")
 
 
 def _collected(*options: str) -> str:
@@ -30,7 +30,7 @@ def test_the_default_run_says_what_it_left_out_and_how_to_run_it() -> None:
     """By folder, file or test; what was asked for by a mark leaves nothing unsaid."""
     quick, slow = _collected(), _collected("-m", "not campaign")
 
-    assert "tests/unit/test_store_flush.py::" in quick
+    assert "tests/unit/store/log/test_flush.py::" in quick
     assert "tests/quality/test_readme.py::test_the_examples" in quick
     assert "test_the_audit_line" not in quick
     assert "tests/browser/" not in quick

@@ -110,7 +110,7 @@ SLOWER = [
 BITE_SEEDS_MAX = 600
 """Until one of these is noticed; most need a few dozen. The others take `python -m
 tests.simulation.bites`: "wait", "counts", "cold" and "refill" need some hundred seeds, and have
-tests of their own in `windows`, `crash` and `unit`."""
+tests of their own in `race_windows`, `crash` and `unit`."""
 
 
 @pytest.mark.parametrize(

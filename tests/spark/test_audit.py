@@ -104,7 +104,7 @@ def test_thousands_of_transactions_and_every_fault_among_them(
 ) -> None:
     """Both dialects in one log: no fault is missed, none invented, every state is right.
 
-    With many seeds, without Spark, in ``tests/unit/test_spark_planted.py``.
+    With many seeds, without Spark, in ``tests/unit/spark_jobs/audit/test_planted.py``.
     """
     planted = plant(tmp_path, seed=4711, steps=6_000, fault_every=40)
 

@@ -1,7 +1,7 @@
 """Every fault of transactions that a log can show, found by the audit as users run it.
 
 A log holds many faults, since each audit takes seconds. The same logs are read record by record in
-``tests/unit/test_spark_faults.py``.
+``tests/unit/spark_jobs/audit/test_faults.py``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,438 @@
+"""When old messages are deleted, what keeps them, and how consumers notice."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from halfmq.broker.config import StoreSettings
+from halfmq.broker.delay.delivery import DelayService
+from halfmq.broker.delay.levels import DelayLevels, parse_delay_levels
+from halfmq.broker.disk.retention_schedule import FIRST_LOOK_S, LOOK_S, RetentionSchedule
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.headers import PullMessageRequestHeader
+from halfmq.store.files.page_cache import CachedReads, NotInMemoryError
+from halfmq.store.message_store import MessageStore
+from halfmq.store.retention import Deleted
+from tests.support.broker_doubles import fetch_nothing
+from tests.support.documents import ROOT
+from tests.support.peers import COMMIT, UNKNOWN, Peer
+from tests.support.race_windows import HOUR_MS, LOG_FILE_SIZE, Rig, windowed
+from tests.support.stores import Clock, append_durably, draft, flush, small_config
+
+NOW_MS = 1_700_000_000_000
+RESERVED_MS = 72 * HOUR_MS
+
+
+class FakeLog:
+    """A log that says what was asked of it."""
+
+    def __init__(self) -> None:
+        self.min_offset = 0
+        self.durable_offset = 1_000_000
+        self.expired_end = 0
+        self.deleted = Deleted()
+        self.looks: list[int] = []
+        self.deletions: list[int] = []
+        self.bytes_to_free = 0
+        self.is_urgent = False
+
+    def find_expired(self, stored_before_ms: int) -> None:
+        self.looks.append(stored_before_ms)
+
+    def delete_before(self, end: int) -> None:
+        self.deletions.append(end)
+
+    def set_deletion_urgent(self, *, is_urgent: bool) -> None:
+        self.is_urgent = is_urgent
+
+
+class Floors:
+    """What keeps files: an undecided half, a delayed message."""
+
+    def __init__(self, pending: int | None = None, waiting: int | None = None) -> None:
+        self.oldest_pending_offset = pending
+        self.waiting = waiting
+        self.blocked: list[int] = []
+
+    def oldest_waiting_offset(self) -> int | None:
+        return self.waiting
+
+    def on_retention_blocked(self, min_wanted_offset: int) -> None:
+        self.blocked.append(min_wanted_offset)
+
+
+class Scheduled:
+    """A schedule with everything around it."""
+
+    def __init__(self, floors: Floors | None = None, **settings: object) -> None:
+        self.log = FakeLog()
+        self.floors = floors or Floors()
+        self.hour = 12
+        self.scarce = False
+        self.schedule = RetentionSchedule(
+            self.log,
+            StoreSettings(**settings),  # type: ignore[arg-type]
+            self.floors,
+            self.floors,
+            is_scarce=lambda: self.scarce,
+            now_ms=lambda: NOW_MS,
+            fetch=fetch_nothing,
+            hour_of=lambda _now_ms: self.hour,
+        )
+        assert self.schedule.tick() == FIRST_LOOK_S
+
+
+def test_files_are_looked_at_in_their_hours_only() -> None:
+    """By default that is the fifth hour of the day; how old they must be is a setting."""
+    one = Scheduled(delete_when="4;16", file_reserved_hours=24)
+
+    for one.hour in range(24):
+        assert one.schedule.tick() == LOOK_S
+
+    assert one.log.looks == [NOW_MS - 24 * HOUR_MS] * 2
+
+
+def test_a_scarce_disk_makes_any_hour_right() -> None:
+    """Files that are old enough, and no others, go when there is need of space."""
+    one = Scheduled()
+    one.scarce = True
+
+    one.schedule.tick()
+
+    assert one.log.looks == [NOW_MS - RESERVED_MS]
+
+
+def test_deleted_files_keep_their_space_only_while_there_is_enough() -> None:
+    """Their memory goes slowly; on a scarce disk it goes at once."""
+    one = Scheduled()
+    hurried: list[bool] = []
+    for one.scarce in (False, True, False):
+        one.schedule.tick()
+        hurried.append(one.log.is_urgent)
+
+    assert hurried == [False, True, False]
+
+
+def test_an_operator_makes_any_hour_right() -> None:
+    """One look finds the files, the next one has them deleted, and then the hours count again."""
+    one = Scheduled()
+    one.schedule.ask()
+
+    assert one.schedule.tick() < LOOK_S
+    one.log.expired_end = 500
+    one.schedule.tick()
+    assert one.log.deletions == [500]
+    for _ in range(5):
+        one.schedule.tick()
+    assert len(one.log.looks) == 3
+
+
+@pytest.mark.parametrize(
+    ("pending", "waiting", "expected"),
+    [
+        (None, None, 500),
+        (300, None, 300),
+        (None, 200, 200),
+        (300, 200, 200),
+        (200, 300, 200),
+        (700, 800, 500),
+    ],
+)
+def test_what_is_still_needed_is_kept(
+    pending: int | None, waiting: int | None, expected: int
+) -> None:
+    """Undecided halves and undelivered messages, and everything behind them."""
+    one = Scheduled(Floors(pending, waiting))
+    one.scarce = True
+    one.log.expired_end = 500
+
+    one.schedule.tick()
+
+    assert one.log.deletions == [expected]
+    assert one.floors.blocked == ([500] if pending and pending < 500 else [])
+    assert one.schedule.metrics()["blocked_at"] == (expected if expected < 500 else -1)
+
+
+def test_only_what_is_on_disk_is_judged() -> None:
+    """A delayed message that nobody can see yet is in no list of what is needed."""
+    one = Scheduled()
+    one.scarce = True
+    one.log.expired_end, one.log.durable_offset = 500, 400
+
+    one.schedule.tick()
+
+    assert one.log.deletions == [400]
+
+
+def test_nothing_is_deleted_twice() -> None:
+    """Looks go on for an hour, and mostly find what is gone already."""
+    one = Scheduled()
+    one.scarce = True
+    one.log.expired_end = one.log.min_offset = 500
+
+    one.schedule.tick()
+
+    assert one.log.deletions == []
+
+
+# --- over a real store
+
+
+def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) -> None:
+    """One whose copy is not on disk yet counts as undelivered."""
+    clock = Clock()
+    store = MessageStore(small_config(tmp_path), now_ms=clock)
+    store.open()
+    levels = DelayLevels(parse_delay_levels("1s 10s 1h"), now_ms=clock)
+    path = tmp_path / "delayOffset.json"
+    service = DelayService(
+        store, store, levels, path, now_ms=clock, monotonic_ms=clock, fetch=fetch_nothing
+    )
+    service.load()
+    assert service.oldest_waiting_offset() is None
+
+    def delayed(level: int) -> int:
+        message = levels.delayed(draft("T", properties={"DELAY": str(level)}))
+        (appended,) = append_durably(store, message)
+        service.on_stored(level - 1)
+        return appended.physical_offset
+
+    short, long, medium = delayed(1), delayed(3), delayed(2)
+    assert service.oldest_waiting_offset() == short
+    clock.now += 1_000
+    store._flusher.request = lambda: None  # the copy stays in memory for now
+    service.tick()
+    assert service.oldest_waiting_offset() == short
+    store._flusher.request = store._flusher._worker.wake
+    flush(store)
+    assert service.oldest_waiting_offset() == long
+    clock.now += 3_600_000
+    service.tick()
+    flush(store)
+    assert service.oldest_waiting_offset() is None
+    assert short < long < medium
+    store.close()
+
+
+def test_a_look_fetches_what_is_not_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for all levels; the next look deletes, even if memory is short again by then."""
+    clock = Clock(NOW_MS)
+    store = MessageStore(small_config(tmp_path), now_ms=clock)
+    store.open()
+    levels = DelayLevels(parse_delay_levels("1s 10s 1h"), now_ms=clock)
+    path = tmp_path / "delayOffset.json"
+    delays = DelayService(
+        store, store, levels, path, now_ms=clock, monotonic_ms=clock, fetch=fetch_nothing
+    )
+    delays.load()
+    oldest, *_ = (
+        append_durably(store, levels.delayed(draft("T", properties={"DELAY": level})))[0]
+        for level in "312"
+    )
+    store._queues.close()  # what was just written is read from the map
+    one = Scheduled()
+    fetches: list[tuple[NotInMemoryError, Callable[[bool], None]]] = []
+    woken: list[bool] = []
+    schedule = RetentionSchedule(
+        one.log,
+        StoreSettings(),
+        one.floors,
+        delays,
+        is_scarce=lambda: True,
+        now_ms=clock,
+        fetch=lambda *fetch: fetches.append(fetch),
+        wake=lambda: woken.append(True),
+    )
+    schedule.tick()
+    one.log.expired_end = oldest.end
+    monkeypatch.setattr(CachedReads, "read_into", lambda *_: -1)
+
+    schedule.tick()
+    assert one.log.deletions == []
+    ((missing, on_fetched),) = fetches
+    assert len(missing.missing) == 3
+    missing.fetch()
+    on_fetched(True)
+    assert woken == [True]
+    schedule.tick()
+
+    assert one.log.deletions == [oldest.physical_offset]
+    assert len(fetches) == 1
+    schedule.tick()
+    assert len(fetches) == 2, "each deletion asks memory first"
+    store.close()
+
+
+# --- in a whole broker
+
+
+def fill(rig: Rig, files: int) -> None:
+    """Append messages of nobody until the log has got so many files further."""
+    end = rig.store.write_offset + files * LOG_FILE_SIZE
+    while rig.store.write_offset < end:
+        rig.store.append([draft("orders", 0, bytes(30_000))])
+
+
+async def delete(rig: Rig) -> None:
+    """Have everything deleted that is old enough and not needed, as `mqadmin` does."""
+    operator = await rig.peer()
+    answer = await operator.call(RequestCode.DELETE_EXPIRED_COMMITLOG, None)
+    assert answer.code == ResponseCode.SUCCESS
+    retention = rig.store._retention
+    retention._worker.stop()  # from here on it works when the test says so
+    for _ in range(5):
+        await rig.wait(1_000)
+        rig.store._maintain()
+        while retention._jobs:
+            retention._round(True)
+
+
+def pulling(offset: int) -> PullMessageRequestHeader:
+    """Ask for messages from an offset on."""
+    return PullMessageRequestHeader(
+        consumer_group="cg",
+        topic="orders",
+        queue_id=0,
+        queue_offset=offset,
+        max_msg_nums=32,
+        sys_flag=4,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription="*",
+        sub_version=0,
+        expression_type="TAG",
+    )
+
+
+async def moved(peer: Peer, offset: int) -> tuple[int, int]:
+    """Pull below the minimum; return where the consumer is to go on, and the minimum."""
+    answer = await peer.call(RequestCode.PULL_MESSAGE, pulling(offset))
+    assert answer.code == ResponseCode.PULL_OFFSET_MOVED
+    fields = cast("dict[str, str]", answer.header)
+    return int(fields["nextBeginOffset"]), int(fields["minOffset"])
+
+
+@windowed()
+async def test_an_undecided_half_keeps_its_file_and_all_behind_it(rig: Rig) -> None:
+    """It is parked as expired; when it is decided, the files go, and consumers move on."""
+    producer = await rig.peer()
+    await producer.prepare("0" * 32)  # creates the topic
+    fill(rig, 2)
+    await rig.wait(2_000)
+    half = await producer.prepare("1" * 32)
+    await producer.end(await producer.prepare("2" * 32), COMMIT)
+    fill(rig, 3)
+    await rig.wait(2_000)
+    rig._loop.now_ms += RESERVED_MS
+    fill(rig, 1)
+    first_pending = rig.service.oldest_pending_offset
+    assert first_pending is not None
+    producer = await rig.peer()
+    await delete(rig)
+
+    assert rig.store.min_offset == 0  # the very first half holds it
+    assert rig.metrics["retention_blocked"] == 1
+    infos = rig.service.view.page(-1, 10).infos
+    assert {info.parked_reason for info in infos} == {"expired"}
+
+    first = next(info for info in infos if info.offset == first_pending)
+    rig.service.operator.decide(first.offset, "rollback")
+    await delete(rig)
+    assert rig.store.min_offset == half.offset - half.offset % LOG_FILE_SIZE
+
+    await rig.kill()
+    producer = await rig.peer()
+    assert rig.store.min_offset == half.offset - half.offset % LOG_FILE_SIZE
+    assert (await producer.end(half, COMMIT)).code == ResponseCode.SUCCESS
+    await delete(rig)
+    minimum = rig.store.min_offset
+    assert minimum > half.offset
+    first_kept, _ = rig.store.queue_bounds("orders", 0)
+    assert await moved(producer, 1) == (first_kept, first_kept)
+    assert first_kept > 1
+    # The half is gone: who repeats a decision days later is told that there is no such half.
+    assert (await producer.end(half, COMMIT)).code == ResponseCode.SYSTEM_ERROR
+
+    await rig.restart()
+    producer = await rig.peer()
+    assert rig.store.min_offset == minimum
+    assert (await producer.end(half, COMMIT)).code == ResponseCode.SYSTEM_ERROR
+    assert (await producer.end(half, UNKNOWN)).code == ResponseCode.SYSTEM_ERROR
+    assert rig.service.metrics()["pending"] == 0
+
+
+@windowed()
+async def test_a_pull_whose_messages_are_deleted_meanwhile_is_told_to_come_again(rig: Rig) -> None:
+    """It was waiting for the disk; when it comes again, it is told where to go on."""
+    consumer = await rig.peer()
+    await consumer.prepare("0" * 32)  # creates the topic
+    fill(rig, 2)
+    await rig.wait(1_000)
+    store = rig.store
+    store.view = lambda ranges, **_: None  # type: ignore[method-assign]
+    store.file_part = lambda *_: None  # type: ignore[method-assign]
+
+    def gone(ranges: object, **_: object) -> bytes:
+        raise FileNotFoundError(str(ranges))
+
+    store.read_cold = gone  # type: ignore[method-assign]
+    opaque = consumer.send(RequestCode.PULL_MESSAGE, pulling(0))
+    answer = await rig.patiently(consumer.answer(opaque))
+
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert cast("dict[str, str]", answer.header)["nextBeginOffset"] == "0"
+
+
+@windowed()
+async def test_a_decision_not_yet_on_disk_lets_nothing_go(rig: Rig) -> None:
+    """If a power cut takes it, the half is still there, is asked about, and decided once."""
+    producer = await rig.peer()
+    half = await producer.prepare("1" * 32, b"both or neither")
+    fill(rig, 2)
+    await rig.wait(1_000)
+    rig._loop.now_ms += RESERVED_MS + HOUR_MS
+    fill(rig, 1)
+    await rig.settle()
+    producer = await rig.peer()
+    rig.disk.held = True
+    producer.end_one_way(half, COMMIT)
+    await rig.wait(100)
+    assert rig.service.metrics()["pending"] == 0
+    await delete(rig)
+    assert rig.store.min_offset == 0
+
+    rig.disk.held = False
+    await rig.kill(power_cut=True)
+    producer = await rig.peer()
+    assert (await producer.end(half, COMMIT)).code == ResponseCode.SUCCESS
+    assert rig.bodies().count(b"both or neither") == 1
+    await delete(rig)
+    assert rig.store.min_offset > 0
+
+
+@windowed()
+async def test_operators_find_the_metrics_that_are_documented(rig: Rig) -> None:
+    """By these names, as whole numbers, and no others of disk and retention."""
+    operator = await rig.peer()
+    answer = await operator.call(RequestCode.GET_BROKER_RUNTIME_INFO, None)
+    told = json.loads(answer.body)["table"]
+    documented = set()
+    text = (ROOT / "docs" / "operations.md").read_text()
+    for row in re.findall(r"^\| (`halfmq\.(?:disk|retention)\..*?) \|", text, re.MULTILINE):
+        first, *others = re.findall(r"`([^`]+)`", row)
+        prefix = first.rpartition(".")[0]
+        documented |= {first, *(f"{prefix}.{name}" for name in others)}
+
+    assert documented == {
+        name for name in told if name.startswith(("halfmq.disk.", "halfmq.retention."))
+    }
+    assert all(int(told[name]) >= -1 for name in documented)
+    assert told["halfmq.transactions.retention_blocked"] == "0"

@@ -1,0 +1,143 @@
+"""Large answers to pulls leave together, at the end of the pass of the loop that found them."""
+
+from __future__ import annotations
+
+import pytest
+
+from halfmq.broker.handlers.messages.pull import BYTES_MAX, STAGED_BYTES_MAX, PullHandler
+from halfmq.broker.net.server import ClientConnection
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.headers import PullMessageRequestHeader
+from halfmq.store.files import disk
+from halfmq.store.files.zero_copy import PageResidency
+from halfmq.store.log.log_reader import SCRATCH_SIZE
+from halfmq.store.message_store import MessageStore
+from tests.support.peers import Peer
+from tests.support.race_windows import Rig, windowed
+from tests.support.stores import draft
+
+LARGE = 40_000  # bytes of a body, more than is joined with other answers
+
+
+def pulling(offset: int, count: int) -> PullMessageRequestHeader:
+    return PullMessageRequestHeader(
+        consumer_group="cg",
+        topic="orders",
+        queue_id=0,
+        queue_offset=offset,
+        max_msg_nums=count,
+        sys_flag=4,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription="*",
+        sub_version=0,
+        expression_type="TAG",
+    )
+
+
+@windowed()
+async def test_many_large_answers_are_all_whole(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read before the first is sent, as far as there is memory set aside for them."""
+    steps: list[str] = []
+    staged: list[int] = []
+    view, write, send = MessageStore.view, ClientConnection.write, PullHandler._send_staged
+
+    def viewed(store: MessageStore, *arguments: object, **more: object) -> memoryview | None:
+        steps.append("read")
+        return view(store, *arguments, **more)  # type: ignore[arg-type]
+
+    def written(connection: ClientConnection, data: bytes | memoryview) -> None:
+        if len(data) > LARGE:
+            steps.append("sent")
+        write(connection, data)
+
+    def sent(handler: PullHandler) -> None:
+        staged.append(handler._staged_bytes)
+        send(handler)
+
+    monkeypatch.setattr(MessageStore, "view", viewed)
+    monkeypatch.setattr(ClientConnection, "write", written)
+    monkeypatch.setattr(PullHandler, "_send_staged", sent)
+    consumer = await rig.peer()
+    await consumer.prepare("0" * 32)
+    bodies = [bytes([number]) * LARGE for number in range(30)]
+    for body in bodies:  # between two of them lies one of another queue: they are many ranges
+        rig.store.append([draft("orders", 0, body), draft("orders", 1, b"between")])
+    await rig.wait(1_000)
+
+    answers = await all_pulled(rig, consumer, bodies)
+
+    assert steps[:5] == ["read", "read", "read", "read", "sent"], "what there is room for"
+    assert steps.count("sent") == answers == 25
+    assert STAGED_BYTES_MAX <= max(staged) < STAGED_BYTES_MAX + BYTES_MAX <= SCRATCH_SIZE
+
+
+async def all_pulled(rig: Rig, consumer: Peer, bodies: list[bytes]) -> int:
+    """Pull five from each place, all at once; return how many answers were right."""
+    pulls = range(len(bodies) - 5)
+    opaques = [consumer.send(RequestCode.PULL_MESSAGE, pulling(at, 5)) for at in pulls]
+    answers = [await rig.patiently(consumer.answer(opaque)) for opaque in opaques]
+    for at, answer in enumerate(answers):
+        assert answer.code == ResponseCode.SUCCESS
+        assert [answer.body.count(body) for body in bodies] == [
+            int(at <= number < at + 5) for number in range(len(bodies))
+        ]
+    return len(answers)
+
+
+@pytest.mark.skipif(disk.sendfile is None, reason="the system sends nothing from files")
+@windowed()
+async def test_what_lies_in_one_piece_is_sent_from_the_file(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it; what is not in memory is read by a thread. The log has many files here."""
+    sent: list[int] = []
+    sendfile = disk.sendfile
+    assert sendfile is not None
+
+    def sending(connected: int, fd: int, position: int, length: int) -> int:
+        sent.append(sendfile(connected, fd, position, length))
+        return sent[-1]
+
+    monkeypatch.setattr(disk, "sendfile", sending)
+    consumer = await rig.peer()
+    await consumer.prepare("0" * 32)
+    bodies = [bytes([number]) * LARGE for number in range(30)]
+    rig.store.append([draft("orders", 0, body) for body in bodies])
+    await rig.wait(1_000)
+    if not rig.store.can_send_parts:
+        pytest.skip("the kernel does not tell what is in memory (cachestat, Linux 6.5)")
+
+    assert await all_pulled(rig, consumer, bodies) == 25
+    assert max(sent) > 5 * LARGE
+    cold: list[object] = []
+    read_cold = MessageStore.read_cold
+
+    def reading(store: MessageStore, *arguments: object, **more: object) -> bytes:
+        cold.append(arguments)
+        return read_cold(store, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MessageStore, "read_cold", reading)
+    monkeypatch.setattr(PageResidency, "lacks", lambda *_: True)
+    sent.clear()
+    assert await all_pulled(rig, consumer, bodies) == 25
+    assert cold
+    assert sent == []
+
+
+@windowed()
+async def test_too_many_pulls_of_what_is_on_disk_are_told_to_come_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when that shows only at the end of a pass of the loop."""
+    monkeypatch.setattr("halfmq.broker.handlers.messages.pull.COLD_READS_MAX", 0)
+    monkeypatch.setattr(MessageStore, "file_part", lambda *_: None)
+    monkeypatch.setattr(MessageStore, "view", lambda *_, **__: None)
+    consumer = await rig.peer()
+    await consumer.prepare("0" * 32)
+    rig.store.append([draft("orders", 0, bytes(LARGE))])
+    await rig.wait(1_000)
+
+    opaque = consumer.send(RequestCode.PULL_MESSAGE, pulling(0, 1))
+
+    assert (await rig.patiently(consumer.answer(opaque))).code == ResponseCode.SYSTEM_BUSY

@@ -1,0 +1,161 @@
+"""`broker.conf`: what is accepted, what stops the start, and what it says then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.config import load_config
+from halfmq.broker.errors import ConfigurationError
+from halfmq.store.config import FlushMode
+from tests.support.documents import ROOT
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "broker.conf"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_without_a_file_every_default_holds() -> None:
+    """`broker` alone starts, acknowledges from the disk, and listens on this machine only."""
+    config = load_config(None).config
+
+    assert config.store.flush_mode is FlushMode.SYNC_FLUSH
+    assert config.network.bind_address == "127.0.0.1"
+    assert (config.network.listen_port, config.network.namesrv_listen_port) == (10_911, 9_876)
+
+
+def test_a_rocketmq_file_is_understood(tmp_path: Path) -> None:
+    """Comments, blanks around the sign and RocketMQ's spelling are taken as RocketMQ takes them."""
+    text = "# a comment\n\nbrokerName = broker-b\nflushDiskType=ASYNC_FLUSH\n! another\n"
+
+    loaded = load_config(_file(tmp_path, text))
+
+    assert loaded.config.topics.broker_name == "broker-b"
+    assert loaded.config.store.flush_mode is FlushMode.ASYNC_FLUSH
+    assert not loaded.warnings
+
+
+def test_set_wins_over_the_file(tmp_path: Path) -> None:
+    """An operator changes one value for one run without touching the file."""
+    loaded = load_config(_file(tmp_path, "listenPort=1234\n"), ["listenPort=4321"])
+
+    assert loaded.config.network.listen_port == 4321
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        ("diskWarnFreeBytes", "diskMaxUsedSpaceRatio"),
+        ("diskSlowDownRatio", "diskSpaceWarningLevelRatio"),
+        ("diskSlowDownFreeBytes", "diskSpaceWarningLevelRatio"),
+        ("diskRefuseFreeBytes", "diskSpaceWarningLevelRatio"),
+        ("diskReserveBytes", "diskSpaceWarningLevelRatio"),
+    ],
+)
+def test_a_setting_of_an_earlier_version_is_told(tmp_path: Path, key: str, instead: str) -> None:
+    """It is no typo: the warning says that it is ignored, and which setting counts."""
+    (warning,) = load_config(_file(tmp_path, f"{key}=80\n")).warnings
+
+    assert f"{key} is a setting of earlier versions and ignored; {instead} alone counts" in warning
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("listenPort=ten", "a whole number from 0 to 65535"),
+        ("listenPort=65536", "a whole number from 0 to 65535"),
+        ("autoCreateTopicEnable=yes", "true or false"),
+        ("flushDiskType=SOMETIMES", "SYNC_FLUSH or ASYNC_FLUSH"),
+        ("transactionTimeOut=soon", "milliseconds"),
+        ("bindAddress=localhost:1", "an IP address"),
+        ("messageDelayLevel=1s never", "times like"),
+        ("storePathRootDir=", "the path of one directory"),
+        ("deleteWhen=25", "hours of the day"),
+        ("brokerName=a b", "a name of 1 to 127"),
+        ("transactionAsyncFlushTopics=a b", "topics separated by ;"),
+        ("just a line", "key=value"),
+    ],
+)
+def test_a_wrong_value_says_where_and_what_was_expected(
+    tmp_path: Path, line: str, expected: str
+) -> None:
+    """File, line, key, value and expectation: enough to mend it without reading the code."""
+    path = _file(tmp_path, f"# first line\n{line}\n")
+
+    with pytest.raises(ConfigurationError) as caught:
+        load_config(path)
+
+    message = str(caught.value)
+    assert f"{path}:2" in message
+    assert line.partition("=")[0] in message
+    assert expected in message
+
+
+def test_several_names_are_separated_by_semicolons(tmp_path: Path) -> None:
+    """Blanks around them do not count, nor does a semicolon at the end."""
+    path = _file(tmp_path, "transactionAsyncFlushTopics=orders; bills;\n")
+    loaded = load_config(path)
+
+    assert loaded.config.transaction.unflushed_topics == {"orders", "bills"}
+    assert any(
+        line.startswith("transactionAsyncFlushTopics=bills;orders default= ")
+        for line in loaded.lines()
+    )
+
+
+def test_an_unknown_key_warns_with_the_nearest_known_one(tmp_path: Path) -> None:
+    """A typo must not pass silently, and must not keep the broker from starting."""
+    loaded = load_config(_file(tmp_path, "transactionTimeout=7000\n"))
+
+    assert "did you mean transactionTimeOut?" in loaded.warnings[0]
+    assert loaded.config.transaction.timeout_ms == 6_000
+
+
+def test_a_setting_that_only_rocketmq_has_is_named_as_such(tmp_path: Path) -> None:
+    """A configuration brought along from RocketMQ says what it no longer does."""
+    loaded = load_config(_file(tmp_path, "brokerRole=ASYNC_MASTER\n"))
+
+    assert "RocketMQ setting without effect" in loaded.warnings[0]
+
+
+def test_durations_accept_milliseconds_and_units() -> None:
+    """RocketMQ's milliseconds stay valid; a unit is easier to read."""
+    plain = load_config(None, ["transactionTimeOut=90000"]).config
+    with_unit = load_config(None, ["transactionTimeOut=90s"]).config
+
+    assert plain == with_unit
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A wrong path is a configuration error, not a traceback."""
+    with pytest.raises(ConfigurationError, match=r"missing\.conf"):
+        load_config(tmp_path / "missing.conf")
+
+
+def test_print_config_shows_value_default_and_source(tmp_path: Path) -> None:
+    """Where a value comes from is the first question when a broker behaves oddly."""
+    path = _file(tmp_path, "listenPort=1234\n")
+
+    lines = list(load_config(path, ["brokerName=b"]).lines())
+
+    assert f"listenPort=1234 default=10911 source={path}:1" in lines
+    assert "brokerName=b default=broker-a source=--set" in lines
+    assert "defaultTopicQueueNums=8 default=8 source=default" in lines
+
+
+def test_the_shipped_file_lists_every_key_with_its_default() -> None:
+    """`conf/broker.conf` is the reference: complete, and equal to running without it."""
+    path = ROOT / "conf" / "broker.conf"
+    text = path.read_text(encoding="utf-8")
+
+    loaded = load_config(path)
+
+    assert loaded.config == load_config(None).config
+    for line in loaded.lines():
+        key = line.partition("=")[0]
+        assert any(entry.lstrip("#").startswith(f"{key}=") for entry in text.splitlines()), (
+            f"{key} is not listed"
+        )
