@@ -1,4 +1,4 @@
-"""Interfaces that handlers share.
+"""Interfaces that several folders share.
 
 The transport of a connection is in `net/server.py`; handlers and services see only the Protocol,
 so that they can be tested without a socket.
@@ -11,7 +11,10 @@ from typing import Protocol
 
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
+from halfmq.store.files.page_cache import NotInMemoryError
+from halfmq.store.format.record import Record
 from halfmq.store.log.append_request import AppendRequest, AppendResult
+from halfmq.store.message_store import GetResult
 
 OnAnswer = Callable[[RemotingCommand | None], None]
 """Takes the answer, or None if there will be none."""
@@ -99,12 +102,71 @@ class Connection(Protocol):
         ...
 
 
+class LogPositions(Protocol):
+    """How far the log is written, readable and on disk; see ``MessageStore``."""
+
+    @property
+    def write_offset(self) -> int: ...
+
+    @property
+    def readable_offset(self) -> int: ...
+
+    @property
+    def durable_offset(self) -> int: ...
+
+    def request_flush(self) -> None: ...
+
+
 class AppendLog(Protocol):
     """A log to append to; see ``MessageStore.append``."""
 
     def append(
         self, group: Sequence[AppendRequest], *, contiguous: bool = False
     ) -> list[AppendResult]: ...
+
+
+class Store(AppendLog, Protocol):
+    """Records, queues and index, as handlers and delayed delivery use them; see ``MessageStore``.
+
+    Ranges are tuples of physical offset and length in bytes.
+    """
+
+    @property
+    def write_offset(self) -> int: ...
+
+    @property
+    def durable_offset(self) -> int: ...
+
+    def record_bytes(self, physical_offset: int) -> bytes | None: ...
+
+    def record_at(self, physical_offset: int) -> Record | None: ...
+
+    def queues(self) -> list[tuple[str, int]]: ...
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
+
+    def get(
+        self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
+    ) -> GetResult: ...
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None: ...
+
+    def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes: ...
+
+    def lacking_ranges(self, ranges: Sequence[tuple[int, int]]) -> NotInMemoryError: ...
+
+    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int: ...
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, *, upper: bool = ...
+    ) -> int: ...
+
+    @property
+    def index_last_update(self) -> tuple[int, int]: ...
+
+    def query_index(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+    ) -> list[int]: ...
 
 
 Handler = Callable[[RemotingCommand, Connection], bytes | None]

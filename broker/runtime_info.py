@@ -15,10 +15,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.remoting.codes import VERSION
-from halfmq.store.format.record import Record
+from halfmq.store.message_store import MessageStore
 
 VERSION_NAME: Final = "V5_3_3"
 """The name of the version that we report in every header."""
@@ -64,27 +64,12 @@ _WITHOUT_MEANING: Final[Mapping[str, str]] = {
 }
 
 
-class Log(Protocol):
-    """What this needs of the store."""
-
-    @property
-    def min_offset(self) -> int: ...
-
-    @property
-    def write_offset(self) -> int: ...
-
-    @property
-    def durable_offset(self) -> int: ...
-
-    def record_at(self, physical_offset: int) -> Record | None: ...
-
-
 class RuntimeInfo:
     """Collects the table; calling it makes one."""
 
     def __init__(
         self,
-        log: Log,
+        store: MessageStore,
         transactions: Callable[[], Mapping[str, object]],
         connections: Callable[[], int],
         *,
@@ -97,7 +82,7 @@ class RuntimeInfo:
         ``more`` gives those of other parts, by name.
         """
         self._more = more or {}
-        self._log = log
+        self._store = store
         self._transactions = transactions
         self._connections = connections
         self._root = root
@@ -135,7 +120,7 @@ class RuntimeInfo:
         }
 
     def _offsets(self) -> dict[str, str]:
-        log = self._log
+        log = self._store
         oldest = log.record_at(log.min_offset) if log.write_offset > log.min_offset else None
         return {
             "commitLogMinOffset": str(log.min_offset),
@@ -145,7 +130,7 @@ class RuntimeInfo:
         }
 
     def _ours(self) -> dict[str, str]:
-        log = self._log
+        log = self._store
         numbers: dict[str, object] = {
             "connections": self._connections(),
             "store": {

@@ -232,7 +232,6 @@ class Broker:
     def _make_delay(self) -> DelayService:
         return DelayService(
             self._store,
-            self._store,
             self._levels,
             self._table_path("delayOffset.json"),
             now_ms=self._now_ms,
@@ -245,8 +244,9 @@ class Broker:
         return RetentionSchedule(
             self._store,
             self.config.store,
-            self.transactions,
-            self._delay,
+            oldest_pending=lambda: self.transactions.oldest_pending_offset,
+            oldest_delayed=self._delay.oldest_waiting_offset,
+            on_blocked=self.transactions.on_retention_blocked,
             is_scarce=lambda: self._disk_limits.is_scarce,
             now_ms=self._now_ms,
             fetch=self._fetches.begin,
@@ -329,7 +329,6 @@ class Broker:
         tables, store = self._tables, self._store
         send_back = SendBackHandler(
             store,
-            store,
             tables.topics,
             tables.groups,
             self._levels,
@@ -358,7 +357,7 @@ class Broker:
             AdminHandlers(
                 self.transactions.view,
                 self.transactions.operator,
-                store,
+                store.record_at,
                 self._group,
                 self._make_runtime_info(),
                 self._retention.ask,

@@ -31,11 +31,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from halfmq.store.errors import (
     CorruptRecordError,
@@ -46,14 +46,15 @@ from halfmq.store.errors import (
 from halfmq.store.files.page_cache import Missing, NotInMemoryError, allowed_to_wait
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import SCHEDULE_TOPIC
-from halfmq.store.log.append_request import AppendRequest, AppendResult
+from halfmq.store.log.append_request import AppendRequest
 
 from ..loop.fetches import Fetch
 from ..loop.slices import Slice
+from ..ports import Store
 from ..tables.table_file import PeriodicSave, TableFile, as_integer, as_object
 from .arrivals import Arrivals
 from .levels import COMMITTED_MARK, DELIVER_MARK, DelayLevels, delivered, left_to_wait_ms, restored
-from .resume import DeliveredCopies, ResumeStore
+from .resume import DeliveredCopies
 
 logger = logging.getLogger(__name__)
 
@@ -89,30 +90,6 @@ a lost page of the queue, which has 204 entries."""
 PERSIST_INTERVAL_MS: Final = 1_000
 """Milliseconds between two writes of the positions: a crash may repeat deliveries of this time.
 RocketMQ: 10 s."""
-
-
-class ScheduleStore(ResumeStore, Protocol):
-    """The part of the store that delivery uses."""
-
-    @property
-    def durable_offset(self) -> int: ...
-
-    @property
-    def write_offset(self) -> int: ...
-
-    def queues(self) -> list[tuple[str, int]]: ...
-
-    def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None: ...
-
-    def lacking_ranges(self, ranges: Sequence[tuple[int, int]]) -> NotInMemoryError: ...
-
-
-class Log(Protocol):
-    """Appends due messages, requests their flush, and wakes waiting pulls."""
-
-    def append(
-        self, group: Sequence[AppendRequest], *, contiguous: bool = False
-    ) -> list[AppendResult]: ...
 
 
 class _Delivered(NamedTuple):
@@ -160,8 +137,7 @@ class DelayService:
 
     def __init__(
         self,
-        store: ScheduleStore,
-        log: Log,
+        store: Store,
         levels: DelayLevels,
         path: Path,
         *,
@@ -176,7 +152,6 @@ class DelayService:
         schedules `tick` soon.
         """
         self._store = store
-        self._log = log
         self._levels = levels
         self._file = TableFile(
             path,
@@ -454,7 +429,7 @@ class DelayService:
     def _append_fitting(self, drafts: list[AppendRequest]) -> int:
         """Append messages, without those too large; return where the log must be durable."""
         try:
-            return max((one.end for one in self._log.append(drafts)), default=0) if drafts else 0
+            return max((one.end for one in self._store.append(drafts)), default=0) if drafts else 0
         except (RecordTooLargeError, PropertiesTooLongError) as error:
             if len(drafts) == 1:
                 # A limit was lowered after it was stored. It stays in the schedule topic.

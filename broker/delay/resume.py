@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.store.errors import CorruptRecordError
 from halfmq.store.format.properties import (
@@ -34,6 +34,8 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.topics import SCHEDULE_TOPIC
+
+from ..ports import Store
 
 logger = logging.getLogger(__name__)
 
@@ -60,41 +62,10 @@ _CHANGED: Final = (  # properties set by a delivery, a further wait, or the stor
 )
 
 
-class Found(Protocol):
-    """What `ResumeStore.get` returns, as far as the search uses it."""
-
-    @property
-    def next_offset(self) -> int: ...
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]: ...
-
-    @property
-    def count(self) -> int: ...
-
-
-class ResumeStore(Protocol):
-    """The part of the store in which copies are searched."""
-
-    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
-
-    def get(
-        self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
-    ) -> Found: ...
-
-    def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes: ...
-
-    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int: ...
-
-    def offset_by_time(
-        self, topic: str, queue_id: int, timestamp: int, *, upper: bool = ...
-    ) -> int: ...
-
-
 class DeliveredCopies:
     """Finds copies; create one for all levels of a start."""
 
-    def __init__(self, store: ResumeStore, level_count: int) -> None:
+    def __init__(self, store: Store, level_count: int) -> None:
         self._store = store
         self._level_count = level_count
 

@@ -16,12 +16,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files import disk
 
 from ..config import DiskConfig
+from .send_refusal import SendRefusal
 
 logger = logging.getLogger(__name__)
 
@@ -53,23 +54,13 @@ def space_of(path: Path) -> Space:
     return Space(found.f_bavail * found.f_frsize, (in_use + found.f_bavail) * found.f_frsize)
 
 
-class Refusal(Protocol):
-    """The switch that makes the broker refuse messages."""
-
-    count: int
-
-    def begin(self, cause: str, code: ResponseCode, reason: str) -> None: ...
-
-    def end(self, cause: str) -> None: ...
-
-
 class DiskLimits:
     """Tests the disk and applies the limits; call `tick` after the seconds that it returns."""
 
     def __init__(
         self,
         config: DiskConfig,
-        refusal: Refusal,
+        refusal: SendRefusal,
         *,
         path: Path,
         reserved_ahead: Callable[[], int],

@@ -38,7 +38,7 @@ LOOKS_WHEN_ASKED: Final = 3
 _HOUR_MS: Final = 3_600_000
 
 
-class Log(Protocol):
+class AgedLog(Protocol):
     """The part of the store that retention uses."""
 
     @property
@@ -63,21 +63,6 @@ class Log(Protocol):
     def bytes_to_free(self) -> int: ...
 
 
-class Transactions(Protocol):
-    """The part of the transaction service that retention uses."""
-
-    @property
-    def oldest_pending_offset(self) -> int | None: ...
-
-    def on_retention_blocked(self, min_wanted_offset: int) -> None: ...
-
-
-class Delays(Protocol):
-    """The part of delayed delivery that retention uses."""
-
-    def oldest_waiting_offset(self) -> int | None: ...
-
-
 def local_hour(now_ms: int) -> int:
     """Return the local hour of the day, 0 to 23, at a time in ms."""
     return time.localtime(now_ms // 1000).tm_hour
@@ -88,11 +73,12 @@ class RetentionSchedule:
 
     def __init__(
         self,
-        log: Log,
+        log: AgedLog,
         settings: StoreSettings,
-        transactions: Transactions,
-        delays: Delays,
         *,
+        oldest_pending: Callable[[], int | None],
+        oldest_delayed: Callable[[], int | None],
+        on_blocked: Callable[[int], None],
         is_scarce: Callable[[], bool] = lambda: False,
         now_ms: Callable[[], int],
         fetch: Fetch,
@@ -101,14 +87,17 @@ class RetentionSchedule:
     ) -> None:
         """Wire it.
 
+        `oldest_pending` and `oldest_delayed` return the physical offset of the oldest undecided
+        half and of the oldest message that is not delivered, or None; both are kept. `on_blocked`
+        gets the offset up to which old files would be deleted if there were no such half.
         `is_scarce` returns whether old files are deleted at any hour. `fetch` reads what is not in
         memory and calls back on this thread; `wake` schedules `tick` soon.
         """
         self._log = log
         self._reserved_ms = settings.file_reserved_hours * _HOUR_MS
         self._hours = frozenset(map(int, settings.delete_when.split(";")))
-        self._transactions = transactions
-        self._delays = delays
+        self._oldest_pending, self._oldest_delayed = oldest_pending, oldest_delayed
+        self._on_blocked = on_blocked
         self._is_scarce = is_scarce
         self._now_ms = now_ms
         self._fetch = fetch
@@ -147,16 +136,16 @@ class RetentionSchedule:
         try:
             # After a fetch only bytes evicted since then have to be waited for.
             with allowed_to_wait(self._is_fetched):
-                waiting = self._delays.oldest_waiting_offset()
+                waiting = self._oldest_delayed()
         except NotInMemoryError as missing:
             self._fetch(missing, self._fetched)
             return
         self._is_fetched = False
-        pending = self._transactions.oldest_pending_offset
+        pending = self._oldest_pending()
         needed = [offset for offset in (pending, waiting) if offset is not None]
         kept_from = min([wanted, *needed])
         if pending is not None and pending < wanted:
-            self._transactions.on_retention_blocked(wanted)
+            self._on_blocked(wanted)
         if waiting is not None and waiting < wanted and waiting != self._delay_logged:
             self._delay_logged = waiting
             logger.warning(

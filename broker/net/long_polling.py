@@ -19,14 +19,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from halfmq.remoting.command import RemotingCommand
 
 from ..loop.slices import Slice
-from ..ports import Connection
+from ..ports import Connection, LogPositions
 
 QueueKey = tuple[str, int]
 
@@ -36,16 +36,6 @@ HELD_PULLS_MAX: Final = 100_000
 SWEEP_S: Final = 0.5
 """Seconds between two scans for timed-out pulls: an answer is at most this late. RocketMQ's broker
 is up to 5 s late."""
-
-
-class Log(Protocol):
-    """The end of the log, and up to where it may be read."""
-
-    @property
-    def write_offset(self) -> int: ...
-
-    @property
-    def readable_offset(self) -> int: ...
 
 
 class HeldPull(msgspec.Struct):
@@ -77,11 +67,11 @@ class LongPolling:
         self._look_asked = False  # whether its next slice is scheduled
         self._wake_asked = False
         self._answer: Answer | None = None
-        self._log: Log | None = None
+        self._log: LogPositions | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_handle: asyncio.TimerHandle | None = None
 
-    def answer_by(self, answer: Answer, log: Log) -> None:
+    def answer_by(self, answer: Answer, log: LogPositions) -> None:
         """Set the pull handler's function that answers held pulls, and the log."""
         self._answer = answer
         self._log = log

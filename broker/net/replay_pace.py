@@ -14,7 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
+
+from ..ports import LogPositions
 
 LAG_LARGE: Final = 64 << 20
 """Bytes of log between a message and the log's end from which the lag of its consumer is large:
@@ -41,17 +43,10 @@ WAITING_MAX: Final = 10_000
 """Pulls that wait for a turn, some 2 KiB each; further ones are answered at once."""
 
 
-class Log(Protocol):
-    """The end of the log, for the lag of a consumer."""
-
-    @property
-    def write_offset(self) -> int: ...
-
-
 class ReplayPace:
     """Decides which pulls of replays are answered now, and schedules the others."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: LogPositions) -> None:
         self._log = log
         self._waiting: deque[Callable[[], None]] = deque()
         self._slice: asyncio.TimerHandle | None = None

@@ -21,12 +21,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.remoting.codes import FLAG_ONE_WAY, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 
 from ..disk.send_refusal import SendRefusal
+from ..ports import Connection, LogPositions
 
 logger = logging.getLogger(__name__)
 
@@ -55,34 +56,12 @@ READY_BYTES_MAX: Final = 1 << 20
 replies of a busy broker have less in one pass: this bounds memory for a peer that does not read."""
 
 
-class Writer(Protocol):
-    """The connection that gets a reply."""
-
-    closed: bool
-
-    def write(self, data: bytes) -> None: ...
-
-    def resume_after_flush(self) -> None: ...
-
-
-class FlushableLog(Protocol):
-    """The part of the store that replies wait for."""
-
-    @property
-    def durable_offset(self) -> int: ...
-
-    @property
-    def write_offset(self) -> int: ...
-
-    def request_flush(self) -> None: ...
-
-
 class ReplyRelease:
     """Writes replies together, when the commit log is durable up to their position."""
 
     def __init__(
         self,
-        log: FlushableLog,
+        log: LogPositions,
         refusal: SendRefusal | None = None,
         *,
         on_released: Callable[[], None] = lambda: None,
@@ -90,10 +69,10 @@ class ReplyRelease:
         """``refusal`` is set while messages are refused; ``on_released`` follows each release."""
         self._log = log
         self._refusal = refusal or SendRefusal()
-        self._ready: dict[Writer, list[bytes]] = {}  # to be written at the end of this pass
+        self._ready: dict[Connection, list[bytes]] = {}  # to be written at the end of this pass
         self._ready_bytes = 0
-        self._waiting: deque[tuple[int, Writer, bytes]] = deque()
-        self._stalled: list[Writer] = []
+        self._waiting: deque[tuple[int, Connection, bytes]] = deque()
+        self._stalled: list[Callable[[], None]] = []
         self._flush_asked = False
         self._has_more = False  # whether durable replies are left for the next pass
         self._on_released = on_released
@@ -108,22 +87,22 @@ class ReplyRelease:
         self._loop = loop
 
     def respond(
-        self, writer: Writer, request: RemotingCommand, reply: bytes, durable_at: int = 0
+        self, connection: Connection, request: RemotingCommand, reply: bytes, durable_at: int = 0
     ) -> None:
         """Answer a request; see `ports.Connection.respond`."""
         if durable_at and durable_at > self._log.durable_offset:
             if not request.flag & FLAG_ONE_WAY:
-                self._waiting.append((durable_at, writer, reply))
+                self._waiting.append((durable_at, connection, reply))
             self.ask_flush()
-        elif not (request.flag & FLAG_ONE_WAY or writer.closed):
+        elif not (request.flag & FLAG_ONE_WAY or connection.closed):
             self._ready_bytes += len(reply)
-            replies = self._ready.get(writer)
+            replies = self._ready.get(connection)
             if replies is not None:
                 replies.append(reply)
             else:
                 if not self._ready and self._loop is not None:
                     self._loop.call_soon(self.write_ready)
-                self._ready[writer] = [reply]
+                self._ready[connection] = [reply]
             if self._ready_bytes > READY_BYTES_MAX:
                 self.write_ready()
 
@@ -143,9 +122,9 @@ class ReplyRelease:
         limit = UNFLUSHED_BYTES_LIMIT if self.refusing else UNFLUSHED_BYTES_MAX
         return self._log.write_offset - self._log.durable_offset > limit
 
-    def stall(self, writer: Writer) -> None:
-        """Resume `writer` when the disk has caught up, or when messages are refused."""
-        self._stalled.append(writer)
+    def stall(self, resume: Callable[[], None]) -> None:
+        """Call `resume` when the disk has caught up, or when messages are refused."""
+        self._stalled.append(resume)
         if self._stall_timer is None and not self.refusing and self._loop is not None:
             self._stall_timer = self._loop.call_later(STALLED_S_MAX, self._refuse)
 
@@ -164,8 +143,8 @@ class ReplyRelease:
 
     def _resume_stalled(self) -> None:
         stalled, self._stalled = self._stalled, []
-        for writer in stalled:
-            writer.resume_after_flush()
+        for resume in stalled:
+            resume()
 
     def _caught_up(self) -> None:
         """Accept messages again as soon as half of the limit is free."""
@@ -218,12 +197,12 @@ class ReplyRelease:
             return  # the next pass continues
         durable = self._log.durable_offset
         waiting = self._waiting
-        ready: dict[Writer, list[bytes]] = {}
+        ready: dict[Connection, list[bytes]] = {}
         while waiting and waiting[0][0] <= durable and len(ready) < PEERS_PER_TURN:
-            _, writer, reply = waiting.popleft()
-            replies = ready.get(writer)
+            _, connection, reply = waiting.popleft()
+            replies = ready.get(connection)
             if replies is None:
-                ready[writer] = [reply]
+                ready[connection] = [reply]
             else:
                 replies.append(reply)
         _write(ready)
@@ -242,6 +221,6 @@ class ReplyRelease:
         self._on_released()
 
 
-def _write(ready: Mapping[Writer, Sequence[bytes]]) -> None:
-    for writer, replies in ready.items():
-        writer.write(replies[0] if len(replies) == 1 else b"".join(replies))
+def _write(ready: Mapping[Connection, Sequence[bytes]]) -> None:
+    for connection, replies in ready.items():
+        connection.write(replies[0] if len(replies) == 1 else b"".join(replies))

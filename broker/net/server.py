@@ -240,7 +240,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _stall(self) -> None:
         self._pause_reading()
-        self._shared.release.stall(self)
+        self._shared.release.stall(self._go_on)
 
     def _serve(self, commands: list[RemotingCommand]) -> None:
         """Serve commands in order; if peer or disk become slow, the rest stays in the backlog."""
@@ -333,6 +333,7 @@ class ClientConnection(asyncio.Protocol):
         self._go_on()
 
     def _go_on(self) -> None:
+        """Serve the backlog, and read the peer again."""
         if self._backlog and self.writable and not self._fetching and not self._shared.stopping:
             release = self._shared.release
             if not release.over_limit():
@@ -474,10 +475,6 @@ class ClientConnection(asyncio.Protocol):
         self._socket = socket.socket(known.family, known.type, known.proto, known.fileno())
         self._socket.setblocking(False)
         return self._socket
-
-    def resume_after_flush(self) -> None:
-        """Serve the backlog, and read the peer again: the disk has caught up."""
-        self._go_on()
 
     def stop_reading(self) -> None:
         """Read no more requests; replies are still sent."""

@@ -15,11 +15,12 @@ from halfmq.broker.handlers.messages.send import SendHandler
 from halfmq.broker.handlers.messages.sent_properties import SentProperties, read_properties
 from halfmq.broker.net.group_append import GroupAppend
 from halfmq.broker.net.router import serve
-from halfmq.broker.ports import Connection
-from halfmq.broker.tables.topics import TopicConfig
+from halfmq.broker.tables.topics import TopicConfig, TopicTable
 from halfmq.broker.transaction.admission import Delays, without_brokers_own
 from halfmq.broker.transaction.deduplication import FirstHalf, RecentPrepares, deduplication_key
 from halfmq.broker.transaction.half import half_request
+from halfmq.broker.transaction.prepares import Prepares
+from halfmq.broker.transaction.state.pending import Producer
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
@@ -59,8 +60,11 @@ class Log:
         return [AppendResult(100 * n, 100, n, 1) for n in range(start, len(self.drafts))]
 
 
-class Topics:
+class Topics(TopicTable):
     """One topic."""
+
+    def __init__(self) -> None:
+        """Have no file."""
 
     def get(self, name: str) -> TopicConfig | None:
         return TOPIC if name == TOPIC.name else None
@@ -71,7 +75,7 @@ class Topics:
         return None
 
 
-class Halves:
+class Halves(Prepares):
     """Transactions that are only prepared; `entered` holds what the table would get."""
 
     unflushed_topics: frozenset[str] = frozenset()
@@ -88,7 +92,7 @@ class Halves:
         self,
         messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
-        connection: Connection,
+        connection: Producer,
     ) -> list[FirstHalf] | None:
         ((message, unique_key),) = messages
         offset = self.recent_prepares.find(deduplication_key(producer_group, unique_key))
@@ -97,7 +101,9 @@ class Halves:
     def refuse_delays(self, sent: Delays) -> None:
         """Every delay is taken here."""
 
-    def half_of(self, message: AppendRequest, unique_key: str) -> AppendRequest:
+    def half_of(
+        self, message: AppendRequest, unique_key: str, *, reserve: int = 0
+    ) -> AppendRequest:
         return half_request(message, unique_key)
 
     def committed_message(self, half_message_id: str) -> AppendRequest | None:
@@ -110,7 +116,7 @@ class Halves:
         appended: AppendResult,
         producer_group: str,
         key: int,
-        _connection: Connection,
+        connection: Producer,
     ) -> None:
         self.recent_prepares.add(key, appended.physical_offset)
         self.entered.append((message, half, appended.physical_offset, producer_group))

@@ -44,7 +44,7 @@ ROOMS = {
     "broker/access": {"errors", "lifecycle", "ports", "settings"},
     "broker/tables": {"errors", "ports", "broker/loop"},
     "broker/disk": {"config", "errors", "broker/loop"},
-    "broker/delay": {"broker/loop", "broker/tables"},
+    "broker/delay": {"ports", "broker/loop", "broker/tables"},
     "broker/net": {
         "errors",
         "ports",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +18,7 @@ from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record, decode_record, encode_record, new_record
 from halfmq.store.log.append_request import AppendRequest, AppendResult
+from halfmq.store.message_store import GetResult, GetStatus
 
 START_MS: Final = 1_700_000_000_000
 """Where the clocks of tests begin."""
@@ -210,10 +210,11 @@ class FakeLog:
         *,
         max_count: int = 32,
         max_bytes: int = 262_144,
-    ) -> FakeFound:
+    ) -> GetResult:
         first, end = self.queue_bounds(topic, queue_id)
         if not first <= offset < end:
-            return FakeFound(next_offset=first if offset < first else end)
+            following = first if offset < first else end
+            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, following, first, end, [], 0, 0)
         ranges: list[tuple[int, int]] = []
         size = 0
         for physical in self._queues[topic, queue_id][offset - first :][:max_count]:
@@ -222,7 +223,8 @@ class FakeLog:
                 break
             size += record_size
             ranges.append((physical, record_size))
-        return FakeFound(ranges=ranges, count=len(ranges), next_offset=offset + len(ranges))
+        following = offset + len(ranges)
+        return GetResult(GetStatus.FOUND, following, first, end, ranges, len(ranges), size)
 
     def read(self, ranges: Sequence[tuple[int, int]], *, prefix: bytes = b"") -> bytes | None:
         is_cold = self.cold or any(offset in self.refused for offset, _ in ranges)
@@ -292,15 +294,6 @@ class FakeLog:
 def fetch_nothing(missing: NotInMemoryError, _on_fetched: Callable[[bool], None]) -> None:
     """For tests in which everything is in memory."""
     raise missing
-
-
-@dataclass
-class FakeFound:
-    """What `FakeLog.get` returns."""
-
-    ranges: list[tuple[int, int]] = field(default_factory=list)
-    count: int = 0
-    next_offset: int = 0
 
 
 def draft(

@@ -12,7 +12,7 @@ from halfmq.broker.handlers.messages.send import SendHandler
 from halfmq.broker.handlers.transactions.prepare import PrepareHandler
 from halfmq.broker.net.group_append import GroupAppend
 from halfmq.broker.net.router import Router
-from halfmq.broker.tables.topics import TopicConfig
+from halfmq.broker.tables.topics import TopicConfig, TopicTable
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
@@ -38,10 +38,10 @@ BODY_MAX = 10_000
 LOG_FILE_SIZE = 100_000
 
 
-class Topics:
+class Topics(TopicTable):
     """Topics of four queues each, made when they are asked for."""
 
-    def __init__(self, *missing: str) -> None:
+    def __init__(self, *missing: str) -> None:  # without a file
         self._missing = missing
 
     def get(self, name: str) -> TopicConfig | None:

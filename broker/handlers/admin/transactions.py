@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.remoting.bodies import encode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
 from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transaction_bodies import TRANSACTIONS_MAX, TransactionInfo, encode_entries
+from halfmq.remoting.transaction_bodies import TRANSACTIONS_MAX, encode_entries
 from halfmq.remoting.transaction_headers import (
     DecideTransactionRequestHeader,
     DecideTransactionResponseHeader,
@@ -37,9 +37,9 @@ from ...errors import RequestRefusedError
 from ...logs import EACH
 from ...net.group_append import GroupAppend
 from ...ports import Connection, Handler
-from ...transaction.deciding import Ended
 from ...transaction.errors import DecidedOtherwiseError, TransactionError
-from ...transaction.pending_view import Page
+from ...transaction.operator_actions import OperatorActions
+from ...transaction.pending_view import PendingView
 
 logger = logging.getLogger(__name__)
 
@@ -48,38 +48,14 @@ ACTIONS: Final = ("commit", "rollback", RESUME)
 STATES: Final = ("prepared", "parked")
 
 
-class View(Protocol):
-    """The undecided transactions."""
-
-    def page(
-        self, after: int, max_count: int, group: str | None = None, state: str | None = None
-    ) -> Page: ...
-
-    def find(self, transaction_id: str) -> TransactionInfo | None: ...
-
-
-class Actions(Protocol):
-    """What an operator can do about one."""
-
-    def decide(self, offset: int, action: str) -> Ended: ...
-
-    def resume(self, offset: int) -> Ended: ...
-
-
-class Log(Protocol):
-    """What this needs of the store."""
-
-    def record_at(self, physical_offset: int) -> Record | None: ...
-
-
 class AdminHandlers:
     """Serves operators and their tools."""
 
     def __init__(
         self,
-        view: View,
-        actions: Actions,
-        log: Log,
+        view: PendingView,
+        actions: OperatorActions,
+        record_at: Callable[[int], Record | None],
         group: GroupAppend,
         runtime_info: Callable[[], Mapping[str, str]],
         delete_expired: Callable[[], None],
@@ -87,7 +63,7 @@ class AdminHandlers:
         """Wire it; ``delete_expired`` has old files deleted soon, whatever the hour."""
         self._view = view
         self._actions = actions
-        self._log = log
+        self._record_at = record_at
         self._group = group
         self._runtime_info = runtime_info
         self._delete_expired = delete_expired
@@ -187,7 +163,7 @@ class AdminHandlers:
             offset = parse_offset_message_id(message_id).physical_offset
         except ValueError as error:
             raise _refused(f"msgId: {error}") from error
-        record = self._log.record_at(offset)
+        record = self._record_at(offset)
         if record is None or record.topic != TRANS_CHECK_MAX_TIME_TOPIC:
             return offset
         if record.prepared_transaction_offset:

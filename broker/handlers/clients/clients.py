@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -44,30 +43,16 @@ from halfmq.remoting.transaction_bodies import encode_entries
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry, ConsumerGroup
-from ...tables.groups import GroupConfig
-from ...tables.topics import TopicConfig
+from ...tables.groups import GroupTable
+from ...tables.topics import TopicTable
 
 logger = logging.getLogger(__name__)
-
-
-class Topics(Protocol):
-    """What this needs of the topic table."""
-
-    def ensure_retry(self, group: str, queues: int = ...) -> TopicConfig: ...
-
-
-class Groups(Protocol):
-    """What this needs of the group table."""
-
-    def get(self, name: str) -> GroupConfig | None: ...
-
-    def ensure(self, name: str) -> GroupConfig | None: ...
 
 
 class ClientHandlers:
     """Maintains the registry of clients and notifies consumers of changes."""
 
-    def __init__(self, registry: ClientRegistry, topics: Topics, groups: Groups) -> None:
+    def __init__(self, registry: ClientRegistry, topics: TopicTable, groups: GroupTable) -> None:
         self._registry = registry
         self._topics = topics
         self._groups = groups

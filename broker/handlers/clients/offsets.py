@@ -7,7 +7,7 @@ Source: RocketMQ `ConsumerManageProcessor`, `AdminBrokerProcessor`.
 from __future__ import annotations
 
 import os
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -27,49 +27,14 @@ from halfmq.remoting.headers import (
 from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler
+from ...ports import Connection, Handler, Store
+from ...tables.consumer_offsets import ConsumerOffsetTable
+from ...tables.groups import GroupTable
+from ...tables.topics import TopicTable
 
 YOUNG_SHARE_OF_MEMORY: Final = 0.4
 """Share of the machine's memory: a queue counts as young if the log after its first message is not
 larger. Source: `accessMessageInMemoryMaxRatio` of `MessageStoreConfig`."""
-
-
-class Found(Protocol):
-    """What `Queues.get` returns, as far as it is used here."""
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]: ...
-
-
-class Queues(Protocol):
-    """What this needs of the store."""
-
-    @property
-    def write_offset(self) -> int: ...
-
-    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
-
-    def get(self, topic: str, queue_id: int, offset: int, *, max_count: int = ...) -> Found: ...
-
-    def offset_by_time(
-        self, topic: str, queue_id: int, timestamp: int, *, upper: bool = ...
-    ) -> int: ...
-
-    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int: ...
-
-
-class Offsets(Protocol):
-    """What this needs of the consumer offsets."""
-
-    def query(self, group: str, topic: str, queue_id: int) -> int: ...
-
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None: ...
-
-
-class Names(Protocol):
-    """A table of topics or groups, asked only whether it holds a name."""
-
-    def __contains__(self, name: str) -> bool: ...
 
 
 class OffsetHandlers:
@@ -77,15 +42,15 @@ class OffsetHandlers:
 
     def __init__(
         self,
-        queues: Queues,
-        offsets: Offsets,
-        topics: Names,
-        groups: Names,
+        store: Store,
+        offsets: ConsumerOffsetTable,
+        topics: TopicTable,
+        groups: GroupTable,
         *,
         young_bytes: int | None = None,
     ) -> None:
         """`young_bytes` is how far back the log counts as young, by default a share of memory."""
-        self._queues = queues
+        self._store = store
         self._offsets = offsets
         self._topics = topics
         self._groups = groups
@@ -127,11 +92,11 @@ class OffsetHandlers:
         A group that wants to begin at the end of a new topic would otherwise miss what was sent
         before its first consumer came up.
         """
-        first, end = self._queues.queue_bounds(topic, queue_id)
+        first, end = self._store.queue_bounds(topic, queue_id)
         if first > 0 or end <= 0:
             return False
-        ranges = self._queues.get(topic, queue_id, 0, max_count=1).ranges
-        return bool(ranges) and self._queues.write_offset - ranges[0][0] <= self._young_bytes
+        ranges = self._store.get(topic, queue_id, 0, max_count=1).ranges
+        return bool(ranges) and self._store.write_offset - ranges[0][0] <= self._young_bytes
 
     def update_consumer_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Keep where the group stands."""
@@ -151,7 +116,7 @@ class OffsetHandlers:
         """Answer which message of a queue was stored at a time or first after it."""
         header = request.header
         assert isinstance(header, SearchOffsetRequestHeader)
-        offset = self._queues.offset_by_time(
+        offset = self._store.offset_by_time(
             header.topic, header.queue_id, header.timestamp, upper=header.boundary_type == "UPPER"
         )
         return encode_reply(request, header=SearchOffsetResponseHeader(offset=offset))
@@ -160,14 +125,14 @@ class OffsetHandlers:
         """Answer which queue offset the next message will have."""
         header = request.header
         assert isinstance(header, GetMaxOffsetRequestHeader)
-        _, end = self._queues.queue_bounds(header.topic, header.queue_id)
+        _, end = self._store.queue_bounds(header.topic, header.queue_id)
         return encode_reply(request, header=GetMaxOffsetResponseHeader(offset=end))
 
     def min_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer which is the first queue offset that still has a message."""
         header = request.header
         assert isinstance(header, GetMinOffsetRequestHeader)
-        first, _ = self._queues.queue_bounds(header.topic, header.queue_id)
+        first, _ = self._store.queue_bounds(header.topic, header.queue_id)
         return encode_reply(request, header=GetMinOffsetResponseHeader(offset=first))
 
     def earliest_store_time(self, request: RemotingCommand, _connection: Connection) -> bytes:
@@ -175,8 +140,8 @@ class OffsetHandlers:
         header = request.header
         assert isinstance(header, GetEarliestMsgStoretimeRequestHeader)
         topic, queue_id = header.topic, header.queue_id
-        first, end = self._queues.queue_bounds(topic, queue_id)
-        timestamp = self._queues.store_time_at(topic, queue_id, first) if first < end else -1
+        first, end = self._store.queue_bounds(topic, queue_id)
+        timestamp = self._store.store_time_at(topic, queue_id, first) if first < end else -1
         return encode_reply(
             request, header=GetEarliestMsgStoretimeResponseHeader(timestamp=timestamp)
         )

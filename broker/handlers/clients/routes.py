@@ -8,8 +8,7 @@ Source: RocketMQ `ClientRequestProcessor`, `DefaultRequestProcessor` of the name
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.remoting.bodies import (
     BrokerData,
@@ -27,7 +26,7 @@ from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
-from ...tables.topics import Identity, TopicConfig
+from ...tables.topics import Identity, TopicTable
 
 MASTER_ID: Final = 0
 
@@ -36,18 +35,10 @@ OUR_MARK: Final = "halfmq"
 such a pair speaks MSGPACK headers; official clients and brokers know nothing of the field."""
 
 
-class Topics(Protocol):
-    """What routes need of the topic table."""
-
-    def offered(self, name: str) -> TopicConfig | None: ...
-
-    def __iter__(self) -> Iterator[TopicConfig]: ...
-
-
 class RouteHandlers:
     """Tells clients where topics are."""
 
-    def __init__(self, topics: Topics, identity: Identity) -> None:
+    def __init__(self, topics: TopicTable, identity: Identity) -> None:
         self._topics = topics
         self._broker_name = identity.broker_name
         self._cluster_name = identity.cluster_name

@@ -11,26 +11,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
-from halfmq.remoting.bodies import SUBSCRIBE_ALL, SubscriptionData, subscription_data
+from halfmq.remoting.bodies import SUBSCRIBE_ALL, subscription_data
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import SubscriptionError
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.remoting.replies import encode_pull_reply, encode_reply
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
-from halfmq.store.message_store import GetResult, GetStatus
+from halfmq.store.message_store import GetResult, GetStatus, MessageStore
 
 from ...errors import RequestRefusedError
 from ...net.long_polling import HeldPull, LongPolling
 from ...net.replay_pace import ReplayPace
 from ...net.router import serve
-from ...ports import Connection, Handler, Part
-from ...tables.topics import TopicConfig
+from ...ports import Connection, Handler
+from ...tables.client_registry import ClientRegistry
+from ...tables.consumer_offsets import ConsumerOffsetTable
+from ...tables.groups import GroupTable
+from ...tables.topics import TopicTable
 
 logger = logging.getLogger(__name__)
 
@@ -92,103 +95,22 @@ _SUCCESS: Final = ResponseCode.SUCCESS
 _REMARKS: Final = {GetStatus.NO_MATCHED_LOGIC_QUEUE: GetStatus.NO_MESSAGE_IN_QUEUE.name}
 
 
-class Store(Protocol):
-    """What pulling needs of the store."""
-
-    @property
-    def write_offset(self) -> int: ...
-
-    @property
-    def readable_offset(self) -> int: ...
-
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        max_count: int = ...,
-        max_bytes: int = ...,
-        tag_codes: frozenset[int] | None = ...,
-        wait: bool = ...,
-    ) -> GetResult: ...
-
-    def warm(self, topic: str, queue_id: int, offset: int) -> None: ...
-
-    def read(self, ranges: Sequence[tuple[int, int]], *, prefix: bytes = ...) -> bytes | None: ...
-
-    def view(
-        self, ranges: Sequence[tuple[int, int]], *, prefix: bytes = ...
-    ) -> memoryview | None: ...
-
-    def forget_views(self) -> None: ...
-
-    @property
-    def can_send_parts(self) -> bool: ...
-
-    def file_part(self, physical_offset: int, length: int) -> Part | None: ...
-
-    def read_cold(self, ranges: Sequence[tuple[int, int]], *, ahead: int = ...) -> bytes: ...
-
-
-class Topics(Protocol):
-    """What pulling needs of the topic table."""
-
-    def get(self, name: str) -> TopicConfig | None: ...
-
-
-class Groups(Protocol):
-    """What pulling needs of the subscription groups."""
-
-    def admit(self, group: str) -> bool | None:
-        """Whether the group may consume; None when there is no such group."""
-        ...
-
-    def may_broadcast(self, group: str) -> bool:
-        """Whether every consumer of the group may get every message."""
-        ...
-
-    def may_read(self, group: str, topic: str) -> bool:
-        """Whether no operator has forbidden the topic to the group."""
-        ...
-
-
-class Subscriptions(Protocol):
-    """What pulling needs of the client registry."""
-
-    def subscription_of(self, group: str, topic: str) -> SubscriptionData | None: ...
-
-    def has_consumers(self, group: str) -> bool: ...
-
-    def is_broadcasting(self, group: str) -> bool: ...
-
-    def refusal(self, group: str, connection: Connection) -> object | None:
-        """Why a client on this connection may not consume for the group; its text says so."""
-        ...
-
-
-class Offsets(Protocol):
-    """What pulling needs of the consumer offsets."""
-
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None: ...
-
-
 class PullHandler:
     """Serves consumers."""
 
     def __init__(
         self,
-        store: Store,
-        topics: Topics,
-        groups: Groups,
-        subscriptions: Subscriptions,
-        offsets: Offsets,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: GroupTable,
+        registry: ClientRegistry,
+        offsets: ConsumerOffsetTable,
         long_polling: LongPolling,
     ) -> None:
         self._store = store
         self._topics = topics
         self._groups = groups
-        self._subscriptions = subscriptions
+        self._registry = registry
         self._offsets = offsets
         self._long_polling = long_polling
         self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
@@ -432,7 +354,7 @@ class PullHandler:
                 f"subscription group no permission, {header.consumer_group}",
                 {"forbiddenType": "2"},
             )
-        refusal = self._subscriptions.refusal(header.consumer_group, connection)
+        refusal = self._registry.refusal(header.consumer_group, connection)
         if refusal is not None:
             raise RequestRefusedError(ResponseCode.NO_PERMISSION, str(refusal))
         topic = self._topics.get(header.topic)
@@ -460,7 +382,7 @@ class PullHandler:
         if header.sys_flag & SUBSCRIPTION_FLAG:
             return self._codes_of_request(header)
         group, topic = header.consumer_group, header.topic
-        if not self._groups.may_broadcast(group) and self._subscriptions.is_broadcasting(group):
+        if not self._groups.may_broadcast(group) and self._registry.is_broadcasting(group):
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"the consumer group[{group}] can not consume by broadcast way",
@@ -472,9 +394,9 @@ class PullHandler:
                 f"the consumer group[{group}] is forbidden for topic[{topic}]",
                 {"forbiddenType": "5"},
             )
-        subscription = self._subscriptions.subscription_of(group, topic)
+        subscription = self._registry.subscription_of(group, topic)
         if subscription is None:
-            missing = "subscription" if self._subscriptions.has_consumers(group) else "group info"
+            missing = "subscription" if self._registry.has_consumers(group) else "group info"
             raise RequestRefusedError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's {missing} not exist"
             )

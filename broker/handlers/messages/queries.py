@@ -5,7 +5,7 @@ Source: RocketMQ `QueryMessageProcessor`, `DefaultMessageStore.queryMessage`.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -20,7 +20,7 @@ from halfmq.store.format.record import Record, decode_record
 
 from ...access.requirements import GET, SUB, topic
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler
+from ...ports import Connection, Handler, Store
 from ..subjects import require
 
 MESSAGES_MAX: Final = 64
@@ -37,25 +37,10 @@ ANSWER_BYTES_MAX: Final = 8 << 20
 """Bytes of one answer, half the largest frame; one message always passes."""
 
 
-class MessageStore(Protocol):
-    """What this needs of the store."""
-
-    @property
-    def index_last_update(self) -> tuple[int, int]:
-        """Store timestamp and physical offset of the latest indexed message."""
-        ...
-
-    def record_bytes(self, physical_offset: int) -> bytes | None: ...
-
-    def query_index(
-        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
-    ) -> list[int]: ...
-
-
 class QueryHandlers:
     """Finds stored messages for tools and clients."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     def handlers(self) -> dict[int, Handler]:

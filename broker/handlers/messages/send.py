@@ -8,8 +8,8 @@ at once. Validations and answers are those of RocketMQ's `SendMessageProcessor`,
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Container, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -30,70 +30,22 @@ from halfmq.store.format.properties import (
     encode_properties,
     get_property,
 )
-from halfmq.store.log.append_request import AppendRequest, AppendResult
+from halfmq.store.log.append_request import AppendRequest
 
 from ...access import requirements
 from ...delay.levels import with_properties
+from ...disk.send_refusal import SendRefusal
 from ...errors import REFUSAL_FIELDS, RequestRefusedError
 from ...net.group_append import GroupAppend
-from ...ports import Connection, Handler
-from ...tables.topics import TopicConfig
-from ...transaction.admission import Delays, fault_in_batch, without_brokers_own
+from ...ports import AppendLog, Connection, Handler
+from ...tables.topics import TopicConfig, TopicTable
+from ...transaction.admission import fault_in_batch, without_brokers_own
 from ...transaction.deduplication import FirstHalf, deduplication_key
+from ...transaction.prepares import Prepares
 from ..subjects import prepared_by, require
-from . import staged
 from .batch_units import Units, read_units
 from .sent_properties import SentProperties, read_properties
 from .staged import StagedHalf, StagedMessage
-
-
-class Topics(Protocol):
-    """What sending needs of the topic table."""
-
-    def get(self, name: str) -> TopicConfig | None: ...
-
-    def create_on_send(
-        self, topic: str, default_topic: str, queue_nums: int, remote: str
-    ) -> TopicConfig | None: ...
-
-
-class Log(Protocol):
-    """What sending needs of the store."""
-
-    def append(
-        self, group: Sequence[AppendRequest], *, contiguous: bool = False
-    ) -> list[AppendResult]: ...
-
-
-class Overload(Protocol):
-    """Whether messages are refused now."""
-
-    refusing: bool
-
-    def refusal(self) -> RequestRefusedError: ...
-
-
-class Transactions(staged.Transactions, Protocol):
-    """What sending needs of the transaction service."""
-
-    def refuse_delays(self, sent: Delays) -> None: ...
-
-    def half_of(self, message: AppendRequest, unique_key: str) -> AppendRequest: ...
-
-    def refuse_prepares(self, group: str, broker_address: str) -> None: ...
-
-    def find_duplicate(
-        self,
-        messages: Sequence[tuple[AppendRequest, str]],
-        producer_group: str,
-        connection: Connection,
-    ) -> list[FirstHalf] | None: ...
-
-    @property
-    def unflushed_topics(self) -> Container[str]: ...
-
-    def committed_message(self, half_message_id: str) -> AppendRequest | None: ...
-
 
 _OF_RETRIES: Final = (
     PROPERTY_RETRY_TOPIC,
@@ -112,11 +64,11 @@ class SendHandler:
 
     def __init__(
         self,
-        log: Log,
+        log: AppendLog,
         group: GroupAppend,
-        topics: Topics,
-        transactions: Transactions,
-        overload: Overload,
+        topics: TopicTable,
+        prepares: Prepares,
+        refusal: SendRefusal,
         *,
         delayed: Delay,
         retried: Retry,
@@ -128,13 +80,13 @@ class SendHandler:
         self._append = log.append
         self._topics = topics
         self._get_topic = topics.get
-        self._transactions = transactions
-        self._overload = overload
+        self._prepares = prepares
+        self._refusal = refusal
         self._delayed, self._retried = delayed, retried
         self._max_message_size = max_message_size
         self._sync_flush = sync_flush
         self._new_key = unique_keys.create
-        self._recent_prepares = transactions.recent_prepares
+        self._recent_prepares = prepares.recent_prepares
         # What every stored message says of the broker that took it. Consumers of request-reply
         # messages find the reply topic by CLUSTER.
         self._broker_properties = (
@@ -152,7 +104,7 @@ class SendHandler:
 
     def send(self, request: RemotingCommand, connection: Connection) -> None:
         """Store one message or one batch; the answer waits for the disk when it has to."""
-        if self._overload.refusing:
+        if self._refusal.refusing:
             self.refuse()
         header = request.header
         assert isinstance(header, SendMessageRequestHeader)
@@ -171,8 +123,8 @@ class SendHandler:
         Raises:
             RequestRefusedError: With a code on which clients try again, here or elsewhere.
         """
-        if self._overload.refusing:
-            raise self._overload.refusal()
+        if self._refusal.refusing:
+            raise self._refusal.refusal()
 
     def _append_alone(self, request: RemotingCommand, connection: Connection) -> None:
         """Serve a message again whose group could not be appended."""
@@ -223,7 +175,7 @@ class SendHandler:
             RequestRefusedError: It cannot be stored.
         """
         draft, sent = self._drafted(header, self._admit(header, connection), body, connection)
-        self._transactions.refuse_delays(sent)
+        self._prepares.refuse_delays(sent)
         return draft, sent.unique_key
 
     def _drafted(
@@ -297,7 +249,7 @@ class SendHandler:
         named = get_property((header.properties or "").encode(), b"TRANSACTION_HALF_ID")
         if named is None:
             return retry
-        message = self._transactions.committed_message(named.decode())
+        message = self._prepares.committed_message(named.decode())
         if (
             message is None
             or get_property(message.properties, b"UNIQ_KEY") != unique_key.encode()
@@ -346,11 +298,11 @@ class SendHandler:
                 REFUSAL_FIELDS,
             )
         message.properties = prepared_by(message.properties, request)
-        waits = message.topic not in self._transactions.unflushed_topics
+        waits = message.topic not in self._prepares.unflushed_topics
         key = self._recent_prepares.expect(group, unique_key)
         if key == 0:
             self._group.append_staged()  # the first half may be among them
-            found = self._transactions.find_duplicate([(message, unique_key)], group, connection)
+            found = self._prepares.find_duplicate([(message, unique_key)], group, connection)
             if found is not None:
                 _answer_duplicate(request, found[0], unique_key, connection, waits=waits)
                 return None
@@ -358,9 +310,9 @@ class SendHandler:
                 group, unique_key
             )
         try:
-            self._transactions.refuse_prepares(group, connection.broker_address)
-            self._transactions.refuse_delays(sent)
-            half = self._transactions.half_of(message, unique_key)
+            self._prepares.refuse_prepares(group, connection.broker_address)
+            self._prepares.refuse_delays(sent)
+            half = self._prepares.half_of(message, unique_key)
         except RequestRefusedError:
             self._recent_prepares.forget(key)
             raise
@@ -374,7 +326,7 @@ class SendHandler:
             message,
             group,
             key,
-            self._transactions,
+            self._prepares,
         )
 
     def _send_batch(

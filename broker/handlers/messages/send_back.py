@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -34,14 +33,16 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
-from halfmq.store.log.append_request import AppendRequest, AppendResult
+from halfmq.store.log.append_request import AppendRequest
 
 from ...access import requirements
-from ...delay.levels import with_properties
+from ...delay.levels import DelayLevels, with_properties
+from ...disk.send_refusal import SendRefusal
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler
-from ...tables.groups import GroupConfig
-from ...tables.topics import TopicConfig
+from ...ports import Connection, Handler, Store
+from ...tables.groups import GroupConfig, GroupTable
+from ...tables.queue_locks import QueueLocks
+from ...tables.topics import TopicConfig, TopicTable
 from ..subjects import require
 
 logger = logging.getLogger(__name__)
@@ -56,76 +57,26 @@ _NEVER_CONSUMED: Final = frozenset({HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC})
 """Topics that no consumer reads. Sending one of their records back would let a half message out."""
 
 
-class Records(Protocol):
-    """What this needs of the store."""
-
-    def record_at(self, physical_offset: int) -> Record | None: ...
-
-
-class Log(Protocol):
-    """Where the message goes: appends, has it flushed, and wakes who waits for it."""
-
-    def append(
-        self, group: Sequence[AppendRequest], *, contiguous: bool = False
-    ) -> list[AppendResult]: ...
-
-
-class Topics(Protocol):
-    """What this needs of the topic table."""
-
-    def ensure_retry(self, group: str, queues: int = ...) -> TopicConfig: ...
-
-    def ensure_dead_letter(self, group: str) -> TopicConfig: ...
-
-
-class Groups(Protocol):
-    """What this needs of the group table."""
-
-    def ensure(self, name: str) -> GroupConfig | None: ...
-
-
-class Delays(Protocol):
-    """The way into the schedule topic: `delay.DelayLevels`."""
-
-    def delayed(self, draft: AppendRequest) -> AppendRequest: ...
-
-
-class Overload(Protocol):
-    """Whether messages are refused now."""
-
-    refusing: bool
-
-    def refusal(self) -> RequestRefusedError: ...
-
-
-class Locks(Protocol):
-    """What this needs of the queue locks."""
-
-    def any_held(self, group: str) -> bool: ...
-
-
 class SendBackHandler:
     """Stores failed messages for their group again."""
 
     def __init__(
         self,
-        records: Records,
-        log: Log,
-        topics: Topics,
-        groups: Groups,
-        delays: Delays,
-        locks: Locks,
-        overload: Overload,
+        store: Store,
+        topics: TopicTable,
+        groups: GroupTable,
+        levels: DelayLevels,
+        locks: QueueLocks,
+        refusal: SendRefusal,
         *,
         sync_flush: bool,
     ) -> None:
-        self._records = records
-        self._log = log
+        self._store = store
         self._topics = topics
         self._groups = groups
-        self._delays = delays
+        self._levels = levels
         self._locks = locks
-        self._overload = overload
+        self._refusal = refusal
         self._sync_flush = sync_flush
 
     def handlers(self) -> dict[int, Handler]:
@@ -139,14 +90,14 @@ class SendBackHandler:
             RequestRefusedError: Also while messages are refused: the consumer keeps the message
                 and consumes it again by itself, a little later.
         """
-        if self._overload.refusing:
-            raise self._overload.refusal()
+        if self._refusal.refusing:
+            raise self._refusal.refusal()
         header = request.header
         assert isinstance(header, ConsumerSendMsgBackRequestHeader)
         config = self._group(header.group)
         if config.retry_queue_nums <= 0:  # the group wants no retries
             return encode_reply(request)
-        record = self._records.record_at(header.offset) if header.offset >= 0 else None
+        record = self._store.record_at(header.offset) if header.offset >= 0 else None
         if record is None or record.topic in _NEVER_CONSUMED:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}"
@@ -157,7 +108,7 @@ class SendBackHandler:
             draft = self._dead(record, config, connection.store_host)
         else:
             draft = self._retry(record, config, header.delay_level, connection.store_host)
-        (appended,) = self._log.append((draft,))
+        (appended,) = self._store.append((draft,))
         # Not before it is durable: the client forgets the message, although WAIT=false is in it.
         durable_at = appended.end if self._sync_flush else 0
         connection.respond(request, encode_reply(request), durable_at)
@@ -196,7 +147,7 @@ class SendBackHandler:
         topic = _writable(self._topics.ensure_retry(config.name, config.retry_queue_nums))
         draft = _again(record, level or FIRST_RETRY_LEVEL + record.reconsume_times, store_host)
         queue_id = random.randrange(config.retry_queue_nums)  # noqa: S311  # spreads load, no secret
-        return self._delays.delayed(replace(draft, topic=topic.name, queue_id=queue_id))
+        return self._levels.delayed(replace(draft, topic=topic.name, queue_id=queue_id))
 
     def _dead(self, record: Record, config: GroupConfig, store_host: bytes) -> AppendRequest:
         return self._moved_to_dead_letters(_again(record, 0, store_host), config)

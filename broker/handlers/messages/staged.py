@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -13,24 +12,7 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...ports import Connection
-from ...transaction.deduplication import RecentPrepares
-
-
-class Transactions(Protocol):
-    """The part of the transaction service that a staged half uses."""
-
-    @property
-    def recent_prepares(self) -> RecentPrepares: ...
-
-    def prepared(
-        self,
-        message: AppendRequest,
-        half: AppendRequest,
-        appended: AppendResult,
-        producer_group: str,
-        key: int,
-        connection: Connection,
-    ) -> None: ...
+from ...transaction.prepares import Prepares
 
 
 class StagedMessage(msgspec.Struct, gc=False):
@@ -65,11 +47,11 @@ class StagedHalf(StagedMessage, gc=False):
     message: AppendRequest  # as the producer sent it
     producer_group: str
     deduplication_key: int
-    transactions: Transactions
+    prepares: Prepares
 
     def appended(self, results: Sequence[AppendResult]) -> None:
         """Add the transaction, and answer the request."""
-        self.transactions.prepared(
+        self.prepares.prepared(
             self.message,
             self.requests[0],
             results[0],
@@ -81,4 +63,4 @@ class StagedHalf(StagedMessage, gc=False):
 
     def refused(self) -> None:
         """Release the key, so that the same half sent again is a new one."""
-        self.transactions.recent_prepares.forget(self.deduplication_key)
+        self.prepares.recent_prepares.forget(self.deduplication_key)

@@ -8,7 +8,7 @@ Ours alone: official clients send one half at a time, see `send`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
@@ -25,37 +25,18 @@ from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import get_property, terminated
 from halfmq.store.format.topics import DEFAULT_TOPIC
-from halfmq.store.log.append_request import AppendRequest, AppendResult
+from halfmq.store.log.append_request import AppendRequest
 
 from ...ports import Connection, Handler
 from ...transaction.admission import GROUP_RESERVE, RECORD_RESERVE, refusal
 from ...transaction.deduplication import FirstHalf
+from ...transaction.prepares import Prepares
 from ..subjects import prepared_by
 
 NEW_TOPIC_QUEUES: Final = 1_024
 """Queues asked for when a topic is created; the broker's `defaultTopicQueueNums` is the limit."""
 
 _ALLOWED_BITS: Final = frozenset({int(TransactionType.NONE), int(TransactionType.PREPARED)})
-
-
-class Transactions(Protocol):
-    """What preparing needs of the transaction service."""
-
-    def refuse_prepares(self, group: str, broker_address: str) -> None: ...
-
-    def find_duplicate(
-        self,
-        messages: Sequence[tuple[AppendRequest, str]],
-        producer_group: str,
-        connection: Connection,
-    ) -> list[FirstHalf] | None: ...
-
-    def prepare_group(
-        self,
-        messages: Sequence[tuple[AppendRequest, str]],
-        producer_group: str,
-        connection: Connection,
-    ) -> list[AppendResult]: ...
 
 
 Drafted = Callable[[SendMessageRequestHeader, bytes, Connection], tuple[AppendRequest, str]]
@@ -66,7 +47,7 @@ class PrepareHandler:
 
     def __init__(
         self,
-        transactions: Transactions,
+        prepares: Prepares,
         drafted: Drafted,
         *,
         append_staged: Callable[[], None],
@@ -76,13 +57,13 @@ class PrepareHandler:
         """Wire it.
 
         Args:
-            transactions: Stores halves.
+            prepares: Stores halves.
             drafted: Validates one message like a send.
             append_staged: Appends the records of earlier requests.
             refuse_sends: Raises if the disk is too slow to accept more.
             log_file_size: Bytes of a file of the log, which the halves have to fit into.
         """
-        self._transactions = transactions
+        self._prepares = prepares
         self._drafted = drafted
         self._append_staged = append_staged
         self._refuse_sends = refuse_sends
@@ -107,10 +88,10 @@ class PrepareHandler:
         for draft, _ in messages:
             draft.properties = prepared_by(draft.properties, request)
         self._check_together(messages)
-        halves = self._transactions.find_duplicate(messages, group, connection)
+        halves = self._prepares.find_duplicate(messages, group, connection)
         if halves is None:
-            self._transactions.refuse_prepares(group, connection.broker_address)
-            appended = self._transactions.prepare_group(messages, group, connection)
+            self._prepares.refuse_prepares(group, connection.broker_address)
+            appended = self._prepares.prepare_group(messages, group, connection)
             halves = [
                 FirstHalf(one.physical_offset, one.queue_offset, draft.queue_id, draft.store_host)
                 for (draft, _), one in zip(messages, appended, strict=True)

@@ -83,7 +83,6 @@ def delays(store: MessageStore, root: Path, clock: Clock) -> DelayService:
     path = config_path(root, "delayOffset.json")
     made = DelayService(
         store,
-        store,
         levels,
         path,
         now_ms=clock,
@@ -191,7 +190,8 @@ def test_offsets_are_what_the_official_broker_reported(opened: Open, clock: Cloc
     topics = TopicTable(config_path(golden.root, "topics.json"), identity(), now_ms=clock)
     offsets = ConsumerOffsetTable(config_path(golden.root, "consumerOffset.json"), now_ms=clock)
     offsets.load()
-    handlers = OffsetHandlers(store, offsets, topics, topics).handlers()
+    groups = GroupTable(config_path(golden.root, "g.json"), auto_create=True, now_ms=clock)
+    handlers = OffsetHandlers(store, offsets, topics, groups).handlers()
 
     def ask(code: RequestCode, topic: str, queue_id: int, **fields: str) -> int:
         header = {"topic": topic, "queueId": str(queue_id), **fields}
@@ -236,9 +236,7 @@ def test_messages_of_a_real_store_are_viewed_and_sent_back(opened: Open, clock: 
     groups = GroupTable(config_path(golden.root, "g.json"), auto_create=True, now_ms=clock)
     levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
     locks = QueueLocks(now_ms=clock)
-    back = SendBackHandler(
-        store, store, topics, groups, levels, locks, SendRefusal(), sync_flush=False
-    )
+    back = SendBackHandler(store, topics, groups, levels, locks, SendRefusal(), sync_flush=False)
     offset = golden.messages[0]["commitLogOffset"]
     for wrong in (offset + 1, store.write_offset, store.write_offset + 10_000, 1 << 60):
         with pytest.raises(RequestRefusedError, match="look message by offset failed"):

@@ -35,6 +35,7 @@ class Log:
     """A log that is always on disk."""
 
     durable_offset = 0
+    readable_offset = 0
     write_offset = 0
 
     def request_flush(self) -> None:

@@ -48,7 +48,6 @@ def service(
 ) -> DelayService:
     made = DelayService(
         log,
-        log,
         DelayLevels(levels, now_ms=clock),
         config_path(root, "delayOffset.json"),
         now_ms=clock,

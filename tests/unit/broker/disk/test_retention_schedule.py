@@ -78,8 +78,9 @@ class Scheduled:
         self.schedule = RetentionSchedule(
             self.log,
             StoreSettings(**settings),  # type: ignore[arg-type]
-            self.floors,
-            self.floors,
+            oldest_pending=lambda: self.floors.oldest_pending_offset,
+            oldest_delayed=self.floors.oldest_waiting_offset,
+            on_blocked=self.floors.on_retention_blocked,
             is_scarce=lambda: self.scarce,
             now_ms=lambda: NOW_MS,
             fetch=fetch_nothing,
@@ -192,7 +193,7 @@ def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) ->
     levels = DelayLevels(parse_delay_levels("1s 10s 1h"), now_ms=clock)
     path = tmp_path / "delayOffset.json"
     service = DelayService(
-        store, store, levels, path, now_ms=clock, monotonic_ms=clock, fetch=fetch_nothing
+        store, levels, path, now_ms=clock, monotonic_ms=clock, fetch=fetch_nothing
     )
     service.load()
     assert service.oldest_waiting_offset() is None
@@ -230,7 +231,7 @@ def test_a_look_fetches_what_is_not_in_memory(
     levels = DelayLevels(parse_delay_levels("1s 10s 1h"), now_ms=clock)
     path = tmp_path / "delayOffset.json"
     delays = DelayService(
-        store, store, levels, path, now_ms=clock, monotonic_ms=clock, fetch=fetch_nothing
+        store, levels, path, now_ms=clock, monotonic_ms=clock, fetch=fetch_nothing
     )
     delays.load()
     oldest, *_ = (
@@ -244,8 +245,9 @@ def test_a_look_fetches_what_is_not_in_memory(
     schedule = RetentionSchedule(
         one.log,
         StoreSettings(),
-        one.floors,
-        delays,
+        oldest_pending=lambda: one.floors.oldest_pending_offset,
+        oldest_delayed=delays.oldest_waiting_offset,
+        on_blocked=one.floors.on_retention_blocked,
         is_scarce=lambda: True,
         now_ms=clock,
         fetch=lambda *fetch: fetches.append(fetch),

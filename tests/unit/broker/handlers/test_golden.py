@@ -147,7 +147,6 @@ class Broker:
             RouteHandlers(self.topics, who),
             SendBackHandler(
                 self.log,
-                self.log,
                 self.topics,
                 self.groups,
                 levels,

@@ -25,7 +25,10 @@ CHEAP_S = SLICE_S / 100  # an answer that takes a hundredth of a slice
 class Log:
     """A log that grows when the test says so."""
 
-    write_offset = 1 << 40
+    readable_offset = durable_offset = write_offset = 1 << 40
+
+    def request_flush(self) -> None:
+        """Nothing."""
 
 
 class Slices:

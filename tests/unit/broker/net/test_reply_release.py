@@ -15,6 +15,7 @@ from halfmq.broker.net.reply_release import (
 )
 from halfmq.remoting.codes import FLAG_ONE_WAY
 from halfmq.remoting.command import RemotingCommand
+from tests.support.broker_doubles import FakeConnection
 
 REQUEST = RemotingCommand(code=10)
 
@@ -24,6 +25,7 @@ class Log:
 
     def __init__(self) -> None:
         self.durable_offset = 0
+        self.readable_offset = 0
         self.write_offset = 0
         self.flushes = 0
 
@@ -31,18 +33,14 @@ class Log:
         self.flushes += 1
 
 
-class Peer:
+class Peer(FakeConnection):
     """Takes what is written to it."""
 
     def __init__(self) -> None:
-        self.written: list[bytes] = []
+        super().__init__()
         self.resumed = 0
-        self.closed = False
 
-    def write(self, data: bytes) -> None:
-        self.written.append(data)
-
-    def resume_after_flush(self) -> None:
+    def resume(self) -> None:
         self.resumed += 1
 
 
@@ -211,7 +209,7 @@ async def test_a_slow_disk_stops_the_network() -> None:
     release = _release(log)
     log.write_offset = UNFLUSHED_BYTES_MAX + 1
     assert release.over_limit()
-    release.stall(peer)
+    release.stall(peer.resume)
 
     release.release()
     assert peer.resumed == 0
@@ -229,8 +227,8 @@ async def test_a_disk_that_stays_behind_has_messages_refused_instead(
     log, first, second = Log(), Peer(), Peer()
     release = _release(log)
     log.write_offset = UNFLUSHED_BYTES_MAX + 1
-    release.stall(first)
-    release.stall(second)
+    release.stall(first.resume)
+    release.stall(second.resume)
     await _loop_pass()
 
     assert release.refusing
@@ -240,7 +238,7 @@ async def test_a_disk_that_stays_behind_has_messages_refused_instead(
 
     log.write_offset = UNFLUSHED_BYTES_LIMIT + 1
     assert release.over_limit()
-    release.stall(first)
+    release.stall(first.resume)
     await _loop_pass()
     assert first.resumed == 1  # now nothing is read until the disk has caught up
 
@@ -253,10 +251,10 @@ async def test_messages_are_taken_again_when_half_of_the_limit_is_free(
     log = Log()
     release = _release(log)
     log.write_offset = UNFLUSHED_BYTES_LIMIT + 1
-    release.stall(Peer())
+    release.stall(Peer().resume)
     await _loop_pass()
     behind = Peer()
-    release.stall(behind)
+    release.stall(behind.resume)
 
     log.durable_offset = log.write_offset - UNFLUSHED_BYTES_MAX // 2 - 1
     release.release()
@@ -276,7 +274,7 @@ async def test_a_burst_that_the_disk_takes_in_time_is_not_refused(
     log, peer = Log(), Peer()
     release = _release(log)
     log.write_offset = UNFLUSHED_BYTES_MAX + 1
-    release.stall(peer)
+    release.stall(peer.resume)
     log.durable_offset = log.write_offset
     release.release()
     log.write_offset += UNFLUSHED_BYTES_MAX + 1  # the next one

@@ -44,6 +44,7 @@ class Log:
     """A log that is on disk when the test says so."""
 
     durable_offset = 0
+    readable_offset = 0
     write_offset = 0
 
     def request_flush(self) -> None:

@@ -17,7 +17,8 @@ from halfmq.broker.transaction.errors import (
     HalfNotFoundError,
     TransactionError,
 )
-from halfmq.broker.transaction.pending_view import Page
+from halfmq.broker.transaction.operator_actions import OperatorActions
+from halfmq.broker.transaction.pending_view import Page, PendingView
 from halfmq.remoting.bodies import decode_table
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -66,7 +67,7 @@ def info(offset: int, group: str = "pg", state: str = "prepared") -> Transaction
     )
 
 
-class FakeTransactions:
+class FakeTransactions(PendingView, OperatorActions):
     """The service's side of the contract, with a few transactions."""
 
     def __init__(self, *infos: TransactionInfo) -> None:
@@ -115,7 +116,7 @@ class Front:
             AdminHandlers(
                 self.transactions,
                 self.transactions,
-                self.log,
+                self.log.record_at,
                 self.group,
                 lambda: {"k": "v"},
                 lambda: None,

@@ -168,7 +168,8 @@ def test_how_far_back_is_young_depends_on_the_machine(parts: Parts, tmp_path: Pa
     """By default four tenths of the memory, so the young part can be read from it."""
     topics = TopicTable(config_path(tmp_path, "t.json"), identity(), now_ms=parts.clock)
     offsets = ConsumerOffsetTable(config_path(tmp_path, "o.json"), now_ms=parts.clock)
-    handlers = OffsetHandlers(parts.log, offsets, topics, topics).handlers()
+    groups = GroupTable(config_path(tmp_path, "g.json"), auto_create=True, now_ms=parts.clock)
+    handlers = OffsetHandlers(parts.log, offsets, topics, groups).handlers()
     header = {"consumerGroup": "new", "topic": "orders", "queueId": "0"}
     command = request(RequestCode.QUERY_CONSUMER_OFFSET, header)
 

@@ -60,7 +60,6 @@ class Parts:
         self.refusal = SendRefusal()
         self.handler = SendBackHandler(
             self.log,
-            self.log,
             self.topics,
             self.groups,
             levels,
