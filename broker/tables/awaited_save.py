@@ -24,7 +24,7 @@ WAITING_MAX: Final = 1_024
 WAITING_BYTES_MAX: Final = 16 << 20
 """Bytes of their bodies, which are kept in memory."""
 
-TOPICS_PER_PASS: Final = 8
+TOPICS_PER_PASS: Final = 4
 """Topics that become visible in one pass of the event loop. The first message of each creates two
 directories and a file, which takes a tenth to a fifth of a millisecond."""
 
