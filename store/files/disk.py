@@ -59,7 +59,6 @@ CREATE_NEW: Final = CREATE | os.O_EXCL
 CREATE_EMPTY: Final = CREATE | os.O_TRUNC
 MODE: Final = 0o644  # of a file that is created
 PRIVATE_MODE: Final = 0o600  # of one that holds secrets
-MAP_READ: Final = mmap.ACCESS_READ
 PAGE_SIZE: Final = mmap.PAGESIZE  # bytes
 NO_WAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # flag of preadv; 0 if not supported
 SEEK_DATA: int | None = getattr(os, "SEEK_DATA", None)
@@ -102,11 +101,6 @@ def size_of(path: Path) -> int:
         FileNotFoundError: There is no such file.
     """
     return path.stat().st_size
-
-
-def device_of(path: Path) -> int:
-    """Return the device number, which is equal for paths in one file system."""
-    return path.stat().st_dev
 
 
 def entries(directory: Path) -> list[Path]:

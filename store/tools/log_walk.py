@@ -135,7 +135,6 @@ class LogWalk:
         self.end_offset = self.start  # after the last valid record
         self.records = 0
         self.last_timestamp = 0  # ms, store time of the last record
-        self.stale_offset = -1  # where old records follow after the end; -1 without
         self._end = end
         self._reaches = reaches
         self._live = live
@@ -218,7 +217,6 @@ class LogWalk:
             return None if later is None else DamagedRange(missing, later, "the file is missing")
         following = self._search(at)
         if following is not None and self._is_stale(following):
-            self.stale_offset = following
             following = None
         if following is None and at < self._reaches:
             following = self._reaches
