@@ -59,12 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         print(f"broker: {error}", file=sys.stderr)  # noqa: T201
         return ExitCode.CONFIGURATION
-    if options.print_config:
-        print("\n".join(loaded.lines()))  # noqa: T201
-        return ExitCode.STOPPED
     configure_logging(options.log_level)
     for warning in loaded.warnings:
         logger.warning("event=config_warning %s", warning)
+    if options.print_config:
+        print("\n".join(loaded.lines()))  # noqa: T201
+        return ExitCode.STOPPED
     raise_descriptor_limit()
     reserve_descriptor_table()
     try:

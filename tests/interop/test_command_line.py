@@ -236,6 +236,15 @@ def test_print_config_prints_and_ends(tmp_path: Path) -> None:
     assert not (tmp_path / "never").exists()
 
 
+def test_print_config_warns_about_unknown_keys() -> None:
+    """A typo shows where people look first; standard output stays a list of keys."""
+    done = _run("--print-config", "--set", "transactionTimeout=7000")
+
+    assert done.returncode == 0
+    assert "did you mean transactionTimeOut?" in done.stderr
+    assert "transactionTimeout" not in done.stdout
+
+
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
