@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from halfmq.store.config import FlushMode, StoreConfig
 
 from .access.config import TLS_PROPERTIES, AccessConfig, TlsConfig
-from .delay.levels import parse_delay_levels
+from .delay.levels import DEFAULT_LEVELS, parse_delay_levels
 from .errors import ConfigurationError
 from .settings import (
     DIRECTORY,
@@ -50,6 +50,7 @@ _DAY_MS: Final = 86_400_000
 _PERCENT: Final = integer(10, 100, "percent in use; 100: never")
 _ADDRESS_LIST: Final = r"(|[^:;,\s]+:\d{1,5}([;,][^:;,\s]+:\d{1,5})*)"
 _HOURS: Final = r"([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*"
+_STORE: Final = StoreConfig(root=Path())  # for the defaults, which the store states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,25 +139,31 @@ class StoreSettings:
     )
     flush_mode: FlushMode = setting(
         "flushDiskType",
-        FlushMode.SYNC_FLUSH,
+        _STORE.flush_mode,
         choice(FlushMode),
         "SYNC_FLUSH: acknowledged means on disk. ASYNC_FLUSH: a power cut loses the last interval",
     )
     flush_interval_ms: int = setting(
-        "flushIntervalCommitLog", 500, duration(1, 60_000), "ms between flushes with ASYNC_FLUSH"
+        "flushIntervalCommitLog",
+        _STORE.flush_interval_ms,
+        duration(1, 60_000),
+        "ms between flushes with ASYNC_FLUSH",
     )
     flush_interval_consume_queue_ms: int = setting(
-        "flushIntervalConsumeQueue", 1_000, duration(10, 600_000), "ms between queue flushes"
+        "flushIntervalConsumeQueue",
+        _STORE.flush_interval_consume_queue_ms,
+        duration(10, 600_000),
+        "ms between queue flushes",
     )
     commit_log_file_size: int = setting(
         "mappedFileSizeCommitLog",
-        1 << 30,
+        _STORE.commit_log_file_size,
         integer(4_096, 1 << 40, "bytes"),
         "bytes of one log file; never change it for an existing store",
     )
     consume_queue_file_size: int = setting(
         "mappedFileSizeConsumeQueue",
-        6_000_000,
+        _STORE.consume_queue_file_size,
         integer(20, 1 << 34, "bytes"),
         "bytes of one queue file, rounded up to a multiple of 20",
     )
@@ -164,16 +171,25 @@ class StoreSettings:
         "maxMessageSize", 4_194_304, integer(1, 16_000_000, "bytes"), "bytes of the largest body"
     )
     index_enabled: bool = setting(
-        "messageIndexEnable", True, SWITCH, "find messages by key and unique id"
+        "messageIndexEnable", _STORE.index_enabled, SWITCH, "find messages by key and unique id"
     )
     max_hash_slots: int = setting(
-        "maxHashSlotNum", 5_000_000, integer(1, 500_000_000, "slots"), "hash slots of an index file"
+        "maxHashSlotNum",
+        _STORE.max_hash_slots,
+        integer(1, 500_000_000, "slots"),
+        "hash slots of an index file",
     )
     max_index_items: int = setting(
-        "maxIndexNum", 20_000_000, integer(2, 2_000_000_000, "items"), "items of an index file"
+        "maxIndexNum",
+        _STORE.max_index_items,
+        integer(2, 2_000_000_000, "items"),
+        "items of an index file",
     )
     append_property_crc: bool = setting(
-        "enabledAppendPropCRC", False, SWITCH, "a checksum over the whole record, not the body only"
+        "enabledAppendPropCRC",
+        _STORE.append_property_crc,
+        SWITCH,
+        "a checksum over the whole record, not the body only",
     )
     file_reserved_hours: int = setting(
         "fileReservedTime",
@@ -283,7 +299,7 @@ class DelayConfig:
 
     levels: str = setting(
         "messageDelayLevel",
-        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+        DEFAULT_LEVELS,
         checked(parse_delay_levels, "times like 1s 5s 1m 2h 1d, separated by blanks"),
         "delay of level 1, 2, …",
     )

@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from halfmq.store.config import DELAY_LEVELS_MS
 from halfmq.store.format.flags import TransactionType, with_transaction_type
 from halfmq.store.format.properties import (
     PROPERTY_DELAY,
@@ -32,9 +33,6 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
-DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-"""Source: `messageDelayLevel` of RocketMQ's `MessageStoreConfig`."""
-
 LEVELS_MAX: Final = 64
 """Levels that may be configured; each is a queue that is read many times per second."""
 
@@ -47,6 +45,17 @@ _DELAY_MARK, DELIVER_MARK = (name.encode() + b"\x01" for name in _DELAY_NAMES)
 COMMITTED_MARK: Final = PROPERTY_TRANSACTION_HALF_ID.encode() + b"\x01"
 _DIGITS_MAX: Final = 18  # of a number in a property; the largest has room in 64 bits
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def _shown(delay_ms: int) -> str:
+    unit = max(
+        (unit for unit in _UNITS_MS if delay_ms % _UNITS_MS[unit] == 0), key=_UNITS_MS.__getitem__
+    )
+    return f"{delay_ms // _UNITS_MS[unit]}{unit}"
+
+
+DEFAULT_LEVELS: Final = " ".join(map(_shown, DELAY_LEVELS_MS))
+"""The levels that the store assumes, as the text of `messageDelayLevel`."""
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:
