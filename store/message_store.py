@@ -36,7 +36,7 @@ from .format.queue_entry import PRE_BLANK
 from .format.record import Range, Record
 from .format.topics import SCHEDULE_TOPIC
 from .index.index_builder import IndexBuilder
-from .index.index_file import IndexService
+from .index.index_service import IndexService
 from .integrity.digests import IndexExtent
 from .integrity.verification import Integrity
 from .log.append_request import AppendRequest, AppendResult

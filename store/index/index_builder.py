@@ -22,7 +22,8 @@ from ..format.index import KeyedRecord
 from ..format.record import store_timestamp
 from ..log.append_request import AppendRequest, AppendResult
 from ..log.log_scan import Found, LogScan
-from .index_file import IndexFile, IndexService
+from .index_file import IndexFile
+from .index_service import IndexService
 
 logger = logging.getLogger(__name__)
 

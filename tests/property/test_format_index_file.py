@@ -25,7 +25,7 @@ from halfmq.store.format.index import (
     item_position,
     slot_position,
 )
-from halfmq.store.index.index_file import IndexService
+from halfmq.store.index.index_service import IndexService
 from tests.support.index_records import (
     FOREVER,
     START_MS,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from halfmq.store.format.flags import is_indexed
 from halfmq.store.format.index import KeyedRecord, index_key, index_key_hash, index_keys
 from halfmq.store.format.properties import encode_properties
-from halfmq.store.index.index_file import IndexService
+from halfmq.store.index.index_service import IndexService
 
 TOPIC = "orders"
 START_MS = 1_700_000_000_000

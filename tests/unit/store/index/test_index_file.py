@@ -28,8 +28,8 @@ from halfmq.store.format.index import (
     unpack_item,
 )
 from halfmq.store.format.record import decode_record
-from halfmq.store.index import index_file
-from halfmq.store.index.index_file import IndexService
+from halfmq.store.index import index_file, index_service
+from halfmq.store.index.index_service import IndexService
 from tests.support.golden_store import NAMES, GoldenStore, unpack
 from tests.support.index_records import (
     FOREVER,
@@ -357,7 +357,7 @@ def test_a_full_disk_changes_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(index_file, "reserve", failing(reserve))
-        patch.setattr(index_file, "create_file", failing(create_file))
+        patch.setattr(index_service, "create_file", failing(create_file))
         patch.setattr(index_file, "_RESERVED_AHEAD", 0)
         with pytest.raises(DiskFullError):
             index.put_group(group)
