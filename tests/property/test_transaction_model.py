@@ -97,7 +97,7 @@ class TransactionMachine(RuleBasedStateMachine):
         self.parked_before: set[int] = set()  # and no question about it under way
 
     def teardown(self) -> None:
-        self._abandon_snapshot()
+        self.broker.abandon_snapshot()
         self._thread.stop()
         self._directory.cleanup()
 
@@ -161,9 +161,9 @@ class TransactionMachine(RuleBasedStateMachine):
         try:
             self.broker.service.operator.resume(half.physical_offset)
         except DecidedOtherwiseError:
-            assert known.half.physical_offset not in self.broker.service._table
+            assert known.half.physical_offset not in self.broker.table
             return
-        entry = self.broker.service._table.get(known.half.physical_offset)
+        entry = self.broker.table.get(known.half.physical_offset)
         assert entry is not None
         assert entry.state is State.PREPARED
 
@@ -247,7 +247,7 @@ class TransactionMachine(RuleBasedStateMachine):
     @rule()
     def forget_recent(self) -> None:
         """Have the next decisions read their halves from the log."""
-        self.broker.service.prepares._finals.__init__()  # type: ignore[misc]
+        self.broker.forget_finals()
 
     @rule(group=st.sampled_from(GROUPS))
     def connect(self, group: str) -> None:
@@ -296,7 +296,7 @@ class TransactionMachine(RuleBasedStateMachine):
     @rule(survivors=st.integers(min_value=0, max_value=4))
     def crash(self, survivors: int) -> None:
         """Lose what was not flushed, but for the first few records of it."""
-        self._abandon_snapshot()
+        self.broker.abandon_snapshot()
         log = self.broker.log
         unflushed = [record.end for record in log.scan(log.durable_offset)]
         end = max([log.durable_offset, *unflushed[:survivors]])
@@ -307,12 +307,6 @@ class TransactionMachine(RuleBasedStateMachine):
             last = known.halves[-1]
             known.lost = last.physical_offset + last.size > end
         self.known = [known for known in self.known if not known.lost]
-
-    def _abandon_snapshot(self) -> None:
-        """Leave the unfinished file as a killed process would."""
-        work = self.broker.service._snapshots._work
-        if work is not None:
-            work.close()
 
     def _forget_connections(self) -> None:
         for group in GROUPS:
@@ -357,7 +351,7 @@ class TransactionMachine(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         for known in self.known:
             offset = known.half.physical_offset
-            undecided = offset in self.broker.service._table
+            undecided = offset in self.broker.table
             if undecided:
                 assert known.told is None
                 assert self.broker.finals_of(known.half) == []
@@ -376,7 +370,7 @@ class TransactionMachine(RuleBasedStateMachine):
                 assert not {*producer.asked_offsets} & self.parked_before
         self.parked_before = {
             entry.offset
-            for entry in self.broker.service._table
+            for entry in self.broker.table
             if entry.state is State.PARKED and not self._was_asked(entry.offset)
         }
 
@@ -394,11 +388,11 @@ class TransactionMachine(RuleBasedStateMachine):
         for record in self.broker.log.records():
             log_replay.apply(record)
         assert {(one.offset, one.state, one.parked_reason) for one in table} == {
-            (one.offset, one.state, one.parked_reason) for one in self.broker.service._table
+            (one.offset, one.state, one.parked_reason) for one in self.broker.table
         }
-        assert table.groups == self.broker.service._table.groups
+        assert table.groups == self.broker.table.groups
         assert (log_replay.incomplete, log_replay.unfinished) == ({}, {})
-        assert set(log_replay.without_op) == set(self.broker.service._ops.waiting)
+        assert set(log_replay.without_op) == set(self.broker.ops.waiting)
 
 
 TransactionMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50)

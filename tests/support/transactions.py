@@ -8,11 +8,18 @@ from random import Random
 
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
+from halfmq.broker.loop.fetches import Fetch
 from halfmq.broker.ports import OnAnswer, Part
+from halfmq.broker.transaction.checks.checker import Checker
+from halfmq.broker.transaction.checks.parking import Parking
 from halfmq.broker.transaction.deciding import DecisionRequest, Decisions, Ended
 from halfmq.broker.transaction.half_reader import HalfReader
+from halfmq.broker.transaction.op_writer import OpWriter
+from halfmq.broker.transaction.replay.snapshot import Snapshots
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.broker.transaction.state.decision_cache import DECIDED_REMEMBERED
+from halfmq.broker.transaction.state.final_message_cache import FinalMessageCache
+from halfmq.broker.transaction.state.pending import PendingTable
 from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.remoting.codes import FLAG_ONE_WAY
 from halfmq.remoting.command import RemotingCommand
@@ -68,7 +75,8 @@ class MemoryLog:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._records: dict[int, bytes] = {}
+        self.encoded: dict[int, bytes] = {}
+        """The bytes of each record, by its offset."""
         self._queues: dict[tuple[str, int], int] = {}
         self.min_offset = 0
         self.write_offset = 0
@@ -118,7 +126,7 @@ class MemoryLog:
         """Append a record as it stands; it names its own offsets."""
         record = decode_record(encoded)
         assert record.physical_offset >= self.write_offset
-        self._records[record.physical_offset] = encoded
+        self.encoded[record.physical_offset] = encoded
         self.write_offset = record.end
         if has_queue_entry(record.sys_flag):
             self._queues[record.topic, record.queue_id] = record.queue_offset + 1
@@ -133,8 +141,8 @@ class MemoryLog:
         """Return the log as a restart finds it, with so many records that were not flushed."""
         after = MemoryLog(self._clock)
         after.min_offset = self.min_offset
-        after._newest_ms = self._newest_ms
-        for offset, encoded in self._records.items():
+        after._newest_ms = self._newest_ms  # of the same class
+        for offset, encoded in self.encoded.items():
             if offset >= self.durable_offset:
                 if not survivors:
                     break
@@ -146,24 +154,24 @@ class MemoryLog:
     def delete_before(self, offset: int) -> None:
         """Do what retention does."""
         self.min_offset = offset
-        for gone in [at for at in self._records if at < offset]:
-            del self._records[gone]
+        for gone in [at for at in self.encoded if at < offset]:
+            del self.encoded[gone]
 
     def read_cold(self, ranges: Iterable[tuple[int, int]]) -> bytes:
         pieces = []
         for start, length in ranges:
-            if start not in self._records:
+            if start not in self.encoded:
                 raise FileNotFoundError(start)
-            pieces.append(self._records[start][:length])
+            pieces.append(self.encoded[start][:length])
         return b"".join(pieces)
 
     def store_timestamp(self, physical_offset: int) -> int:
-        if physical_offset not in self._records:
+        if physical_offset not in self.encoded:
             raise FileNotFoundError(physical_offset)
-        return decode_record(self._records[physical_offset]).store_timestamp
+        return decode_record(self.encoded[physical_offset]).store_timestamp
 
     def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError:
-        known = [offset for offset in physical_offsets if offset in self._records]
+        known = [offset for offset in physical_offsets if offset in self.encoded]
         return NotInMemoryError([Missing(Path("log"), offset, 0) for offset in known])
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
@@ -192,7 +200,7 @@ class MemoryLog:
         return GetResult(GetStatus.FOUND, following, first, end, ranges, len(ranges), size)
 
     def _queue(self, topic: str, queue_id: int) -> list[Record]:
-        records = [decode_record(encoded) for encoded in self._records.values()]
+        records = [decode_record(encoded) for encoded in self.encoded.values()]
         return [
             one
             for one in records
@@ -200,17 +208,17 @@ class MemoryLog:
         ]
 
     def record_bytes(self, physical_offset: int) -> bytes | None:
-        return self._records.get(physical_offset)
+        return self.encoded.get(physical_offset)
 
     def unchecked_bytes(self, physical_offset: int) -> bytes | None:
-        return self._records.get(physical_offset)
+        return self.encoded.get(physical_offset)
 
     def record_at(self, physical_offset: int) -> Record | None:
         encoded = self.record_bytes(physical_offset)
         return None if encoded is None else decode_record(encoded)
 
     def scan(self, start: int, end: int | None = None) -> Iterator[Record]:
-        for offset, encoded in self._records.items():
+        for offset, encoded in self.encoded.items():
             if offset >= start and (end is None or offset < end):
                 yield decode_record(encoded)
 
@@ -222,7 +230,7 @@ class MemoryLog:
 
     @property
     def index_last_update(self) -> tuple[int, int]:
-        return (self._newest_ms, min(max(self._records, default=0), self.indexed_until))
+        return (self._newest_ms, min(max(self.encoded, default=0), self.indexed_until))
 
     def query_index(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
@@ -395,7 +403,55 @@ class Placed:
         """It exists."""
 
 
-class Broker:
+class ServiceParts:
+    """The parts of a transaction service that tests compare before and after a restart.
+
+    Private names are used here alone: no answer, metric or file shows the whole table, the
+    timetable of checks or what is in memory only, and the service needs no door to them.
+    """
+
+    service: TransactionService
+
+    @property
+    def table(self) -> PendingTable:
+        return self.service._table
+
+    @property
+    def checker(self) -> Checker:
+        return self.service._checker
+
+    @property
+    def snapshots(self) -> Snapshots:
+        return self.service._snapshots
+
+    @property
+    def is_taking_snapshot(self) -> bool:
+        return self.snapshots._work is not None
+
+    def abandon_snapshot(self) -> None:
+        """Leave the unfinished file as a killed process would."""
+        if self.snapshots._work is not None:
+            self.snapshots._work.close()
+            self.snapshots._work = None
+
+    @property
+    def ops(self) -> OpWriter:
+        return self.service._ops
+
+    @property
+    def parking(self) -> Parking:
+        return self.service._parking
+
+    @property
+    def finals(self) -> FinalMessageCache:
+        return self.service.prepares._finals
+
+    def forget_finals(self) -> None:
+        """Have the next decisions read their halves from the log, as late ones do."""
+        self.service.prepares._finals = FinalMessageCache()
+
+
+class Broker(ServiceParts):
     """A transaction service over a log in memory, and a way to crash and restart it."""
 
     def __init__(
@@ -413,7 +469,9 @@ class Broker:
         self.snapshot_log_bytes = 0
         self._decided = decided
         self._keys = 0
-        self.seed = 0  # of the jitter
+        self.jitter = Random(0)
+        self.fetch: Fetch = fetch_at_once
+        self.wake: Callable[[], None] = lambda: None
         self.destination = Placed(self.clock)
         self.flushes = True  # within milliseconds, as a disk does
         self.service = self._service()
@@ -430,10 +488,11 @@ class Broker:
             monotonic_ms=self.clock.monotonic,
             snapshot_path=self.snapshot_path,
             record_size_max=1 << 30,
-            fetch=fetch_at_once,
+            fetch=lambda missing, on_fetched: self.fetch(missing, on_fetched),  # noqa: PLW0108 -- a test sets another
+            wake=lambda: self.wake(),  # noqa: PLW0108 -- a test sets another
             snapshot_log_bytes=self.snapshot_log_bytes,
             decided_remembered=self._decided,
-            jitter=Random(self.seed),
+            jitter=self.jitter,
         )
         service.rebuild()
         return service
@@ -441,12 +500,12 @@ class Broker:
     def park(self, half: AppendResult) -> bool:
         """Have it give up asking about a half."""
         entry, stored = (
-            self.service._table.get(half.physical_offset),
+            self.table.get(half.physical_offset),
             HalfReader(self.log).read(half.physical_offset),
         )
         assert entry is not None
         assert stored is not None
-        return self.service._parking.park(entry, stored)
+        return self.parking.park(entry, stored)
 
     def restart(self, *, survivors: int = 0, drained: bool = False) -> None:
         """Stop in order, or crash with so many unflushed records left; then start again."""

@@ -82,7 +82,7 @@ def test_a_duplicate_of_a_committed_half_gets_its_ids(sends: Prepares, large: bo
 def test_a_duplicate_of_a_parked_half_gets_its_ids(sends: Prepares) -> None:
     """It can still be decided, by whoever finds it."""
     first = sends.prepare("K")
-    (entry,) = sends.broker.service._table
+    (entry,) = sends.broker.table
     entry.state = State.PARKED
 
     assert sends.prepare("K") == first
@@ -95,7 +95,7 @@ def test_the_connection_of_a_duplicate_takes_the_place_of_a_lost_one(
     """The producer is on the new one, and knows what became of its transaction."""
     sends.prepare("K")
     first = sends.connection
-    (entry,) = sends.broker.service._table
+    (entry,) = sends.broker.table
     assert entry.owner is first
     sends.connection = FakeConnection("127.0.0.1:50002")
     sends.prepare("K")
@@ -104,7 +104,7 @@ def test_the_connection_of_a_duplicate_takes_the_place_of_a_lost_one(
     first.closed = True
     if restarted:
         sends.restart()
-        (entry,) = sends.broker.service._table
+        (entry,) = sends.broker.table
     sends.prepare("K")
 
     assert entry.owner is sends.connection

@@ -91,7 +91,7 @@ def test_finals_are_the_same_from_memory_and_from_the_log(broker: Broker) -> Non
     """A decision that comes late delivers what an early one would have."""
     early, late = broker.prepare_group(3), broker.prepare_group(3)
     broker.end(early[0], Event.COMMIT)
-    broker.service.prepares._finals.__init__()  # type: ignore[misc]
+    broker.forget_finals()
     broker.end(late[0], Event.COMMIT)
 
     for first, second in zip(early, late, strict=True):
@@ -220,7 +220,7 @@ def test_a_group_that_was_cut_off_is_rolled_back(broker: Broker, survivors: int)
 
     broker.restart(survivors=survivors)
 
-    table = broker.service._table
+    table = broker.table
     whole = survivors == 4
     assert (halves[0].physical_offset in table) is whole
     assert len(table) == 1 + whole
@@ -232,7 +232,7 @@ def test_a_group_that_was_cut_off_is_rolled_back(broker: Broker, survivors: int)
             broker.end(halves[0], Event.COMMIT)
     broker.log.flush()
     broker.restart()
-    assert len(broker.service._table) == 1 + whole
+    assert len(broker.table) == 1 + whole
     assert sum(one.sys_flag & 0xC == 0xC for one in broker.log.records()) == len(rollbacks)
 
 
@@ -267,7 +267,7 @@ def test_a_completion_does_not_prevent_the_start(broker: Broker) -> None:
     halves = broker.prepare_group(4)
     broker.log.flush()
     broker.end(halves[0], Event.COMMIT)
-    records, damaged = broker.log._records, halves[2].physical_offset
+    records, damaged = broker.log.encoded, halves[2].physical_offset
     records[damaged] = records[damaged].replace(b"REAL_TOPIC", b"LOST_TOPIC")
     broker.destination.error = RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the table is full")
 
@@ -295,7 +295,7 @@ def test_a_group_comes_back_from_a_snapshot(broker: Broker) -> None:
 
     broker.restart(drained=True)
 
-    assert broker.service._table.groups == {
+    assert broker.table.groups == {
         halves[0].physical_offset: tuple(
             (half.physical_offset, half.queue_offset) for half in halves[1:]
         )
@@ -309,7 +309,7 @@ def test_a_group_with_a_damaged_half_is_not_delivered_in_part(broker: Broker) ->
     halves = broker.prepare_group(3)
     broker.log.flush()
     broker.restart()
-    del broker.log._records[halves[1].physical_offset]
+    del broker.log.encoded[halves[1].physical_offset]
     end = broker.log.write_offset
 
     with pytest.raises(Exception, match="Find prepared transaction message failed"):
@@ -326,7 +326,7 @@ def test_a_group_is_parked_and_decided_by_its_leader(broker: Broker) -> None:
     halves = broker.prepare_group(3)
     for _ in range(20):
         broker.wait(700_000)
-    (entry,) = broker.service._table
+    (entry,) = broker.table
     assert (entry.state, entry.offset) == (State.PARKED, halves[0].physical_offset)
 
     ended = broker.service.operator.decide(halves[1].physical_offset, "commit")

@@ -25,6 +25,7 @@ from tests.support.transactions import (
     Connected,
     Directory,
     Placed,
+    ServiceParts,
     end_now,
     fetch_at_once,
     gone,
@@ -32,7 +33,7 @@ from tests.support.transactions import (
 )
 
 
-class StoredBroker:
+class StoredBroker(ServiceParts):
     """A transaction service over a store directory."""
 
     def __init__(self, root: Path, **settings: int) -> None:
@@ -204,7 +205,7 @@ def test_large_halves_are_committed_whole(broker: StoredBroker) -> None:
     """Their size is not known before they are read, and they may end where a file does."""
     bodies = [bytes([65 + number]) * size for number, size in enumerate((7_000, 1_600, 8_192, 1))]
     halves = [broker.prepare(body) for body in bodies]
-    broker.service.prepares._finals.__init__()  # type: ignore[misc]  # have them read from the log
+    broker.forget_finals()  # have them read from the log
     for half in halves:
         broker.end(half, Event.COMMIT)
     assert [record.body for record in broker.consumed()] == bodies
@@ -238,7 +239,7 @@ def test_a_file_that_is_full_is_no_damage(
 
     broker.open(broker.root)
 
-    assert [entry.offset for entry in broker.service._table] == [
+    assert [entry.offset for entry in broker.table] == [
         half.physical_offset for half in halves[:-1]
     ]
     assert "event=log_damaged" not in caplog.text
@@ -340,7 +341,7 @@ def test_a_damaged_place_hides_nothing_behind_it(
         if (what == "file" and offset < 16_384)
         or (what in {"body", "length"} and offset == damaged.physical_offset)
     }
-    assert {entry.offset for entry in broker.service._table} == pending - lost
+    assert {entry.offset for entry in broker.table} == pending - lost
     assert "event=log_damaged" in caplog.text
     for half in halves[7::2]:
         if half.physical_offset not in lost:

@@ -182,9 +182,9 @@ def test_a_damaged_half_can_still_be_rolled_back(broker: Broker) -> None:
     half = broker.prepare()
     broker.log.flush()
     broker.restart()
-    encoded = bytearray(broker.log._records[half.physical_offset])
+    encoded = bytearray(broker.log.encoded[half.physical_offset])
     encoded[90] ^= 1
-    broker.log._records[half.physical_offset] = bytes(encoded)
+    broker.log.encoded[half.physical_offset] = bytes(encoded)
 
     with pytest.raises(HalfNotFoundError):
         broker.service.operator.decide(half.physical_offset, "commit")
@@ -269,7 +269,7 @@ def test_a_resumed_transaction_is_asked_about_from_the_start(broker: Broker, res
     broker.wait(1_000)
 
     assert producer.asked_offsets == [half.physical_offset]
-    entry = broker.service._table.get(half.physical_offset)
+    entry = broker.table.get(half.physical_offset)
     assert entry is not None
     assert (entry.state, entry.checks) == (State.PREPARED, 1)
     for _ in range(20):
@@ -335,7 +335,7 @@ def test_halves_that_are_too_old_are_parked_in_slices(
     """A million may get old at once; each slice goes on where the one before has ended."""
     halves = [broker.prepare() for _ in range(4)]
     monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one step each
-    parking, parked = broker.service._parking, []
+    parking, parked = broker.parking, []
 
     broker.service.on_retention_blocked(halves[3].physical_offset)
     for _ in range(5):

@@ -30,15 +30,17 @@ class Table:
         self.pending = PendingTable()
         self.reads = 0
         self._slow_ms = slow_ms
+        self.read: Callable[[int], StoredHalf] = self.read_slowly
+        self.monotonic_ms: Callable[[], int] = self.clock.monotonic
         for offset in offsets:
             self.add(offset)
         self.view = PendingView(
             self.pending,
             cast("DecisionLookup", None),
             NoChecks(),
-            read_half=self._read,
+            read_half=lambda offset: self.read(offset),  # noqa: PLW0108 -- a test sets another
             now_ms=self.clock,
-            monotonic_ms=self.clock.monotonic,
+            monotonic_ms=lambda: self.monotonic_ms(),  # noqa: PLW0108 -- a test sets another
         )
 
     def add(self, offset: int, group: str = "pg") -> None:
@@ -49,7 +51,7 @@ class Table:
         assert entry is not None
         self.pending.decide(entry, State.COMMITTED, offset)
 
-    def _read(self, offset: int) -> StoredHalf:
+    def read_slowly(self, offset: int) -> StoredHalf:
         self.reads += 1
         self.clock.now_ms += self._slow_ms
         return StoredHalf(
@@ -96,13 +98,13 @@ def test_a_page_ends_when_its_time_is_over() -> None:
 def test_a_page_ends_in_time_although_the_clock_is_set_back() -> None:
     """By the wall clock its time would begin again, and a page of a million takes seconds."""
     table = Table(*range(10, 100, 10), slow_ms=PAGE_MS)
-    read, steps = table._read, iter([-3_600_000])
+    steps = iter([-3_600_000])
 
     def step_and_read(offset: int) -> StoredHalf:
         table.clock.step(next(steps, 0))
-        return read(offset)
+        return table.read_slowly(offset)
 
-    table.view._read_half = step_and_read
+    table.read = step_and_read
 
     infos, _ = table.view.page(-1, 1000)
 
@@ -114,7 +116,7 @@ def test_a_page_that_finds_nothing_ends_too() -> None:
     table = Table(*range(3 * SKIPPED_PER_CLOCK_READ))
     table.add(1_000_000, "rare")
     readings = iter(range(START_MS, START_MS + 1_000_000, PAGE_MS))
-    table.view._monotonic_ms = lambda: next(readings)
+    table.monotonic_ms = lambda: next(readings)
 
     pages = table.walk(10, "rare")
 

@@ -433,8 +433,12 @@ def test_messages_kept_ready_for_their_decision_take_bounded_memory(broker: Brok
     for number, size in enumerate(sizes):
         one = message(body=bytes([number]) * size, key=f"{number:032X}")
         halves += broker.service.prepares.prepare_group([(one, f"{number:032X}")], "pg", gone())
-    kept = [one for part in broker.service.prepares._finals._generations for one in part.values()]
-    assert BYTES_MAX // 2 < sum(len(final.body) for final in kept) <= BYTES_MAX
+    kept = {half.physical_offset: broker.finals.pop(half.physical_offset) for half in halves}
+    sizes_kept = [len(final.body) for final in kept.values() if final is not None]
+    assert BYTES_MAX // 2 < sum(sizes_kept) <= BYTES_MAX
+    for offset, taken in kept.items():
+        if taken is not None:
+            broker.finals.add(offset, taken)
 
     for number in (0, len(halves) - 2, len(halves) - 1):
         broker.end(halves[number], Event.COMMIT)

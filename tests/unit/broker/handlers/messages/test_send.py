@@ -174,7 +174,7 @@ def test_an_immunity_that_is_no_number_is_the_default_and_logged(
         sends.prepare(key, CHECK_IMMUNITY_TIME_IN_SECONDS="soon")
     sends.prepare("K4", CHECK_IMMUNITY_TIME_IN_SECONDS="0")
 
-    assert [entry.immunity_s for entry in sends.broker.service._table] == [0] * 4
+    assert [entry.immunity_s for entry in sends.broker.table] == [0] * 4
     assert caplog.text.count("event=immunity_ignored") == 1
     assert "'soon'" in caplog.text
 

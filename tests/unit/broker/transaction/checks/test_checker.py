@@ -14,8 +14,6 @@ from halfmq.broker.transaction.checks import checker, group_queues
 from halfmq.broker.transaction.checks import timetable as timetable_module
 from halfmq.broker.transaction.checks.timetable import BUCKET_MS, Timetable
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.half import StoredHalf
-from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
@@ -383,15 +381,15 @@ def test_an_unreadable_half_does_not_harm_the_others(
     """Each transaction's trouble is its own, is told, and ends when the half can be read again."""
     producer = broker.producers.join("pg", Connected())
     broken, sound = broker.prepare(), broker.prepare()
-    read = HalfReader(broker.log).read
+    read = broker.log.unchecked_bytes
 
-    def fail_for_one(offset: int) -> StoredHalf | None:
+    def fail_for_one(offset: int) -> bytes | None:
         if offset == broken.physical_offset:
             raise error
         return read(offset)
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(broker.service._checker, "_read_half", fail_for_one)
+        patch.setattr(broker.log, "unchecked_bytes", fail_for_one)
         broker.wait(TIMEOUT_MS + BUCKET_MS)
 
     assert producer.asked_offsets == [sound.physical_offset]
@@ -419,13 +417,14 @@ def test_decided_transactions_cost_a_look_and_no_more(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nearly all are decided when their first check is due."""
+    producer = broker.producers.join("pg", Connected())
     for _ in range(2 * checker.LOOKS_PER_STEP - 10):
         broker.end(broker.prepare(), Event.COMMIT)
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
-    assert broker.service._checker.tick(broker.clock.now_ms, Slice()) == 0
-    assert broker.service._checker.tick(broker.clock.now_ms, Slice()) is None
-    assert len(broker.service._checker._queues) == 0
+    assert broker.checker.tick(broker.clock.now_ms, Slice()) == 0
+    assert broker.checker.tick(broker.clock.now_ms, Slice()) is None
+    assert producer.asked == []
 
 
 def test_groups_take_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,12 +452,12 @@ def test_news_of_very_many_checks_are_taken_in_slices(
     assert len(producer.asked) == len(halves)
     producer.acknowledge(None)
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
-    waiting = []
+    taken = []
     for _ in halves:
-        broker.service._checker.tick(broker.clock.now_ms, Slice())
-        waiting.append(len(broker.service._checker._receipts))
+        broker.checker.tick(broker.clock.now_ms, Slice())
+        taken.append(broker.checker.not_taken)
 
-    assert waiting == [4, 3, 2, 1, 0]
+    assert taken == [1, 2, 3, 4, 5]
 
 
 def test_groups_that_stay_away_are_looked_at_in_slices(
@@ -470,16 +469,16 @@ def test_groups_that_stay_away_are_looked_at_in_slices(
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     looks: list[str] = []
 
-    def is_away(group: str) -> bool:
+    def no_producers(group: str) -> tuple[()]:
         looks.append(group)
-        return True
+        return ()
 
-    monkeypatch.setattr(broker.service._checker._queues, "_is_away", is_away)
+    monkeypatch.setattr(broker.producers, "producers_of", no_producers)
     broker.clock.now_ms += 2 * group_queues.ABSENT_SWEEP_MS
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     counts = []
     for _ in range(6):
-        broker.service._checker.tick(broker.clock.now_ms, Slice())
+        broker.checker.tick(broker.clock.now_ms, Slice())
         counts.append(len(looks))
 
     assert counts == [1, 2, 3, 4, 5, 5]
@@ -545,7 +544,7 @@ def test_garbage_collection_does_not_walk_through_the_timetable() -> None:
     for offset in range(10_000):
         timetable.add(START_MS + offset % 3 * BUCKET_MS, offset)
 
-    walked: list[object] = [timetable._buckets]
+    walked: list[object] = [timetable]
     for found in walked:
         walked += gc.get_referents(found) if not isinstance(found, type) else []
     assert len(walked) < 100
@@ -609,7 +608,7 @@ def test_what_was_decided_does_not_pile_up_until_it_would_have_been_due(
     """A message may ask for days without a check; as many as one likes are decided in a day."""
     monkeypatch.setattr(checker, "STALE_MAX", 100)
     producer = broker.producers.join("pg", Connected())
-    timetable = broker.service._checker._timetable
+    timetable = broker.checker._timetable  # its size shows in no answer
     halves = []
     for number in range(2_000):
         seconds = str(3_600 + number % 50)
@@ -620,6 +619,7 @@ def test_what_was_decided_does_not_pile_up_until_it_would_have_been_due(
             broker.wait(10)
             broker.wait(checker.SWEEP_PAUSE_MS)
         assert timetable.size <= 2 * len(halves) + 200
+        # Memory that only grows shows in no answer.
         assert len(timetable._order) <= 2 * len(timetable._buckets) + 100
 
     broker.wait(4_000_000)
@@ -634,7 +634,7 @@ def test_a_group_that_stays_away_keeps_no_decided_ones(broker: Broker) -> None:
         broker.wait(TIMEOUT_MS + BUCKET_MS)
         broker.end(half, Event.COMMIT)
     broker.wait(2 * group_queues.ABSENT_SWEEP_MS)
-    assert broker.service._checker.waiting_for_producers == 1
+    assert broker.checker.waiting_for_producers == 1
 
 
 # --- pauses
@@ -645,8 +645,8 @@ def test_pauses_grow_and_are_not_all_alike(tmp_path: Path) -> None:
     seed = 20_240_607
     print(f"seed {seed}")
     broker = Broker(tmp_path, config=TransactionConfig(check_max=100))
-    broker.service._checker._random.seed(seed)
-    pause_ms = broker.service._checker._pause_ms
+    broker.jitter.seed(seed)
+    pause_ms = broker.checker._pause_ms  # ninety-nine checks of each of fifty would take minutes
     for number in range(1, 100):
         middle_ms = min(INTERVAL_MS * 1.5 ** (number - 1), 600_000)
         drawn = [pause_ms(number) for _ in range(50)]
@@ -656,16 +656,24 @@ def test_pauses_grow_and_are_not_all_alike(tmp_path: Path) -> None:
 
 def test_an_interval_above_ten_minutes_stays(tmp_path: Path) -> None:
     """An operator who wants fewer checks gets fewer."""
-    broker = Broker(tmp_path, config=TransactionConfig(check_interval_ms=3_600_000))
-    assert broker.service._checker._pause_ms(3) >= 3_240_000
+    config = TransactionConfig(check_interval_ms=3_600_000)
+    broker = Broker(tmp_path, config=config)
+    producer = broker.producers.join("pg", Connected())
+    broker.prepare()
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    for number in (1, 2):
+        assert len(producer.asked) == number
+        broker.wait(3_240_000 - BUCKET_MS)
+        assert len(producer.asked) == number
+        broker.wait(720_000 + 2 * BUCKET_MS)
 
 
 def test_the_next_check_can_be_told(broker: Broker) -> None:
     """While it is planned; not while the group is away or when there is none."""
     half = broker.prepare(group="pg")
-    entry = broker.service._table.get(half.physical_offset)
+    entry = broker.table.get(half.physical_offset)
     assert entry is not None
-    told = broker.service._checker.next_check_in_ms
+    told = broker.checker.next_check_in_ms
     assert told(entry) == TIMEOUT_MS
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     assert told(entry) is None
@@ -838,7 +846,7 @@ def test_one_message_that_nobody_takes_stops_no_other(broker: Broker) -> None:
                 on_answer(RemotingCommand(code=code))
             broker.wait(0)
     asked = producer.asked_offsets
-    assert set(asked) >= {entry.offset for entry in broker.service._table.after(-1, 19)}
+    assert set(asked) >= {entry.offset for entry in broker.table.after(-1, 19)}
     assert asked.count(poison.physical_offset) < 12
 
 
@@ -875,7 +883,7 @@ def test_a_receipt_has_the_checker_called_soon(tmp_path: Path) -> None:
     """The next member is asked at once, and not with the next tick a quarter of a second later."""
     broker = Broker(tmp_path)
     woken: list[bool] = []
-    broker.service._checker._wake = lambda: woken.append(True)
+    broker.wake = lambda: woken.append(True)
     producer = member(broker)
     broker.prepare()
     broker.prepare()
@@ -888,10 +896,10 @@ def test_a_receipt_has_the_checker_called_soon(tmp_path: Path) -> None:
 def test_what_was_resumed_while_it_was_planned_is_asked_once(broker: Broker) -> None:
     """A transaction parked before its time leaves a place in the timetable; it is not doubled."""
     producer = broker.producers.join("pg", Connected())
-    entry = broker.service._table.get(broker.prepare().physical_offset)
+    entry = broker.table.get(broker.prepare().physical_offset)
     assert entry is not None
     for _ in range(3):
-        broker.service._checker.schedule_again(entry, 0, grace_ms=20_000)
+        broker.checker.schedule_again(entry, 0, grace_ms=20_000)
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     assert producer.asked == []
     for _ in range(10):
@@ -907,7 +915,7 @@ def test_the_last_answer_has_its_time_after_a_restart_as_well(broker: Broker) ->
         broker.wait(3 * INTERVAL_MS - (INTERVAL_MS if producer.asked else 0))
     assert len(producer.asked) == 3
     broker.restart(drained=True)
-    entry = next(iter(broker.service._table))
+    entry = next(iter(broker.table))
     assert entry.checks == 3
     broker.wait(INTERVAL_MS - BUCKET_MS)
     assert broker.service.metrics()["pending_parked"] == 0
@@ -924,13 +932,14 @@ class Cold:
     def __init__(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
         self.broker = broker
         self.fetches: list[Callable[[bool], None]] = []
-        monkeypatch.setattr(broker.service._checker, "_read_half", self._read)
-        monkeypatch.setattr(broker.service._checker, "_fetch", self._fetch)
+        self._read = broker.log.unchecked_bytes
+        monkeypatch.setattr(broker.log, "unchecked_bytes", self._read_if_allowed)
+        broker.fetch = self._fetch
 
-    def _read(self, offset: int) -> StoredHalf | None:
+    def _read_if_allowed(self, offset: int) -> bytes | None:
         if not waiting.is_allowed:
             raise NotInMemoryError([])
-        return HalfReader(self.broker.log).read(offset)
+        return self._read(offset)
 
     def _fetch(self, _missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
         self.fetches.append(on_fetched)
@@ -985,12 +994,12 @@ def test_a_decision_while_its_half_is_fetched_ends_the_questions(
     broker.end(half, Event.ROLLBACK)
     cold.end_fetches()
     assert producer.asked == []
-    assert broker.service._checker._fetched == set()
+    assert broker.checker._fetched == set()  # a set that only grows shows in nothing else
 
 
 def counts(broker: Broker) -> tuple[int, int, int]:
     """Checks sent, delivered, and not taken."""
-    checks = broker.service._checker
+    checks = broker.checker
     return checks.sent, checks.delivered, checks.not_taken
 
 

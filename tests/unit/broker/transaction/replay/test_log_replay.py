@@ -150,7 +150,7 @@ def test_several_halves_are_one_transaction(tmp_path: Path) -> None:
     assert [entry.offset for entry in table] == [
         half.physical_offset for half in (single, group[0], other[0])
     ]
-    assert table.groups == broker.service._table.groups
+    assert table.groups == broker.table.groups
     assert {table.first_of(half.physical_offset) for half in group} == {group[0].physical_offset}
     assert (log_replay.incomplete, log_replay.unfinished) == ({}, {})
 
@@ -205,11 +205,11 @@ def test_a_final_of_another_broker_decides_its_half_alone(tmp_path: Path) -> Non
 
     broker.restart()
 
-    table = broker.service._table
+    table = broker.table
     assert table.groups == {leader.physical_offset: (MemberHalf(last.physical_offset, 2),)}
-    assert broker.service._ops.waiting == [member.queue_offset]
+    assert broker.ops.waiting == [member.queue_offset]
     assert broker.ended(member, Event.COMMIT).final_offset is not None
-    broker.service._table.decided.clear()  # forgotten
+    broker.table.decided.clear()  # forgotten
     with pytest.raises(DecisionForgottenError):
         broker.end(member, Event.ROLLBACK)
     broker.end(leader, Event.COMMIT)
@@ -246,7 +246,7 @@ def test_a_resumed_record_takes_a_transaction_back(tmp_path: Path) -> None:
     """As often as it is parked; what was decided in between stays decided."""
     broker = Broker(tmp_path)
     half = broker.prepare()
-    table = broker.service._table
+    table = broker.table
     entry = table.get(half.physical_offset)
     assert entry is not None
     for reason in ("no-answer", "no-answer"):
@@ -289,7 +289,7 @@ def test_a_consumers_retry_does_not_decide_the_half_at_zero(tmp_path: Path, snap
     broker.log.flush()
 
     broker.restart()
-    assert [entry.offset for entry in broker.service._table] == [0]
+    assert [entry.offset for entry in broker.table] == [0]
 
     broker.end(first, Event.COMMIT)
     broker.log.flush()

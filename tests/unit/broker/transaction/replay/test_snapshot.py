@@ -34,7 +34,7 @@ def broker(tmp_path: Path) -> Broker:
 def take(broker: Broker) -> None:
     """Let the broker take one while it runs."""
     broker.log.flush()
-    while broker.service._snapshots._work is not None:  # one begun earlier covers less
+    while broker.is_taking_snapshot:  # one begun earlier covers less
         broker.service.tick()
     before = broker.service.metrics()["snapshots_taken"]
     broker.clock.now_ms += snapshot.INTERVAL_MS
@@ -67,9 +67,9 @@ def state_of(broker: Broker) -> list[object]:
             entry.state,
             entry.immunity_s,
             entry.parked_reason,
-            broker.service._table.groups.get(entry.offset),
+            broker.table.groups.get(entry.offset),
         )
-        for entry in broker.service._table
+        for entry in broker.table
     ]
 
 
@@ -94,7 +94,7 @@ def test_a_start_reads_the_log_from_the_snapshot_on(
     take(broker)
     position = broker.log.write_offset
     before = state_of(broker)
-    asking = [entry.progress for entry in broker.service._table]
+    asking = [entry.progress for entry in broker.table]
     assert asking[0].delivered
     starts = spy_on_scan(broker, monkeypatch)
 
@@ -102,7 +102,7 @@ def test_a_start_reads_the_log_from_the_snapshot_on(
 
     assert starts[0] >= position - 1_000 > 0
     assert state_of(broker) == before
-    assert [entry.progress for entry in broker.service._table] == asking
+    assert [entry.progress for entry in broker.table] == asking
 
 
 def test_what_happens_behind_the_snapshot_is_read_from_the_log(broker: Broker) -> None:
@@ -116,11 +116,11 @@ def test_what_happens_behind_the_snapshot_is_read_from_the_log(broker: Broker) -
 
     broker.restart()
 
-    assert [entry.offset for entry in broker.service._table] == [
+    assert [entry.offset for entry in broker.table] == [
         second.physical_offset,
         third.physical_offset,
     ]
-    assert set(broker.service._ops.waiting) >= {first.queue_offset, parked.queue_offset}
+    assert set(broker.ops.waiting) >= {first.queue_offset, parked.queue_offset}
 
 
 def test_the_table_may_change_while_it_is_written(
@@ -148,9 +148,9 @@ def test_the_table_may_change_while_it_is_written(
 
     broker.restart()
 
-    assert {entry.offset for entry in broker.service._table} == pending
+    assert {entry.offset for entry in broker.table} == pending
     decided = {half.queue_offset for half in halves if half.physical_offset not in pending}
-    assert set(broker.service._ops.waiting) == decided
+    assert set(broker.ops.waiting) == decided
     for half in halves[:6]:
         broker.end(half, Event.COMMIT)
         assert len(broker.finals_of(half)) == 1
@@ -167,7 +167,7 @@ def test_a_snapshot_that_the_log_fell_short_of_is_forgotten(broker: Broker) -> N
     broker.restart()
 
     assert not broker.snapshot_path.exists()
-    assert [entry.offset for entry in broker.service._table] == [half.physical_offset]
+    assert [entry.offset for entry in broker.table] == [half.physical_offset]
     for _ in range(5):  # the log grows past the snapshot's position, with other records
         broker.prepare()
     broker.log.flush()
@@ -265,10 +265,8 @@ def test_a_dropped_broker_may_be_collected_by_the_thread_of_its_snapshot(
     def fsync(_descriptor: int) -> None:
         begun.set()
         assert dropped.wait(PATIENCE_S)
-        work = broker.service._snapshots._work
-        assert work is not None
         try:
-            work.close()  # as the collector does
+            broker.abandon_snapshot()  # as the collector does
         except RuntimeError as error:
             errors.append(error)
         over.set()
@@ -283,7 +281,6 @@ def test_a_dropped_broker_may_be_collected_by_the_thread_of_its_snapshot(
     dropped.set()
     assert over.wait(PATIENCE_S)
     assert errors == []
-    broker.service._snapshots._work = None
 
 
 def test_a_clock_set_back_delays_no_snapshot(broker: Broker) -> None:
@@ -294,12 +291,13 @@ def test_a_clock_set_back_delays_no_snapshot(broker: Broker) -> None:
     broker.prepare()
     broker.clock.now_ms += snapshot.INTERVAL_MS
     broker.service.tick()
-    assert broker.service._snapshots._work is not None
+    assert broker.is_taking_snapshot
 
 
 def test_little_log_is_not_worth_a_snapshot(broker: Broker) -> None:
     """Reading it again at a start costs less than writing the table every half minute."""
-    broker.service._snapshots._log_bytes_min = 1 << 20
+    broker.snapshot_log_bytes = 1 << 20
+    broker.restart()
     broker.prepare()
     broker.log.flush()
     for _ in range(5):
@@ -318,16 +316,16 @@ def test_checks_alone_are_worth_a_snapshot(broker: Broker) -> None:
         broker.clock.now_ms += snapshot.INTERVAL_MS * 2  # more than the pause between two checks
         while broker.service.metrics()["snapshots_taken"] < count:
             broker.service.tick()
-    (entry,) = broker.service._table
+    (entry,) = broker.table
     asking = entry.progress
     assert asking.delivered == 2
     broker.clock.now_ms += snapshot.INTERVAL_MS
     broker.service.tick()
-    assert broker.service._snapshots._work is None  # nothing was counted since
+    assert not broker.is_taking_snapshot  # nothing was counted since
 
     broker.restart()
 
-    (entry,) = broker.service._table
+    (entry,) = broker.table
     assert entry.progress == asking
 
 
@@ -422,16 +420,16 @@ def test_rows_that_make_no_sense_fill_nothing(broker: Broker, rows: list[object]
 def test_copies_of_rocketmq_come_back_from_a_snapshot(broker: Broker) -> None:
     """An answer that names a copy must find its transaction after the second start, too."""
     half = broker.prepare()
-    table = broker.service._table
+    table = broker.table
     table.add_copy(half.physical_offset + 1, half.physical_offset, 40)
 
     broker.restart(drained=True)
 
-    entry = broker.service._table.get(half.physical_offset)
+    entry = broker.table.get(half.physical_offset)
     assert entry is not None
     assert entry.state is State.PREPARED
-    assert broker.service._table.first_of(half.physical_offset + 1) == half.physical_offset
-    assert list(broker.service._table.op_offsets_of(entry)) == [half.queue_offset, 40]
+    assert broker.table.first_of(half.physical_offset + 1) == half.physical_offset
+    assert list(broker.table.op_offsets_of(entry)) == [half.queue_offset, 40]
 
 
 def test_a_full_disk_costs_the_snapshot_only(
