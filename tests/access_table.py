@@ -58,6 +58,7 @@ from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TRACE_TOPIC
 from tests.support.access import ADMIN, PUBLISHER, STRANGER, SUBSCRIBER, Account, signed_frame
 from tests.support.broker_doubles import FakeConnection
+from tests.support.broker_parts import access_of, router_of, store_of
 from tests.support.peers import until
 
 DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "access-table.md"
@@ -303,7 +304,7 @@ async def _start(front_end: str, folder: Path) -> Broker:
         )
     )
     await broker.start()
-    users = broker._access.users
+    users = access_of(broker).users
     if users is not None:
         await users.create_user(UserInfo(username="somebody", password="secret"))
         for (name, secret), granted in POLICIES.items():
@@ -321,7 +322,7 @@ async def _dispatch(broker: Broker, frame: bytes) -> FakeConnection:
     (command,) = FrameDecoder().receive_data(frame)
     assert command.header_error is None, (command.code, command.header_error)
     connection = FakeConnection()
-    broker._router.dispatch(command, connection)
+    router_of(broker).dispatch(command, connection)
     for _ in range(3):  # what is staged is appended and answered after the pass
         await asyncio.sleep(0)
     return connection
@@ -343,7 +344,7 @@ async def _store(broker: Broker) -> Stored:
 
     message = await send(0, "")
     half = await send(4, _prepared("K1"))
-    store = broker._store
+    store = store_of(broker)
     store.request_flush()  # a record is found when it is on disk
     await until(lambda: store.durable_offset >= store.write_offset)
     offsets = [parse_offset_message_id(one.msg_id).physical_offset for one in (message, half)]
@@ -351,7 +352,7 @@ async def _store(broker: Broker) -> Stored:
 
 
 async def _is_allowed(broker: Broker, subject: Subject, sample: Sample) -> bool:
-    before = sum(broker._access.metrics().values())
+    before = sum(access_of(broker).metrics().values())
     if subject.account is None:
         frame = encode_request(
             sample.code, opaque=1, header=sample.header, body=sample.body, header_type=0
@@ -365,7 +366,7 @@ async def _is_allowed(broker: Broker, subject: Subject, sample: Sample) -> bool:
             header_type=HeaderType.JSON,
         )
     await _dispatch(broker, frame)
-    return sum(broker._access.metrics().values()) == before
+    return sum(access_of(broker).metrics().values()) == before
 
 
 async def _measure(front_end: str, subject: Subject) -> tuple[list[Sample], list[bool]]:

@@ -28,10 +28,10 @@ async def test_w06_under_overload_prepares_are_refused_and_decisions_taken(
     ]
     for half in halves:
         producer.end_one_way(half, COMMIT)
-    waiting = rig.broker._release
+    waiting = rig.release
     await until(waiting.over_limit)
     assert rig.metrics["committed"] == 0  # what is not read cannot be served
-    rig._loop.now_ms += int(reply_release.STALLED_S_MAX * 1_000)
+    rig.loop.now_ms += int(reply_release.STALLED_S_MAX * 1_000)
     await until(lambda: rig.metrics["committed"] == len(halves))
     await producer.sync()
 

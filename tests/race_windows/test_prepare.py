@@ -172,7 +172,7 @@ async def test_w27_a_commit_goes_to_a_queue_that_consumers_read(
 
     assert (await producer.end(half, COMMIT)).code == ResponseCode.SUCCESS
 
-    topic = rig.broker._tables.topics.get("orders")
+    topic = rig.tables.topics.get("orders")
     assert topic is not None
     (final,) = rig.consumed()
     assert final.queue_id < topic.read_queue_nums

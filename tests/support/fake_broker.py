@@ -178,7 +178,7 @@ class FakeBroker(FakeTransactions):
         self._faults: dict[int, deque[Fault]] = defaultdict(deque)
         self._held: list[Callable[[], None]] = []
         self._server: asyncio.Server | None = None
-        self._handlers: dict[int, Callable[[RemotingCommand, Peer], bytes | None]] = {
+        self.handlers: dict[int, Callable[[RemotingCommand, Peer], bytes | None]] = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster,
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topic_list,
@@ -225,6 +225,10 @@ class FakeBroker(FakeTransactions):
         """Treat the next requests of this code so, one after the other."""
         self._faults[code].extend(faults)
 
+    def forgive(self) -> None:
+        """Treat all further requests as usual."""
+        self._faults.clear()
+
     def create_topic(self, topic: str, queues: int = 4) -> None:
         self.queues.setdefault(topic, [[] for _ in range(queues)])
 
@@ -263,7 +267,7 @@ class FakeBroker(FakeTransactions):
             return
         reply: bytes | None = None
         if fault is None or fault.after_doing:
-            handler = self._handlers.get(command.code)
+            handler = self.handlers.get(command.code)
             if handler is not None:
                 reply = handler(command, peer)
             else:
@@ -423,7 +427,7 @@ class FakeBroker(FakeTransactions):
         offset, end = header.queue_offset, len(queue)
         if offset > end or offset < 0:
             moved = end if offset > end else 0
-            return self._pulled(command, ResponseCode.PULL_OFFSET_MOVED, moved, end, b"")
+            return self.pulled(command, ResponseCode.PULL_OFFSET_MOVED, moved, end, b"")
         if offset == end:
             self._hold(command, peer, header.suspend_timeout_millis / 1000)
             return None
@@ -432,9 +436,9 @@ class FakeBroker(FakeTransactions):
         passed = [r for r in read if codes is None or tags_code(r.properties) in codes]
         body = b"".join(encode_record(record) for record in passed)
         code = ResponseCode.SUCCESS if passed else ResponseCode.PULL_RETRY_IMMEDIATELY
-        return self._pulled(command, code, offset + len(read), end, body)
+        return self.pulled(command, code, offset + len(read), end, body)
 
-    def _pulled(
+    def pulled(
         self, command: RemotingCommand, code: int, next_: int, end: int, body: bytes
     ) -> bytes:
         head = encode_pull_reply(
@@ -456,7 +460,7 @@ class FakeBroker(FakeTransactions):
             if look_again in self._held:
                 self._held.remove(look_again)
                 offset, code = header.queue_offset, ResponseCode.PULL_NOT_FOUND
-                peer.transport.write(self._pulled(command, code, offset, offset, b""))
+                peer.transport.write(self.pulled(command, code, offset, offset, b""))
 
         def look_again() -> None:
             if len(self.queues[header.topic][header.queue_id]) == header.queue_offset:

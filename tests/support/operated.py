@@ -35,7 +35,7 @@ class Operated:
         self.refusal: tuple[int, str] | None = None
         self.decided: list[tuple[int, str, str | None]] = []
         self.resumed: list[str | None] = []
-        handlers: dict[int, Callable[[RemotingCommand, Peer], bytes | None]] = broker._handlers
+        handlers: dict[int, Callable[[RemotingCommand, Peer], bytes | None]] = broker.handlers
         handlers[QUERY] = self._query
         handlers[DECIDE] = self._decide
         handlers[RequestCode.RESUME_CHECK_HALF_MESSAGE] = self._resume

@@ -79,7 +79,7 @@ class Peer(asyncio.Protocol):
         self.checks: list[Check] = []
         self.acknowledge: Callable[[Check], int | None] = lambda _check: 0
         """The code with which a check that wants an answer is answered; None: not at all."""
-        self._header_type = header_type
+        self.header_type = header_type
         self._decoder = FrameDecoder(responses_first=True)
         self._answers: dict[int, RemotingCommand] = {}
         self._opaques = itertools.count(1)
@@ -124,7 +124,7 @@ class Peer(asyncio.Protocol):
             header=header,
             body=body,
             one_way=one_way,
-            header_type=self._header_type,
+            header_type=self.header_type,
         )
 
     def send(self, code: int, header: Header | None, body: bytes = b"") -> int:

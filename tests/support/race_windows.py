@@ -27,8 +27,10 @@ from halfmq.broker.config import (
     TopicDefaults,
     TransactionConfig,
 )
+from halfmq.broker.delay.delivery import DelayService
+from halfmq.broker.net.reply_release import ReplyRelease
 from halfmq.broker.net.server import ClientConnection
-from halfmq.broker.service import Broker
+from halfmq.broker.service import Broker, Tables
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.client import ClientConfig
 from halfmq.remoting.codes import HeaderType
@@ -40,6 +42,7 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import OP_TOPIC
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.message_store import MessageStore
+from tests.support.broker_parts import connections_of, delays_of, release_of, store_of, tables_of
 from tests.support.patience import PATIENCE_S
 from tests.support.peers import START_MS, Half, Peer, until
 from tests.support.stores import crash, pulled
@@ -93,10 +96,10 @@ class Rig:
 
     def __init__(self, directory: Path, loop: VirtualLoop, **settings: Any) -> None:
         self._directory = directory
-        self._loop = loop
+        self.loop = loop
         self._lives = itertools.count(1)
         self._names = itertools.count(1)
-        self._peers: list[Peer] = []
+        self.peers: list[Peer] = []
         self._store: dict[str, Any] = {
             "commit_log_file_size": LOG_FILE_SIZE,
             "consume_queue_file_size": 20_000,
@@ -136,8 +139,8 @@ class Rig:
         )
         self.broker = Broker(
             config,
-            now_ms=lambda: self._loop.now_ms + self.clock_ahead_ms,
-            monotonic_ms=lambda: self._loop.now_ms,
+            now_ms=lambda: self.loop.now_ms + self.clock_ahead_ms,
+            monotonic_ms=lambda: self.loop.now_ms,
         )
         self.disk = Disk()
         self.store._flusher._fdatasync = self.disk.sync
@@ -148,9 +151,9 @@ class Rig:
         """Stop in order."""
         self.disk.held = False
         await self.patiently(self.broker.stop())
-        for peer in self._peers:
+        for peer in self.peers:
             peer.close()
-        self._peers.clear()
+        self.peers.clear()
 
     async def restart(self, **settings: Any) -> None:
         """Stop in order and start again, with other settings if given."""
@@ -190,7 +193,19 @@ class Rig:
 
     @property
     def store(self) -> MessageStore:
-        return self.broker._store
+        return store_of(self.broker)
+
+    @property
+    def tables(self) -> Tables:
+        return tables_of(self.broker)
+
+    @property
+    def delays(self) -> DelayService:
+        return delays_of(self.broker)
+
+    @property
+    def release(self) -> ReplyRelease:
+        return release_of(self.broker)
 
     @property
     def service(self) -> TransactionService:
@@ -236,8 +251,8 @@ class Rig:
     async def connect(self, peer: Peer) -> None:
         """Connect a client that the test has made."""
         host, _, port = self.address.rpartition(":")
-        await self._loop.create_connection(lambda: peer, host, int(port))
-        self._peers.append(peer)
+        await self.loop.create_connection(lambda: peer, host, int(port))
+        self.peers.append(peer)
 
     async def lose(self, peer: Peer) -> None:
         """Have a client vanish, as a killed process does, and the broker notice it."""
@@ -247,7 +262,7 @@ class Rig:
     @property
     def connections(self) -> list[ClientConnection]:
         """The broker's ends of all connections."""
-        return list(self.broker._server._shared.connections)
+        return connections_of(self.broker)
 
     def client(self, **settings: Any) -> ClientConfig:
         """Settings for a client of ours."""
@@ -256,19 +271,19 @@ class Rig:
     @property
     def elapsed_ms(self) -> int:
         """How much time has passed; waiting for threads and processes moves it on as well."""
-        return self._loop.now_ms - START_MS
+        return self.loop.now_ms - START_MS
 
     async def wait(self, milliseconds: int, step_ms: int = 0) -> None:
         """Let time pass, in steps, and everything happen that is due meanwhile.
 
         Members of producer groups stay members: they send their heartbeats.
         """
-        end = self._loop.now_ms + milliseconds
+        end = self.loop.now_ms + milliseconds
         step = step_ms or min(max(500, milliseconds // 40), HEARTBEAT_MS)
-        while self._loop.now_ms < end:
-            self._loop.now_ms = min(self._loop.now_ms + step, end)
+        while self.loop.now_ms < end:
+            self.loop.now_ms = min(self.loop.now_ms + step, end)
             await self.settle()
-            for peer in self._peers:
+            for peer in self.peers:
                 if peer.member and not peer.closed:
                     await peer.heartbeat()
 
@@ -282,18 +297,18 @@ class Rig:
 
     async def settle(self) -> None:
         """Return when everything due is done, on disk, and seen by the peers."""
-        while self._loop.has_due:  # noqa: ASYNC110  # what is due makes more that is due
+        while self.loop.has_due:  # noqa: ASYNC110  # what is due makes more that is due
             await asyncio.sleep(0)
-        await self._exchange()
+        await self.exchange()
         if not self.disk.held:
             self.store.request_flush()
             await until(lambda: self.store.durable_offset >= self.store.write_offset)
-            await self._exchange()
+            await self.exchange()
         for _ in range(2):  # an answer of a peer may have led to a further question
-            for peer in self._peers:
+            for peer in self.peers:
                 await peer.sync()
 
-    async def _exchange(self) -> None:
+    async def exchange(self) -> None:
         """Give clients of ours, on this very loop, the turns for some questions and answers."""
         for _ in range(EXCHANGE_TURNS):
             await asyncio.sleep(0)
@@ -309,7 +324,7 @@ class Rig:
             time.sleep(0.0001)  # noqa: ASYNC251
             quiet += 1
             if quiet % 50 == 0:
-                self._loop.now_ms += 20
+                self.loop.now_ms += 20
         return await task
 
     # --- what is in the store

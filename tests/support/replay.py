@@ -50,6 +50,8 @@ from tests.support.recording import (
     steps_of,
 )
 
+from .broker_parts import store_of
+
 SUSPEND_FLAG: Final = 2
 
 QUIET_S: Final = 0.004
@@ -223,16 +225,16 @@ class Replay:
         peer.take_answer(LAST_OPAQUE)
 
     def _is_flushed(self) -> bool:
-        store = self._broker._store
+        store = store_of(self._broker)
         return store.durable_offset >= store.write_offset
 
     async def _flushed(self) -> None:
-        self._broker._store.request_flush()
+        store_of(self._broker).request_flush()
         while not self._is_flushed():  # noqa: ASYNC110  # the store tells the broker only
             await asyncio.sleep(0.0005)
 
     def _index_all(self) -> None:
-        while self._broker._store.tick():
+        while store_of(self._broker).tick():
             pass
 
     # --- what is left out
@@ -264,7 +266,7 @@ class Replay:
 
     async def _put(self, addition: Addition) -> None:
         """Put messages into a queue, when the broker has put in what comes before them."""
-        store, queue = self._broker._store, addition.queue
+        store, queue = store_of(self._broker), addition.queue
         await self._until(lambda: store.queue_bounds(*queue)[1] >= addition.at, may_leap=True)
         end = store.queue_bounds(*queue)[1]
         assert end == addition.at, f"{queue} ends at {end}, not at {addition.at}"

@@ -112,7 +112,7 @@ async def test_an_offset_alone_makes_no_transaction() -> None:
         operated = Operated(broker, 100)
         foreign = offset_message_id(pack_host("10.0.0.1", 10911), 100)
         info = operated.infos[0]
-        broker._handlers[QUERY] = lambda command, _: encode_reply(
+        broker.handlers[QUERY] = lambda command, _: encode_reply(
             command, body=encode_entries([info])
         )
 
@@ -168,7 +168,7 @@ async def test_resume_takes_the_id_of_a_parked_copy() -> None:
     """That is what an operator finds in the topic of parked messages."""
     async with fake_broker() as broker, Admin(namesrv=broker.address) as admin:
         operated = Operated(broker)
-        broker._handlers[DECIDE] = lambda command, _: encode_reply(
+        broker.handlers[DECIDE] = lambda command, _: encode_reply(
             command, ResponseCode.SYSTEM_ERROR, remark="not a half message"
         )
         await admin.resume(operated.id_of(700))
@@ -183,7 +183,7 @@ async def test_an_official_broker_can_only_resume_and_tell_metrics() -> None:
         Admin(namesrv=broker.address) as admin,
     ):
         operated = Operated(broker)
-        del broker._handlers[QUERY], broker._handlers[DECIDE]
+        del broker.handlers[QUERY], broker.handlers[DECIDE]
         message_id = operated.id_of(700)
 
         for call in (admin.commit, admin.rollback, admin.transaction):
@@ -202,7 +202,7 @@ async def test_a_broker_that_breaks_the_protocol_is_named() -> None:
     async with fake_broker() as broker, Admin(namesrv=broker.address) as admin:
         Operated(broker)
         for code in (QUERY, RequestCode.GET_BROKER_RUNTIME_INFO):
-            broker._handlers[code] = lambda command, _: encode_reply(command, body=b"\xff")
+            broker.handlers[code] = lambda command, _: encode_reply(command, body=b"\xff")
         for call in (admin.page, admin.metrics):
             with pytest.raises(BadAnswerError, match=broker.address):
                 await call()

@@ -432,7 +432,7 @@ def keyboard() -> Iterator[None]:
 @pytest.mark.parametrize("code", [RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT])
 def test_an_interrupted_client_leaves_nothing_open(served: BrokerThread, code: RequestCode) -> None:
     """While it starts, and while it says good-bye."""
-    served.broker._handlers[code] = interrupt
+    served.broker.handlers[code] = interrupt
 
     with (
         pytest.raises(KeyboardInterrupt),

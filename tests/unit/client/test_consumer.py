@@ -794,7 +794,7 @@ async def test_damaged_records_do_not_stop_the_queue(caplog: pytest.LogCaptureFi
     async with fake_broker() as broker:
         broker.create_topic("orders", 1)
         await publish(broker, "0", "1", "2")
-        whole = broker._pulled
+        whole = broker.pulled
 
         def damaged(command: Any, code: int, next_: int, end: int, body: bytes) -> bytes:
             second = int.from_bytes(body[:4], "big") if body else 0
@@ -807,7 +807,7 @@ async def test_damaged_records_do_not_stop_the_queue(caplog: pytest.LogCaptureFi
                 next_ = 2
             return whole(command, code, next_, end, body)
 
-        broker._pulled = damaged  # type: ignore[method-assign]
+        broker.pulled = damaged  # type: ignore[method-assign]
         async with new_consumer(broker) as consumer:
             assert await take(consumer, 2) == ["0", "2"]
 
@@ -874,7 +874,7 @@ async def test_a_queue_is_pulled_once_although_another_could_not_be_taken() -> N
     late = asyncio.Event()
     async with fake_broker() as broker:
         broker.create_topic("orders", queues=2)
-        answer = broker._handlers[RequestCode.QUERY_CONSUMER_OFFSET]
+        answer = broker.handlers[RequestCode.QUERY_CONSUMER_OFFSET]
         asked = 0
 
         def refuse_one_delay_one(command: RemotingCommand, peer: Peer) -> bytes | None:
@@ -893,7 +893,7 @@ async def test_a_queue_is_pulled_once_although_another_could_not_be_taken() -> N
                 return None
             return reply
 
-        broker._handlers[RequestCode.QUERY_CONSUMER_OFFSET] = refuse_one_delay_one
+        broker.handlers[RequestCode.QUERY_CONSUMER_OFFSET] = refuse_one_delay_one
         async with new_consumer(broker) as consumer:
             await late.wait()
             for _ in range(3):  # answered after what follows from the late answer

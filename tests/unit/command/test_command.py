@@ -204,7 +204,7 @@ def test_metrics_are_those_of_halfmq_unless_all_are_wanted(
     """Nobody looks for one number between eighty of another broker."""
     table = {"brokerVersion": "479", "halfmq.transactions.pending": "3", "halfmq.connections": "2"}
     code = RequestCode.GET_BROKER_RUNTIME_INFO
-    served.broker._handlers[code] = lambda command, _: encode_reply(
+    served.broker.handlers[code] = lambda command, _: encode_reply(
         command, body=encode_table(table)
     )
 

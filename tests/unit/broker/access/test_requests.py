@@ -50,6 +50,7 @@ from halfmq.store.format.topics import (
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 from tests.support.access import ADMIN, PUBLISHER, STRANGER, SUBSCRIBER, Account, SignedPeer
+from tests.support.broker_parts import access_of
 from tests.support.peers import COMMIT, ROLLBACK, START_MS, UNKNOWN, Half
 from tests.support.race_windows import HOUR_MS, Rig, windowed
 
@@ -95,7 +96,7 @@ class Guarded:
 
     async def refused(self) -> int:
         """Return how many requests were refused for what they asked."""
-        return self.rig.broker._access.metrics().get("refused_authorization", 0)
+        return access_of(self.rig.broker).metrics().get("refused_authorization", 0)
 
 
 def guarded(**settings: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:

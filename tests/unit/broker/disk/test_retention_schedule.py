@@ -333,7 +333,7 @@ async def test_an_undecided_half_keeps_its_file_and_all_behind_it(rig: Rig) -> N
     await producer.end(await producer.prepare("2" * 32), COMMIT)
     fill(rig, 3)
     await rig.wait(2_000)
-    rig._loop.now_ms += RESERVED_MS
+    rig.loop.now_ms += RESERVED_MS
     fill(rig, 1)
     first_pending = rig.service.oldest_pending_offset
     assert first_pending is not None
@@ -400,7 +400,7 @@ async def test_a_decision_not_yet_on_disk_lets_nothing_go(rig: Rig) -> None:
     half = await producer.prepare("1" * 32, b"both or neither")
     fill(rig, 2)
     await rig.wait(1_000)
-    rig._loop.now_ms += RESERVED_MS + HOUR_MS
+    rig.loop.now_ms += RESERVED_MS + HOUR_MS
     fill(rig, 1)
     await rig.settle()
     producer = await rig.peer()

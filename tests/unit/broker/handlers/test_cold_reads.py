@@ -221,7 +221,7 @@ async def test_decisions_of_one_connection_are_taken_in_their_order(rig: Rig) ->
         single.append(send_end(peer, warm, ROLLBACK))
         batch = send_batch(peer, an_end(warm, COMMIT), an_end(cold, COMMIT))
         await until(lambda: bool(ice.fetched_by))
-        await rig._exchange()
+        await rig.exchange()
         assert rig.service.metrics()["pending"] == 2
         ice.may_read.set()
         answers = [await rig.patiently(peer.answer(opaque)) for opaque in single]
@@ -532,7 +532,7 @@ async def test_what_is_due_is_fetched(rig: Rig) -> None:
     """It may have waited for days; it is delivered once, in the order of its level."""
     bodies = await committed_to_wait(rig, COUNT)
     with frozen() as ice:
-        await rig.wait_for(lambda: not rig.broker._delay.waiting)
+        await rig.wait_for(lambda: not rig.delays.waiting)
     await rig.settle()
 
     assert rig.bodies() == bodies
@@ -548,10 +548,10 @@ async def test_what_is_due_and_cannot_be_fetched_is_delivered_later(rig: Rig, me
         ice.melts = melts
         ice.failure = OSError(5, "I/O error") if melts else None
         await rig.wait(20_000)
-        assert rig.broker._delay.waiting == (COUNT if melts else 0)
+        assert rig.delays.waiting == (COUNT if melts else 0)
         assert ice.waited == 0 if melts else ice.waited > 0
         ice.melts, ice.failure = True, None
-        await rig.wait_for(lambda: not rig.broker._delay.waiting)
+        await rig.wait_for(lambda: not rig.delays.waiting)
     await rig.settle()
 
     assert sorted(rig.bodies()) == bodies
@@ -585,7 +585,7 @@ async def test_a_connection_that_ends_drops_what_waits(rig: Rig) -> None:
 async def test_a_stop_waits_for_what_is_being_fetched(rig: Rig, header_type: HeaderType) -> None:
     """A thread may be in the middle of it; what waited is undecided at the next start."""
     peer, halves = await prepared(rig, 2)
-    peer._header_type = header_type
+    peer.header_type = header_type
     with frozen() as ice:
         ice.may_read.clear()
         send_end(peer, halves[0], COMMIT)
@@ -595,7 +595,7 @@ async def test_a_stop_waits_for_what_is_being_fetched(rig: Rig, header_type: Hea
         ice.may_read.set()
         await rig.patiently(_done(stopping))
         assert not any(one.name.startswith("fetch") for one in threading.enumerate())
-    rig._peers.clear()
+    rig.peers.clear()
     await rig.start()
 
     assert rig.service.metrics()["pending"] == 2

@@ -49,11 +49,11 @@ class Thread:
 @contextmanager
 def watched(rig: Rig) -> Iterator[Thread]:
     thread = Thread(rig)
-    saves = rig.broker._tables.topics._awaited
+    saves = rig.tables.topics._awaited
     assert saves is not None
     with pytest.MonkeyPatch.context() as patched:
         around = thread.around(TopicTable._begin_save)
-        table = rig.broker._tables.topics
+        table = rig.tables.topics
         patched.setattr(saves, "_begin", lambda: around(table))  # type: ignore[operator]
         patched.setattr(TopicTable, "_begin_save", around)
         try:
@@ -82,7 +82,7 @@ async def test_a_topic_is_in_the_file_before_the_log_has_a_record_of_it(rig: Rig
         assert thread.met == [set()]
         assert thread.writers != [threading.get_ident()]
     await rig.kill()
-    assert "orders" in rig.broker._tables.topics
+    assert "orders" in rig.tables.topics
 
     again = await rig.peer()
     assert (await again.end(half, COMMIT)).code == ResponseCode.SUCCESS
@@ -100,7 +100,7 @@ async def test_who_needs_the_topic_waits_and_nobody_else(rig: Rig) -> None:
         later = send(producer, 5, topic="bills")  # while the thread writes
         await other.prepare("8" * 32, topic="known")
         assert not any(producer.answered(one) for one in (*waiting, later))
-        assert "orders" not in rig.broker._tables.topics
+        assert "orders" not in rig.tables.topics
         thread.may_write.set()
         answers = [await producer.answer(one) for one in (*waiting, later)]
         assert len(thread.writers) == 2
@@ -182,7 +182,7 @@ async def test_a_topic_that_cannot_be_saved_is_refused(rig: Rig) -> None:
     refused = await producer.answer(send(producer, 1))
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "topics.json cannot be written" in (refused.remark or "")
-    assert "orders" not in rig.broker._tables.topics
+    assert "orders" not in rig.tables.topics
     assert [*rig.records()] == []
     blocked.rmdir()
 
@@ -216,7 +216,7 @@ async def test_who_has_gone_meanwhile_is_not_served(rig: Rig) -> None:
         assert not producer.answered(opaque)
         await rig.lose(producer)
         thread.may_write.set()
-        await until(lambda: "orders" in rig.broker._tables.topics)
+        await until(lambda: "orders" in rig.tables.topics)
         await other.sync()
 
     assert [*rig.records()] == []
@@ -247,4 +247,4 @@ async def test_a_stop_that_cannot_write_the_tables_is_no_ordered_one(rig: Rig) -
     blocked.rmdir()
     await rig.start()
 
-    assert "orders" in rig.broker._tables.topics
+    assert "orders" in rig.tables.topics

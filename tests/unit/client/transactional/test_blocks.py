@@ -416,13 +416,13 @@ def test_interrupted_while_the_half_message_is_stored_it_is_rolled_back(
 ) -> None:
     """It is stored, and its block never runs: nobody has to be asked."""
     broker = served.broker
-    prepare = broker._handlers[RequestCode.SEND_MESSAGE_V2]
+    prepare = broker.handlers[RequestCode.SEND_MESSAGE_V2]
 
     def interrupt(command: RemotingCommand, peer: Peer) -> bytes | None:
         signalled()
         return prepare(command, peer)
 
-    broker._handlers[RequestCode.SEND_MESSAGE_V2] = interrupt
+    broker.handlers[RequestCode.SEND_MESSAGE_V2] = interrupt
     with blocking_producer(served, book.check) as producer:
         with pytest.raises(InterruptionError), producer.transaction(MESSAGE):
             raise AssertionError("the block must not run")
@@ -434,13 +434,13 @@ def test_interrupted_while_the_commit_is_sent_it_stays_a_commit(
 ) -> None:
     """What is on its way becomes nothing else."""
     broker = served.broker
-    end = broker._handlers[RequestCode.END_TRANSACTION]
+    end = broker.handlers[RequestCode.END_TRANSACTION]
 
     def interrupt(command: RemotingCommand, peer: Peer) -> bytes | None:
         signalled()
         return end(command, peer)
 
-    broker._handlers[RequestCode.END_TRANSACTION] = interrupt
+    broker.handlers[RequestCode.END_TRANSACTION] = interrupt
     with blocking_producer(served, book.check) as producer, pytest.raises(InterruptionError):
         block(producer, book)
 

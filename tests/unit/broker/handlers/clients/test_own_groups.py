@@ -49,5 +49,5 @@ async def test_no_request_stores_an_offset_for_a_group_of_the_broker(
     assert answer.code == ResponseCode.NO_PERMISSION
     assert f"group[{GROUP}]" in (answer.remark or "")
     assert "does not begin with CID_RMQ_SYS_" in (answer.remark or "")
-    offsets = rig.broker._tables.offsets
+    offsets = rig.tables.offsets
     assert [offsets.query(GROUP, topic, 0) for topic in (HALF_TOPIC, "orders")] == [-1, -1]
