@@ -83,7 +83,7 @@ class SignedPeer(Peer):
             header,
             body,
             opaque=opaque,
-            header_type=self._header_type,
+            header_type=self.header_type,
             flag=flag,
         )
 
