@@ -38,6 +38,8 @@ from .disk.disk_limits import DiskLimits, Space, space_of
 from .disk.retention_schedule import RetentionSchedule
 from .disk.send_refusal import SendRefusal
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
+from .handlers.admin.changes import Changes
+from .handlers.admin.topics import TopicHandlers
 from .handlers.admin.transactions import AdminHandlers
 from .handlers.clients.clients import ClientHandlers
 from .handlers.clients.locks import LockHandlers
@@ -292,6 +294,7 @@ class Broker:
                 tables.topics.load,
                 tables.groups.load,
                 tables.offsets.load,
+                partial(tables.topics.hide_deleted, self._store.hide),
                 self._complete_tables,
                 self._delay.load,
                 self.transactions.rebuild,
@@ -362,7 +365,14 @@ class Broker:
                 self._make_runtime_info(),
                 self._retention.ask,
             ),
+            *self._make_admin_handlers(),
             *self._make_access_handlers(),
+        ]
+
+    def _make_admin_handlers(self) -> list[HandlerPart]:
+        tables, changes = self._tables, Changes()
+        return [
+            TopicHandlers(tables.topics, tables.offsets, self._store, changes, self.config.topics),
         ]
 
     def _make_access_handlers(self) -> list[HandlerPart]:

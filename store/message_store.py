@@ -16,7 +16,7 @@ consumers might see messages that a power cut removes.
 import logging
 import resource
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -482,7 +482,34 @@ class MessageStore:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return 0, 0
-        return queue.min_offset, queue.visible_end(self.readable_offset)
+        return queue.begin, queue.visible_end(self.readable_offset)
+
+    # Deleted topics -------------------------------------------------------------------------
+
+    def queue_ends(self, topic: str, queue_ids: Iterable[int]) -> dict[int, int]:
+        """Return the next queue offset of each of these queues that has, or had, messages."""
+        found = ((one, self._queues.get((topic, one))) for one in queue_ids)
+        return {one: queue.next_offset for one, queue in found if queue and queue.next_offset}
+
+    def hide(self, topic: str, ends: Mapping[int, int]) -> dict[int, int]:
+        """Give readers no message of a topic below these queue offsets, by queue id.
+
+        Call it at each start: the records stay in the log until retention deletes them, and a
+        recovery rebuilds their entries. So the offsets of a queue continue if a topic of the same
+        name is created, and no consumer takes a new message for one that it knows.
+
+        Return the offsets that must be remembered. They are lower than given if a power cut has
+        taken the last messages, and left out if retention has deleted all of them.
+        """
+        left = {}
+        for queue_id, wanted in ends.items():
+            queue = self._queues.get((topic, queue_id))
+            if queue is None:
+                continue
+            end = min(wanted, queue.next_offset)
+            if end > queue.min_offset:
+                left[queue_id] = queue.hidden_end = end
+        return left
 
     # Reading --------------------------------------------------------------------------------
 
@@ -653,7 +680,7 @@ class MessageStore:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return 0
-        low, high = queue.min_offset, queue.visible_end(self.readable_offset)
+        low, high = queue.begin, queue.visible_end(self.readable_offset)
         following = low + bisect_left(
             range(low, high),
             timestamp + upper,
@@ -666,7 +693,7 @@ class MessageStore:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return -1
-        if not queue.min_offset <= offset < queue.visible_end(self.readable_offset):
+        if not queue.begin <= offset < queue.visible_end(self.readable_offset):
             return -1
         if queue.entry(offset).size == PRE_BLANK.size:
             return -1

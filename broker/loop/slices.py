@@ -7,6 +7,7 @@ steps as fit, and the next slice continues from there.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -54,3 +55,11 @@ class PeriodicWork:
             return 0.0
         self._round = None
         return self._seconds
+
+
+async def in_slices(work: Iterator[object]) -> None:
+    """Do work in slices; requests are served in the pauses."""
+    while True:
+        if Slice().advance(work):
+            return
+        await asyncio.sleep(PAUSE_S)

@@ -8,7 +8,9 @@ Source: RocketMQ `ConsumerOffsetManager`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +19,8 @@ from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX
 
 from ..errors import RequestRefusedError
 from .table_file import PeriodicSave, TableFile, as_integer, as_object
+
+logger = logging.getLogger(__name__)
 
 NO_OFFSET: Final = -1
 """Result of `query` for a queue without a commit of the group."""
@@ -30,6 +34,9 @@ COMMITS_PER_VERSION: Final = 500
 OFFSETS_MAX: Final = 1_000_000
 """Entries, about 100 bytes each in memory and 20 in the file. Clients may send any queue id, so the
 number must be bounded."""
+
+
+_KEYS_PER_STEP: Final = 64  # looked at in a step of `forget`, in some 10 us
 
 
 class ConsumerOffsetTable:
@@ -101,6 +108,41 @@ class ConsumerOffsetTable:
             )
         self._count += 1
         return self._offsets.setdefault(key, {})
+
+    def topics_of(self, group: str) -> Iterator[str]:
+        """Yield the names of topics in which the group has a commit."""
+        suffix = f"@{group}"
+        return (key.removesuffix(suffix) for key in self._offsets if key.endswith(suffix))
+
+    def queues(self, group: str, topic: str) -> Mapping[int, int]:
+        """Return the offsets of the group in the topic by queue id."""
+        return self._offsets.get(f"{topic}@{group}", {})
+
+    def forget(self, *, topic: str | None = None, group: str | None = None) -> Iterator[None]:
+        """Remove the offsets of a topic or of a group, in steps."""
+        for number, key in enumerate(list(self._offsets)):
+            of_topic, _, of_group = key.partition("@")
+            if topic in (None, of_topic) and group in (None, of_group):
+                self._count -= len(self._offsets.pop(key, ()))
+                self._file.step()
+                self._saves.dirty = True
+            if number % _KEYS_PER_STEP == 0:
+                yield
+
+    async def save_now(self) -> None:
+        """Write the file on a thread; return when the offsets of now are on disk.
+
+        Raises:
+            RequestRefusedError: It could not be written, and is tried again later.
+        """
+        try:
+            await asyncio.to_thread(self._file.prepare(self._content, patient=True))
+        except OSError as error:
+            logger.error("event=table_not_saved table=consumer_offsets error=%r", str(error))  # noqa: TRY400
+            raise RequestRefusedError(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"consumerOffset.json cannot be written: {error.strerror or error}",
+            ) from error
 
     def groups(self) -> set[str]:
         """Return the names of all groups with a commit."""

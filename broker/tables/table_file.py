@@ -103,6 +103,15 @@ class TableFile:
             disk.sync_directory(self._path.parent.parent)
         return content
 
+    @property
+    def data_version(self) -> dict[str, int]:
+        """The version of the table as RocketMQ writes it."""
+        return {
+            "counter": self.counter,
+            "stateVersion": self.state_version,
+            "timestamp": self.timestamp,
+        }
+
     def step(self) -> None:
         """Count a change. Source: `DataVersion.nextVersion`."""
         self.counter += 1
@@ -125,11 +134,7 @@ class TableFile:
         saved first, nothing is done. When `patient`, it lets others work in between, and takes
         twice as long.
         """
-        version = {
-            "counter": self.counter,
-            "stateVersion": self.state_version,
-            "timestamp": self.timestamp,
-        }
+        version = self.data_version
         number = next(self._numbers)
 
         def write() -> None:

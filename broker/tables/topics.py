@@ -6,11 +6,15 @@ itself needs (retry topics, dead letters, parked transactions). A change is on d
 request that made it is answered: a message in a topic that is forgotten after a crash could not be
 found by its consumers.
 
+A topic that is deleted leaves its messages in the log. Where its queues ended is kept beside the
+topics, so that a start hides them from readers again; a topic of the same name begins there.
+
 Source: RocketMQ `TopicConfigManager`, `TopicConfig`, `PermName`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,7 +36,9 @@ from halfmq.store.format.topics import (
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
     SYSTEM_PREFIX,
+    SYSTEM_TOPICS,
     dead_letter_topic,
+    is_system_topic,
     retry_topic,
     validate_group,
     validate_topic,
@@ -64,6 +70,11 @@ has about 5 MB, and that takes a thread a noticeable part of a second."""
 
 QUEUES_MAX: Final = 1_024
 """Queues of one topic that a request may create; each costs a file when it is first used."""
+
+_DELETED: Final = "halfmqDeletedQueues"
+"""Key of the file: deleted topic → queue id → queue offset below which messages are hidden.
+RocketMQ ignores it, and drops it when it writes the file: then the messages can be read again if a
+topic of the same name is created."""
 
 _KNOWN_FIELDS: Final = frozenset(
     {
@@ -203,17 +214,20 @@ class TopicTable:
         saves_beside: bool = False,
     ) -> None:
         """When it `saves_beside`, requests that make a topic wait without the event loop."""
-        self._file = TableFile(path, now_ms, holds="topicConfigTable")
+        self._file = TableFile(path, now_ms, derived=[_DELETED], holds="topicConfigTable")
         self._auto_create = identity.auto_create
         self._queue_nums = identity.default_queue_nums
         self._topics_max = topics_max
         self._topics = built_in_topics(identity, delay_levels)
+        self._built_in = frozenset(self._topics)
+        self._deleted: dict[str, Mapping[int, int]] = {}  # see _DELETED
         self._texts = EntryTexts(TopicConfig.to_json)
         self._saves = PeriodicSave(0, now_ms)  # at each look
         self._version = 0
         # Topics that are not visible yet: to be saved, and being saved or just saved.
         self._new: dict[str, TopicConfig] = {}
         self._saved_soon: dict[str, TopicConfig] = {}
+        self._changing: dict[str, TopicConfig] = {}  # being saved by `change`
         self._awaited = (
             AwaitedSave(self._begin_save, self._end_save, self._show_saved)
             if saves_beside
@@ -222,7 +236,12 @@ class TopicTable:
 
     def load(self) -> None:
         """Lay the entries of the file over the built-in topics."""
-        for name, entry in as_object(self._file.load().get("topicConfigTable")).items():
+        content = self._file.load()
+        self._deleted = {
+            name: {as_integer(one, -1): as_integer(end, 0) for one, end in as_object(ends).items()}
+            for name, ends in as_object(content.get(_DELETED)).items()
+        }
+        for name, entry in as_object(content.get("topicConfigTable")).items():
             if isinstance(entry, dict):
                 self._topics[name] = TopicConfig.from_json(name, entry)
             else:
@@ -243,7 +262,9 @@ class TopicTable:
         made = [
             self._completed(topic, count)
             for topic, count in sorted(counts.items())
-            if validate_topic(topic) is None and not topic.startswith(SYSTEM_PREFIX)
+            if validate_topic(topic) is None
+            and not topic.startswith(SYSTEM_PREFIX)
+            and (topic in self._topics or topic not in self._deleted)
         ]
         lost = [topic for topic in made if self._topics.get(topic.name) != topic]
         if not lost:
@@ -266,6 +287,21 @@ class TopicTable:
             write_queue_nums=max(known.write_queue_nums, count),
         )
 
+    def hide_deleted(self, hide: Callable[[str, Mapping[int, int]], Mapping[int, int]]) -> None:
+        """Call ``hide`` (``MessageStore.hide``) for each deleted topic; for a start.
+
+        Raises:
+            OSError: A power cut has taken the last messages of one, and that cannot be saved.
+        """
+        before = self._deleted
+        self._deleted = {name: left for name, ends in before.items() if (left := hide(name, ends))}
+        if any(
+            left[queue_id] < before[name][queue_id]
+            for name, left in self._deleted.items()
+            for queue_id in left
+        ):
+            self.save()  # the next start must not hide messages of the topic that has its name now
+
     def groups(self) -> list[str]:
         """Name the groups that have a retry topic."""
         retry_topics = (name for name in self._topics if name.startswith(RETRY_PREFIX))
@@ -284,6 +320,23 @@ class TopicTable:
         if name == DEFAULT_TOPIC and not self._auto_create:
             return None
         return self._topics.get(name)
+
+    def is_system(self, name: str) -> bool:
+        """Whether the topic is the broker's own, which operators neither change nor delete.
+
+        Source: `TopicValidator#isSystemTopic`, with what `TopicConfigManager#init` adds.
+        """
+        return name in self._built_in or is_system_topic(name)
+
+    @property
+    def system_names(self) -> list[str]:
+        """The names of the broker's own topics, sorted."""
+        return sorted(self._built_in | SYSTEM_TOPICS)
+
+    @property
+    def data_version(self) -> dict[str, int]:
+        """The version of the table as RocketMQ writes it."""
+        return self._file.data_version
 
     def __contains__(self, name: str) -> bool:
         return name in self._topics
@@ -373,6 +426,53 @@ class TopicTable:
             return known
         return self._requested(_topic(name, queues, PERM_READ | PERM_WRITE), "its group")
 
+    async def change(self, made: TopicConfig) -> None:
+        """Add or replace a topic; it is in use when it is on disk, and then this returns.
+
+        Changes of one topic must be made one after the other.
+
+        Raises:
+            RequestRefusedError: The table is full or cannot be saved.
+        """
+        name = made.name
+        if name not in self._topics:
+            self._check_room(made)
+        self._changing[name] = made
+        self._file.step()
+        try:
+            await self._save_beside()
+        finally:
+            del self._changing[name]
+        # A message may have created it meanwhile; its request finds this one.
+        self._new.pop(name, None)
+        self._saved_soon.pop(name, None)
+        self._topics[name] = made
+        self._version += 1
+
+    async def delete(self, name: str, ends: Mapping[int, int]) -> None:
+        """Remove a topic, at once; return when that is on disk.
+
+        ``ends`` are the queue offsets below which its messages are to be hidden, by queue id.
+
+        Raises:
+            RequestRefusedError: It cannot be saved, and the topic is back.
+        """
+        removed, before = self._topics.pop(name, None), self._deleted.get(name, {})
+        if removed is None and not ends:
+            return
+        self._check_deletions(name)
+        self._deleted[name] = {**before, **ends}
+        self._file.step()
+        self._version += 1
+        try:
+            await self._save_beside()
+        except RequestRefusedError:
+            self._deleted[name] = before
+            if removed is not None:
+                self._topics.setdefault(name, removed)
+            self._version += 1
+            raise
+
     def save(self) -> None:
         """Write the file, as at the end; blocks on the disk.
 
@@ -391,8 +491,26 @@ class TopicTable:
         return self._saves.job(self._file.prepare(self._content(patient=True)), "topics")
 
     def _content(self, *, patient: bool = False) -> Callable[[], JsonObject]:
-        topics = self._topics | self._saved_soon
-        return lambda: {"topicConfigTable": self._texts.encode(topics, patient=patient)}
+        topics = self._topics | self._saved_soon | self._changing
+        deleted = {name: ends for name, ends in self._deleted.items() if ends}
+        kept = {_DELETED: deleted} if deleted else {}
+        return lambda: {"topicConfigTable": self._texts.encode(topics, patient=patient), **kept}
+
+    async def _save_beside(self) -> None:
+        try:
+            await asyncio.to_thread(self._file.prepare(self._content(patient=True)))
+        except OSError as error:
+            self._saves.dirty = True  # a later save may have written what is taken back now
+            logger.error("event=table_not_saved table=topics error=%r", str(error))  # noqa: TRY400
+            raise _not_written(error) from error
+
+    def _check_deletions(self, name: str) -> None:
+        if len(self._deleted) >= self._topics_max and name not in self._deleted:
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"topic[{name}] cannot be deleted: the log still has messages of "
+                f"{len(self._deleted)} deleted topics, the limit is {self._topics_max}",
+            )
 
     # --- new topics
 
@@ -436,10 +554,7 @@ class TopicTable:
             return None
         lost, self._saved_soon = [*self._saved_soon], {}
         logger.error("event=table_not_saved table=topics lost=%r error=%r", lost, str(error))
-        return RequestRefusedError(
-            ResponseCode.SERVICE_NOT_AVAILABLE,
-            f"topics.json cannot be written: {error.strerror or error}",
-        )
+        return _not_written(error)
 
     def _show_saved(self, name: str) -> None:
         made = self._saved_soon.pop(name, None)
@@ -451,6 +566,13 @@ class TopicTable:
         self._topics |= made
         self._file.step()
         self._version += 1
+
+
+def _not_written(error: OSError) -> RequestRefusedError:
+    return RequestRefusedError(
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        f"topics.json cannot be written: {error.strerror or error}",
+    )
 
 
 def _log_created(made: TopicConfig, reason: str) -> None:

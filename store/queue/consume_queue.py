@@ -105,6 +105,7 @@ class ConsumeQueue:
         "_reserved_end",
         "_visible_end",
         "flushed_offset",
+        "hidden_end",
         "kept_end",
         "last_end",
         "limit",
@@ -143,6 +144,7 @@ class ConsumeQueue:
 
         self.next_offset = 0  # queue offset of the next entry
         self.min_offset = 0
+        self.hidden_end = 0  # entries below belong to a deleted topic of this name
         self.last_end = 0  # physical offset after the newest record
         self.flushed_offset = 0  # entries below are on disk; moved by the maintenance thread alone
         self.kept_end = sys.maxsize  # entries below have not changed since the previous run
@@ -306,6 +308,11 @@ class ConsumeQueue:
     # Reading -------------------------------------------------------------------------------
 
     @property
+    def begin(self) -> int:
+        """The queue offset of the first entry that readers are given."""
+        return max(self.min_offset, self.hidden_end)
+
+    @property
     def first_offset(self) -> int:
         """The queue offset of the first entry of the first file, blank or not."""
         bases = self._files.bases
@@ -315,7 +322,7 @@ class ConsumeQueue:
         """Return the queue offset after the last entry whose record may be read."""
         if self.last_end <= readable_offset:
             return self.next_offset
-        low, high = max(self.min_offset, self._visible_end), self.next_offset
+        low, high = max(self.begin, self._visible_end), self.next_offset
         while low < high:
             middle = (low + high) // 2
             physical_offset, size, _ = self.entry(middle)

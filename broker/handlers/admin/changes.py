@@ -1,0 +1,86 @@
+"""Carries out administrative changes one after the other; each is answered when it is on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.replies import encode_reply
+
+from ...access.control import Subject
+from ...errors import RequestRefusedError
+from ...ports import Connection
+
+logger = logging.getLogger(__name__)
+
+CHANGES_WAITING_MAX: Final = 64
+"""Changes that wait for the one before; each keeps its request in memory."""
+
+CHANGES_WAITING_BYTES_MAX: Final = 32 << 20
+"""Bytes of the bodies of their requests, of which one may have 16 MiB."""
+
+
+class Changes:
+    """The queue of changes of one broker."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bytes = 0
+
+    def make(
+        self,
+        change: Callable[[], Awaitable[None]],
+        what: str,
+        request: RemotingCommand,
+        connection: Connection,
+    ) -> None:
+        """Carry out a change after those before it; answer its request then.
+
+        ``change`` returns when the change is on disk, or raises RequestRefusedError. ``what`` names
+        it in the log.
+
+        Raises:
+            RequestRefusedError: Too many changes wait.
+        """
+        size = len(request.body)
+        if (
+            len(self._tasks) >= CHANGES_WAITING_MAX
+            or self._bytes + size > CHANGES_WAITING_BYTES_MAX
+        ):
+            raise RequestRefusedError(ResponseCode.SYSTEM_BUSY, "too many changes wait: try again")
+        self._bytes += size
+        task = asyncio.create_task(self._make(change, what, request, connection))
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._done(task, size))
+
+    def _done(self, task: asyncio.Task[None], size: int) -> None:
+        self._tasks.discard(task)
+        self._bytes -= size
+
+    async def _make(
+        self,
+        change: Callable[[], Awaitable[None]],
+        what: str,
+        request: RemotingCommand,
+        connection: Connection,
+    ) -> None:
+        try:
+            async with self._lock:
+                await change()
+        except RequestRefusedError as error:
+            reply = encode_reply(request, error.code, remark=error.remark)
+        except Exception:
+            logger.exception("event=change_failed code=%d what=%r", request.code, what)
+            reply = encode_reply(
+                request, ResponseCode.SYSTEM_ERROR, remark="internal error, see the broker's log"
+            )
+        else:
+            by = request.subject.name if isinstance(request.subject, Subject) else ""
+            logger.info("event=changed what=%r peer=%s by=%r", what, connection.name, by)
+            reply = encode_reply(request)
+        connection.respond(request, reply)

@@ -1,0 +1,286 @@
+"""Administration of topics: create, update, delete (17, 18, 215, 216), lists, queue offsets.
+
+The broker is its own name server, so the requests of both are here; what is deleted has no route
+any more, and request 216 has nothing left to do.
+
+Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `DefaultRequestProcessor` of the name server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from halfmq.remoting.admin_bodies import (
+    Entry,
+    decode_entries,
+    encode_entry,
+    encode_member,
+    encode_topic_table,
+)
+from halfmq.remoting.admin_headers import (
+    CreateTopicRequestHeader,
+    DeleteTopicFromNamesrvRequestHeader,
+    GetAllTopicConfigResponseHeader,
+    GetTopicsByClusterRequestHeader,
+    TopicRequestHeader,
+)
+from halfmq.remoting.bodies import QueueKey, TopicOffset, encode_topic_list, encode_topic_stats
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.replies import encode_reply
+from halfmq.store.format.topics import validate_topic
+from halfmq.store.message_store import MessageStore
+
+from ...errors import RequestRefusedError
+from ...loop.slices import in_slices
+from ...ports import Connection, Handler
+from ...tables.attributes import altered, parse_change
+from ...tables.consumer_offsets import ConsumerOffsetTable
+from ...tables.topics import QUEUES_MAX, Identity, TopicConfig, TopicTable
+from .changes import Changes
+from .sliced import collect
+
+logger = logging.getLogger(__name__)
+
+TOPICS_PER_REQUEST_MAX: Final = 1_000
+"""Topics in one UPDATE_AND_CREATE_TOPIC_LIST; each takes the event loop some 10 us."""
+
+_PERM_MAX: Final = 7  # read, write, inherit
+_UNIT: Final = 1  # bits of topicSysFlag
+_UNIT_SUB: Final = 2
+
+
+class TopicHandlers:
+    """Serves what operators ask about topics, and changes them."""
+
+    def __init__(
+        self,
+        topics: TopicTable,
+        offsets: ConsumerOffsetTable,
+        store: MessageStore,
+        changes: Changes,
+        identity: Identity,
+    ) -> None:
+        self._topics = topics
+        self._offsets = offsets
+        self._store = store
+        self._changes = changes
+        self._broker_name = identity.broker_name
+        self._cluster_name = identity.cluster_name
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.update_topic,
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.update_topics,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_route,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            RequestCode.GET_TOPIC_CONFIG: self.topic_config,
+            RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self.topics_by_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.cluster_topics,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: self.unit_topics,
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self.unit_sub_topics,
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.unit_sub_only_topics,
+        }
+
+    # --- changes
+
+    def update_topic(self, request: RemotingCommand, connection: Connection) -> None:
+        """Create a topic, or replace its settings; attributes that are not named stay."""
+        header = request.header
+        assert isinstance(header, CreateTopicRequestHeader)
+        wanted = TopicConfig(
+            name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            filter_type=header.topic_filter_type,
+            sys_flag=header.topic_sys_flag or 0,
+            order=header.order,
+        )
+        change = partial(self._update, wanted, parse_change(header.attributes or ""))
+        self._changes.make(change, f"topic {wanted.name}", request, connection)
+
+    def update_topics(self, request: RemotingCommand, connection: Connection) -> None:
+        """Create or replace several topics; if one is refused, those before it are changed."""
+        entries = decode_entries(request.body, "topicConfigList")
+        if len(entries) > TOPICS_PER_REQUEST_MAX:
+            raise _invalid(f"{len(entries)} topics, the limit is {TOPICS_PER_REQUEST_MAX}")
+        wanted = [(_listed(entry), _listed_attributes(entry)) for entry in entries]
+
+        async def update_all() -> None:
+            for topic, attributes in wanted:
+                await self._update(topic, attributes)
+
+        names = [topic.name for topic, _ in wanted]
+        self._changes.make(update_all, f"topics {names[:20]}", request, connection)
+
+    async def _update(self, wanted: TopicConfig, attributes: Mapping[str, str | None]) -> None:
+        self._check_name(wanted.name)
+        _check(wanted)
+        known = self._topics.get(wanted.name)
+        wanted = replace(
+            wanted,
+            attributes=altered(None if known is None else known.attributes, attributes),
+            unknown={} if known is None else known.unknown,
+        )
+        if wanted == known:
+            return
+        logger.info("event=topic_changed topic=%s old=%s new=%s", wanted.name, known, wanted)
+        await self._topics.change(wanted)
+
+    def delete_topic(self, request: RemotingCommand, connection: Connection) -> None:
+        """Delete a topic, the offsets of its consumers, and its messages for all readers."""
+        header = request.header
+        assert isinstance(header, TopicRequestHeader)
+        name = header.topic
+        if not name or name.isspace():
+            raise _invalid("The specified topic is blank.")
+        self._check_system(name)
+        change = partial(self._delete, name)
+        self._changes.make(change, f"deleted topic {name}", request, connection)
+
+    async def _delete(self, name: str) -> None:
+        known = self._topics.get(name)
+        counts = (0, 0) if known is None else (known.read_queue_nums, known.write_queue_nums)
+        ends = self._store.queue_ends(name, range(max(QUEUES_MAX, *counts)))
+        await self._topics.delete(name, ends)
+        self._store.hide(name, ends)
+        await in_slices(self._offsets.forget(topic=name))
+        await self._offsets.save_now()
+
+    def delete_route(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Confirm that a deleted topic has no route; one that exists keeps its route."""
+        assert isinstance(request.header, DeleteTopicFromNamesrvRequestHeader)
+        return encode_reply(request)
+
+    def _check_name(self, name: str) -> None:
+        reason = validate_topic(name)
+        if reason is not None:
+            raise _invalid(reason)
+        self._check_system(name)
+
+    def _check_system(self, name: str) -> None:
+        if self._topics.is_system(name):
+            raise _invalid(f"The topic[{name}] is conflict with system topic.")
+
+    # --- queries
+
+    def all_topics(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer with the whole table."""
+        entries = collect(
+            request,
+            connection,
+            lambda: list(self._topics),
+            lambda topic: encode_member(topic.name, topic.to_json()),
+        )
+        return encode_reply(
+            request,
+            header=GetAllTopicConfigResponseHeader(),
+            body=encode_topic_table(entries, self._topics.data_version),
+        )
+
+    def topic_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with one topic."""
+        header = request.header
+        assert isinstance(header, TopicRequestHeader)
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestRefusedError(
+                ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {header.topic}"
+            )
+        return encode_reply(request, body=encode_entry(topic.to_json()))
+
+    def topic_stats(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer where each queue of a topic begins and ends, and when it got its last message."""
+        header = request.header
+        assert isinstance(header, TopicRequestHeader)
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestRefusedError(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist"
+            )
+        count = max(topic.read_queue_nums, topic.write_queue_nums)
+        rows = collect(
+            request, connection, lambda: range(count), partial(self._queue_stats, topic.name)
+        )
+        return encode_reply(request, body=encode_topic_stats(dict(rows)))
+
+    def _queue_stats(self, topic: str, queue_id: int) -> tuple[QueueKey, TopicOffset]:
+        first, end = self._store.queue_bounds(topic, queue_id)
+        stored_ms = self._store.store_time_at(topic, queue_id, end - 1) if first < end else 0
+        queue = QueueKey(broker_name=self._broker_name, queue_id=queue_id, topic=topic)
+        return queue, TopicOffset(
+            last_update_timestamp=max(stored_ms, 0), max_offset=end, min_offset=first
+        )
+
+    def topics_by_cluster(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with all topics if the cluster is ours; another one has none here."""
+        header = request.header
+        assert isinstance(header, GetTopicsByClusterRequestHeader)
+        is_ours = header.cluster == self._cluster_name
+        return self._names(request, lambda _topic: is_ours)
+
+    def cluster_topics(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer with the topics that are named after cluster and broker, and its address."""
+        names = [self._cluster_name, self._broker_name]
+        return encode_reply(request, body=encode_topic_list(names, connection.broker_address))
+
+    def system_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with the names of the broker's own topics."""
+        return encode_reply(request, body=encode_topic_list(self._topics.system_names))
+
+    def unit_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with the topics of a unit."""
+        return self._names(request, lambda topic: topic.sys_flag & _UNIT != 0)
+
+    def unit_sub_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with the topics to which consumers of units subscribe."""
+        return self._names(request, lambda topic: topic.sys_flag & _UNIT_SUB != 0)
+
+    def unit_sub_only_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with those of them that belong to no unit."""
+        both = _UNIT | _UNIT_SUB
+        return self._names(request, lambda topic: topic.sys_flag & both == _UNIT_SUB)
+
+    def _names(self, request: RemotingCommand, wanted: Callable[[TopicConfig], bool]) -> bytes:
+        names = [topic.name for topic in self._topics if wanted(topic)]
+        return encode_reply(request, body=encode_topic_list(names))
+
+
+def _listed(entry: Entry) -> TopicConfig:
+    name = entry.get("topicName")
+    if not isinstance(name, str):
+        raise _invalid("a topic has no topicName")
+    return replace(TopicConfig.from_json(name, entry), attributes={}, unknown={})
+
+
+def _listed_attributes(entry: Entry) -> Mapping[str, str | None]:
+    attributes = entry.get("attributes") or {}
+    if not isinstance(attributes, dict):
+        raise _invalid("attributes are no object")
+    text = ",".join(f"{key}={value}" if value else key for key, value in attributes.items())
+    return parse_change(text)
+
+
+def _check(topic: TopicConfig) -> None:
+    for count in (topic.read_queue_nums, topic.write_queue_nums):
+        if not 0 <= count <= QUEUES_MAX:
+            raise _invalid(f"topic[{topic.name}] has {count} queues, the limit is {QUEUES_MAX}")
+    if not 0 <= topic.perm <= _PERM_MAX:
+        raise _invalid(f"topic[{topic.name}] has perm {topic.perm}, expected 0 to {_PERM_MAX}")
+    if topic.filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{topic.filter_type}] value invalid"
+        )
+
+
+def _invalid(remark: str) -> RequestRefusedError:
+    return RequestRefusedError(ResponseCode.INVALID_PARAMETER, remark)

@@ -1,0 +1,113 @@
+"""The official operators' tool, mqadmin 5.3.3, administers topics, groups and offsets.
+
+Compared is what it prints: the columns that its documentation and its sources show.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from halfmq.client import Message
+from halfmq.client.blocking import Producer
+from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.java_clients import (
+    TOOLS,
+    JavaClient,
+    JavaMissingError,
+    Kind,
+    class_path,
+    java_client,
+)
+
+pytestmark = [
+    pytest.mark.campaign,
+    pytest.mark.skipif(
+        any(shutil.which(tool) is None for tool in TOOLS),
+        reason=f"needs {', '.join(TOOLS)}; mqadmin is NOT tested",
+    ),
+]
+
+
+class Tool:
+    """One JVM with mqadmin."""
+
+    def __init__(self, broker: BrokerProcess, client: JavaClient) -> None:
+        self.broker, self._client = broker, client
+        self.at = ("-b", broker.address)
+        self.cluster = ("-c", "DefaultCluster")
+
+    def run(self, *arguments: str) -> list[str]:
+        """Have a command run; return the lines that it prints."""
+        printed, failure = self._run(arguments)
+        assert not failure, failure
+        return [" ".join(line.split()) for line in printed.splitlines() if line.strip()]
+
+    def failure(self, *arguments: str) -> str:
+        """Have a command run that does not succeed; return what it says."""
+        printed, failure = self._run(arguments)
+        assert "success" not in printed
+        return " ".join(failure.split())
+
+    def _run(self, arguments: tuple[str, ...]) -> tuple[str, str]:
+        (line,) = self._client.run("mqadmin", *arguments, "-n", self.broker.address)
+        return line["text"], line["failure"]
+
+    def send(self, topic: str, count: int) -> None:
+        """Send messages with a client of ours."""
+        with Producer("admin-test", namesrv=self.broker.address) as producer:
+            for number in range(count):
+                producer.send(Message(topic, b"body %d" % number))
+
+
+@pytest.fixture(scope="module")
+def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
+    """A broker, and the tool beside it."""
+    home = tmp_path_factory.mktemp("admin")
+    (home / "conf").mkdir()
+    (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
+    try:
+        class_path("5.3.3")
+    except JavaMissingError as missing:
+        pytest.skip(f"{missing}; mqadmin is NOT tested")
+    with ExitStack() as stack:
+        broker = stack.enter_context(broker_process(home / "broker"))
+        kind = Kind("5.3.3", (f"-Drocketmq.home.dir={home}",))
+        yield Tool(broker, stack.enter_context(java_client(kind, broker.address, home / "client")))
+
+
+def test_topics_are_created_changed_listed_and_deleted(tool: Tool) -> None:
+    """updateTopic, updateTopicPerm, topicList, topicRoute, topicStatus, deleteTopic."""
+    address = tool.broker.address
+    made = tool.run("updateTopic", *tool.at, "-t", "orders", "-r", "4", "-w", "4")
+    assert made[0] == f"create topic to {address} success."
+    assert made[-1].startswith("TopicConfig [topicName=orders, readQueueNums=4, writeQueueNums=4")
+    in_cluster = tool.run("updateTopic", *tool.cluster, "-t", "bills", "-a", "+message.type=FIFO")
+    assert in_cluster[0] == f"create topic to {address} success."
+    assert {"orders", "bills"} <= set(tool.run("topicList"))
+    cluster_list = tool.run("topicList", *tool.cluster)
+    assert any(line.split() == ["DefaultCluster", "orders"] for line in cluster_list), cluster_list
+    route = " ".join(tool.run("topicRoute", "-t", "orders"))
+    assert '"readQueueNums":4' in route.replace(" ", "")
+
+    tool.send("orders", 5)
+    status = tool.run("topicStatus", "-t", "orders")
+    assert status[0].startswith("#Broker Name #QID #Min Offset #Max Offset #Last Updated")
+    rows = [line.split() for line in status if line.startswith("broker-a")]
+    assert [row[1] for row in rows] == ["0", "1", "2", "3"]
+    assert sum(int(row[3]) for row in rows) == 5
+
+    changed = tool.run("updateTopicPerm", *tool.at, "-t", "orders", "-p", "4")
+    assert any("success" in line for line in changed), changed
+    assert '"perm":4' in " ".join(tool.run("topicRoute", "-t", "orders")).replace(" ", "")
+
+    refused = tool.failure("updateTopic", *tool.at, "-t", "TBW102")
+    assert "CODE: 29 DESC: The topic[TBW102] is conflict with system topic." in refused
+
+    gone = tool.run("deleteTopic", *tool.cluster, "-t", "orders")
+    assert "delete topic [orders] from cluster [DefaultCluster] success." in gone
+    assert any("from NameServer success." in line for line in gone)
+    assert "orders" not in tool.run("topicList")

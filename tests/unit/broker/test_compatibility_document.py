@@ -1,0 +1,32 @@
+"""docs/compatibility.md says of every request whether it is served."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
+from halfmq.broker.handlers.admin.access import PlainAclHandlers, UserHandlers
+from halfmq.broker.service import Broker
+from halfmq.remoting.codes import RequestCode
+
+DOCUMENT: Final = Path(__file__).parents[3] / "docs" / "compatibility.md"
+ROW: Final = re.compile(r"^\| (\d+) \| (\w+) \| ([^|]+?) \|", re.MULTILINE)
+
+
+def test_the_document_agrees_with_the_router(tmp_path: Path) -> None:
+    """Who reads that a request is served can rely on it, and finds every request."""
+    rows = {int(code): (name, state) for code, name, state in ROW.findall(DOCUMENT.read_text())}
+    network = NetworkConfig(listen_port=0, namesrv_listen_port=0)
+    broker = Broker(BrokerConfig(network=network, store=StoreSettings(root=tmp_path)))
+    served = {code for code, (_, state) in rows.items() if state == "served"}
+    with_access = {code for code, (_, state) in rows.items() if state.startswith("served with")}
+
+    assert {code: name for code, (name, _) in rows.items()} == {
+        int(code): code.name for code in RequestCode
+    }
+    assert served == broker.codes
+    users = UserHandlers.handlers(UserHandlers.__new__(UserHandlers))
+    accounts = PlainAclHandlers.handlers(PlainAclHandlers.__new__(PlainAclHandlers))
+    assert with_access == users.keys() | accounts.keys()
