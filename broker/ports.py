@@ -14,7 +14,7 @@ from halfmq.remoting.ext_fields import Header
 from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.record import Record
 from halfmq.store.log.append_request import AppendRequest, AppendResult
-from halfmq.store.message_store import GetResult
+from halfmq.store.queue.pull_selection import GetResult
 
 OnAnswer = Callable[[RemotingCommand | None], None]
 """Takes the answer, or None if there will be none."""
@@ -125,29 +125,15 @@ class AppendLog(Protocol):
     ) -> list[AppendResult]: ...
 
 
-class Store(AppendLog, Protocol):
-    """Records, queues and index, as handlers and delayed delivery use them; see ``MessageStore``.
+class StoredRecords(Protocol):
+    """Records by physical offset; see ``MessageStore.reader``.
 
     Ranges are tuples of physical offset and length in bytes.
     """
 
-    @property
-    def write_offset(self) -> int: ...
-
-    @property
-    def durable_offset(self) -> int: ...
-
     def record_bytes(self, physical_offset: int) -> bytes | None: ...
 
     def record_at(self, physical_offset: int) -> Record | None: ...
-
-    def queues(self) -> list[tuple[str, int]]: ...
-
-    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
-
-    def get(
-        self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
-    ) -> GetResult: ...
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None: ...
 
@@ -155,18 +141,53 @@ class Store(AppendLog, Protocol):
 
     def lacking_ranges(self, ranges: Sequence[tuple[int, int]]) -> NotInMemoryError: ...
 
+
+class StoredQueues(Protocol):
+    """Messages by queue offset; see ``MessageStore.queues``."""
+
+    def names(self) -> list[tuple[str, int]]: ...
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
+
+    def get(
+        self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
+    ) -> GetResult: ...
+
     def store_time_at(self, topic: str, queue_id: int, offset: int) -> int: ...
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, *, upper: bool = ...
     ) -> int: ...
 
-    @property
-    def index_last_update(self) -> tuple[int, int]: ...
 
-    def query_index(
+class StoredKeys(Protocol):
+    """Physical offsets by topic and key; see ``MessageStore.index``."""
+
+    @property
+    def last_update(self) -> tuple[int, int]: ...
+
+    def query(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
     ) -> list[int]: ...
+
+
+class Store(AppendLog, Protocol):
+    """The store as handlers and delayed delivery use it; see ``MessageStore``."""
+
+    @property
+    def write_offset(self) -> int: ...
+
+    @property
+    def durable_offset(self) -> int: ...
+
+    @property
+    def reader(self) -> StoredRecords: ...
+
+    @property
+    def queues(self) -> StoredQueues: ...
+
+    @property
+    def index(self) -> StoredKeys: ...
 
 
 Handler = Callable[[RemotingCommand, Connection], bytes | None]

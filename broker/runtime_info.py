@@ -121,7 +121,8 @@ class RuntimeInfo:
 
     def _offsets(self) -> dict[str, str]:
         log = self._store
-        oldest = log.record_at(log.min_offset) if log.write_offset > log.min_offset else None
+        is_empty = log.write_offset <= log.min_offset
+        oldest = None if is_empty else log.reader.record_at(log.min_offset)
         return {
             "commitLogMinOffset": str(log.min_offset),
             "commitLogMaxOffset": str(log.write_offset),

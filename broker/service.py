@@ -294,7 +294,7 @@ class Broker:
                 tables.topics.load,
                 tables.groups.load,
                 tables.offsets.load,
-                partial(tables.topics.hide_deleted, self._store.hide),
+                partial(tables.topics.hide_deleted, self._store.queues.hide),
                 self._complete_tables,
                 self._delay.load,
                 self.transactions.rebuild,
@@ -313,7 +313,7 @@ class Broker:
         """Restore missing topics and groups that messages or other tables still name."""
         tables, report = self._tables, self._store_service.report
         killed = report is not None and not report.clean
-        tables.topics.complete(self._store.queues())
+        tables.topics.complete(self._store.queues.names())
         groups = {*tables.topics.groups(), *tables.offsets.groups()}
         tables.groups.complete(groups, after_kill=killed)
 
@@ -352,7 +352,7 @@ class Broker:
             self._pull,
             send_back,
             self._clients,
-            TransactionHandler(self.transactions.decisions, self._group, store.lacking),
+            TransactionHandler(self.transactions.decisions, self._group, store.reader.lacking),
             OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
             QueryHandlers(store),
             LockHandlers(tables.locks),
@@ -360,7 +360,7 @@ class Broker:
             AdminHandlers(
                 self.transactions.view,
                 self.transactions.operator,
-                store.record_at,
+                store.reader.record_at,
                 self._group,
                 self._make_runtime_info(),
                 self._retention.ask,
@@ -518,7 +518,7 @@ class Broker:
     def _index_tick(self) -> float:
         if not self._store.tick():
             return INDEX_TICK_S
-        return INDEX_REST_S if self._store.index_lags else 0
+        return INDEX_REST_S if self._store.index.lags else 0
 
     def _store_failed(self, error: Exception) -> None:
         """Log why the store refuses appends; called on one of its threads."""

@@ -1,8 +1,8 @@
 """Delete the oldest files of the log, and the index and queue files that refer to them.
 
 The broker decides how long messages are kept: it asks which files are old enough
-(``find_expired``) and up to which offset files may be deleted (``delete``). Only whole files are
-deleted, the oldest first; the last one always stays.
+(``find_expired``) and says up to which offset files may be deleted (``delete_before``). Only whole
+files are deleted, the oldest first; the last one always stays.
 
 A deletion runs in this order, and a crash between any two steps leaves a directory that opens, here
 and in RocketMQ:
@@ -39,10 +39,10 @@ from typing import Final, Protocol, TypeVar
 
 from .files import disk
 from .files.deferred_delete import DeferredDeletes
-from .files.mapped_file_queue import MappedFileQueue
 from .files.worker import WorkerFactory
 from .format.record import store_timestamp
 from .index.index_file import IndexFile
+from .log.commit_log import CommitLog
 from .log.log_reader import LogReader
 from .log.log_scan import LogScan
 from .queue.consume_queue import ConsumeQueue, QueueTable
@@ -76,18 +76,22 @@ class Retention:
 
     def __init__(
         self,
-        files: MappedFileQueue,
+        log: CommitLog,
         queues: QueueTable,
         reader: LogReader,
+        index: KeyFiles,
         *,
+        request_flush: Callable[[], object],
         worker: WorkerFactory,
     ) -> None:
         self.deleted = Deleted()
         self.expired_end = 0  # physical offset below which all files are expired
-        self.keys: KeyFiles | None = None  # set when the index is open
-        self._files = files
+        self._log = log
+        self._files = log.files
         self._queues = queues
         self._reader = reader
+        self._index = index
+        self._request_flush = request_flush
         # Requested begin of the log, and the offset that must be durable before.
         self._wanted: list[tuple[int, int]] = []
         self._first_times: dict[int, int] = {}  # ms, of the first record, by offset of file
@@ -110,25 +114,30 @@ class Retention:
     # On the loop thread ---------------------------------------------------------------------
 
     def find_expired(self, stored_before_ms: int) -> None:
-        """Search for files without newer records, on the helper thread; see ``expired_end``."""
+        """Start a search for log files without newer records; see ``expired_end``. No wait."""
         if self._doomed:  # their deletion has failed, or is not finished
             self._do(self._delete_log_file)
         self._do(lambda: self._find_next_expired(stored_before_ms))
 
-    def delete(self, end: int, log_end: int) -> None:
-        """Delete the files that end at or before ``end``, once ``log_end`` is durable."""
+    def delete_before(self, end: int) -> None:
+        """Delete log files that end at or before ``end``, with their index and queue files.
+
+        Deletion begins at a ``work`` after everything appended by now is durable, queues included,
+        and continues on the helper thread. The last file always stays.
+        """
         # The first waiting request is kept; otherwise frequent requests would postpone it forever.
-        self._wanted[1:] = [(end, log_end)]
+        self._wanted[1:] = [(end, self._log.write_offset)]
+        self._request_flush()
 
     def set_urgent(self, *, is_urgent: bool) -> None:
-        """Free the space of deleted files at once, or slowly again."""
+        """Free the space of deleted files at once, which may stop the machine for a moment."""
         self._deferred.is_urgent = is_urgent
         if is_urgent and self._deferred.bytes:
             self._worker.wake()
 
     @property
     def bytes_to_free(self) -> int:
-        """Bytes of deleted files whose space is not free yet."""
+        """Bytes of deleted files whose space is not free yet; see ``files/deferred_delete.py``."""
         return self._deferred.bytes
 
     def work(self, durable_offset: int) -> None:
@@ -153,8 +162,7 @@ class Retention:
             self._do(self._delete_log_file)
             for base in gone:
                 self._first_times.pop(base, None)
-            if self.keys is not None:
-                self._do(self._deletion_of_index_files(self.keys.forget_before(start)))
+            self._do(self._deletion_of_index_files(self._index.forget_before(start)))
             self._do(self._search_of_queues(start))
             logger.info("event=log_begins_later from=%d to=%d files=%d", gone[0], start, len(gone))
 

@@ -177,7 +177,7 @@ class DelayService:
         offsets = as_object(self._file.load().get("offsetTable"))
         # Messages in the queues of levels that were removed from the setting must still be
         # delivered.
-        used = [queue + 1 for topic, queue in self._store.queues() if topic == SCHEDULE_TOPIC]
+        used = [queue + 1 for topic, queue in self._store.queues.names() if topic == SCHEDULE_TOPIC]
         count = max(len(self._levels.levels_ms), *used, 0)
         copies = DeliveredCopies(self._store, count)
         self._queues = [
@@ -186,7 +186,7 @@ class DelayService:
         ]
 
     def _positioned(self, level: int, offset: int, copies: DeliveredCopies) -> _Level:
-        first, end = self._store.queue_bounds(SCHEDULE_TOPIC, level - 1)
+        first, end = self._store.queues.bounds(SCHEDULE_TOPIC, level - 1)
         start = min(max(offset, first), end)
         if start != offset:
             logger.warning(
@@ -243,7 +243,7 @@ class DelayService:
         """Return the physical offset of the first message of a level without a durable copy."""
         queue_offset = queue.saved_offset
         while True:
-            found = self._store.get(
+            found = self._store.queues.get(
                 SCHEDULE_TOPIC, queue.level - 1, queue_offset, max_count=1, max_bytes=1
             )
             if found.ranges:
@@ -287,7 +287,7 @@ class DelayService:
             return self._retry(queue, now)
         if queue.head_due_ms is not None and queue.head_due_ms > now:
             return (queue.head_due_ms - now) / 1_000
-        first, end = self._store.queue_bounds(SCHEDULE_TOPIC, queue.level - 1)
+        first, end = self._store.queues.bounds(SCHEDULE_TOPIC, queue.level - 1)
         if queue.next_offset < first:  # the log before it was deleted by age
             self._move(queue, first, 0)
         if queue.next_offset >= end:
@@ -322,18 +322,18 @@ class DelayService:
         """
         may_wait = queue.fetches >= FETCHES_MAX
         with allowed_to_wait(may_wait):
-            found = self._store.get(
+            found = self._store.queues.get(
                 SCHEDULE_TOPIC,
                 queue.level - 1,
                 offset,
                 max_count=max_count,
                 max_bytes=BATCH_BYTES_MAX,
             )
-        data = self._store.read(found.ranges) if found.count else b""
+        data = self._store.reader.read(found.ranges) if found.count else b""
         if data is None:
             if not may_wait:
-                raise self._store.lacking_ranges(found.ranges)
-            data = self._store.read_cold(found.ranges)
+                raise self._store.reader.lacking_ranges(found.ranges)
+            data = self._store.reader.read_cold(found.ranges)
         queue.fetches = 0
         return _Found(data, found.next_offset)
 
@@ -483,7 +483,7 @@ class DelayService:
         return queue.saved_offset > 0 or self._end(queue) > 0
 
     def _end(self, queue: _Level) -> int:
-        return self._store.queue_bounds(SCHEDULE_TOPIC, queue.level - 1)[1]
+        return self._store.queues.bounds(SCHEDULE_TOPIC, queue.level - 1)[1]
 
 
 def _save_when_durable(queue: _Level, log_end: int) -> None:

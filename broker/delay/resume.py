@@ -84,9 +84,9 @@ class DeliveredCopies:
         return position
 
     def _start(self, queue: tuple[str, int], due_ms: int) -> int:
-        _, end = self._store.queue_bounds(*queue)
-        newest_ms = self._store.store_time_at(*queue, end - 1)
-        return self._store.offset_by_time(*queue, min(due_ms, newest_ms - RESUME_BACK_MS))
+        _, end = self._store.queues.bounds(*queue)
+        newest_ms = self._store.queues.store_time_at(*queue, end - 1)
+        return self._store.queues.offset_by_time(*queue, min(due_ms, newest_ms - RESUME_BACK_MS))
 
     def _targets(self, record: Record) -> Iterator[tuple[str, int]]:
         topic, queue_id = _destination(record)
@@ -98,16 +98,16 @@ class DeliveredCopies:
 
     def _records(self, topic: str, queue_id: int, start: int) -> Iterator[Record]:
         """Yield the messages of a queue from an offset, up to damage or the limit."""
-        _, end = self._store.queue_bounds(topic, queue_id)
+        _, end = self._store.queues.bounds(topic, queue_id)
         offset, left, bytes_left = start, RESUME_RECORDS_MAX, RESUME_BYTES_MAX
         while offset < end and left > 0 and bytes_left > 0:
-            found = self._store.get(
+            found = self._store.queues.get(
                 topic, queue_id, offset, max_count=_STEP_COUNT, max_bytes=_STEP_BYTES
             )
             if found.count == 0:
                 return
             try:
-                data = self._store.read_cold(found.ranges)
+                data = self._store.reader.read_cold(found.ranges)
                 at = 0
                 while at < len(data):
                     record = decode_record(data, at)

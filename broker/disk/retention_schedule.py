@@ -38,14 +38,8 @@ LOOKS_WHEN_ASKED: Final = 3
 _HOUR_MS: Final = 3_600_000
 
 
-class AgedLog(Protocol):
-    """The part of the store that retention uses."""
-
-    @property
-    def min_offset(self) -> int: ...
-
-    @property
-    def durable_offset(self) -> int: ...
+class FileRetention(Protocol):
+    """Finds and deletes old files; see ``MessageStore.retention``."""
 
     @property
     def expired_end(self) -> int: ...
@@ -57,10 +51,23 @@ class AgedLog(Protocol):
 
     def delete_before(self, end: int) -> None: ...
 
-    def set_deletion_urgent(self, *, is_urgent: bool) -> None: ...
+    def set_urgent(self, *, is_urgent: bool) -> None: ...
 
     @property
     def bytes_to_free(self) -> int: ...
+
+
+class AgedLog(Protocol):
+    """The part of the store that retention uses."""
+
+    @property
+    def min_offset(self) -> int: ...
+
+    @property
+    def durable_offset(self) -> int: ...
+
+    @property
+    def retention(self) -> FileRetention: ...
 
 
 def local_hour(now_ms: int) -> int:
@@ -122,14 +129,14 @@ class RetentionSchedule:
             return FIRST_LOOK_S
         now_ms = self._now_ms()
         is_scarce = self._is_scarce()
-        self._log.set_deletion_urgent(is_urgent=is_scarce)
+        self._log.retention.set_urgent(is_urgent=is_scarce)
         if self._asked or self._hour_of(now_ms) in self._hours or is_scarce:
             self._asked = max(self._asked - 1, 0)
             # A delayed message that is not on disk yet may still wait for its delivery.
-            wanted = min(self._log.expired_end, self._log.durable_offset)
+            wanted = min(self._log.retention.expired_end, self._log.durable_offset)
             if wanted > self._log.min_offset:
                 self._delete(wanted)
-            self._log.find_expired(now_ms - self._reserved_ms)
+            self._log.retention.find_expired(now_ms - self._reserved_ms)
         return 1.0 if self._asked else LOOK_S
 
     def _delete(self, wanted: int) -> None:
@@ -152,7 +159,7 @@ class RetentionSchedule:
                 "event=retention_blocked delayed_offset=%d wanted_offset=%d", waiting, wanted
             )
         self._kept_from = kept_from if kept_from < wanted else -1
-        self._log.delete_before(kept_from)
+        self._log.retention.delete_before(kept_from)
 
     def _fetched(self, _is_there: bool) -> None:
         """Continue after a fetch; if that failed, the next scan reports the error."""
@@ -161,12 +168,12 @@ class RetentionSchedule:
 
     def metrics(self) -> dict[str, int]:
         """Return counters and gauges by name."""
-        deleted = self._log.deleted
+        deleted = self._log.retention.deleted
         return {
             "log_files_deleted": deleted.log_files,
             "log_bytes_deleted": deleted.log_bytes,
             "index_files_deleted": deleted.index_files,
             "queue_files_deleted": deleted.queue_files,
-            "bytes_leaving": self._log.bytes_to_free,
+            "bytes_leaving": self._log.retention.bytes_to_free,
             "blocked_at": self._kept_from,
         }

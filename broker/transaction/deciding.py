@@ -241,7 +241,7 @@ class Decisions:
             for half in halves:
                 may(self._existing_half(half).properties, asked)
         except NotInMemoryError:
-            raise self._log.lacking(halves) from None
+            raise self._log.reader.lacking(halves) from None
 
     def _answered(self, entry: Pending) -> None:
         """Count the answer to a check once, even if the answer is repeated."""
@@ -302,7 +302,7 @@ class Decisions:
             members = [member.offset for member in self._groups.get(leader, ())]
             if not members:
                 raise
-            raise self._log.lacking((leader, *members)) from None
+            raise self._log.reader.lacking((leader, *members)) from None
         if half is None:
             raise HalfNotFoundError(offset)
         try:

@@ -79,7 +79,7 @@ class DecisionLookup:
         if decision.position < 0:
             return 0
         try:
-            return self._log.store_timestamp(decision.position)
+            return self._log.reader.store_timestamp(decision.position)
         except (OSError, StoreError):
             return 0
 
@@ -95,7 +95,7 @@ class DecisionLookup:
             return None
         positions, all_seen = self._finals_indexed(topic, key, half)
         for position in positions:
-            final = self._log.record_at(position)
+            final = self._log.reader.record_at(position)
             if (
                 final is not None
                 and final.topic in {topic, SCHEDULE_TOPIC}
@@ -103,7 +103,7 @@ class DecisionLookup:
                 and self._is_link_to(first, final.prepared_transaction_offset, half, key)
             ):
                 return Decision(State.COMMITTED, position)
-        _, indexed_until = self._log.index_last_update
+        _, indexed_until = self._log.index.last_update
         if (
             all_seen
             and half.physical_offset in self.indexed(HALF_TOPIC, key, half.store_timestamp)
@@ -129,8 +129,8 @@ class DecisionLookup:
         """Return the offsets of indexed records with a key, stored since a time in ms."""
         # Index times are whole seconds from the file's first entry, and clocks may step.
         # The newest record may have been stored while the wall clock was ahead.
-        newest_ms = max(self._now_ms(), self._log.index_last_update[0])
-        return self._log.query_index(topic, key, hits_max, since_ms - 60_000, newest_ms + 60_000)
+        newest_ms = max(self._now_ms(), self._log.index.last_update[0])
+        return self._log.index.query(topic, key, hits_max, since_ms - 60_000, newest_ms + 60_000)
 
     def _leader_of(self, member: StoredHalf, leader_key: str) -> StoredHalf | None:
         """Return the leader of a member: the last leader with its key before it in the log."""

@@ -35,7 +35,7 @@ class HalfReader:
         Raises:
             NotInMemoryError: It must be read from the disk first.
         """
-        record = self._log.unchecked_bytes(offset)
+        record = self._log.reader.unchecked_bytes(offset)
         return None if record is None else parse_half(record, offset)
 
     def existing(self, offset: int) -> StoredHalf:
@@ -49,7 +49,7 @@ class HalfReader:
         half = self.read(offset)
         if half is not None:
             return half
-        if self._log.record_bytes(offset) is None:
+        if self._log.reader.record_bytes(offset) is None:
             raise HalfNotFoundError(offset)
         raise HalfMismatchError(
             offset,
@@ -64,12 +64,12 @@ class HalfReader:
         newest half is yielded regardless of its size.
         """
         log = self._log
-        first, end = log.queue_bounds(HALF_TOPIC, 0)
+        first, end = log.queues.bounds(HALF_TOPIC, 0)
         newest, first = end, max(first, end - count_max)
         step = NEWEST_STEP
         while end > first:
             start = max(first, end - step)
-            found = log.get(HALF_TOPIC, 0, start, max_count=end - start, max_bytes=1 << 62)
+            found = log.queues.get(HALF_TOPIC, 0, start, max_count=end - start, max_bytes=1 << 62)
             if found.size > bytes_max and end - start > 1:
                 step = (end - start) // 2  # only the newer ones may fit
                 continue
@@ -78,7 +78,7 @@ class HalfReader:
             halves: list[StoredHalf] = []
             try:
                 for one in found.ranges:  # damage in one range must not hide the next
-                    halves += _halves_in(log.read_cold([one]), one[0])
+                    halves += _halves_in(log.reader.read_cold([one]), one[0])
             except OSError:
                 logger.exception("event=halves_unreadable queue_offset=%d", start)
                 return

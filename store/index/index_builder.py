@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from ..errors import DiskFullError, StoreError
@@ -22,6 +23,7 @@ from ..format.index import KeyedRecord
 from ..format.record import store_timestamp
 from ..log.append_request import AppendRequest, AppendResult
 from ..log.log_scan import Found, LogScan
+from ..ports import LogExtent
 from .index_file import IndexFile
 from .index_service import IndexService
 
@@ -53,9 +55,10 @@ FLUSH_EVERY: Final = 10.0
 class IndexBuilder:
     """The index, and the keys that are not in it yet."""
 
-    def __init__(self, index: IndexService, files: MappedFileQueue) -> None:
-        self.index = index
+    def __init__(self, index: IndexService, files: MappedFileQueue, log: LogExtent) -> None:
+        self._index = index
         self._files = files
+        self._log = log
         self._pending: deque[KeyedRecord] = deque()
         self._lags = False  # missing keys are read from the log
         self._walk: Iterator[int] | None = None  # indexes the log up to ``_walk_end``
@@ -68,7 +71,7 @@ class IndexBuilder:
 
     def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> None:
         """Open the index and index the missing records of the log."""
-        start = self.index.recover(clean=clean, log_end=log_end, index_timestamp=index_timestamp)
+        start = self._index.recover(clean=clean, log_end=log_end, index_timestamp=index_timestamp)
         self._indexed_offset = self._log_end = log_end
         if not self._files.bases:
             return
@@ -100,7 +103,7 @@ class IndexBuilder:
                 asked = self._ask_for(max(asked, offset), offset + 2 * READ_AHEAD)
             for first in range(0, len(found), RECORDS_PER_PUT):
                 part = found[first : first + RECORDS_PER_PUT]
-                self.index.put_group([_keyed(chunk, offset, record, topics) for record in part])
+                self._index.put_group([_keyed(chunk, offset, record, topics) for record in part])
                 position, size, *_ = part[-1]
                 yield offset + position + size
 
@@ -117,7 +120,7 @@ class IndexBuilder:
 
         That is the newest record of the index if it fits, otherwise the begin of a file.
         """
-        newest = self.index.last_update[1]
+        newest = self._index.last_update[1]
         base = max(self._files.base_of(start), self._files.bases[0])
         return newest if base <= newest <= start else base
 
@@ -169,7 +172,7 @@ class IndexBuilder:
 
     @property
     def lags(self) -> bool:
-        """Whether the index lacks records and is being filled from the log."""
+        """Whether look-ups miss records, until ``work`` has indexed them from the log."""
         return self._lags
 
     def _catch_up(self, deadline: float | None) -> bool:
@@ -213,7 +216,7 @@ class IndexBuilder:
             size += len(record[1])
             if size >= PROPERTIES_PER_PUT:
                 break
-        self.index.put_group(records)
+        self._index.put_group(records)
         for _ in records:
             self._pending.popleft()
         self._indexed_offset = self._pending[0][2] if self._pending else self._log_end
@@ -224,29 +227,32 @@ class IndexBuilder:
             logger.warning("event=index_waits error=%r", str(error))
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return the physical offsets of records with a key, after indexing pending ones.
+        """Return physical offsets of records with a key, in log order; the newest are preferred.
 
-        While the index lags, some may be missing.
+        Pending keys are indexed first; while the index lags, some may be missing. Records with
+        another key of the same hash are included. Times have a resolution of a second.
         """
         self.work(SLICE_MS if self._lags else None)
-        return self.index.query(topic, key, max_count, begin_ms, end_ms)
+        hits = self._index.query(topic, key, max_count, begin_ms, end_ms)
+        low, high = self._log.min_offset, self._log.readable_offset
+        return [hit for hit in hits if low <= hit < high]
 
     @property
     def last_update(self) -> tuple[int, int]:
-        """Store timestamp and physical offset of the newest record in the index."""
+        """Store timestamp and physical offset of the newest record in the index; zeros if none."""
         self.work(SLICE_MS if self._lags else None)
-        return self.index.last_update
+        return self._index.last_update
 
     def forget_before(self, log_start: int) -> list[IndexFile]:
         """Drop the files whose records are all deleted; see ``IndexService``."""
-        return self.index.forget_before(log_start)
+        return self._index.forget_before(log_start)
 
     def flush(self, flushed_timestamp: int) -> int:
         """Flush the index every ``FLUSH_EVERY``; return its durable time. For a helper thread."""
         if time.monotonic() < self._flush_due:
             return flushed_timestamp
         self._flush_due = time.monotonic() + FLUSH_EVERY
-        return self.index.flush()
+        return self._index.flush()
 
     def finish(self) -> bool:
         """Index all pending keys before closing; return whether the index is complete."""
@@ -254,9 +260,56 @@ class IndexBuilder:
         self.work()
         return not self._pending and not self._lags
 
+    def extents(self) -> list[tuple[Path, int]]:
+        """Return the files and the bytes used in each; see ``IndexService``."""
+        return self._index.extents()
+
     def close(self) -> None:
         """Flush and close the files."""
-        self.index.close()
+        self._index.close()
+
+
+class NoIndex:
+    """The index of a store without one: it finds nothing."""
+
+    lags = False
+    last_update = (0, 0)
+
+    def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> None:
+        """Leave an existing index as it is."""
+
+    def add(self, group: Sequence[AppendRequest], done: Sequence[AppendResult]) -> None:
+        """Ignore appended records."""
+
+    def work(self, budget_ms: float | None = None) -> bool:
+        """Return False: there is no work."""
+        return False
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return nothing."""
+        return []
+
+    def forget_before(self, log_start: int) -> list[IndexFile]:
+        """Return no files."""
+        return []
+
+    def flush(self, flushed_timestamp: int) -> int:
+        """Return the given time: no start has to index older records."""
+        return flushed_timestamp
+
+    def extents(self) -> list[tuple[Path, int]]:
+        """Return no files."""
+        return []
+
+    def finish(self) -> bool:
+        """Return True: nothing is missing."""
+        return True
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+KeyIndex = IndexBuilder | NoIndex
 
 
 def _keyed(chunk: bytes, offset: int, record: Found, topics: dict[bytes, str]) -> KeyedRecord:

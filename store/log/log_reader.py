@@ -29,9 +29,10 @@ from ..format.record import (
     store_timestamp,
 )
 from ..format.record_fields import struct_of
+from ..ports import LogExtent
 from .log_scan import LogScan
 from .resync import Damage
-from .transaction_ranges import is_about_transactions
+from .transaction_ranges import TransactionRanges, is_about_transactions
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +51,32 @@ _SYS_FLAG: Final = struct_of("sys_flag")
 _length_of: Final[Callable[[Range], int]] = itemgetter(1)
 
 
+class _FilePositions:
+    """The extent of the files, for tools that do not know where the log ends."""
+
+    def __init__(self, files: MappedFileQueue) -> None:
+        self.files = files
+
+    @property
+    def min_offset(self) -> int:
+        return self.files.bases[0] if self.files.bases else 0
+
+    @property
+    def write_offset(self) -> int:
+        return self.files.bases[-1] + self.files.file_size if self.files.bases else 0
+
+    @property
+    def readable_offset(self) -> int:
+        return self.write_offset
+
+
 class LogReader:
     """The reading end of the log; one thread, except where a method says otherwise."""
 
-    def __init__(self, files: MappedFileQueue) -> None:
+    def __init__(self, files: MappedFileQueue, log: LogExtent | None = None) -> None:
         self._files = files
+        self._log = log or _FilePositions(files)
+        self.known_transactions = TransactionRanges()  # found by recovery, for the first scan
         self._descriptors: OrderedDict[int, int] = OrderedDict()  # by offset of the first byte
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
         self._viewed = 0  # bytes of it in use by views
@@ -178,14 +200,19 @@ class LogReader:
             for start, end in parts:
                 yield content[start:end]
 
-    def record_bytes(self, physical_offset: int, end: int) -> bytes | None:
-        """Return the valid record that begins at the offset and ends by ``end``; else None."""
+    def record_bytes(self, physical_offset: int, end: int | None = None) -> bytes | None:
+        """Return the valid record that begins at an offset; else None.
+
+        It ends by ``end``, which is the end of the readable log if not given.
+        """
+        end = self._log.readable_offset if end is None else end
         encoded = self.unchecked_bytes(physical_offset, end)
         return encoded if encoded and _decoded(encoded, physical_offset) else None
 
-    def unchecked_bytes(self, physical_offset: int, end: int) -> bytes | None:
-        """Return the record at the offset; only its size and magic are checked."""
-        if not 0 <= physical_offset <= end - PREFIX.size:
+    def unchecked_bytes(self, physical_offset: int, end: int | None = None) -> bytes | None:
+        """Return the record at an offset, readable or not; only its size and magic are checked."""
+        end = self._log.write_offset if end is None else end
+        if not self._log.min_offset <= physical_offset <= end - PREFIX.size:
             return None
         position = physical_offset % self._files.file_size
         try:
@@ -202,41 +229,51 @@ class LogReader:
         return first[:size] if size <= len(first) else read(path, fd, size, position)
 
     def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError:
-        """Return an error whose ``fetch`` loads the records at some offsets into memory."""
+        """Return an error whose ``fetch`` loads the records at some offsets into memory.
+
+        Offsets outside the log are left out.
+        """
         missing = []
         for offset in physical_offsets:
-            position = offset % self._files.file_size
-            missing.append(Missing(self._files.path(offset - position), position, 0))
+            if self._log.min_offset <= offset < self._log.write_offset:
+                position = offset % self._files.file_size
+                missing.append(Missing(self._files.path(offset - position), position, 0))
         return NotInMemoryError(missing)
 
     def lacking_ranges(self, ranges: Iterable[Range]) -> NotInMemoryError:
-        """Return an error whose ``fetch`` loads ranges into memory."""
+        """Return an error whose ``fetch`` loads ranges of the log into memory."""
         missing = []
         for physical_offset, length, _ in spans(ranges, self._files.file_size):
             position = physical_offset % self._files.file_size
             missing.append(Missing(self._files.path(physical_offset - position), position, length))
         return NotInMemoryError(missing)
 
-    def record_at(self, physical_offset: int, end: int) -> Record | None:
-        """Return the valid record that begins at the offset and ends by ``end``, decoded."""
+    def record_at(self, physical_offset: int, end: int | None = None) -> Record | None:
+        """Return the record that ``record_bytes`` returns, decoded; else None."""
         encoded = self.record_bytes(physical_offset, end)
         return None if encoded is None else decode_record(encoded, check_crc=False)
 
     def store_timestamp(self, physical_offset: int) -> int:
-        """Return when the record at this offset was stored, in ms; the record is not checked."""
+        """Return the store time in ms of the record at an offset; readable or not, and unchecked.
+
+        Raises:
+            OSError: The file is gone, or cannot be read.
+        """
         position = physical_offset % self._files.file_size
         base = physical_offset - position
         head = read(self._files.path(base), self._descriptor(base), HEAD_SIZE_MAX, position)
         (sys_flag,) = _SYS_FLAG.unpack_from(head)
         return store_timestamp(head, 0, sys_flag)
 
-    def scan(self, start: int, end: int) -> Iterator[Record]:
-        """Yield the valid records from ``start``, where one begins, to ``end``.
+    def scan(self, start: int, end: int | None = None) -> Iterator[Record]:
+        """Yield the valid records in log order; any thread.
 
-        Damaged ranges in between are left out and logged. The scan ends before ``end`` if no valid
-        record follows. Any thread may call it.
+        A record or a file begins at ``start``, which is raised to the start of the log. Without
+        ``end`` the scan goes to the current end of the log, readable or not. Damaged ranges are
+        left out and logged.
         """
-        scan = LogScan(self._files, start, end)
+        end = self._log.write_offset if end is None else end
+        scan = LogScan(self._files, max(start, self._log.min_offset), end)
         for _, chunk, found in scan:
             for position, *_ in found:
                 try:
@@ -246,11 +283,20 @@ class LogReader:
         for damage in scan.damages:
             _log_damage(damage)
 
-    def scan_transactions(self, start: int, end: int) -> Iterator[Record]:
+    def scan_transactions(self, start: int) -> Iterator[Record]:
         """Yield the records of ``scan`` that may belong to a transaction.
 
-        The CRCs of other records are not checked.
+        The first call reads the ranges that recovery has found, and scans only the rest of the
+        log. A damaged record may be missing without an entry in the log; each yielded one is valid.
         """
+        known, self.known_transactions = self.known_transactions, TransactionRanges()
+        start, end = max(start, self._log.min_offset), self._log.write_offset
+        yield from self._scan_transactions(start, min(known.start, end))
+        yield from self._transactions(known.ranges(start))
+        yield from self._scan_transactions(max(start, known.end), end)
+
+    def _scan_transactions(self, start: int, end: int) -> Iterator[Record]:
+        """Yield transaction records of a part of the log; the CRCs of others are not checked."""
         scan = LogScan(self._files, start, end, check_crc=False)
         for chunk_offset, chunk, found in scan:
             for position, size, sys_flag, _, _, topic_at, topic_end, _ in found:
@@ -263,7 +309,7 @@ class LogReader:
         for damage in scan.damages:
             _log_damage(damage)
 
-    def transactions(self, ranges: Iterable[Range]) -> Iterator[Record]:
+    def _transactions(self, ranges: Iterable[Range]) -> Iterator[Record]:
         """Yield the valid transaction records at known ranges."""
         for_errors, for_reading = tee(ranges)
         for (physical_offset, size), encoded in zip(

@@ -150,18 +150,18 @@ def check(root: Path, told: Acknowledged, keep: int | None) -> None:
             queue_id,
             queue_offset,
         )
-        encoded = store.record_bytes(physical_offset)
+        encoded = store.reader.record_bytes(physical_offset)
         assert encoded is not None
         assert zlib.crc32(encoded) == crc
-    assert [record.physical_offset for record in store.scan(0)] == sorted(by_offset)
-    for key in store.queues():
+    assert [record.physical_offset for record in store.reader.scan(0)] == sorted(by_offset)
+    for key in store.queues.names():
         offsets = [
             record.queue_offset for record in served if (record.topic, record.queue_id) == key
         ]
-        assert offsets == list(range(*store.queue_bounds(*key))), f"hole in {key}"
+        assert offsets == list(range(*store.queues.bounds(*key))), f"hole in {key}"
     for record in served[-50:]:
         unique = record.property_map["UNIQ_KEY"]
-        assert record.physical_offset in store.query_index(record.topic, unique, 64, 0, 1 << 60)
+        assert record.physical_offset in store.index.query(record.topic, unique, 64, 0, 1 << 60)
     for before, after in pairwise(served):
         assert before.store_timestamp <= after.store_timestamp
     store.close()

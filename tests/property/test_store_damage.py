@@ -49,7 +49,7 @@ def write_log(root: Path, seed: int) -> list[Record]:
     done = [one.physical_offset for one in store.append([draft(HALF)])]
     for number in range(COUNT):
         topic = chance.choice(["A", "B", "long-" + "t" * 140, SCHEDULE, HALF])
-        inner = store.record_bytes(chance.choice(done)) if done and number % 7 == 0 else None
+        inner = store.reader.record_bytes(chance.choice(done)) if done and number % 7 == 0 else None
         done += [
             one.physical_offset
             for one in store.append(
@@ -68,7 +68,7 @@ def write_log(root: Path, seed: int) -> list[Record]:
                 ]
             )
         ]
-    records = list(store.scan(0))
+    records = list(store.reader.scan(0))
     assert [record.physical_offset for record in records] == done
     store.close()
     return records

@@ -146,7 +146,7 @@ class StoreModel(RuleBasedStateMachine):
         """Delete the oldest files, and perhaps go on before all of that has happened."""
         before = self.store.min_offset
         wanted = int(part * self.store.write_offset)
-        self.store.delete_before(wanted)
+        self.store.retention.delete_before(wanted)
         flush(self.store)
         self.store._maintain()
         self.store.tick(1000)
@@ -170,20 +170,20 @@ class StoreModel(RuleBasedStateMachine):
             self.store.tick(1000)
         for key, queue in self.queues.items():
             first = next((at for at, one in enumerate(queue) if one >= self.start), len(queue))
-            assert self.store.queue_bounds(*key) == (first, len(queue))
+            assert self.store.queues.bounds(*key) == (first, len(queue))
         names = sorted(path.name for path in (self.root / "commitlog").iterdir())
         assert int(names[0]) == self.start
 
     @rule()
     def look_for_old_files(self) -> None:
         """All but the last are, when everything is."""
-        self.store.find_expired(1 << 60)
+        self.store.retention.find_expired(1 << 60)
         while self.helper.step():
             pass
         bases = self.store._log.files.bases
         # In the last one there may be no record by which to tell the age of those before it.
-        assert max(self.store.expired_end, bases[0]) in bases[-2:]
-        assert self.store.expired_end <= bases[-1]
+        assert max(self.store.retention.expired_end, bases[0]) in bases[-2:]
+        assert self.store.retention.expired_end <= bases[-1]
 
     @rule()
     def tick(self) -> None:
@@ -247,9 +247,9 @@ class StoreModel(RuleBasedStateMachine):
         max_count = data.draw(st.integers(1, 40))
         codes = None if tags is None else frozenset({tag_hash(tags)})
 
-        result = self.store.get(*key, offset, max_count=max_count, tag_codes=codes)
+        result = self.store.queues.get(*key, offset, max_count=max_count, tag_codes=codes)
 
-        first, _ = self.store.queue_bounds(*key)
+        first, _ = self.store.queues.bounds(*key)
         if not first <= offset < len(queue):
             assert result.status is not GetStatus.FOUND
             if queue and offset < first:
@@ -262,7 +262,7 @@ class StoreModel(RuleBasedStateMachine):
             if physical >= self.start
             and (tags is None or drafts_by_offset[physical].tags_code == tag_hash(tags))
         ][:max_count]
-        found = decode_records(self.store.read_cold(result.ranges))
+        found = decode_records(self.store.reader.read_cold(result.ranges))
         assert [record.physical_offset for record in found] == expected
         assert offset < result.next_offset <= len(queue)
 
@@ -276,7 +276,7 @@ class StoreModel(RuleBasedStateMachine):
             and draft.sys_flag & 0xC != 0xC
             and key.encode() in index_keys(draft.properties)
         }
-        hits = self.store.query_index(topic, key, 64, 0, 1 << 60)
+        hits = self.store.index.query(topic, key, 64, 0, 1 << 60)
         newest = sorted(expected)[-20:]
         if len(hits) < 64:
             assert expected == set(hits)
@@ -286,7 +286,7 @@ class StoreModel(RuleBasedStateMachine):
     def everything_is_in_its_place(self) -> None:
         if not hasattr(self, "store"):
             return
-        scanned = list(self.store.scan(0))
+        scanned = list(self.store.reader.scan(0))
         kept = [one for one in self.log if one[0] >= self.start]
         assert [record.physical_offset for record in scanned] == [
             physical for physical, _, _ in kept
@@ -294,7 +294,7 @@ class StoreModel(RuleBasedStateMachine):
         for record, (_, draft, queue_offset) in zip(scanned, kept, strict=True):
             self.check(record, draft, queue_offset)
         for key, queue in self.queues.items():
-            first, end = self.store.queue_bounds(*key)
+            first, end = self.store.queues.bounds(*key)
             assert end == len(queue)
             assert all(physical < self.start for physical in queue[:first])
 

@@ -131,7 +131,7 @@ def a_bit(choice: int, store: Store, folder: str) -> tuple[Path, int, int]:
 
 def is_indexed(store: MessageStore, record: Record) -> bool:
     key = record.property_map["UNIQ_KEY"]
-    return record.physical_offset in store.query_index(record.topic, key, 64, 0, 1 << 60)
+    return record.physical_offset in store.index.query(record.topic, key, 64, 0, 1 << 60)
 
 
 common = settings(max_examples=EXAMPLES)

@@ -28,9 +28,9 @@ ROOMS = {
     "client/consuming": {"arguments", "config", "errors", "message", "client/net"},
     "client/transactional": {"config", "errors", "message", "client/net"},
     "store/files": {"config", "errors", "store/format"},
-    "store/log": {"config", "errors", "store/files", "store/format", "store/queue"},
-    "store/queue": {"errors", "store/files", "store/format"},
-    "store/index": {"errors", "store/files", "store/format", "store/log"},
+    "store/log": {"config", "errors", "ports", "store/files", "store/format", "store/queue"},
+    "store/queue": {"errors", "ports", "store/files", "store/format"},
+    "store/index": {"errors", "ports", "store/files", "store/format", "store/log"},
     "store/recovery": {
         "config",
         "errors",

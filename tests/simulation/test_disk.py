@@ -228,7 +228,7 @@ def test_what_a_failed_flush_left_in_memory_is_written_again(machine: Machine) -
     machine.power_cut()
 
     store = opened(machine)
-    assert [store.queue_bounds("T", number) for number in range(3)] == [(0, 1), (0, 100), (0, 1)]
+    assert [store.queues.bounds("T", number) for number in range(3)] == [(0, 1), (0, 100), (0, 1)]
 
 
 def test_a_queue_that_the_checkpoint_covers_survives_a_power_cut(machine: Machine) -> None:

@@ -109,7 +109,7 @@ class FakeLog:
     def __init__(self, clock: Clock, *, start: int = 0) -> None:
         self._clock = clock
         self.records: dict[int, Record] = {}
-        self.index: dict[tuple[str, str], list[int]] = {}
+        self._keys: dict[tuple[str, str], list[int]] = {}
         self._queues: dict[tuple[str, int], list[int]] = {}
         self._first: dict[tuple[str, int], int] = {}
         self.write_offset = start
@@ -124,11 +124,23 @@ class FakeLog:
         self.on_append: Callable[[Sequence[AppendRequest]], object] = lambda _group: None
 
     @property
+    def reader(self) -> FakeLog:
+        return self
+
+    @property
+    def queues(self) -> FakeLog:
+        return self
+
+    @property
+    def index(self) -> FakeLog:
+        return self
+
+    @property
     def durable_offset(self) -> int:
         return self.write_offset if self.held_durable is None else self.held_durable
 
     @property
-    def index_last_update(self) -> tuple[int, int]:
+    def last_update(self) -> tuple[int, int]:
         last = max(self.records)
         return self.records[last].store_timestamp, last
 
@@ -177,7 +189,11 @@ class FakeLog:
         properties = decode_properties(record.properties)
         keys = {*properties.get("KEYS", "").split(" "), properties.get("UNIQ_KEY", "")} - {""}
         for key in keys:
-            self.index.setdefault((record.topic, key), []).append(record.physical_offset)
+            self.add_key(record.topic, key, record.physical_offset)
+
+    def add_key(self, topic: str, key: str, physical_offset: int) -> None:
+        """Let a look-up of the key find a record."""
+        self._keys.setdefault((topic, key), []).append(physical_offset)
 
     def start_times_at_zero(self) -> None:
         """Let every query by time find everything."""
@@ -195,10 +211,10 @@ class FakeLog:
         """What a consumer of the queue would get."""
         return [self.records[offset] for offset in self._queues.get((topic, queue_id), [])]
 
-    def queues(self) -> list[tuple[str, int]]:
+    def names(self) -> list[tuple[str, int]]:
         return list(self._queues)
 
-    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         first = self._first.get((topic, queue_id), 0)
         return first, first + len(self._queues.get((topic, queue_id), ()))
 
@@ -211,7 +227,7 @@ class FakeLog:
         max_count: int = 32,
         max_bytes: int = 262_144,
     ) -> GetResult:
-        first, end = self.queue_bounds(topic, queue_id)
+        first, end = self.bounds(topic, queue_id)
         if not first <= offset < end:
             following = first if offset < first else end
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, following, first, end, [], 0, 0)
@@ -233,17 +249,6 @@ class FakeLog:
     def lacking_ranges(self, ranges: Sequence[tuple[int, int]]) -> NotInMemoryError:
         return NotInMemoryError([Missing(Path("log"), *one) for one in ranges])
 
-    def view(self, ranges: Sequence[tuple[int, int]], *, prefix: bytes = b"") -> memoryview | None:
-        found = self.read(ranges, prefix=prefix)
-        return None if found is None else memoryview(found)
-
-    @property
-    def can_send_parts(self) -> bool:
-        return False
-
-    def file_part(self, physical_offset: int, length: int) -> None:
-        raise AssertionError("there are none")
-
     def read_cold(self, ranges: Sequence[tuple[int, int]], *, ahead: int = 0) -> bytes:
         self.cold_reads += 1
         return self._bytes(ranges)
@@ -263,12 +268,10 @@ class FakeLog:
         data = self.record_bytes(physical_offset)
         return None if data is None else decode_record(data)
 
-    def query_index(
-        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
-    ) -> list[int]:
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
         hits = [
             offset
-            for offset in reversed(self.index.get((topic, key), []))
+            for offset in reversed(self._keys.get((topic, key), []))
             if self._from_the_beginning
             or begin_ms <= self.records[offset].store_timestamp <= end_ms
         ]
@@ -277,7 +280,7 @@ class FakeLog:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp: int, *, upper: bool = False
     ) -> int:
-        first, end = self.queue_bounds(topic, queue_id)
+        first, end = self.bounds(topic, queue_id)
         records = self.queue(topic, queue_id)
         later = [one.queue_offset for one in records if one.store_timestamp >= timestamp]
         if later:

@@ -333,7 +333,7 @@ class Rig:
         """What consumers of a topic get, queue by queue."""
         return [
             record
-            for name, queue_id in sorted(self.store.queues())
+            for name, queue_id in sorted(self.store.queues.names())
             if name == topic
             for record in pulled(self.store, name, queue_id)
         ]
@@ -344,7 +344,7 @@ class Rig:
 
     def records(self) -> Iterator[Record]:
         """The whole log."""
-        return self.store.scan(self.store.min_offset)
+        return self.store.reader.scan(self.store.min_offset)
 
     def records_of(self, topic: str) -> list[Record]:
         """The records of a topic, in a consume queue or not."""

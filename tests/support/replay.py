@@ -267,8 +267,8 @@ class Replay:
     async def _put(self, addition: Addition) -> None:
         """Put messages into a queue, when the broker has put in what comes before them."""
         store, queue = store_of(self._broker), addition.queue
-        await self._until(lambda: store.queue_bounds(*queue)[1] >= addition.at, may_leap=True)
-        end = store.queue_bounds(*queue)[1]
+        await self._until(lambda: store.queues.bounds(*queue)[1] >= addition.at, may_leap=True)
+        end = store.queues.bounds(*queue)[1]
         assert end == addition.at, f"{queue} ends at {end}, not at {addition.at}"
         if not addition.records:
             return

@@ -33,7 +33,7 @@ class SteppingClock:
 def acknowledge(store: MessageStore, done: list[AppendResult], keys: list[tuple[str, int]]) -> None:
     lines = []
     for (topic, queue_id), appended in zip(keys, done, strict=True):
-        encoded = store.record_bytes(appended.physical_offset)
+        encoded = store.reader.record_bytes(appended.physical_offset)
         assert encoded is not None
         lines.append(
             f"{topic} {queue_id} {appended.queue_offset} {appended.physical_offset}"
@@ -49,7 +49,7 @@ def main(root: Path, seed: int, keep: int | None = None) -> None:
     config = small_config(root, flush_interval_consume_queue_ms=5)
     store = MessageStore(config, now_ms=clock)
     store.open()
-    for record in store.scan(0):
+    for record in store.reader.scan(0):
         clock.now = record.store_timestamp
     number = 0
     while True:
@@ -62,7 +62,7 @@ def main(root: Path, seed: int, keep: int | None = None) -> None:
             group.append(draft(*key, body, properties=properties))
         done = store.append(group, contiguous=len(group) < 5)  # more may not fit
         if keep is not None:
-            store.delete_before(store.write_offset - keep * config.commit_log_file_size)
+            store.retention.delete_before(store.write_offset - keep * config.commit_log_file_size)
         store.tick()
         if choose.random() < 0.8:  # the others are flushed with those that follow
             store.request_flush()

@@ -96,12 +96,12 @@ def append_durably(store: MessageStore, *drafts: AppendRequest) -> list[AppendRe
 
 def pulled(store: MessageStore, topic: str, queue_id: int, **limits: Any) -> Iterator[Record]:
     """Give all messages of a queue as a consumer would get them, from its minimum on."""
-    offset, end = store.queue_bounds(topic, queue_id)
+    offset, end = store.queues.bounds(topic, queue_id)
     while offset < end:
-        result = store.get(topic, queue_id, offset, **limits)
+        result = store.queues.get(topic, queue_id, offset, **limits)
         assert result.next_offset > offset, "a pull must make progress"
         if result.status is GetStatus.FOUND:
-            encoded = store.read_cold(result.ranges)
+            encoded = store.reader.read_cold(result.ranges)
             records = decode_records(encoded)
             assert (len(records), len(encoded)) == (result.count, result.size)
             yield from records
@@ -111,8 +111,8 @@ def pulled(store: MessageStore, topic: str, queue_id: int, **limits: Any) -> Ite
 def everything(store: MessageStore) -> list[Record]:
     """Return all messages that consumers can get, in log order, each checked to be in its place."""
     records: list[Record] = []
-    for topic, queue_id in store.queues():
-        offset = store.queue_bounds(topic, queue_id)[0]
+    for topic, queue_id in store.queues.names():
+        offset = store.queues.bounds(topic, queue_id)[0]
         for record in pulled(store, topic, queue_id):
             assert (record.topic, record.queue_id) == (topic, queue_id)
             assert record.queue_offset >= offset, "queue offsets must ascend"
@@ -123,7 +123,7 @@ def everything(store: MessageStore) -> list[Record]:
 
 def bounds(store: MessageStore) -> dict[tuple[str, int], tuple[int, int]]:
     """Return minimum and maximum of every queue."""
-    return {key: store.queue_bounds(*key) for key in store.queues()}
+    return {key: store.queues.bounds(*key) for key in store.queues.names()}
 
 
 def crash(root: Path, copy: Path) -> Path:

@@ -87,6 +87,18 @@ class MemoryLog:
         self.failing = False
         self._newest_ms = 0  # store timestamps never go back
 
+    @property
+    def reader(self) -> MemoryLog:
+        return self
+
+    @property
+    def queues(self) -> MemoryLog:
+        return self
+
+    @property
+    def index(self) -> MemoryLog:
+        return self
+
     def append(
         self, group: Sequence[AppendRequest], *, contiguous: bool = False
     ) -> list[AppendResult]:
@@ -174,7 +186,7 @@ class MemoryLog:
         known = [offset for offset in physical_offsets if offset in self.encoded]
         return NotInMemoryError([Missing(Path("log"), offset, 0) for offset in known])
 
-    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         offsets = [one.queue_offset for one in self._queue(topic, queue_id)]
         return (min(offsets, default=0), max(offsets, default=-1) + 1)
 
@@ -189,7 +201,7 @@ class MemoryLog:
     ) -> GetResult:
         """Find messages as the store does; the bytes are not limited."""
         del max_bytes
-        first, end = self.queue_bounds(topic, queue_id)
+        first, end = self.bounds(topic, queue_id)
         ranges = [
             (one.physical_offset, one.total_size)
             for one in self._queue(topic, queue_id)
@@ -229,12 +241,10 @@ class MemoryLog:
         return list(self.scan(0))
 
     @property
-    def index_last_update(self) -> tuple[int, int]:
+    def last_update(self) -> tuple[int, int]:
         return (self._newest_ms, min(max(self.encoded, default=0), self.indexed_until))
 
-    def query_index(
-        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
-    ) -> list[int]:
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
         return [
             record.physical_offset
             for record in self.scan(0)

@@ -150,9 +150,9 @@ class TopicHandlers:
     async def _delete(self, name: str) -> None:
         known = self._topics.get(name)
         counts = (0, 0) if known is None else (known.read_queue_nums, known.write_queue_nums)
-        ends = self._store.queue_ends(name, range(max(QUEUES_MAX, *counts)))
+        ends = self._store.queues.ends(name, range(max(QUEUES_MAX, *counts)))
         await self._topics.delete(name, ends)
-        self._store.hide(name, ends)
+        self._store.queues.hide(name, ends)
         await in_slices(self._offsets.forget(topic=name))
         await self._offsets.save_now()
 
@@ -214,8 +214,8 @@ class TopicHandlers:
         return encode_reply(request, body=encode_topic_stats(dict(rows)))
 
     def _queue_stats(self, topic: str, queue_id: int) -> tuple[QueueKey, TopicOffset]:
-        first, end = self._store.queue_bounds(topic, queue_id)
-        stored_ms = self._store.store_time_at(topic, queue_id, end - 1) if first < end else 0
+        first, end = self._store.queues.bounds(topic, queue_id)
+        stored_ms = self._store.queues.store_time_at(topic, queue_id, end - 1) if first < end else 0
         queue = QueueKey(broker_name=self._broker_name, queue_id=queue_id, topic=topic)
         return queue, TopicOffset(
             last_update_timestamp=max(stored_ms, 0), max_offset=end, min_offset=first

@@ -92,10 +92,10 @@ class OffsetHandlers:
         A group that wants to begin at the end of a new topic would otherwise miss what was sent
         before its first consumer came up.
         """
-        first, end = self._store.queue_bounds(topic, queue_id)
+        first, end = self._store.queues.bounds(topic, queue_id)
         if first > 0 or end <= 0:
             return False
-        ranges = self._store.get(topic, queue_id, 0, max_count=1).ranges
+        ranges = self._store.queues.get(topic, queue_id, 0, max_count=1).ranges
         return bool(ranges) and self._store.write_offset - ranges[0][0] <= self._young_bytes
 
     def update_consumer_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
@@ -116,7 +116,7 @@ class OffsetHandlers:
         """Answer which message of a queue was stored at a time or first after it."""
         header = request.header
         assert isinstance(header, SearchOffsetRequestHeader)
-        offset = self._store.offset_by_time(
+        offset = self._store.queues.offset_by_time(
             header.topic, header.queue_id, header.timestamp, upper=header.boundary_type == "UPPER"
         )
         return encode_reply(request, header=SearchOffsetResponseHeader(offset=offset))
@@ -125,14 +125,14 @@ class OffsetHandlers:
         """Answer which queue offset the next message will have."""
         header = request.header
         assert isinstance(header, GetMaxOffsetRequestHeader)
-        _, end = self._store.queue_bounds(header.topic, header.queue_id)
+        _, end = self._store.queues.bounds(header.topic, header.queue_id)
         return encode_reply(request, header=GetMaxOffsetResponseHeader(offset=end))
 
     def min_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer which is the first queue offset that still has a message."""
         header = request.header
         assert isinstance(header, GetMinOffsetRequestHeader)
-        first, _ = self._store.queue_bounds(header.topic, header.queue_id)
+        first, _ = self._store.queues.bounds(header.topic, header.queue_id)
         return encode_reply(request, header=GetMinOffsetResponseHeader(offset=first))
 
     def earliest_store_time(self, request: RemotingCommand, _connection: Connection) -> bytes:
@@ -140,8 +140,8 @@ class OffsetHandlers:
         header = request.header
         assert isinstance(header, GetEarliestMsgStoretimeRequestHeader)
         topic, queue_id = header.topic, header.queue_id
-        first, end = self._store.queue_bounds(topic, queue_id)
-        timestamp = self._store.store_time_at(topic, queue_id, first) if first < end else -1
+        first, end = self._store.queues.bounds(topic, queue_id)
+        timestamp = self._store.queues.store_time_at(topic, queue_id, first) if first < end else -1
         return encode_reply(
             request, header=GetEarliestMsgStoretimeResponseHeader(timestamp=timestamp)
         )

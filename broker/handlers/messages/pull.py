@@ -155,7 +155,7 @@ class PullHandler:
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
         readable_offset = self._store.readable_offset
-        result = self._store.get(
+        result = self._store.queues.get(
             header.topic,
             header.queue_id,
             header.queue_offset,
@@ -201,14 +201,14 @@ class PullHandler:
     ) -> bytes | None:
         head = _full(request, result)
         if result.size < COPIED_MAX:
-            reply = self._store.read(result.ranges, prefix=head)
+            reply = self._store.reader.read(result.ranges, prefix=head)
             if reply is not None:
                 return reply
-        elif len(result.ranges) == 1 and self._store.can_send_parts:
+        elif len(result.ranges) == 1 and self._store.reader.can_send_parts:
             send = self._send_part, (request, connection, result, head)
             self._stage(send, result.size, at_once=at_once)
             return None
-        elif (view := self._store.view(result.ranges, prefix=head)) is not None:
+        elif (view := self._store.reader.view(result.ranges, prefix=head)) is not None:
             self._stage((connection.write, (view,)), len(view), at_once=at_once)
             return None
         self._find_on_disk(request, connection, result=result)
@@ -231,14 +231,14 @@ class PullHandler:
         staged, self._staged, self._staged_bytes = self._staged, [], 0
         for send, arguments in staged:
             send(*arguments)
-        self._store.forget_views()
+        self._store.reader.forget_views()
 
     def _send_part(
         self, request: RemotingCommand, connection: Connection, result: GetResult, head: bytes
     ) -> None:
         """Have the system send messages that lie in one piece."""
         try:
-            part = self._store.file_part(*result.ranges[0])
+            part = self._store.reader.file_part(*result.ranges[0])
         except OSError:
             part = None  # who reads it next says what is wrong, or that it was deleted by age
         if part is not None:
@@ -250,7 +250,9 @@ class PullHandler:
         self, request: RemotingCommand, connection: Connection, *, result: GetResult
     ) -> None:
         """Have a thread read the messages, and answer then."""
-        future = self._on_thread(lambda: self._store.read_cold(result.ranges, ahead=READ_AHEAD))
+        future = self._on_thread(
+            lambda: self._store.reader.read_cold(result.ranges, ahead=READ_AHEAD)
+        )
         finish = partial(self._cold_done, request=request, connection=connection, result=result)
         future.add_done_callback(lambda done: self._pace.spend(lambda: finish(done)))
 
@@ -284,7 +286,7 @@ class PullHandler:
                 logger.warning("event=queue_not_read queue=%s:%d error=%r", topic, queue_id, error)
             serve(look, request, connection)
 
-        future = self._on_thread(lambda: self._store.warm(topic, queue_id, offset))
+        future = self._on_thread(lambda: self._store.queues.warm(topic, queue_id, offset))
         future.add_done_callback(lambda done: self._pace.spend(lambda: warmed(done)))
 
     def _cold_done(
@@ -315,7 +317,7 @@ class PullHandler:
         request = held.command
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
-        result = self._store.get(
+        result = self._store.queues.get(
             header.topic,
             header.queue_id,
             held.next_offset,
@@ -327,7 +329,7 @@ class PullHandler:
         if result.status is GetStatus.NOT_IN_MEMORY:
             return _retry(request, result, held.next_offset)
         if result.status is _FOUND:
-            answer = self._store.read(result.ranges, prefix=_full(request, result))
+            answer = self._store.reader.read(result.ranges, prefix=_full(request, result))
             # Just written, so cached; if it is cold all the same, the client comes again at once.
             return _retry(request, result, held.next_offset) if answer is None else answer
         if result.status is GetStatus.NO_MATCHED_MESSAGE:

@@ -54,7 +54,7 @@ class QueryHandlers:
         """Answer with the record at a physical offset."""
         header = request.header
         assert isinstance(header, ViewMessageRequestHeader)
-        record = self._store.record_bytes(header.offset) if header.offset >= 0 else None
+        record = self._store.reader.record_bytes(header.offset) if header.offset >= 0 else None
         if record is None:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}"
@@ -77,7 +77,7 @@ class QueryHandlers:
                 ),
                 remark="can not find message, maybe time range not correct",
             )
-        timestamp, physical_offset = self._store.index_last_update
+        timestamp, physical_offset = self._store.index.last_update
         return encode_reply(
             request,
             header=QueryMessageResponseHeader(
@@ -90,7 +90,7 @@ class QueryHandlers:
         """Return the records, at most as many as asked for and as one frame holds."""
         wanted = UNIQUE_KEY_MESSAGES_MAX if header.unique_key_query else header.max_num
         wanted = min(wanted, MESSAGES_MAX)
-        hits = self._store.query_index(
+        hits = self._store.index.query(
             header.topic, header.key, HITS_MAX, header.begin_timestamp, header.end_timestamp
         )
         found: list[bytes] = []
@@ -98,7 +98,7 @@ class QueryHandlers:
         for physical_offset in sorted(set(hits), reverse=True):
             if len(found) >= wanted:
                 break
-            data = self._store.record_bytes(physical_offset)
+            data = self._store.reader.record_bytes(physical_offset)
             if data is None or not _has_key(decode_record(data), header.topic, header.key):
                 continue
             size += len(data)

@@ -97,7 +97,7 @@ class SendBackHandler:
         config = self._group(header.group)
         if config.retry_queue_nums <= 0:  # the group wants no retries
             return encode_reply(request)
-        record = self._store.record_at(header.offset) if header.offset >= 0 else None
+        record = self._store.reader.record_at(header.offset) if header.offset >= 0 else None
         if record is None or record.topic in _NEVER_CONSUMED:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}"

@@ -177,7 +177,7 @@ def _misfit(header: Header, rows: _Rows, log: TransactionLog) -> str | None:
         return f"taken at log end {rows.log_end}, the log ends at {log.write_offset}"
     if header.position < log.min_offset:
         return f"continues at {header.position}, the log begins at {log.min_offset}"
-    if header.position < log.write_offset and log.record_bytes(header.position) is None:
+    if header.position < log.write_offset and log.reader.record_bytes(header.position) is None:
         return f"no record begins at {header.position}"
     anchor = rows.anchor
     if anchor.offset >= log.min_offset and anchor_at(anchor.offset, log) != anchor:
@@ -191,7 +191,7 @@ def anchor_at(offset: int, log: TransactionLog) -> Anchor:
     Raises:
         NotInMemoryError: The record must be read from the disk first.
     """
-    record = log.record_bytes(offset) if offset >= 0 else None
+    record = log.reader.record_bytes(offset) if offset >= 0 else None
     return Anchor(-1, 0) if record is None else Anchor(offset, crc32(record))
 
 

@@ -55,11 +55,11 @@ def _read(
 ) -> Replayed:
     log_replay = LogReplay(table, by_key=by_key)
     log_replay.without_op.update(dict.fromkeys(ops))
-    if 0 in table and (record := log.record_at(0)) is not None:
+    if 0 in table and (record := log.reader.record_at(0)) is not None:
         key = get_property(record.properties, b"UNIQ_KEY")
         if key is not None:
             log_replay.set_key_at_zero(key)
-    for record in log.scan_transactions(position):
+    for record in log.reader.scan_transactions(position):
         log_replay.apply(record)
     return Replayed(
         position,

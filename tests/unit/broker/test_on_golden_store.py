@@ -107,7 +107,7 @@ def test_what_waits_in_a_foreign_store_is_delivered_whole(opened: Open, clock: C
     while service.tick() == 0:
         pass
 
-    copies = {one.property_map["KEYS"]: one for one in store.scan(start)}
+    copies = {one.property_map["KEYS"]: one for one in store.reader.scan(start)}
     assert len(copies) == 5
     for message in waiting:
         copy = copies[message["properties"]["KEYS"]]
@@ -140,17 +140,17 @@ def test_our_own_delayed_message_goes_the_whole_way(opened: Open, clock: Clock) 
     service = delays(store, golden.root, clock)
     service.tick()
     levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
-    before = store.queue_bounds("delay_t", 0)[1]
+    before = store.queues.bounds("delay_t", 0)[1]
     store.append([levels.delayed(draft("delay_t", 0, b"ours", b"TAGS\x01A\x02DELAY\x012\x02"))])
     service.on_stored(1)
     clock.now += 4_999
     service.tick()
-    assert store.queue_bounds("delay_t", 0)[1] == before
+    assert store.queues.bounds("delay_t", 0)[1] == before
     clock.now += 1
     service.tick()
 
-    found = store.get("delay_t", 0, before, tag_codes=frozenset({65}))
-    (record,) = decode_records(store.read_cold(found.ranges))
+    found = store.queues.get("delay_t", 0, before, tag_codes=frozenset({65}))
+    (record,) = decode_records(store.reader.read_cold(found.ranges))
     assert record.body == b"ours"
     assert decode_properties(record.properties)["DELAY"] == "2"
 
@@ -242,4 +242,4 @@ def test_messages_of_a_real_store_are_viewed_and_sent_back(opened: Open, clock: 
         with pytest.raises(RequestRefusedError, match="look message by offset failed"):
             back.send_back(sent_back(wrong), FakeConnection())
     call(back.handlers(), sent_back(offset))
-    assert store.queue_bounds(SCHEDULE_TOPIC, 0)[1] > 0
+    assert store.queues.bounds(SCHEDULE_TOPIC, 0)[1] > 0

@@ -78,7 +78,7 @@ def _crcs(rig: Rig) -> Counter[tuple[str, int, bool | None]]:
     """Count records by topic, CRC properties, and whether the one at the end is right."""
     found: Counter[tuple[str, int, bool | None]] = Counter()
     for record in rig.records():
-        encoded = rig.store.record_bytes(record.physical_offset)
+        encoded = rig.store.reader.record_bytes(record.physical_offset)
         assert encoded is not None
         names = [one.partition(b"\x01")[0] for one in record.properties.split(b"\x02")]
         found[record.topic, names.count(b"__CRC32#"), crc_tail_matches(encoded)] += 1
@@ -125,7 +125,7 @@ async def test_records_made_of_others_lose_the_crc_when_the_setting_is_off(rig: 
     delivered = rig.consumed()
     assert len(delivered) == 2
     for record in delivered:
-        encoded = rig.store.record_bytes(record.physical_offset)
+        encoded = rig.store.reader.record_bytes(record.physical_offset)
         assert encoded is not None
         assert crc_tail_matches(encoded) is None
 

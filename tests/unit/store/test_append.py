@@ -235,8 +235,8 @@ def test_a_prepared_or_rollback_record_takes_no_place_in_its_queue(store: Messag
     done = append_durably(store, *(draft(sys_flag=kind) for kind in kinds), draft())
 
     assert [appended.queue_offset for appended in done] == [0, 0, 0, 1]
-    assert store.queue_bounds("T", 0) == (0, 2)
-    rollback = store.record_at(done[2].physical_offset)
+    assert store.queues.bounds("T", 0) == (0, 2)
+    rollback = store.reader.record_at(done[2].physical_offset)
     assert rollback is not None
     assert rollback.sys_flag == TransactionType.ROLLBACK
 
@@ -250,19 +250,19 @@ def test_ipv6_hosts_widen_the_record(
     """The store sets the bits that say so, whatever the caller's flags."""
     done = append_durably(store, draft(born_host=born_host, store_host=store_host, sys_flag=0x31))
 
-    record = store.record_at(done[0].physical_offset)
+    record = store.reader.record_at(done[0].physical_offset)
 
     assert record is not None
     assert (record.born_host, record.store_host) == (born_host, store_host)
     assert record.sys_flag & 1
-    assert store.store_time_at("T", 0, 0) == done[0].store_timestamp
+    assert store.queues.store_time_at("T", 0, 0) == done[0].store_timestamp
 
 
 def test_host_bits_without_ipv6_hosts_are_cleared(store: MessageStore) -> None:
     """A reader goes by the bits alone and would misread everything behind them."""
     done = append_durably(store, draft(sys_flag=0x30))
 
-    record = store.record_at(done[0].physical_offset)
+    record = store.reader.record_at(done[0].physical_offset)
 
     assert record is not None
     assert record.sys_flag == 0
@@ -274,7 +274,7 @@ def test_a_long_topic_is_stored_as_version_2(store: MessageStore) -> None:
 
     done = append_durably(store, draft(topic))
 
-    encoded = store.record_bytes(done[0].physical_offset)
+    encoded = store.reader.record_bytes(done[0].physical_offset)
     assert encoded is not None
     record = decode_record(encoded)
     assert (record.magic, record.topic) == (MAGIC_V2, topic)
@@ -286,7 +286,7 @@ def test_a_delayed_record_is_due_counted_from_its_store_time(store: MessageStore
 
     done = append_durably(store, draft("SCHEDULE_TOPIC_XXXX", 2, properties=properties))
 
-    entry = store._queues["SCHEDULE_TOPIC_XXXX", 2].entry(0)
+    entry = store._queue_table["SCHEDULE_TOPIC_XXXX", 2].entry(0)
     assert entry.tags_code == done[0].store_timestamp + DELAY_LEVELS_MS[2]
 
 
@@ -300,7 +300,7 @@ def test_property_crc_covers_the_whole_record(tmp_path: Path) -> None:
     )
 
     for appended in done:
-        encoded = store.record_bytes(appended.physical_offset)
+        encoded = store.reader.record_bytes(appended.physical_offset)
         assert encoded is not None
         assert crc_tail_matches(encoded)
     store.close()

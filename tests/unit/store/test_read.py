@@ -20,7 +20,7 @@ from halfmq.store.format.properties import tag_hash
 from halfmq.store.format.queue_entry import PRE_BLANK
 from halfmq.store.format.record import decode_records
 from halfmq.store.index import index_builder, index_file
-from halfmq.store.index.index_builder import PROPERTIES_PER_PUT, RECORDS_PER_PUT
+from halfmq.store.index.index_builder import PROPERTIES_PER_PUT, RECORDS_PER_PUT, IndexBuilder
 from halfmq.store.log import log_reader
 from halfmq.store.log.log_reader import GAP_MAX, spans
 from halfmq.store.message_store import GetStatus, MessageStore
@@ -61,7 +61,7 @@ def test_a_pull_says_where_to_go_on(
     """The statuses and next offsets are RocketMQ's, on which clients act."""
     append_durably(store, draft(), draft(), draft())
 
-    result = store.get("T", 0, offset)
+    result = store.queues.get("T", 0, offset)
 
     assert (result.status, result.next_offset) == (status, following)
     assert (result.min_offset, result.max_offset) == (0, 3)
@@ -71,16 +71,16 @@ def test_a_pull_from_no_queue_says_so(store: MessageStore) -> None:
     """An unknown queue and an empty one are told apart."""
     store.append([draft(sys_flag=0xC)])  # knows the queue, but is not in it
 
-    assert store.get("nowhere", 0, 0).status is GetStatus.NO_MATCHED_LOGIC_QUEUE
-    assert store.get("T", 0, 5).status is GetStatus.NO_MESSAGE_IN_QUEUE
-    assert store.queue_bounds("nowhere", 0) == (0, 0)
+    assert store.queues.get("nowhere", 0, 0).status is GetStatus.NO_MATCHED_LOGIC_QUEUE
+    assert store.queues.get("T", 0, 5).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert store.queues.bounds("nowhere", 0) == (0, 0)
 
 
 def test_neighbours_are_one_range(store: MessageStore) -> None:
     """A pull of messages that were stored together is one read; interleaved ones are several."""
     done = append_durably(store, draft(), draft(), draft("U"), draft(), draft("U"), draft("U"))
 
-    result = store.get("T", 0, 0)
+    result = store.queues.get("T", 0, 0)
 
     assert result.ranges == [
         (0, done[1].end),
@@ -94,7 +94,7 @@ def test_a_pull_is_limited_by_count(store: MessageStore, max_count: int, count: 
     """At least one message comes, whatever was asked."""
     append_durably(store, *(draft() for _ in range(20)))
 
-    result = store.get("T", 0, 0, max_count=max_count)
+    result = store.queues.get("T", 0, 0, max_count=max_count)
 
     assert (result.count, result.next_offset) == (count, count)
 
@@ -107,9 +107,9 @@ def test_a_pull_is_limited_by_bytes(store: MessageStore, tags: frozenset[int] | 
     )
     size = done[0].size
 
-    assert store.get("T", 0, 0, max_bytes=1, tag_codes=tags).count == 1
-    assert store.get("T", 0, 0, max_bytes=3 * size - 1, tag_codes=tags).count == 2
-    result = store.get("T", 0, 0, max_bytes=3 * size, tag_codes=tags)
+    assert store.queues.get("T", 0, 0, max_bytes=1, tag_codes=tags).count == 1
+    assert store.queues.get("T", 0, 0, max_bytes=3 * size - 1, tag_codes=tags).count == 2
+    result = store.queues.get("T", 0, 0, max_bytes=3 * size, tag_codes=tags)
     assert (result.count, result.next_offset) == (3, 3)
 
 
@@ -118,13 +118,15 @@ def test_a_filter_compares_tags(store: MessageStore) -> None:
     tags = ["A", "B", "", "B", "C", "B", "A"]
     append_durably(store, *(draft(properties={"TAGS": tag}) for tag in tags))
 
-    result = store.get("T", 0, 0, tag_codes=frozenset({tag_hash("B")}))
+    result = store.queues.get("T", 0, 0, tag_codes=frozenset({tag_hash("B")}))
 
-    encoded = store.read(result.ranges)
+    encoded = store.reader.read(result.ranges)
     assert encoded is not None
     assert [record.queue_offset for record in decode_records(encoded)] == [1, 3, 5]
     assert result.next_offset == 7
-    both = store.get("T", 0, 0, tag_codes=frozenset({tag_hash("B"), tag_hash("C")}), max_count=2)
+    both = store.queues.get(
+        "T", 0, 0, tag_codes=frozenset({tag_hash("B"), tag_hash("C")}), max_count=2
+    )
     assert (both.count, both.next_offset) == (2, 4)
 
 
@@ -133,7 +135,7 @@ def test_a_filter_that_nothing_passes_still_makes_progress(store: MessageStore) 
     for _ in range(10):
         append_durably(store, *(draft(properties={"TAGS": "A"}) for _ in range(100)))
 
-    result = store.get("T", 0, 0, tag_codes=frozenset({1}))
+    result = store.queues.get("T", 0, 0, tag_codes=frozenset({1}))
 
     assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
     assert result.ranges == []
@@ -143,7 +145,7 @@ def test_a_filter_sees_the_low_half_of_the_code(store: MessageStore) -> None:
     """Due times in the schedule topic use all 64 bits; RocketMQ compares 32 of them."""
     append_durably(store, draft(tags_code=(5 << 32) | 0xFFFF_FFFF))
 
-    assert store.get("T", 0, 0, tag_codes=frozenset({-1})).status is GetStatus.FOUND
+    assert store.queues.get("T", 0, 0, tag_codes=frozenset({-1})).status is GetStatus.FOUND
 
 
 def test_what_is_not_on_disk_is_not_seen(tmp_path: Path) -> None:
@@ -161,15 +163,15 @@ def test_what_is_not_on_disk_is_not_seen(tmp_path: Path) -> None:
     store.open()
     done = store.append([draft(), draft()])
 
-    assert store.queue_bounds("T", 0) == (0, 0)
-    assert store.get("T", 0, 0).status is GetStatus.NO_MESSAGE_IN_QUEUE
-    assert store.offset_by_time("T", 0, 0) == 0
-    assert store.store_time_at("T", 0, 0) == -1
-    assert store.record_bytes(0) is None
-    assert store.query_index("T", "x", 9, 0, 1 << 60) == []
+    assert store.queues.bounds("T", 0) == (0, 0)
+    assert store.queues.get("T", 0, 0).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert store.queues.offset_by_time("T", 0, 0) == 0
+    assert store.queues.store_time_at("T", 0, 0) == -1
+    assert store.reader.record_bytes(0) is None
+    assert store.index.query("T", "x", 9, 0, 1 << 60) == []
     blocked[0] = False
     flush(store)
-    assert store.queue_bounds("T", 0) == (0, 2)
+    assert store.queues.bounds("T", 0) == (0, 2)
     assert store.readable_offset == done[-1].end
     store.close()
 
@@ -183,8 +185,8 @@ def test_async_flush_shows_messages_at_once(tmp_path: Path) -> None:
     store.append([draft()])
 
     assert store.durable_offset == 0
-    assert store.queue_bounds("T", 0) == (0, 1)
-    assert store.get("T", 0, 0).status is GetStatus.FOUND
+    assert store.queues.bounds("T", 0) == (0, 1)
+    assert store.queues.get("T", 0, 0).status is GetStatus.FOUND
     store.close()
 
 
@@ -193,7 +195,7 @@ def test_part_of_a_queue_becomes_visible(tmp_path: Path) -> None:
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     done = append_durably(store, *(draft(queue_id=place % 2) for place in range(150)))
-    queue = store._queues["T", 0]
+    queue = store._queue_table["T", 0]
 
     for place, appended in enumerate(done):
         assert queue.visible_end(appended.end - 1) == (place + 1) // 2
@@ -207,12 +209,12 @@ def test_reading_from_memory_and_from_disk_agree(store: MessageStore) -> None:
     ranges = []
     offset = 0
     while offset < 100:
-        result = store.get("T", 0, offset, max_count=13)
+        result = store.queues.get("T", 0, offset, max_count=13)
         ranges += result.ranges
         offset = result.next_offset
 
-    assert store.read(ranges) == store.read_cold(ranges)
-    assert len(decode_records(store.read_cold(ranges))) == 100
+    assert store.reader.read(ranges) == store.reader.read_cold(ranges)
+    assert len(decode_records(store.reader.read_cold(ranges))) == 100
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -239,11 +241,13 @@ def test_messages_with_others_between_them_are_read_in_few_calls(
 
     monkeypatch.setattr(disk, "preadv", counting("preadv"))
     monkeypatch.setattr(disk, "pread", counting("pread"))
-    wanted = b"".join(record for offset, _ in ranges if (record := store.record_bytes(offset)))
+    wanted = b"".join(
+        record for offset, _ in ranges if (record := store.reader.record_bytes(offset))
+    )
     calls.clear()
 
-    assert store.read(ranges, prefix=b"head") == b"head" + wanted
-    assert store.read_cold(ranges) == wanted
+    assert store.reader.read(ranges, prefix=b"head") == b"head" + wanted
+    assert store.reader.read_cold(ranges) == wanted
     files = len({offset // file_size for offset, _ in ranges})
     assert calls == ["preadv"] * files + ["pread"] * files
 
@@ -263,7 +267,7 @@ def test_a_cold_range_is_not_waited_for(
 ) -> None:
     """The loop thread learns that it would have to wait, and asks another thread."""
     append_durably(store, draft())
-    ranges = store.get("T", 0, 0).ranges
+    ranges = store.queues.get("T", 0, 0).ranges
 
     def nothing_cached(*_: object) -> int:
         raise BlockingIOError(errno.EAGAIN, "would block")
@@ -274,8 +278,8 @@ def test_a_cold_range_is_not_waited_for(
     for answer in (nothing_cached, partly_cached):
         with monkeypatch.context() as patched:
             patched.setattr(disk, "preadv", answer)
-            assert store.read(ranges) is None
-    assert store.read(ranges) is not None
+            assert store.reader.read(ranges) is None
+    assert store.reader.read(ranges) is not None
 
 
 def test_cold_queue_entries_are_not_waited_for(
@@ -290,12 +294,12 @@ def test_cold_queue_entries_are_not_waited_for(
     with monkeypatch.context() as patched:
         patched.setattr(disk, "preadv", nothing_cached)
         for count in (32, 700):
-            cold = store.get("T", 0, 0, max_count=count, wait=False)
+            cold = store.queues.get("T", 0, 0, max_count=count, wait=False)
             assert (cold.status, cold.next_offset) == (GetStatus.NOT_IN_MEMORY, 0)
-            assert store.get("T", 0, 0, max_count=count).count == count
-        assert store.get("T", 0, 990, wait=False).count == 10
-    store.warm("T", 0, 0)
-    assert store.get("T", 0, 0, wait=False).count == 32
+            assert store.queues.get("T", 0, 0, max_count=count).count == count
+        assert store.queues.get("T", 0, 990, wait=False).count == 10
+    store.queues.warm("T", 0, 0)
+    assert store.queues.get("T", 0, 0, wait=False).count == 32
 
 
 def test_queue_entries_are_warmed_from_file_to_file(
@@ -313,8 +317,8 @@ def test_queue_entries_are_warmed_from_file_to_file(
     monkeypatch.setattr(disk, "open_file", open_file)
     size = small_config(Path("any")).consume_queue_file_size
 
-    store.warm("T", 0, 5)
-    store.warm("nobody", 0, 0)
+    store.queues.warm("T", 0, 5)
+    store.queues.warm("nobody", 0, 0)
 
     assert opened == [f"0/{0:020}", f"0/{size:020}"]
 
@@ -340,7 +344,7 @@ def test_neighbours_become_one_range_wherever_they_begin_and_end() -> None:
 
 def reading_end(store: MessageStore) -> int:
     """Return the reader's descriptor of the log's first file; skip where nobody knows of pages."""
-    fd = store._reader._descriptor(0)
+    fd = store.reader._descriptor(0)
     kernel = PageResidency()
     kernel.lacks(fd, 0, 1)
     if not kernel.is_known:
@@ -353,7 +357,7 @@ def test_what_is_cached_by_half_is_not_read(
 ) -> None:
     """The other half would be waited for."""
     append_durably(store, draft(body=bytes(8000)))
-    (where,) = store.get("T", 0, 0).ranges
+    (where,) = store.queues.get("T", 0, 0).ranges
     real = disk.preadv
 
     def half(fd: int, targets: Sequence[memoryview], position: int, flags: int) -> int:
@@ -362,8 +366,8 @@ def test_what_is_cached_by_half_is_not_read(
 
     monkeypatch.setattr(disk, "preadv", half)
 
-    assert store.view([where]) is None
-    assert store.read([where]) is None
+    assert store.reader.view([where]) is None
+    assert store.reader.read([where]) is None
 
 
 def test_any_number_of_scattered_messages_is_read(tmp_path: Path) -> None:
@@ -374,11 +378,11 @@ def test_any_number_of_scattered_messages_is_read(tmp_path: Path) -> None:
         both = (draft(topic, body=b"") for _ in range(700) for topic in ("T", "other"))
         append_durably(store, *both)
 
-        ranges = store.get("T", 0, 0, max_count=700).ranges
+        ranges = store.queues.get("T", 0, 0, max_count=700).ranges
 
         assert len(ranges) == 700
-        assert store.read(ranges) == store.read_cold(ranges)
-        assert store._reader._cached._flags == disk.NO_WAIT
+        assert store.reader.read(ranges) == store.reader.read_cold(ranges)
+        assert store.reader._cached._flags == disk.NO_WAIT
 
 
 def test_views_are_what_a_read_returns_and_live_until_they_are_forgotten(
@@ -387,22 +391,26 @@ def test_views_are_what_a_read_returns_and_live_until_they_are_forgotten(
     """Sockets take them at the end of a pass of the loop, and the memory is used again."""
     append_durably(store, draft(body=bytes(100)), draft("other", body=bytes(3_000)))
     append_durably(store, draft(body=bytes(200)))
-    ranges, others = store.get("T", 0, 0).ranges, store.get("other", 0, 0).ranges
+    ranges, others = store.queues.get("T", 0, 0).ranges, store.queues.get("other", 0, 0).ranges
     assert len(ranges) == 2
-    first, second = store.view(ranges, prefix=b"head"), store.view(others)
+    first, second = store.reader.view(ranges, prefix=b"head"), store.reader.view(others)
     assert first is not None
     assert second is not None
     kept = bytes(first)
 
-    assert kept == b"head" + store.read_cold(ranges) == store.read(ranges, prefix=b"head")
-    assert bytes(second) == store.read_cold(others)
-    assert store.read(others) == bytes(second)
+    assert (
+        kept
+        == b"head" + store.reader.read_cold(ranges)
+        == store.reader.read(ranges, prefix=b"head")
+    )
+    assert bytes(second) == store.reader.read_cold(others)
+    assert store.reader.read(others) == bytes(second)
     assert bytes(first) == kept, "reads leave views alone"
 
-    store.forget_views()
-    store.view(others)
+    store.reader.forget_views()
+    store.reader.view(others)
     assert bytes(first) != kept
-    assert store.read(ranges, prefix=b"head") == kept
+    assert store.reader.read(ranges, prefix=b"head") == kept
 
 
 def test_more_views_than_there_is_memory_for_are_right_as_well(
@@ -411,13 +419,13 @@ def test_more_views_than_there_is_memory_for_are_right_as_well(
     """Each of them has memory of its own."""
     monkeypatch.setattr(log_reader, "SCRATCH_SIZE", 1_000)
     append_durably(store, *(draft(body=bytes([number]) * 300) for number in range(6)))
-    ranges = [store.get("T", 0, number, max_count=1).ranges for number in range(6)]
+    ranges = [store.queues.get("T", 0, number, max_count=1).ranges for number in range(6)]
 
-    views = [store.view(one) for one in ranges]
+    views = [store.reader.view(one) for one in ranges]
 
     for one, view in zip(ranges, views, strict=True):
         assert view is not None
-        assert bytes(view) == store.read_cold(one)
+        assert bytes(view) == store.reader.read_cold(one)
 
 
 def test_what_is_known_to_be_cold_is_not_tried(
@@ -439,13 +447,13 @@ def test_what_is_known_to_be_cold_is_not_tried(
     for _ in range(1_000):  # what is still being read, after the first try, cannot be dropped
         tried.clear()
         os.posix_fadvise(log, 0, 0, os.POSIX_FADV_DONTNEED)
-        if store.read(ranges) is None and not tried:
+        if store.reader.read(ranges) is None and not tried:
             break
     else:
         pytest.fail("every read was tried")
 
-    cold = store.read_cold(ranges)
-    assert store.read(ranges) == cold
+    cold = store.reader.read_cold(ranges)
+    assert store.reader.read(ranges) == cold
 
 
 def test_a_look_at_what_is_cold_brings_in_nothing_else(tmp_path: Path) -> None:
@@ -462,7 +470,7 @@ def test_a_look_at_what_is_cold_brings_in_nothing_else(tmp_path: Path) -> None:
         kernel = PageResidency()
         before = kernel.cached(fd, 0, size)
 
-        store.read([where])
+        store.reader.read([where])
 
         after = kernel.cached(fd, 0, size)
         assert before is not None
@@ -479,8 +487,8 @@ def test_who_reads_on_finds_more_in_memory(
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(disk, "prefetch", lambda _fd, at, size: asked.append((at, size)))
 
-    store.read_cold([first])
-    store.read_cold([first], ahead=2_000)
+    store.reader.read_cold([first])
+    store.reader.read_cold([first], ahead=2_000)
 
     assert asked == [(first[0], first[1]), (first[0], first[1] + 2_000)]
 
@@ -490,24 +498,24 @@ def test_what_is_still_being_read_is_not_waited_for(
 ) -> None:
     """The kernel counts its pages as cached, and who wants them waits for the disk."""
     append_durably(store, draft(body=bytes(8000)))
-    (where,) = store.get("T", 0, 0).ranges
+    (where,) = store.queues.get("T", 0, 0).ranges
 
     def locked(*_: object) -> int:
         raise BlockingIOError(errno.EAGAIN, "would block")
 
     monkeypatch.setattr(disk, "preadv", locked)
 
-    assert store.read([where]) is None
-    assert store.view([where]) is None
+    assert store.reader.read([where]) is None
+    assert store.reader.view([where]) is None
 
 
 @pytest.mark.skipif(disk.sendfile is None, reason="the system sends nothing from files")
 def test_a_part_is_sent_from_where_it_lies(store: MessageStore) -> None:
     """In as many pieces as the socket takes; what follows it is none of it."""
     append_durably(store, *(draft(body=bytes([number]) * 3_000) for number in range(4)))
-    (where,) = store.get("T", 0, 1, max_count=2).ranges
-    part = store.file_part(*where)
-    if part is None and not store.can_send_parts:
+    (where,) = store.queues.get("T", 0, 1, max_count=2).ranges
+    part = store.reader.file_part(*where)
+    if part is None and not store.reader.can_send_parts:
         pytest.skip("the kernel does not tell what is in memory (cachestat, Linux 6.5)")
     assert part is not None
 
@@ -517,9 +525,9 @@ def test_a_part_is_sent_from_where_it_lies(store: MessageStore) -> None:
         sent += part.send(ours.fileno(), sent)
         ours.shutdown(socket.SHUT_WR)
         with theirs.makefile("rb") as received:
-            assert received.read() == part.rest() == store.read_cold([where])
+            assert received.read() == part.rest() == store.reader.read_cold([where])
     assert sent == part.length == where[1]
-    assert part.rest(sent - 10) == store.read_cold([where])[-10:]
+    assert part.rest(sent - 10) == store.reader.read_cold([where])[-10:]
     longer = structs.replace(part, length=1 << 20)
     assert longer.rest(1 << 16) == longer.rest()[1 << 16 :]
 
@@ -529,20 +537,20 @@ def test_a_part_is_of_what_is_in_memory_for_certain(
 ) -> None:
     """Whoever sends another one would wait for the disk."""
     append_durably(store, draft(body=bytes(8000)))
-    (where,) = store.get("T", 0, 0).ranges
+    (where,) = store.queues.get("T", 0, 0).ranges
 
     with monkeypatch.context() as cold:
         cold.setattr(PageResidency, "lacks", lambda *_: True)
-        assert store.file_part(*where) is None
+        assert store.reader.file_part(*where) is None
     with monkeypatch.context() as being_read:
         being_read.setattr(disk, "preadv", lambda *_: 0)
-        assert store.file_part(*where) is None
+        assert store.reader.file_part(*where) is None
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(disk, "sendfile", None)
-        assert not store.can_send_parts
+        assert not store.reader.can_send_parts
     monkeypatch.setattr(zero_copy, "_CACHESTAT", 100_000)  # as before Linux 6.5
-    assert store.file_part(*where) is None
-    assert not store.can_send_parts
+    assert store.reader.file_part(*where) is None
+    assert not store.reader.can_send_parts
 
 
 def test_of_what_many_ask_for_the_kernel_is_not_asked_each_time(
@@ -609,19 +617,19 @@ def test_who_found_nothing_looks_first_for_a_while_only(
 ) -> None:
     """A look costs a tenth of an answer; one miss does not make all answers dearer for long."""
     append_durably(store, draft(body=bytes(8000)))
-    (where,) = store.get("T", 0, 0).ranges
+    (where,) = store.queues.get("T", 0, 0).ranges
     now = 100.0
     looks: list[int] = []
     monkeypatch.setattr(log_reader, "monotonic", lambda: now)
-    monkeypatch.setattr(store._reader._residency, "lacks", lambda _fd, at, _size: looks.append(at))
+    monkeypatch.setattr(store.reader._residency, "lacks", lambda _fd, at, _size: looks.append(at))
     with monkeypatch.context() as missing:
         missing.setattr(disk, "preadv", lambda *_: 0)
-        assert store.read([where]) is None
+        assert store.reader.read([where]) is None
 
-    assert store.read([where]) is not None
+    assert store.reader.read([where]) is not None
     assert len(looks) == 1
     now += log_reader.WARY_S
-    assert store.read([where]) is not None
+    assert store.reader.read([where]) is not None
     assert len(looks) == 1
 
 
@@ -631,10 +639,10 @@ def test_where_the_kernel_cannot_tell_it_is_tried(
     """Before Linux 6.5 it does not know the question."""
     append_durably(store, draft())
     monkeypatch.setattr(zero_copy, "_CACHESTAT", 100_000)
-    store._reader._wary_until = float("inf")
+    store.reader._wary_until = float("inf")
 
-    (where,) = store.get("T", 0, 0).ranges
-    assert store.read([where]) == store.read_cold([where])
+    (where,) = store.queues.get("T", 0, 0).ranges
+    assert store.reader.read([where]) == store.reader.read_cold([where])
 
 
 def test_where_the_system_cannot_tell_it_is_read_anyway(
@@ -642,7 +650,7 @@ def test_where_the_system_cannot_tell_it_is_read_anyway(
 ) -> None:
     """Some file systems refuse the flag; macOS does not have it."""
     append_durably(store, draft())
-    ranges = store.get("T", 0, 0).ranges
+    ranges = store.queues.get("T", 0, 0).ranges
     real = disk.preadv
 
     def preadv(fd: int, buffers: tuple[memoryview], position: int, flags: int = 0) -> int:
@@ -652,7 +660,7 @@ def test_where_the_system_cannot_tell_it_is_read_anyway(
 
     monkeypatch.setattr(disk, "preadv", preadv)
 
-    assert store.read(ranges) == store.read_cold(ranges)
+    assert store.reader.read(ranges) == store.reader.read_cold(ranges)
 
 
 def test_a_message_larger_than_any_buffer_is_read(tmp_path: Path) -> None:
@@ -665,7 +673,7 @@ def test_a_message_larger_than_any_buffer_is_read(tmp_path: Path) -> None:
     append_durably(store, draft(body=body), draft(body=body), draft())
 
     assert [record.body for record in pulled(store, "T", 0)] == [body, body, b"body"]
-    assert [record.body for record in store.scan(0)] == [body, body, b"body"]
+    assert [record.body for record in store.reader.scan(0)] == [body, body, b"body"]
     store.close()
 
 
@@ -677,9 +685,9 @@ def test_a_scan_gives_every_record_in_log_order(store: MessageStore) -> None:
     )
 
     offsets = [appended.physical_offset for appended in done]
-    assert [record.physical_offset for record in store.scan(0)] == offsets
-    assert [record.physical_offset for record in store.scan(-5)] == offsets
-    part = store.scan(offsets[20], offsets[60])
+    assert [record.physical_offset for record in store.reader.scan(0)] == offsets
+    assert [record.physical_offset for record in store.reader.scan(-5)] == offsets
+    part = store.reader.scan(offsets[20], offsets[60])
     assert [record.physical_offset for record in part] == offsets[20:60]
 
 
@@ -692,12 +700,12 @@ def test_time_searches_agree_with_walking(store: MessageStore) -> None:
     for at in range(times[0] - 2, times[-1] + 3):
         lower = next((place for place, time in enumerate(times) if time >= at), len(times))
         upper = max((place for place, time in enumerate(times) if time <= at), default=0)
-        assert store.offset_by_time("T", 0, at) == lower
-        assert store.offset_by_time("T", 0, at, upper=True) == upper
-    assert store.store_time_at("T", 0, 4) == times[4]
-    assert store.store_time_at("T", 0, len(times)) == -1
-    assert store.store_time_at("T", 9, 0) == -1
-    assert store.offset_by_time("U", 0, 0) == 0
+        assert store.queues.offset_by_time("T", 0, at) == lower
+        assert store.queues.offset_by_time("T", 0, at, upper=True) == upper
+    assert store.queues.store_time_at("T", 0, 4) == times[4]
+    assert store.queues.store_time_at("T", 0, len(times)) == -1
+    assert store.queues.store_time_at("T", 9, 0) == -1
+    assert store.queues.offset_by_time("U", 0, 0) == 0
 
 
 def test_messages_are_found_by_key(store: MessageStore) -> None:
@@ -710,11 +718,11 @@ def test_messages_are_found_by_key(store: MessageStore) -> None:
     )
     first, _, third = (appended.physical_offset for appended in done)
 
-    assert store.query_index("T", "a", 9, 0, 1 << 60) == [first]
-    assert store.query_index("T", "b", 9, 0, 1 << 60) == [first, third]
-    assert store.query_index("T", "u2", 9, 0, 1 << 60) == [third]
-    assert store.query_index("T", "none", 9, 0, 1 << 60) == []
-    assert store.index_last_update == (done[2].store_timestamp, third)
+    assert store.index.query("T", "a", 9, 0, 1 << 60) == [first]
+    assert store.index.query("T", "b", 9, 0, 1 << 60) == [first, third]
+    assert store.index.query("T", "u2", 9, 0, 1 << 60) == [third]
+    assert store.index.query("T", "none", 9, 0, 1 << 60) == []
+    assert store.index.last_update == (done[2].store_timestamp, third)
     assert not store.tick()
 
 
@@ -734,7 +742,7 @@ def test_the_index_catches_up_in_slices(
     assert _ticks(store) == 5
     flush(store)
     for key, one in zip(keys, appended, strict=True):
-        assert store.query_index("T", key, 9, 0, 1 << 60) == [one.physical_offset]
+        assert store.index.query("T", key, 9, 0, 1 << 60) == [one.physical_offset]
 
 
 def test_a_slice_of_the_index_is_at_most_128_records(store: MessageStore) -> None:
@@ -778,15 +786,15 @@ def test_an_index_that_cannot_follow_is_filled_from_the_log(
     monkeypatch.setattr(index_builder, "RETRY_EVERY", 0.0)
     drafts = [draft(body=bytes(500), properties={"UNIQ_KEY": f"u{number}"}) for number in range(20)]
     done = store.append(drafts, contiguous=True)
-    was_behind = store.index_lags
+    was_behind = store.index.lags
     (last,) = append_durably(store, draft(properties={"UNIQ_KEY": "last"}))
     while store.tick(0.0):
         pass
 
-    assert (was_behind, store.index_lags) == (True, False)
+    assert (was_behind, store.index.lags) == (True, False)
     for number, one in enumerate(done):
-        assert store.query_index("T", f"u{number}", 9, 0, 1 << 60) == [one.physical_offset]
-    assert store.query_index("T", "last", 9, 0, 1 << 60) == [last.physical_offset]
+        assert store.index.query("T", f"u{number}", 9, 0, 1 << 60) == [one.physical_offset]
+    assert store.index.query("T", "last", 9, 0, 1 << 60) == [last.physical_offset]
 
 
 def _ticks(store: MessageStore) -> int:
@@ -802,8 +810,8 @@ def test_a_store_without_an_index_finds_nothing_by_key(tmp_path: Path) -> None:
     store.open()
     append_durably(store, draft(properties={"KEYS": "a"}))
 
-    assert store.query_index("T", "a", 9, 0, 1 << 60) == []
-    assert store.index_last_update == (0, 0)
+    assert store.index.query("T", "a", 9, 0, 1 << 60) == []
+    assert store.index.last_update == (0, 0)
     assert not (tmp_path / "index").exists()
     store.close()
 
@@ -836,25 +844,25 @@ def test_long_logs_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.Monk
     append_durably(store, *(draft(body=bytes(4000)) for _ in range(60)))
 
     for offset in range(60):
-        assert store.read(store.get("T", 0, offset, max_count=1).ranges) is not None
+        assert store.reader.read(store.queues.get("T", 0, offset, max_count=1).ranges) is not None
 
-    assert len(store._reader._descriptors) == 4
+    assert len(store.reader._descriptors) == 4
     store.close()
 
 
 def test_entries_that_stand_for_nothing_are_skipped(store: MessageStore) -> None:
     """RocketMQ fills the beginning of a queue that starts late; pulls pass over that."""
     append_durably(store, draft())
-    queue = store._queues["T", 0]
+    queue = store._queue_table["T", 0]
     queue.extend(PRE_BLANK.pack() * 2, queue.last_end)
     append_durably(store, draft(body=b"after"))
 
-    result = store.get("T", 0, 0)
+    result = store.queues.get("T", 0, 0)
 
     assert (result.count, result.next_offset) == (2, 4)
     assert [record.body for record in pulled(store, "T", 0)] == [b"body", b"after"]
-    assert store.get("T", 0, 1, max_count=1).status is GetStatus.FOUND
-    assert store.store_time_at("T", 0, 1) == -1
+    assert store.queues.get("T", 0, 1, max_count=1).status is GetStatus.FOUND
+    assert store.queues.store_time_at("T", 0, 1) == -1
 
 
 def test_an_index_that_found_no_space_catches_up_from_the_log(
@@ -884,13 +892,13 @@ def test_an_index_that_found_no_space_catches_up_from_the_log(
         return [
             number
             for number in range(first, first + count)
-            if not store.query_index("T", f"k{number}", 10, 0, 1 << 60)
+            if not store.index.query("T", f"k{number}", 10, 0, 1 << 60)
         ]
 
     def is_behind() -> bool:
-        assert store._keys is not None
-        assert not store._keys._pending
-        return store._keys._lags
+        assert isinstance(store.index, IndexBuilder)
+        assert not store.index._pending
+        return store.index.lags
 
     send(0, 10)
     assert missing(0, 10) == []
@@ -945,7 +953,7 @@ def test_a_fetch_reads_what_it_can(store: MessageStore, tmp_path: Path) -> None:
 
     gone = page_cache.Missing(tmp_path / "gone", 0, 10)
     short = page_cache.Missing(path, 4, 10)
-    where = store.lacking([done.physical_offset, -1, store.write_offset]).missing
+    where = store.reader.lacking([done.physical_offset, -1, store.write_offset]).missing
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(disk, "pread", pread)
         with pytest.raises(FileNotFoundError):

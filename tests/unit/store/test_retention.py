@@ -88,9 +88,9 @@ class Aged:
         raise AssertionError("the helper does not come to rest")
 
     def look(self, stored_before_ms: int) -> int:
-        self.store.find_expired(stored_before_ms)
+        self.store.retention.find_expired(stored_before_ms)
         self.settle()
-        return self.store.expired_end
+        return self.store.retention.expired_end
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def aged(tmp_path: Path) -> Iterator[Aged]:
 
 
 def first_time(store: MessageStore, offset: int) -> int:
-    record = store.record_at(offset)
+    record = store.reader.record_at(offset)
     assert record is not None
     return record.store_timestamp
 
@@ -132,16 +132,16 @@ def test_large_files_keep_their_space_until_their_memory_is_given_back(
         store.tick(1000)
         aged.flush()
         index_file = next((tmp_path / "index").iterdir()).stat().st_size
-        store.delete_before(3 * LOG_FILE)
+        store.retention.delete_before(3 * LOG_FILE)
         store.tick(1000)
-        while (deleted := store.deleted).log_files < 3 or not deleted.index_files:
+        while (deleted := store.retention.deleted).log_files < 3 or not deleted.index_files:
             assert aged.helper.step()
-        leaving_then = store.bytes_to_free
-        store.set_deletion_urgent(is_urgent=True)
+        leaving_then = store.retention.bytes_to_free
+        store.retention.set_urgent(is_urgent=True)
         aged.settle()
 
         assert leaving_then == 3 * LOG_FILE + index_file
-        assert store.bytes_to_free == 0
+        assert store.retention.bytes_to_free == 0
 
 
 def test_damage_makes_no_file_older(aged: Aged) -> None:
@@ -163,7 +163,7 @@ def test_deleted_files_take_queues_and_index_with_them(aged: Aged) -> None:
     before = everything(store)
     ends = {key: end for key, (_, end) in bounds(store).items()}
 
-    store.delete_before(start + 1)
+    store.retention.delete_before(start + 1)
     aged.settle()
 
     kept = [record for record in before if record.physical_offset >= start]
@@ -173,14 +173,14 @@ def test_deleted_files_take_queues_and_index_with_them(aged: Aged) -> None:
     assert {key: end for key, (_, end) in bounds(store).items()} == ends
     for key, (first, _) in bounds(store).items():
         assert first == min(r.queue_offset for r in kept if (r.topic, r.queue_id) == key)
-        below = store.get(*key, first - 1)
+        below = store.queues.get(*key, first - 1)
         assert (below.status, below.next_offset) == (GetStatus.OFFSET_TOO_SMALL, first)
         files = sorted((aged.root / "consumequeue" / key[0] / str(key[1])).iterdir())
         assert int(files[0].name) == first * 20 - first * 20 % QUEUE_FILE
-    assert store.query_index("U", "u0", 10, 0, 1 << 60) == []
-    assert store.deleted.log_files == 3
-    assert store.deleted.queue_files > 0
-    assert store.deleted.index_files == 0  # hundreds of keys fit into the only one
+    assert store.index.query("U", "u0", 10, 0, 1 << 60) == []
+    assert store.retention.deleted.log_files == 3
+    assert store.retention.deleted.queue_files > 0
+    assert store.retention.deleted.index_files == 0  # hundreds of keys fit into the only one
 
     minimums = bounds(store)
     store.close()
@@ -200,14 +200,14 @@ def test_old_index_files_are_deleted(tmp_path: Path) -> None:
     aged.flush()
     files = sorted((tmp_path / "index").iterdir())
 
-    aged.store.delete_before(3 * LOG_FILE)
+    aged.store.retention.delete_before(3 * LOG_FILE)
     aged.settle()
 
     left = sorted((tmp_path / "index").iterdir())
     assert 1 <= len(left) < len(files)
     assert left == files[-len(left) :]
-    assert aged.store.deleted.index_files == len(files) - len(left)
-    hits = aged.store.query_index("T", "a", 64, 0, 1 << 60)
+    assert aged.store.retention.deleted.index_files == len(files) - len(left)
+    hits = aged.store.index.query("T", "a", 64, 0, 1 << 60)
     assert hits
     assert min(hits) >= 3 * LOG_FILE
     aged.store.close()
@@ -215,7 +215,7 @@ def test_old_index_files_are_deleted(tmp_path: Path) -> None:
 
 def test_the_last_file_always_stays(aged: Aged) -> None:
     """Otherwise the next start would begin at offset 0 again."""
-    aged.store.delete_before(1 << 60)
+    aged.store.retention.delete_before(1 << 60)
     aged.settle()
 
     assert aged.log_files() == [f"{4 * LOG_FILE:020d}"]
@@ -230,7 +230,7 @@ def test_the_last_file_always_stays(aged: Aged) -> None:
 def test_nothing_is_deleted_before_what_allows_it_is_on_disk(aged: Aged) -> None:
     """A decision that a power cut takes back must find its half again."""
     aged.store.append([draft("T", 0, b"the decision")])
-    aged.store.delete_before(2 * LOG_FILE)
+    aged.store.retention.delete_before(2 * LOG_FILE)
     aged.settle()
     assert aged.store.min_offset == 0
     assert len(aged.log_files()) == FILES
@@ -248,10 +248,10 @@ def test_who_asks_all_the_time_is_heard(aged: Aged) -> None:
     """Though at no time all that is appended by then is on disk."""
     for _ in range(5):
         aged.store.append([draft("T", 0, b"more")])
-        aged.store.delete_before(LOG_FILE)
+        aged.store.retention.delete_before(LOG_FILE)
         aged.flush()
         aged.store.append([draft("T", 0, b"more")])
-        aged.store.delete_before(2 * LOG_FILE)
+        aged.store.retention.delete_before(2 * LOG_FILE)
         aged.settle()
     assert aged.store.min_offset >= LOG_FILE
     aged.flush()
@@ -265,13 +265,13 @@ def test_a_crash_between_any_two_steps_leaves_a_store_that_opens(
     """It begins where it did or later, without a hole, and the rest is deleted the next time."""
     before = everything(aged.store)
     ends = {key: end for key, (_, end) in bounds(aged.store).items()}
-    aged.store.delete_before(3 * LOG_FILE)
+    aged.store.retention.delete_before(3 * LOG_FILE)
     copies: list[Path] = []
     for number in range(8):  # three log files, the index, the queues, their files
         aged.store.tick(1000)
         aged.helper.step()
         copies.append(crash(aged.root, tmp_path / f"copy{number}"))
-    assert aged.store.deleted.queue_files > 0
+    assert aged.store.retention.deleted.queue_files > 0
 
     starts = set()
     for copy in copies:
@@ -281,7 +281,7 @@ def test_a_crash_between_any_two_steps_leaves_a_store_that_opens(
         kept = [record for record in before if record.physical_offset >= start]
         assert everything(opened.store) == kept
         assert {key: end for key, (_, end) in bounds(opened.store).items()} == ends
-        opened.store.delete_before(3 * LOG_FILE)
+        opened.store.retention.delete_before(3 * LOG_FILE)
         opened.flush()
         opened.settle()
         assert opened.log_files() == aged.log_files()
@@ -303,7 +303,7 @@ def test_names_are_durably_gone_in_order(aged: Aged, monkeypatch: pytest.MonkeyP
         calls.append("sync")
         real_fsync(fd)
 
-    aged.store.delete_before(3 * LOG_FILE)
+    aged.store.retention.delete_before(3 * LOG_FILE)
     aged.store.tick()
     monkeypatch.setattr(disk, "unlink", unlink)
     monkeypatch.setattr(disk, "fsync", fsync)
@@ -332,7 +332,7 @@ def test_a_file_that_cannot_be_deleted_is_tried_again(
         real(path)
 
     monkeypatch.setattr(disk, "unlink", refuse)
-    aged.store.delete_before(3 * LOG_FILE)
+    aged.store.retention.delete_before(3 * LOG_FILE)
     aged.settle()
     assert aged.store.min_offset == 3 * LOG_FILE
     assert aged.log_files() == [
@@ -349,14 +349,14 @@ def test_an_idle_queue_keeps_its_place(aged: Aged) -> None:
     aged.store.append([draft("idle", 0, b"old")] * 7)
     aged.flush()
     aged.fill(len(aged.log_files()) + 2)
-    aged.store.delete_before(aged.store.write_offset)
+    aged.store.retention.delete_before(aged.store.write_offset)
     aged.settle()
-    assert aged.store.queue_bounds("idle", 0) == (7, 7)
-    assert aged.store.get("idle", 0, 3).status is GetStatus.OFFSET_TOO_SMALL
+    assert aged.store.queues.bounds("idle", 0) == (7, 7)
+    assert aged.store.queues.get("idle", 0, 3).status is GetStatus.OFFSET_TOO_SMALL
     aged.store.close()
 
     aged.open()
-    assert aged.store.queue_bounds("idle", 0) == (7, 7)
+    assert aged.store.queues.bounds("idle", 0) == (7, 7)
     (appended,) = aged.store.append([draft("idle", 0, b"new")])
     assert appended.queue_offset == 7
 
@@ -367,7 +367,7 @@ def test_a_read_that_has_begun_ends_well(aged: Aged) -> None:
     content = path.read_bytes()
     with path.open("rb") as file:
         half = file.read(LOG_FILE // 2)
-        aged.store.delete_before(LOG_FILE)
+        aged.store.retention.delete_before(LOG_FILE)
         aged.settle()
         assert not path.exists()
         assert half + file.read() == content
@@ -383,11 +383,11 @@ def test_appends_and_pulls_go_on_during_a_deletion(tmp_path: Path) -> None:
             store.append([draft("T", number % 2, bytes(500))])
             if number % 40 == 39:
                 flush(store)
-                store.delete_before(store.write_offset - 2 * LOG_FILE)
+                store.retention.delete_before(store.write_offset - 2 * LOG_FILE)
                 store._maintain()
                 wait_until(ticking(store, store.write_offset - 4 * LOG_FILE))
             for queue_id in (0, 1):
-                visible = store.queue_bounds("T", queue_id)[1]
+                visible = store.queues.bounds("T", queue_id)[1]
                 got = [record.queue_offset for record in pulled(store, "T", queue_id)]
                 assert [*range(visible)][-1:] <= got[-1:]
                 assert got == [*range(visible + 400)][got[0] : got[-1] + 1] if got else not visible
@@ -420,7 +420,7 @@ def test_a_store_that_rocketmq_has_deleted_from_goes_on(tmp_path: Path) -> None:
     kept = everything(store)
     end = store.min_offset + 2 * config.commit_log_file_size
 
-    store.delete_before(end)
+    store.retention.delete_before(end)
     wait_until(ticking(store, end))
     assert everything(store) == [record for record in kept if record.physical_offset >= end]
     store.close()

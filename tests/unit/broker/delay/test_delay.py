@@ -308,7 +308,7 @@ def test_the_retry_of_another_group_is_no_copy(tmp_path: Path) -> None:
         clock.now += 400
     clock.now += 9_200
     delays.tick()
-    assert log.queues() == [(SCHEDULE_TOPIC, 2), ("%RETRY%a", 0)]
+    assert log.names() == [(SCHEDULE_TOPIC, 2), ("%RETRY%a", 0)]
     clock.now += 10_000
 
     service(tmp_path, log, clock).tick()
@@ -438,7 +438,7 @@ def test_a_message_without_a_target_is_passed_over(tmp_path: Path, properties: b
     delays.tick()
 
     assert len(log.queue("orders", 3)) == 1
-    assert log.queues() == [(SCHEDULE_TOPIC, 0), ("orders", 3)]
+    assert log.names() == [(SCHEDULE_TOPIC, 0), ("orders", 3)]
 
 
 def test_an_unreadable_record_is_passed_over(tmp_path: Path) -> None:

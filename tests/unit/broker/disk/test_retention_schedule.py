@@ -42,13 +42,17 @@ class FakeLog:
         self.bytes_to_free = 0
         self.is_urgent = False
 
+    @property
+    def retention(self) -> FakeLog:
+        return self
+
     def find_expired(self, stored_before_ms: int) -> None:
         self.looks.append(stored_before_ms)
 
     def delete_before(self, end: int) -> None:
         self.deletions.append(end)
 
-    def set_deletion_urgent(self, *, is_urgent: bool) -> None:
+    def set_urgent(self, *, is_urgent: bool) -> None:
         self.is_urgent = is_urgent
 
 
@@ -238,7 +242,7 @@ def test_a_look_fetches_what_is_not_in_memory(
         append_durably(store, levels.delayed(draft("T", properties={"DELAY": level})))[0]
         for level in "312"
     )
-    store._queues.close()  # what was just written is read from the map
+    store._queue_table.close()  # what was just written is read from the map
     one = Scheduled()
     fetches: list[tuple[NotInMemoryError, Callable[[bool], None]]] = []
     woken: list[bool] = []
@@ -288,7 +292,7 @@ async def delete(rig: Rig) -> None:
     operator = await rig.peer()
     answer = await operator.call(RequestCode.DELETE_EXPIRED_COMMITLOG, None)
     assert answer.code == ResponseCode.SUCCESS
-    retention = rig.store._retention
+    retention = rig.store.retention
     retention._worker.stop()  # from here on it works when the test says so
     for _ in range(5):
         await rig.wait(1_000)
@@ -357,7 +361,7 @@ async def test_an_undecided_half_keeps_its_file_and_all_behind_it(rig: Rig) -> N
     await delete(rig)
     minimum = rig.store.min_offset
     assert minimum > half.offset
-    first_kept, _ = rig.store.queue_bounds("orders", 0)
+    first_kept, _ = rig.store.queues.bounds("orders", 0)
     assert await moved(producer, 1) == (first_kept, first_kept)
     assert first_kept > 1
     # The half is gone: who repeats a decision days later is told that there is no such half.
@@ -379,13 +383,13 @@ async def test_a_pull_whose_messages_are_deleted_meanwhile_is_told_to_come_again
     fill(rig, 2)
     await rig.wait(1_000)
     store = rig.store
-    store.view = lambda ranges, **_: None  # type: ignore[method-assign]
-    store.file_part = lambda *_: None  # type: ignore[method-assign]
+    store.reader.view = lambda ranges, **_: None  # type: ignore[method-assign]
+    store.reader.file_part = lambda *_: None  # type: ignore[method-assign]
 
     def gone(ranges: object, **_: object) -> bytes:
         raise FileNotFoundError(str(ranges))
 
-    store.read_cold = gone  # type: ignore[method-assign]
+    store.reader.read_cold = gone  # type: ignore[method-assign]
     opaque = consumer.send(RequestCode.PULL_MESSAGE, pulling(0))
     answer = await rig.patiently(consumer.answer(opaque))
 

@@ -343,14 +343,14 @@ async def test_a_half_whose_file_is_gone_is_refused_and_hurts_no_other(rig: Rig)
     peer, halves = await prepared(rig, 40, size=20_000)
     last = halves[-1]
     gone = rig.root / "commitlog" / f"{0:020d}"
-    rig.store._reader.close()
+    rig.store.reader.close()
     with frozen() as ice:
         ice.may_read.clear()
         opaque = send_batch(peer, an_end(halves[0], COMMIT), an_end(last, COMMIT))
         await until(lambda: bool(ice.fetched_by))
         kept = gone.read_bytes()
         gone.unlink()
-        rig.store._reader.close()
+        rig.store.reader.close()
         ice.may_read.set()
         results = await codes(rig, peer, opaque)
     gone.write_bytes(kept)

@@ -206,8 +206,7 @@ class Broker:
         for record in decode_records(answer.body):
             self.log.records[record.physical_offset] = record
             if isinstance(request.header, headers.QueryMessageRequestHeader):
-                key = (record.topic, request.header.key)
-                self.log.index.setdefault(key, []).append(record.physical_offset)
+                self.log.add_key(record.topic, request.header.key, record.physical_offset)
         self.log.start_times_at_zero()
 
 

@@ -144,7 +144,7 @@ async def test_the_id_is_the_same_in_delays_retries_and_dead_letters(rig: Rig) -
 def _stored(rig: Rig, message: AppendRequest) -> Record:
     """Store a record as an earlier broker, or Apache RocketMQ, has left it."""
     (appended,) = rig.store.append([message])
-    record = rig.store.record_at(appended.physical_offset)
+    record = rig.store.reader.record_at(appended.physical_offset)
     assert record is not None
     return record
 

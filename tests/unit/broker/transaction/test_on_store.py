@@ -126,11 +126,11 @@ class StoredBroker(ServiceParts):
 
     def consumed(self, topic: str = "orders", queue_id: int = 0) -> list[Record]:
         """What a consumer of the queue gets."""
-        found = self.store.get(topic, queue_id, 0, max_count=1_000, max_bytes=1 << 20)
+        found = self.store.queues.get(topic, queue_id, 0, max_count=1_000, max_bytes=1 << 20)
         return [
             record
             for start, length in found.ranges
-            for record in self.store.scan(start, start + length)
+            for record in self.store.reader.scan(start, start + length)
         ]
 
 
@@ -154,8 +154,8 @@ def test_a_message_is_consumed_after_its_commit_only(broker: StoredBroker) -> No
 
     assert [record.body for record in broker.consumed()] == [b"1"]
     assert [record.queue_offset for record in broker.consumed()] == [0]
-    assert broker.store.queue_bounds(HALF_TOPIC, 0) == (0, 3)
-    assert broker.store.queue_bounds(OP_TOPIC, 0) == (0, 1)
+    assert broker.store.queues.bounds(HALF_TOPIC, 0) == (0, 3)
+    assert broker.store.queues.bounds(OP_TOPIC, 0) == (0, 1)
     assert open_half.queue_offset == 2
 
 
@@ -288,7 +288,7 @@ def test_a_commit_that_the_disk_has_in_part_is_completed(
     broker.flush()
     start = broker.store.write_offset
     broker.end(halves[0], Event.COMMIT)
-    ends = [record.end for record in broker.store.scan(start)]
+    ends = [record.end for record in broker.store.reader.scan(start)]
     log = broker.root / "commitlog" / f"{0:020d}"
     after = tmp_path / "after"
     crash(broker.root, after)

@@ -587,7 +587,7 @@ def test_upkeep_survives_a_full_disk(
     allowed.set()
     append_durably(store, draft())
 
-    assert store.queue_bounds("T", 0) == (0, 1)
+    assert store.queues.bounds("T", 0) == (0, 1)
     assert "no space" in caplog.text.lower().replace("_", " ")
     store.close()
 

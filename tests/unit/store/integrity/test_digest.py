@@ -451,7 +451,7 @@ def test_a_false_entry_hides_nothing_before_it(root: Path) -> None:
     flip(only(root / "consumequeue" / "orders" / "1"), 2 * 20, bit=7)
     store = reopened(root)
 
-    assert store.queue_bounds("orders", 1)[0] == 0
+    assert store.queues.bounds("orders", 1)[0] == 0
     assert len(everything(store)) == RECORDS + 1
     store.close()
 
@@ -510,7 +510,7 @@ def test_a_start_turns_a_bit_of_the_index_back(
     """And puts no key again."""
     flip(only(root / "index"), 500)
     store = reopened(root)
-    hits = store.query_index("orders", "order-4", 9, 0, 1 << 60)
+    hits = store.index.query("orders", "order-4", 9, 0, 1 << 60)
     store.close()
 
     assert len(hits) == 1
@@ -524,7 +524,7 @@ def test_a_start_puts_the_keys_of_a_damaged_index_again(root: Path) -> None:
     flip(only(root / "index"), 500)
     flip(only(root / "index"), 600)
     store = reopened(root)
-    hits = store.query_index("orders", "order-4", 9, 0, 1 << 60)
+    hits = store.index.query("orders", "order-4", 9, 0, 1 << 60)
     store.close()
 
     assert len(hits) == 1
@@ -564,7 +564,7 @@ def integrity_of(root: Path, *, clean: bool) -> Integrity:
     """Return the digests of a store with an empty log, before its index is opened."""
     config = small_config(root)
     log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
-    queues = MessageStore(config, now_ms=Clock())._queues
+    queues = MessageStore(config, now_ms=Clock())._queue_table
     made = Integrity(root, log, queues, config.max_hash_slots)
     made.before_index(0, (), clean=clean, queues_rebuilt=False)
     return made
@@ -719,8 +719,8 @@ def test_a_pass_is_made_in_steps(root: Path) -> None:
     store = MessageStore(config, now_ms=Clock(1 << 41))
     log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
     log.load()
-    store._queues.load()
-    compared = [*compare(queue_targets(root, store._queues, log))]
+    store._queue_table.load()
+    compared = [*compare(queue_targets(root, store._queue_table, log))]
 
     assert len(compared) >= 3
     assert [block.is_sound for block, _ in compared].count(False) == 1
@@ -756,6 +756,6 @@ def test_digests_of_files_that_are_gone_go_too(root: Path) -> None:
     config = small_config(root)
     store = MessageStore(config, now_ms=Clock())
     log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
-    Integrity(root, log, store._queues, 100).start([])
+    Integrity(root, log, store._queue_table, 100).start([])
 
     assert not orphan.exists()

@@ -246,9 +246,9 @@ def test_the_checkpoint_follows(tmp_path: Path, disk: Disk) -> None:
         store.append([draft(body=bytes(4000))])
         clock.now += 1000
     flush(store)
-    wanted = store.record_at(store.min_offset)
+    wanted = store.reader.record_at(store.min_offset)
     assert wanted is not None
-    newest = [record.store_timestamp for record in store.scan(0)][-1]
+    newest = [record.store_timestamp for record in store.reader.scan(0)][-1]
     checkpoint = tmp_path / "store" / "checkpoint"
     wait_until(
         lambda: (

@@ -58,7 +58,7 @@ def test_after_a_kill_every_record_of_a_transaction_is_given(
     for _ in range(20):
         kind = chance.choice(KINDS) if chance.random() < 0.6 else {}
         append_durably(store, *(draft(**kind) for _ in range(chance.choice([1, 3, 90]))))
-    records = list(store.scan(0))
+    records = list(store.reader.scan(0))
     wanted = [one for one in records if is_about_transactions(one.topic, one.sys_flag)]
 
     for number, first in enumerate([records[0], *chance.sample(records, 5)]):
@@ -68,8 +68,8 @@ def test_after_a_kill_every_record_of_a_transaction_is_given(
         )
         killed.open()
         expected = [one for one in wanted if one.physical_offset >= start]
-        assert list(killed.scan_transactions(start)) == expected
-        assert list(killed.scan_transactions(0)) == wanted, "a second reading is a full one"
+        assert list(killed.reader.scan_transactions(start)) == expected
+        assert list(killed.reader.scan_transactions(0)) == wanted, "a second reading is a full one"
         killed.close()
     store.close()
 
@@ -94,7 +94,7 @@ def test_a_start_reads_no_message_twice(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(disk, "pread", noted)
 
-    assert [record.topic for record in killed.scan_transactions(0)] == [HALF_TOPIC]
+    assert [record.topic for record in killed.reader.scan_transactions(0)] == [HALF_TOPIC]
     assert sum(read) < 4096
     killed.close()
 
@@ -115,7 +115,7 @@ def test_a_damaged_record_of_a_transaction_is_left_out_and_told(
     killed = MessageStore(small_config(root, check_crc_on_recover=False), now_ms=Clock())
     killed.open()
 
-    given = [record.physical_offset for record in killed.scan_transactions(0)]
+    given = [record.physical_offset for record in killed.reader.scan_transactions(0)]
 
     assert given == [sound.physical_offset]
     assert f"event=log_damaged offset={spoilt.physical_offset}" in caplog.text

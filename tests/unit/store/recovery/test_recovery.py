@@ -294,7 +294,7 @@ def test_a_queue_goes_on_where_a_file_of_it_was_emptied(root: Path, count: int) 
     mark_aborted(root)
 
     reopened, _ = open_store(root, commit_log_file_size=1 << 20)
-    assert reopened.queue_bounds("T", 0) == (0, count)
+    assert reopened.queues.bounds("T", 0) == (0, count)
     more = [append_durably(reopened, draft())[0] for _ in range(70)]
     assert [one.queue_offset for one in more] == list(range(count, count + 70))
     kept = [one.physical_offset for one in (*done[:count], *more)]
@@ -310,7 +310,7 @@ def test_a_torn_record_is_cut(root: Path) -> None:
     """The last record is half there: it goes, and the next one takes its place everywhere."""
     offsets = filled(root)
     store, _ = open_store(root)
-    last = store.record_at(offsets[-1])
+    last = store.reader.record_at(offsets[-1])
     store.close()
     assert last is not None
     mark_aborted(root)
@@ -389,8 +389,8 @@ def test_the_cut_tail_is_zero(root: Path) -> None:
         for path in (root / "commitlog").iterdir()
     )
     assert report.truncated_bytes > 0
-    for topic, queue_id in store.queues():
-        end = store.queue_bounds(topic, queue_id)[1] * ENTRY_SIZE
+    for topic, queue_id in store.queues.names():
+        end = store.queues.bounds(topic, queue_id)[1] * ENTRY_SIZE
         for path in (root / "consumequeue" / topic / str(queue_id)).iterdir():
             position = max(end - int(path.name), 0)
             assert not any(path.read_bytes()[position:])
@@ -472,7 +472,7 @@ def test_queues_are_rebuilt_from_the_log(
 
     assert served(store) == offsets
     assert sorted(end for _, end in bounds(store).values()) == [32, 33, 33, 97]
-    assert store.query_index("T", "u193", 9, 0, 1 << 60) == [offsets[193]]
+    assert store.index.query("T", "u193", 9, 0, 1 << 60) == [offsets[193]]
     store.close()
 
 
@@ -535,7 +535,7 @@ def test_a_missing_index_is_rebuilt(root: Path) -> None:
 
     for number, offset in enumerate(offsets):
         topic = "T" if number % 2 else "U"
-        assert store.query_index(topic, f"u{number}", 9, 0, 1 << 60) == [offset]
+        assert store.index.query(topic, f"u{number}", 9, 0, 1 << 60) == [offset]
     store.close()
 
 
@@ -550,7 +550,7 @@ def test_an_index_that_lacks_much_is_filled_while_messages_are_served(
     monkeypatch.setattr(index_builder, "RECORDS_PER_PUT", 10)
 
     def found(number: int) -> list[int]:
-        return store.query_index("T" if number % 2 else "U", f"u{number}", 9, 0, 1 << 60)
+        return store.index.query("T" if number % 2 else "U", f"u{number}", 9, 0, 1 << 60)
 
     monkeypatch.setattr(index_builder, "SLICE_MS", 0.0)
     store, _ = open_store(root)
@@ -565,7 +565,7 @@ def test_an_index_that_lacks_much_is_filled_while_messages_are_served(
             offsets.append(done.physical_offset)
 
     assert slices > 3
-    assert not store.index_lags
+    assert not store.index.lags
     assert [found(number) for number in range(len(offsets))] == [[offset] for offset in offsets]
     store.close()
 
@@ -585,13 +585,13 @@ def test_an_index_may_lag_behind_a_log_that_loses_its_beginning(
     for base in files.forget_before(files.bases[2]):
         files.path(base).unlink()
 
-    while store.index_lags:
+    while store.index.lags:
         store.tick(0.0)
 
     start = store.min_offset
     for number, offset in enumerate(offsets):
         topic = "T" if number % 2 else "U"
-        hits = store.query_index(topic, f"u{number}", 9, 0, 1 << 60)
+        hits = store.index.query(topic, f"u{number}", 9, 0, 1 << 60)
         assert hits == ([offset] if offset >= start else [])
     store.close()
 
@@ -600,7 +600,7 @@ def test_records_that_no_queue_knows_are_dispatched_after_a_clean_stop(root: Pat
     """The first of them begins where the newest queue entry's record ends, and is not skipped."""
     offsets = filled(root)
     store, _ = open_store(root)
-    last = store.record_at(offsets[-1])
+    last = store.reader.record_at(offsets[-1])
     assert last is not None
     store.close()
     directory = root / "consumequeue" / last.topic / str(last.queue_id)
@@ -626,7 +626,7 @@ def test_a_log_may_end_in_records_of_no_queue(root: Path) -> None:
     store, report = open_store(root)
 
     assert (report.records, store.write_offset) == (1, done.end)
-    assert store.record_at(done.physical_offset) is not None
+    assert store.reader.record_at(done.physical_offset) is not None
     store.close()
 
 
@@ -661,7 +661,7 @@ def test_a_queue_may_start_late(root: Path) -> None:
 
     for _ in range(3):
         store, _ = open_store(root)
-        assert store.queue_bounds("T", 0) == (first, 70)
+        assert store.queues.bounds("T", 0) == (first, 70)
         assert served(store) == [appended.physical_offset for appended in left]
         assert store.min_offset == 2 * FILE_SIZE
         store.close()
@@ -681,7 +681,7 @@ def test_a_queue_whose_messages_have_all_expired_keeps_its_place(root: Path) -> 
         if aborted:
             mark_aborted(root)
         store, _ = open_store(root)
-        low, high = store.queue_bounds("old", 0)
+        low, high = store.queues.bounds("old", 0)
         assert high == 20
         assert all(record.physical_offset >= FILE_SIZE for record in everything(store))
         store.close()
@@ -700,7 +700,7 @@ def test_without_a_log_queues_begin_anew(root: Path) -> None:
     store, report = open_store(root)
 
     assert report.end_offset == 0
-    assert store.queues() == []
+    assert store.queues.names() == []
     (done,) = append_durably(store, draft())
     assert (done.physical_offset, done.queue_offset) == (0, 0)
     store.close()
@@ -847,7 +847,7 @@ def test_a_checkpoint_is_five_numbers_in_a_page(root: Path) -> None:
     """Laid out as RocketMQ maps it; after an ordered stop all times are the last record's."""
     offsets = filled(root)
     store, _ = open_store(root)
-    last = store.record_at(offsets[-1])
+    last = store.reader.record_at(offsets[-1])
     assert last is not None
     store.close()
 
@@ -900,7 +900,7 @@ def test_a_topic_that_is_no_text_costs_its_record(sys_flag: int, root: Path) -> 
 
     assert [damage.offset for damage in report.damages] == [offsets[1]]
     assert served(store) == [offsets[0], offsets[2]]
-    scanned = [record.physical_offset for record in store.scan(0)]
+    scanned = [record.physical_offset for record in store.reader.scan(0)]
     assert scanned == offsets, "a filler stands where it was"
     store.close()
 
@@ -931,7 +931,7 @@ def test_fillers_stay_hidden_after_a_life_under_rocketmq(root: Path) -> None:
     log_patch(root, offsets[30] + 100, b"\xff" * 8)
     mark_aborted(root)
     store, _ = open_store(root)
-    lost = store.record_at(offsets[30])
+    lost = store.reader.record_at(offsets[30])
     assert lost is not None
     expected = served(store)
     store.close()
@@ -969,7 +969,7 @@ def test_a_queue_offset_that_lies_hides_no_other_message(root: Path, number: int
     shutil.rmtree(root / "digests")
     record = offsets[number]
     store, _ = open_store(root)
-    said = store.record_bytes(record)
+    said = store.reader.record_bytes(record)
     messages = everything(store)
     store.close()
     assert said is not None

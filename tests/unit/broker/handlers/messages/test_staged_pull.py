@@ -10,8 +10,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.files import disk
 from halfmq.store.files.zero_copy import PageResidency
-from halfmq.store.log.log_reader import SCRATCH_SIZE
-from halfmq.store.message_store import MessageStore
+from halfmq.store.log.log_reader import SCRATCH_SIZE, LogReader
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
 from tests.support.stores import draft
@@ -40,11 +39,11 @@ async def test_many_large_answers_are_all_whole(rig: Rig, monkeypatch: pytest.Mo
     """They are read before the first is sent, as far as there is memory set aside for them."""
     steps: list[str] = []
     staged: list[int] = []
-    view, write, send = MessageStore.view, ClientConnection.write, PullHandler._send_staged
+    view, write, send = LogReader.view, ClientConnection.write, PullHandler._send_staged
 
-    def viewed(store: MessageStore, *arguments: object, **more: object) -> memoryview | None:
+    def viewed(reader: LogReader, *arguments: object, **more: object) -> memoryview | None:
         steps.append("read")
-        return view(store, *arguments, **more)  # type: ignore[arg-type]
+        return view(reader, *arguments, **more)  # type: ignore[arg-type]
 
     def written(connection: ClientConnection, data: bytes | memoryview) -> None:
         if len(data) > LARGE:
@@ -55,7 +54,7 @@ async def test_many_large_answers_are_all_whole(rig: Rig, monkeypatch: pytest.Mo
         staged.append(handler._staged_bytes)
         send(handler)
 
-    monkeypatch.setattr(MessageStore, "view", viewed)
+    monkeypatch.setattr(LogReader, "view", viewed)
     monkeypatch.setattr(ClientConnection, "write", written)
     monkeypatch.setattr(PullHandler, "_send_staged", sent)
     consumer = await rig.peer()
@@ -105,19 +104,19 @@ async def test_what_lies_in_one_piece_is_sent_from_the_file(
     bodies = [bytes([number]) * LARGE for number in range(30)]
     rig.store.append([draft("orders", 0, body) for body in bodies])
     await rig.wait(1_000)
-    if not rig.store.can_send_parts:
+    if not rig.store.reader.can_send_parts:
         pytest.skip("the kernel does not tell what is in memory (cachestat, Linux 6.5)")
 
     assert await all_pulled(rig, consumer, bodies) == 25
     assert max(sent) > 5 * LARGE
     cold: list[object] = []
-    read_cold = MessageStore.read_cold
+    read_cold = LogReader.read_cold
 
-    def reading(store: MessageStore, *arguments: object, **more: object) -> bytes:
+    def reading(reader: LogReader, *arguments: object, **more: object) -> bytes:
         cold.append(arguments)
-        return read_cold(store, *arguments, **more)  # type: ignore[arg-type]
+        return read_cold(reader, *arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(MessageStore, "read_cold", reading)
+    monkeypatch.setattr(LogReader, "read_cold", reading)
     monkeypatch.setattr(PageResidency, "lacks", lambda *_: True)
     sent.clear()
     assert await all_pulled(rig, consumer, bodies) == 25
@@ -131,8 +130,8 @@ async def test_too_many_pulls_of_what_is_on_disk_are_told_to_come_again(
 ) -> None:
     """Also when that shows only at the end of a pass of the loop."""
     monkeypatch.setattr("halfmq.broker.handlers.messages.pull.COLD_READS_MAX", 0)
-    monkeypatch.setattr(MessageStore, "file_part", lambda *_: None)
-    monkeypatch.setattr(MessageStore, "view", lambda *_, **__: None)
+    monkeypatch.setattr(LogReader, "file_part", lambda *_: None)
+    monkeypatch.setattr(LogReader, "view", lambda *_, **__: None)
     consumer = await rig.peer()
     await consumer.prepare("0" * 32)
     rig.store.append([draft("orders", 0, bytes(LARGE))])

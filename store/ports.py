@@ -1,0 +1,16 @@
+"""Interfaces between the store and its rooms."""
+
+from typing import Protocol
+
+
+class LogExtent(Protocol):
+    """How far the log reaches, as physical offsets; see ``MessageStore``."""
+
+    @property
+    def min_offset(self) -> int: ...
+
+    @property
+    def write_offset(self) -> int: ...
+
+    @property
+    def readable_offset(self) -> int: ...

@@ -1,0 +1,133 @@
+"""Reading consume queues: which messages a queue has, and which a pull gets."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+
+from ..format.queue_entry import PRE_BLANK
+from ..ports import LogExtent
+from .consume_queue import ConsumeQueue, QueueTable
+from .pull_selection import GetResult, select
+
+
+class QueueReader:
+    """The consume queues as far as their records can be read."""
+
+    def __init__(
+        self, table: QueueTable, log: LogExtent, *, store_timestamp: Callable[[int], int]
+    ) -> None:
+        """``store_timestamp`` returns the store time in ms of the record at a physical offset."""
+        self._table = table
+        self._log = log
+        self._store_timestamp = store_timestamp
+
+    def names(self) -> list[tuple[str, int]]:
+        """Return topic and queue id of every queue that has, or had, messages."""
+        return [key for key, queue in self._table.items() if queue.next_offset]
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Return the queue offsets of the first message and after the last visible one."""
+        queue = self._table.get((topic, queue_id))
+        if queue is None:
+            return 0, 0
+        return queue.begin, queue.visible_end(self._log.readable_offset)
+
+    def ends(self, topic: str, queue_ids: Iterable[int]) -> dict[int, int]:
+        """Return the next queue offset of each of these queues that has, or had, messages."""
+        found = ((one, self._table.get((topic, one))) for one in queue_ids)
+        return {one: queue.next_offset for one, queue in found if queue and queue.next_offset}
+
+    def hide(self, topic: str, ends: Mapping[int, int]) -> dict[int, int]:
+        """Give readers no message of a topic below these queue offsets, by queue id.
+
+        Call it at each start: the records stay in the log until retention deletes them, and a
+        recovery rebuilds their entries. So the offsets of a queue continue if a topic of the same
+        name is created, and no consumer takes a new message for one that it knows.
+
+        Return the offsets that must be remembered. They are lower than given if a power cut has
+        taken the last messages, and left out if retention has deleted all of them.
+        """
+        left = {}
+        for queue_id, wanted in ends.items():
+            queue = self._table.get((topic, queue_id))
+            if queue is None:
+                continue
+            end = min(wanted, queue.next_offset)
+            if end > queue.min_offset:
+                left[queue_id] = queue.hidden_end = end
+        return left
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_count: int = 32,
+        max_bytes: int = 262_144,
+        tag_codes: frozenset[int] | None = None,
+        wait: bool = True,
+    ) -> GetResult:
+        """Select messages from a queue offset on, at least one if there is one.
+
+        Without ``wait`` the queue is not read from disk; see ``warm``.
+
+        ``tag_codes`` excludes messages whose tag has another hash (``properties.tag_hash``).
+        Different tags may have equal hashes, so consumers filter again.
+        """
+        return select(
+            self._table.get((topic, queue_id)),
+            offset,
+            readable_offset=self._log.readable_offset,
+            log_start=self._log.min_offset,
+            max_count=max_count,
+            max_bytes=max_bytes,
+            tag_codes=tag_codes,
+            wait=wait,
+        )
+
+    def warm(self, topic: str, queue_id: int, offset: int) -> None:
+        """Load queue entries from an offset on into memory, waiting for the disk; any thread.
+
+        Raises:
+            OSError: The file cannot be read, or has been deleted.
+        """
+        queue = self._table.get((topic, queue_id))
+        if queue is not None:
+            queue.warm(offset)
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, *, upper: bool = False
+    ) -> int:
+        """Return the queue offset of a store time, in ms.
+
+        That is the first message stored at that time or later, or the offset after the last one.
+        With ``upper``, the last message stored at that time or before; the first one if all are
+        newer.
+        """
+        queue = self._table.get((topic, queue_id))
+        if queue is None:
+            return 0
+        low, high = queue.begin, queue.visible_end(self._log.readable_offset)
+        following = low + bisect_left(
+            range(low, high),
+            timestamp + upper,
+            key=lambda queue_offset: self._store_time(queue, queue_offset),
+        )
+        return max(following - 1, low) if upper else following
+
+    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
+        """Return the store time in ms of the message at a queue offset; -1 if there is none."""
+        queue = self._table.get((topic, queue_id))
+        if queue is None:
+            return -1
+        if not queue.begin <= offset < queue.visible_end(self._log.readable_offset):
+            return -1
+        if queue.entry(offset).size == PRE_BLANK.size:
+            return -1
+        return self._store_time(queue, offset)
+
+    def _store_time(self, queue: ConsumeQueue, queue_offset: int) -> int:
+        physical_offset = queue.start_of(queue_offset)
+        if physical_offset < self._log.min_offset:
+            return -1
+        return self._store_timestamp(physical_offset)
