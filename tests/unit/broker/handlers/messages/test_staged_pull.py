@@ -8,8 +8,8 @@ from halfmq.broker.handlers.messages.pull import BYTES_MAX, STAGED_BYTES_MAX, Pu
 from halfmq.broker.net.server import ClientConnection
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
-from halfmq.store.files import disk
-from halfmq.store.files.zero_copy import PageResidency
+from halfmq.store.files import disk, zero_copy
+from halfmq.store.files.zero_copy import BELIEVED_S, PageResidency
 from halfmq.store.log.log_reader import SCRATCH_SIZE, LogReader
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
@@ -51,7 +51,7 @@ async def test_many_large_answers_are_all_whole(rig: Rig, monkeypatch: pytest.Mo
         write(connection, data)
 
     def sent(handler: PullHandler) -> None:
-        staged.append(handler._staged_bytes)
+        staged.append(handler._staged_bytes)  # the bound on memory shows in no answer
         send(handler)
 
     monkeypatch.setattr(LogReader, "view", viewed)
@@ -91,6 +91,8 @@ async def test_what_lies_in_one_piece_is_sent_from_the_file(
 ) -> None:
     """All of it; what is not in memory is read by a thread. The log has many files here."""
     sent: list[int] = []
+    now = 0.0
+    monkeypatch.setattr(zero_copy, "monotonic", lambda: now)
     sendfile = disk.sendfile
     assert sendfile is not None
 
@@ -118,6 +120,7 @@ async def test_what_lies_in_one_piece_is_sent_from_the_file(
 
     monkeypatch.setattr(LogReader, "read_cold", reading)
     monkeypatch.setattr(PageResidency, "lacks", lambda *_: True)
+    now += BELIEVED_S  # what the kernel said before is not believed any more
     sent.clear()
     assert await all_pulled(rig, consumer, bodies) == 25
     assert cold
