@@ -44,9 +44,10 @@ REINDEXED: Final = {"stale-tail", "stale-cq"}
 BATCH_QUEUE_ENTRY: Final = Struct(">qiq26x")
 
 
-@pytest.fixture(params=NAMES)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> GoldenStore:
-    return unpack(request.param, tmp_path)
+@pytest.fixture(scope="module", params=NAMES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GoldenStore:
+    """Tests here only read it."""
+    return unpack(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def records_of(store: GoldenStore) -> dict[int, tuple[Record, bytes]]:
