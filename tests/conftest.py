@@ -23,7 +23,7 @@ from halfmq.client import ClientConfig
 from halfmq.store.files import disk
 from tests.support.cache import cache_directory
 from tests.support.patience import PATIENCE_S
-from tests.support.seeds import NAME, run_seed
+from tests.support.seeds import EXAMPLES, NAME, run_seed
 
 SLOW = (
     "tests/browser/",
@@ -58,6 +58,7 @@ WORKERS_MAX = 4
 
 settings.register_profile(
     "halfmq",
+    max_examples=EXAMPLES,
     deadline=None,  # a busy machine stops any process for a second
     derandomize=False,  # other examples in every run, also where the variable CI is set
     print_blob=True,  # a failure says how to see the same example again

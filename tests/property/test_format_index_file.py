@@ -188,7 +188,6 @@ def one_by_one(groups: list[list[IndexedRecord]], slots: int, items: int) -> lis
     return [bytes(file) for file in files]
 
 
-@settings(max_examples=100)
 @given(
     slots=st.integers(1, 20),
     items=st.integers(2, 30),
@@ -239,11 +238,10 @@ def test_files_are_byte_for_byte_those_of_one_key_after_the_other(
         )
 
 
-IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15)
+IndexMachine.TestCase.settings = settings(stateful_step_count=15)
 TestIndexMachine = IndexMachine.TestCase
 
 
-@settings(max_examples=60)
 @given(
     damage=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=30),
     clean=st.booleans(),

@@ -18,6 +18,7 @@ from halfmq.store.format.record import (
     with_crc_tail,
     without_crc_tail,
 )
+from tests.support.seeds import EXAMPLES
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -122,7 +123,7 @@ def test_a_cut_record_is_refused(record: Record, cut: int) -> None:
     raise AssertionError("half a record was taken for a whole one")
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * EXAMPLES)
 @given(
     head=st.sampled_from(sorted(HEADS)),
     magic=st.sampled_from([0xDAA320A7, MAGIC_V2, 0xCBD43194, 0]),

@@ -6,7 +6,7 @@ import struct
 from contextlib import suppress
 
 import msgspec
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from halfmq.remoting import bodies, fastjson
@@ -49,7 +49,6 @@ def read(decoder: FrameDecoder, stream: bytes, step: int) -> list[tuple[object, 
 
 
 @given(sent=st.lists(COMMANDS, max_size=5), step=st.integers(min_value=1, max_value=600))
-@settings(max_examples=100)
 def test_any_split_yields_the_same_commands(sent: list[RemotingCommand], step: int) -> None:
     """TCP may cut anywhere; neither kind of decoder may notice."""
     stream = b"".join(map(encode_frame, sent))
@@ -62,7 +61,6 @@ def test_any_split_yields_the_same_commands(sent: list[RemotingCommand], step: i
 
 
 @given(sent=requests())
-@settings(max_examples=100)
 def test_typed_requests_survive_the_wire(sent: RemotingCommand) -> None:
     """Any header of any class, in any encoding, with any text, comes back equal.
 
@@ -79,7 +77,6 @@ def test_typed_requests_survive_the_wire(sent: RemotingCommand) -> None:
     texts=st.dictionaries(TEXTS, TEXTS, max_size=6),
     header_type=st.sampled_from([HeaderType.JSON, HeaderType.ROCKETMQ, HeaderType.MSGPACK]),
 )
-@settings(max_examples=100)
 def test_ext_fields_nobody_declared_survive_too(
     texts: dict[str, str], header_type: HeaderType
 ) -> None:
@@ -102,7 +99,6 @@ def check_garbage(stream: bytes, step: int) -> None:
 
 
 @given(stream=st.binary(max_size=300), step=st.integers(min_value=1, max_value=300))
-@settings(max_examples=100)
 def test_garbage_is_a_protocol_error_and_nothing_else(stream: bytes, step: int) -> None:
     """No byte sequence makes the decoder fail in a way that its owner does not expect."""
     check_garbage(stream, step)
@@ -114,7 +110,6 @@ def test_garbage_is_a_protocol_error_and_nothing_else(stream: bytes, step: int) 
     body=st.binary(max_size=20),
     lie=st.sampled_from([0, 0, 0, -1, 1, 1000]),
 )
-@settings(max_examples=100)
 def test_garbage_in_a_whole_frame_is_a_protocol_error(
     header_type: int, header: bytes, body: bytes, lie: int
 ) -> None:
@@ -125,7 +120,6 @@ def test_garbage_in_a_whole_frame_is_a_protocol_error(
 
 
 @given(data=st.data(), sent=COMMANDS)
-@settings(max_examples=100)
 def test_a_garbled_frame_is_a_command_or_a_protocol_error(
     data: st.DataObject, sent: RemotingCommand
 ) -> None:
@@ -159,7 +153,6 @@ ENVELOPE_KEYS = ["code", "opaque", "flag", "language", "version", "remark", "ext
         max_size=5,
     ),
 )
-@settings(max_examples=100)
 @example(code=30, fields={"flag": 1}, ext={"topic": None})
 def test_odd_json_headers_are_commands_or_protocol_errors(
     code: object, fields: dict[str, object], ext: dict[str, object]
@@ -170,7 +163,6 @@ def test_odd_json_headers_are_commands_or_protocol_errors(
 
 
 @given(items=st.lists(JSON_VALUES, max_size=9), start=st.sampled_from([[], [30, 1, 0, 3, 479]]))
-@settings(max_examples=100)
 def test_odd_msgpack_headers_are_commands_or_protocol_errors(
     items: list[object], start: list[object]
 ) -> None:
@@ -186,7 +178,6 @@ def test_odd_msgpack_headers_are_commands_or_protocol_errors(
 @given(
     body=st.binary(max_size=60) | st.text('{}[]:,"0129.-eEx$ref\\ \n', max_size=60).map(str.encode)
 )
-@settings(max_examples=100)
 def test_bodies_are_values_or_body_errors(body: bytes) -> None:
     """No body makes a reader fail in a way that a handler does not expect."""
     for decode in (
@@ -201,7 +192,6 @@ def test_bodies_are_values_or_body_errors(body: bytes) -> None:
 
 
 @given(value=JSON_VALUES)
-@settings(max_examples=100)
 def test_odd_json_bodies_are_values_or_body_errors(value: object) -> None:
     """Valid JSON of any shape, where a known body is expected."""
     for name in (
@@ -234,7 +224,6 @@ def test_odd_json_bodies_are_values_or_body_errors(value: object) -> None:
         max_size=40,
     )
 )
-@settings(max_examples=100)
 def test_correlation_behaves_like_a_plain_dict(steps: list[tuple[str, int]]) -> None:
     """Looking at deadlines lazily changes nothing that can be seen."""
     correlation: Correlation[int] = Correlation()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from halfmq.store.format.filler import FILLER_TAGS_CODE
@@ -81,7 +81,6 @@ def pulled(
         offset = found.next_offset
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     tag_codes=st.none() | st.frozensets(st.sampled_from(TAGS)),

@@ -395,5 +395,5 @@ class TransactionMachine(RuleBasedStateMachine):
         assert set(log_replay.without_op) == set(self.broker.ops.waiting)
 
 
-TransactionMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
+TransactionMachine.TestCase.settings = settings(stateful_step_count=50)
 test_transactions_against_a_model = TransactionMachine.TestCase

@@ -1,10 +1,13 @@
-"""One seed for a whole run of tests, which all of its processes share."""
+"""The seed of a whole run of tests, which all of its processes share, and the dose of examples."""
 
 import os
 import random
 from typing import Final
 
 NAME: Final = "HALFMQ_RUN_SEED"
+
+EXAMPLES: Final = int(os.environ.get("HALFMQ_EXAMPLES", "40"))
+"""Examples of a property, or runs of a state machine; `.ci/run` takes more."""
 
 
 def run_seed() -> int:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -729,7 +729,6 @@ def test_levels_need_not_ascend() -> None:
     assert levels.waiting(draft(), 10).queue_id == 1
 
 
-@settings(max_examples=60)
 @given(
     delays_ms=st.lists(
         st.one_of(st.integers(1, 20_000), st.integers(1, 50_000_000)), min_size=1, max_size=4
@@ -917,7 +916,6 @@ def test_a_plain_message_cannot_ask_to_wait_for_a_time(tmp_path: Path) -> None:
     assert len(log.queue("orders", 3)) == 1
 
 
-@settings(max_examples=50)
 @given(
     steps=st.lists(
         st.one_of(

@@ -43,7 +43,7 @@ def audits_to_what_was_planted(planted: Planted, root: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
 def test_every_planted_fault_is_found_and_nothing_else(seed: int, tmp_path: Path) -> None:
     """Both dialects in one log, any split: recall 100 %, no false alarm."""
-    planted = plant(tmp_path, seed, 1_000, fault_every=6)
+    planted = plant(tmp_path, seed, 600, fault_every=6)
 
     audits_to_what_was_planted(planted, tmp_path, seed)
 
@@ -51,14 +51,14 @@ def test_every_planted_fault_is_found_and_nothing_else(seed: int, tmp_path: Path
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
 def test_damaged_records_are_found_and_blamed_on_nobody(seed: int, tmp_path: Path) -> None:
     """Each with its place; what the queues lack for it is no second anomaly."""
-    planted = plant(tmp_path, seed, 600, fault_every=20, faults=DAMAGE)
+    planted = plant(tmp_path, seed, 300, fault_every=10, faults=DAMAGE)
 
     audits_to_what_was_planted(planted, tmp_path, seed)
 
 
 def test_a_log_in_which_nothing_is_wrong_is_clean(tmp_path: Path) -> None:
     """Not one false alarm among checks, late decisions, parking, delays and several messages."""
-    planted = plant(tmp_path, FIRST_SEED, 600, fault_every=None)
+    planted = plant(tmp_path, FIRST_SEED, 300, fault_every=None)
 
     assert not planted.expected
     audits_to_what_was_planted(planted, tmp_path, FIRST_SEED)

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from halfmq.spark_jobs.errors import LogDirectoryError
@@ -219,7 +219,6 @@ properties_block = st.lists(
 ).map(b"".join)
 
 
-@settings(max_examples=60)
 @given(blocks=st.lists(properties_block, min_size=1, max_size=6))
 def test_properties_are_read_as_the_store_reads_them(
     blocks: list[bytes], tmp_path_factory: pytest.TempPathFactory

@@ -343,7 +343,7 @@ def test_no_prepare_waits_while_a_large_table_grows() -> None:
 def test_an_undecided_transaction_takes_little_memory(asked: bool) -> None:
     """A million of them must fit beside a broker's other work."""
     table = PendingTable()
-    count = 100_000
+    count = 20_000
     base = 1 << 40  # offsets of a large log are not small integers
     tracemalloc.start()
     try:
