@@ -458,7 +458,8 @@ class ServiceParts:
 
     def forget_finals(self) -> None:
         """Have the next decisions read their halves from the log, as late ones do."""
-        self.service.prepares._finals = FinalMessageCache()
+        for generation in self.finals._generations:  # the parts share this cache
+            generation.clear()
 
 
 class Broker(ServiceParts):

@@ -104,6 +104,7 @@ def test_the_opposite_decision_is_refused(
 
     assert caught.value.offset == half.physical_offset
     assert broker.log.write_offset == end
+    assert broker.service.metrics()["refused"] == 1
     assert broker.end(half, Event.UNKNOWN) == 0
 
 
@@ -424,6 +425,17 @@ def test_whom_rocketmq_would_ask_again_is_not_asked(tmp_path: Path) -> None:
         if transaction["state_in_the_log"] == "UNDECIDED"
     }
     assert len(broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC)) == 2
+
+
+def test_properties_count_toward_the_memory_of_messages_kept_ready(broker: Broker) -> None:
+    """A million small bodies with large properties must not fill the memory either."""
+    count = BYTES_MAX >> 14
+    halves = [broker.prepare(PAD="x" * (29 << 10)) for _ in range(count)]
+
+    kept = [broker.finals.pop(half.physical_offset) for half in halves]
+
+    size = sum(len(final.properties) for final in kept if final is not None)
+    assert BYTES_MAX // 2 < size <= BYTES_MAX
 
 
 def test_messages_kept_ready_for_their_decision_take_bounded_memory(broker: Broker) -> None:
