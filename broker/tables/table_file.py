@@ -21,7 +21,7 @@ from typing import Final
 
 from halfmq.store.errors import DamagedTableError
 from halfmq.store.files import disk
-from halfmq.store.files.json_table import Origin, read_table, save_table, set_aside
+from halfmq.store.files.json_table import TableOrigin, read_table, save_table, set_aside
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +95,8 @@ class TableFile:
             logger.error("event=table_made_anew %s", error)  # noqa: TRY400
             set_aside(self._path)
             return {}
-        self.is_complete = origin is Origin.FILE
-        if origin is not Origin.NOTHING:
+        self.is_complete = origin is TableOrigin.FILE
+        if origin is not TableOrigin.NOTHING:
             # A kill may have come before the names were on disk. Somebody relies on what is read
             # here, and a power cut must not take it back.
             disk.sync_directory(self._path.parent)

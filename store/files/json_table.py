@@ -45,7 +45,7 @@ _ENTRIES_PER_PAUSE: Final = 24  # of a patient ``EntryTexts``; encoding them tak
 _STRING_OR_BARE_KEY: Final = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)')
 
 
-class Origin(Enum):
+class TableOrigin(Enum):
     """Where a table came from."""
 
     FILE = "the file"
@@ -57,7 +57,7 @@ class LoadedTable(NamedTuple):
     """A table with keys as strings; empty if there is no file."""
 
     content: dict[str, Any]
-    origin: Origin
+    origin: TableOrigin
 
 
 def read_table(path: Path, holds: str | None = None) -> LoadedTable:
@@ -75,10 +75,10 @@ def read_table(path: Path, holds: str | None = None) -> LoadedTable:
     backup_path = _beside(path, ".bak")
     table = _read(path, holds)
     if isinstance(table, dict):
-        return LoadedTable(table, Origin.FILE)
+        return LoadedTable(table, TableOrigin.FILE)
     backup = _read(backup_path, holds)
     if table is None and backup is None:
-        return LoadedTable({}, Origin.NOTHING)
+        return LoadedTable({}, TableOrigin.NOTHING)
     reason = "it is missing" if table is None else table
     if not isinstance(backup, dict):
         raise DamagedTableError(path, f"{reason}; .bak: {backup or 'it is missing'}")
@@ -91,7 +91,7 @@ def read_table(path: Path, holds: str | None = None) -> LoadedTable:
         reason,
         "" if table is None else "; the damaged file is kept as .bad",
     )
-    return LoadedTable(backup, Origin.BACKUP)
+    return LoadedTable(backup, TableOrigin.BACKUP)
 
 
 def load_table(path: Path) -> dict[str, Any] | None:
@@ -101,7 +101,7 @@ def load_table(path: Path) -> dict[str, Any] | None:
         StoreError: As ``read_table``.
     """
     content, origin = read_table(path)
-    return None if origin is Origin.NOTHING else content
+    return None if origin is TableOrigin.NOTHING else content
 
 
 def set_aside(path: Path) -> None:

@@ -18,7 +18,7 @@ from ..format.digest import DIRECTORY
 from ..format.queue_entry import ENTRY_SIZE
 from ..log.resync import Damage
 from ..queue.consume_queue import ConsumeQueue, QueueTable
-from .digest import Digest, digest_path, load_digest
+from .file_digest import Digest, digest_path, load_digest
 
 IndexExtent = tuple[Path, int]
 """An index file and the number of bytes used in it."""

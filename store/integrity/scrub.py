@@ -26,9 +26,9 @@ from ..format.index import is_index_file_name
 from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entry
 from ..format.record import MAGIC_BLANK, PREFIX
 from ..log.log_scan import find_records
-from ..log.resync import LogFile, candidate_at, candidates
+from ..log.resync import OpenLogFile, candidate_at, candidates
 from ..queue.consume_queue import ConsumeQueue, QueueTable
-from .digest import Block, Digest, digest_of, digest_path
+from .file_digest import Block, Digest, digest_of, digest_path
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ START_BYTES: Final = 64 << 20
 _RECORD_MAX: Final = 8 << 20  # bytes before a bit in which the start of its record is searched
 
 
-class Target(NamedTuple):
+class ScrubTarget(NamedTuple):
     """A file to compare with its digest, if it has one."""
 
     path: Path
@@ -53,7 +53,7 @@ Comparison = Generator[tuple[Block, bool], None, None]
 """Yields each block as it was read, and whether it is sound now."""
 
 
-def compare(targets: Iterable[Target]) -> Comparison:
+def compare(targets: Iterable[ScrubTarget]) -> Comparison:
     """Compare files block by block, repair flipped bits and log damage."""
     for target in targets:
         if target.digest is None:
@@ -76,7 +76,7 @@ def compare(targets: Iterable[Target]) -> Comparison:
             disk.close(fd)
 
 
-def _flip_back(target: Target, fd: int, block: Block) -> bool:
+def _flip_back(target: ScrubTarget, fd: int, block: Block) -> bool:
     """Repair a block with one flipped bit; return False if more than one differs."""
     flipped = block.flipped_bit()
     if flipped is None:
@@ -92,7 +92,7 @@ def _flip_back(target: Target, fd: int, block: Block) -> bool:
     return True
 
 
-def _report(target: Target, block: Block) -> None:
+def _report(target: ScrubTarget, block: Block) -> None:
     size = len(block.content)
     logger.error(
         "event=block_damaged path=%s position=%d length=%d", target.path, block.position, size
@@ -101,7 +101,7 @@ def _report(target: Target, block: Block) -> None:
         target.rebuild.create()
 
 
-def compare_first(targets: Iterable[Target]) -> bool:
+def compare_first(targets: Iterable[ScrubTarget]) -> bool:
     """Compare the first ``START_BYTES``; return whether a bit was repaired."""
     compared = compare(targets)
     first = islice(compared, START_BYTES // BLOCK)
@@ -112,12 +112,12 @@ def compare_first(targets: Iterable[Target]) -> bool:
 
 def log_targets(
     root: Path, log: MappedFileQueue, bases: Iterable[int], start: int = 0
-) -> Iterator[Target]:
+) -> Iterator[ScrubTarget]:
     """Yield log files by their first offsets, to be compared from offset ``start`` on."""
     for base in bases:
         path = log.path(base)
         is_whole = partial(_is_whole, base, log.file_size)
-        yield Target(path, digest_of(root, path), max(start - base, 0), is_whole=is_whole)
+        yield ScrubTarget(path, digest_of(root, path), max(start - base, 0), is_whole=is_whole)
 
 
 def repair_log(root: Path, log: MappedFileQueue, start: int) -> int:
@@ -136,7 +136,7 @@ def repair_log(root: Path, log: MappedFileQueue, start: int) -> int:
 
 def _is_whole(base: int, size: int, fd: int, position: int) -> bool:
     """Return whether a byte of the log is in a valid record, or after the last one of a file."""
-    file = LogFile(fd, base, size)
+    file = OpenLogFile(fd, base, size)
     near = file._replace(limit=min(position + PREFIX.size, file.limit))
     for start in reversed([*candidates(near, max(position - _RECORD_MAX, 0))]):
         found = find_records(candidate_at(file, start), file.base + start, check_crc=True)
@@ -146,12 +146,12 @@ def _is_whole(base: int, size: int, fd: int, position: int) -> bool:
     return _is_blank(file, 0)
 
 
-def _is_blank(file: LogFile, position: int) -> bool:
+def _is_blank(file: OpenLogFile, position: int) -> bool:
     head = file.read(position, PREFIX.size)
     return head == PREFIX.pack(file.limit - position, MAGIC_BLANK)
 
 
-def queue_targets(root: Path, queues: QueueTable, log: MappedFileQueue) -> Iterator[Target]:
+def queue_targets(root: Path, queues: QueueTable, log: MappedFileQueue) -> Iterator[ScrubTarget]:
     """Yield the queue files: the last one of each queue, then older ones."""
     files = [(queue, list(queue.files.bases)) for queue in list(queues.values())]
     newest = [(queue, base) for queue, bases in files for base in bases[-1:]]
@@ -165,7 +165,7 @@ def queue_targets(root: Path, queues: QueueTable, log: MappedFileQueue) -> Itera
                 max(queue.kept_end * ENTRY_SIZE - base, 0)
             )  # this start has written the rest
         used = queue.next_offset * ENTRY_SIZE - base  # the digest may be longer after a kill
-        yield Target(path, digest, 0, used, partial(_is_true, queue, log), rebuild)
+        yield ScrubTarget(path, digest, 0, used, partial(_is_true, queue, log), rebuild)
 
 
 def repair_queues(root: Path, queues: QueueTable, log: MappedFileQueue) -> None:
@@ -197,10 +197,10 @@ def _is_true(queue: ConsumeQueue, log: MappedFileQueue, fd: int, position: int) 
     return False
 
 
-def index_targets(root: Path, paths: Sequence[Path]) -> Iterator[Target]:
+def index_targets(root: Path, paths: Sequence[Path]) -> Iterator[ScrubTarget]:
     """Yield index files, the newest first; ``paths`` are in order."""
     for path in reversed(paths):
-        yield Target(path, digest_of(root, path), rebuild=rebuild_marker(root, "index"))
+        yield ScrubTarget(path, digest_of(root, path), rebuild=rebuild_marker(root, "index"))
 
 
 def repair_index(root: Path) -> list[Path]:

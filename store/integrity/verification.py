@@ -19,7 +19,7 @@ from .digests import IndexDigests, IndexExtent, LogDigests, QueueDigests, remove
 from .scrub import (
     START_BYTES,
     Comparison,
-    Target,
+    ScrubTarget,
     compare,
     index_targets,
     log_targets,
@@ -108,11 +108,11 @@ class Integrity:
             compare([*self._written_index(), *index_targets(root, paths)]),
         ]
 
-    def _written_index(self) -> list[Target]:
+    def _written_index(self) -> list[ScrubTarget]:
         """Return the index file in use: the part after its slots that the start did not compare."""
         path, start = self._index.path, max(self._slots_end, START_BYTES)
         rebuild = rebuild_marker(self._root, "index")
-        return [] if path is None else [Target(path, self._index.digest, start, rebuild=rebuild)]
+        return [] if path is None else [ScrubTarget(path, self._index.digest, start, rebuild=rebuild)]
 
     def work(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
         """Extend digests and compare some blocks; called once per second on the helper thread."""

@@ -43,7 +43,7 @@ from ..format.record_fields import (
     TOPIC_LENGTH_V2,
     struct_of,
 )
-from .resync import Damage, LogFile, candidate_at, candidates, find_true, what_is_wrong
+from .resync import Damage, OpenLogFile, candidate_at, candidates, find_true, what_is_wrong
 
 SECTOR: Final = 512  # bytes; a disk writes a sector as a whole
 SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not fit in the processor's cache
@@ -372,7 +372,7 @@ def legible(files: MappedFileQueue, start: int, end: int) -> Iterator[QueuePlace
     base = files.base_of(start)
     fd = disk.open_file(files.path(base), disk.READ)
     try:
-        file = LogFile(fd, base, end - base)
+        file = OpenLogFile(fd, base, end - base)
         for position in candidates(file, start - base):
             candidate = candidate_at(file, position)
             for found in find_records(candidate, base + position, check_crc=False):

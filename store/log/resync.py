@@ -54,7 +54,7 @@ class Damage(NamedTuple):
         return self.offset + self.length
 
 
-class LogFile(NamedTuple):
+class OpenLogFile(NamedTuple):
     """One file of the log, open for reading up to ``limit``."""
 
     fd: int
@@ -83,7 +83,7 @@ def find_true(
             return None
         fd = disk.open_file(files.path(base), disk.READ)
         try:
-            file = LogFile(fd, base, limit)
+            file = OpenLogFile(fd, base, limit)
             places = _places(file, start - base) if base == first else candidates(file, 0)
             for position in places:
                 if is_true(candidate_at(file, position), base + position):
@@ -93,13 +93,13 @@ def find_true(
     return None
 
 
-def _places(file: LogFile, damaged: int) -> Iterator[int]:
+def _places(file: OpenLogFile, damaged: int) -> Iterator[int]:
     """Yield the positions after the damaged record at which a record may begin."""
     yield from sorted({end for end in _claimed_ends(file, damaged) if damaged < end < file.limit})
     yield from candidates(file, damaged + 1)
 
 
-def _claimed_ends(file: LogFile, start: int) -> Iterator[int]:
+def _claimed_ends(file: OpenLogFile, start: int) -> Iterator[int]:
     """Yield the end of a record by its size, and by its lengths; either may be damaged.
 
     The caller tries the nearer one first: a size that is too large may lead to the end of a later
@@ -127,7 +127,7 @@ def _number(length: bytes) -> int:
     return int.from_bytes(length, "big")
 
 
-def candidates(file: LogFile, start: int) -> Iterator[int]:
+def candidates(file: OpenLogFile, start: int) -> Iterator[int]:
     """Yield the positions from ``start`` on at which a magic suggests a record."""
     for begin, end in data_ranges(file.fd, start + MAGIC_AT, file.limit):
         position = begin
@@ -143,7 +143,7 @@ def candidates(file: LogFile, start: int) -> Iterator[int]:
             position += max(len(piece) - len(MAGIC_START) + 1, len(MAGIC_START))
 
 
-def candidate_at(file: LogFile, position: int) -> bytes:
+def candidate_at(file: OpenLogFile, position: int) -> bytes:
     """Return the bytes of a candidate that holds its own physical offset; else no bytes."""
     head = file.read(position, _PLACE.size)
     if len(head) < _PLACE.size:

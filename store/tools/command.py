@@ -16,9 +16,9 @@ from typing import Any, Final, TypeAlias
 from ..errors import StoreError
 from .copying import Border, copy_log
 from .dump import Dumped, dump
-from .findings import Finding
+from .findings import StoreFinding
 from .log_walk import DamagedRange
-from .verify import Report, verify
+from .verify import VerifyReport, verify
 
 DONE: Final = 0
 SOUND: Final = 0
@@ -138,7 +138,7 @@ _STATES: Final = {
 }
 
 
-def _show(report: Report) -> None:
+def _show(report: VerifyReport) -> None:
     findings = report.findings
     _say(f"{report.root}: {_STATES[report.state]}")
     _say(
@@ -160,7 +160,7 @@ def _show(report: Report) -> None:
     )
 
 
-def _say_findings(severity: str, findings: list[Finding], total: int) -> None:
+def _say_findings(severity: str, findings: list[StoreFinding], total: int) -> None:
     shown = findings[:FINDINGS_SHOWN]
     for one in shown:
         place = one.file if one.position is None else f"{one.file} byte {one.position}"

@@ -28,7 +28,7 @@ from ..format.record import store_timestamp
 from ..log.log_reader import LogReader
 from .findings import Findings
 from .log_walk import Chunk, DamagedRange, LogWalk, find_log, list_files, list_queues
-from .state import State, read_condition
+from .state import StoreState, read_condition
 
 _PIECE: Final = 1 << 20  # bytes copied at once
 _SUFFIX: Final = ".part"  # of the directory while it is filled
@@ -72,7 +72,7 @@ def copy_log(
         OSError: Something cannot be read or written.
     """
     files = find_log(root, commit_log).files
-    live = read_condition(root, Findings(root)).state is State.OPEN
+    live = read_condition(root, Findings(root)).state is StoreState.OPEN
     chosen = _choose(files, start, end)
     stop = _find_stop(files, chosen[-1], end, live=live)
     if _is_before(stop, start):

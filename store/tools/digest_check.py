@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
-from ..integrity.digest import Block, digest_of
+from ..integrity.file_digest import Block, digest_of
 from .findings import Findings
 from .log_walk import DamagedRange
 

@@ -15,7 +15,7 @@ from ..format.ids import unpack_host
 from ..format.record import Record, crc_tail_matches, decode_record
 from .findings import Findings
 from .log_walk import Chunk, DamagedRange, LogWalk, find_log
-from .state import State, read_condition
+from .state import StoreState, read_condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def dump(
     files = find_log(root, commit_log).files
     state = read_condition(root, Findings(root)).state
     wanted = None if topic is None else topic.encode()
-    walk = LogWalk(files, start=_first(files, start), live=state is State.OPEN)
+    walk = LogWalk(files, start=_first(files, start), live=state is StoreState.OPEN)
     low = walk.start if start is None else start
     for part in walk:
         if (part.start if isinstance(part, DamagedRange) else part.offset) >= (end or 1 << 63):

@@ -9,7 +9,7 @@ FINDINGS_KEPT: Final = 1000  # of each severity; the rest is counted only, which
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class StoreFinding:
     """One thing that is not as it should be."""
 
     kind: str  # a word for programs; docs/store-tools.md lists all
@@ -29,8 +29,8 @@ class Findings:
     """
 
     root: Path
-    damage: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
+    damage: list[StoreFinding] = field(default_factory=list)
+    notes: list[StoreFinding] = field(default_factory=list)
     damage_counts: Counter[str] = field(default_factory=Counter)
     note_counts: Counter[str] = field(default_factory=Counter)
 
@@ -52,7 +52,7 @@ class Findings:
         counts[kind] += count
         if len(kept) < FINDINGS_KEPT:
             kept.append(
-                Finding(
+                StoreFinding(
                     kind=kind,
                     file=self._name(path),
                     position=position,

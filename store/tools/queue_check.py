@@ -29,7 +29,7 @@ from ..log.dispatch import delivery_time
 from ..queue.queue_extension import is_extension
 from .findings import Findings
 from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, DamagedRange, list_files, list_queues
-from .state import State
+from .state import StoreState
 
 ENTRIES_HELD: Final = 1 << 16  # collected before they are compared: about 6 MB
 _ENTRIES_READ: Final = 1 << 12  # unclaimed entries examined at once
@@ -46,7 +46,7 @@ class Unclaimed(NamedTuple):
 
     log_start: int
     log_end: int
-    state: State
+    state: StoreState
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class QueueCheck:
         self,
         root: Path,
         findings: Findings,
-        state: State,
+        state: StoreState,
         damaged_ranges: list[DamagedRange],
         *,
         unsettled_from: int | None = None,
@@ -205,7 +205,7 @@ class QueueCheck:
         deadline = time.monotonic() + SETTLE_TIME
         while True:
             found = _read_entries(run.row, run.start, len(run.entries))
-            done = found == expected or self._state is not State.OPEN
+            done = found == expected or self._state is not StoreState.OPEN
             if done or time.monotonic() > deadline:
                 return found
             time.sleep(SETTLE_PAUSE)
@@ -325,10 +325,10 @@ class QueueCheck:
             kind, harmless = "entry_of_damaged_record", True
         elif physical_offset < known.log_end:
             kind, harmless = "entry_without_record", self._is_unsettled(physical_offset)
-        elif known.state is State.OPEN:
+        elif known.state is StoreState.OPEN:
             return  # its record was written since
         else:
-            kind, harmless = "entry_behind_log", known.state is State.NOT_CLOSED
+            kind, harmless = "entry_behind_log", known.state is StoreState.NOT_CLOSED
         self._tell_unclaimed(run, queue_offset, kind, str(tuple(entry)), harmless=harmless)
 
     def _tell_unclaimed(

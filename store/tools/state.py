@@ -17,7 +17,7 @@ _CHECKPOINT_SIZES: Final = (4096,)  # bytes; RocketMQ maps a page of the system
 _ABORT_SIZE_MAX: Final = 32  # bytes of a process id; RocketMQ 4 leaves the file empty
 
 
-class State(StrEnum):
+class StoreState(StrEnum):
     """Whether somebody works in the directory, and how the last one stopped."""
 
     OPEN = "open"  # a broker holds it right now
@@ -29,21 +29,21 @@ class State(StrEnum):
 class Condition:
     """The state of a store, and the checkpoint it was in."""
 
-    state: State
+    state: StoreState
     checkpoint: Checkpoint
 
     @property
     def closed_offset(self) -> int:
         """Where the log must end, noted at our own ordered stop; -1 where nothing says it."""
-        return self.checkpoint.closed_offset if self.state is State.CLOSED else -1
+        return self.checkpoint.closed_offset if self.state is StoreState.CLOSED else -1
 
 
 def read_condition(root: Path, findings: Findings) -> Condition:
     """Find out who works in a store, without getting in anybody's way."""
     aborted = disk.exists(root / "abort")
-    state = State.NOT_CLOSED if aborted else State.CLOSED
+    state = StoreState.NOT_CLOSED if aborted else StoreState.CLOSED
     if is_held(root):
-        state = State.OPEN
+        state = StoreState.OPEN
     path = root / "checkpoint"
     if disk.exists(path) and disk.size_of(path) not in _CHECKPOINT_SIZES:
         findings.add("checkpoint_wrong", path, f"has {disk.size_of(path)} bytes instead of 4096")
@@ -66,7 +66,7 @@ def unsettled_from(condition: Condition, files: MappedFileQueue) -> int | None:
     Up to there, queues and index must agree with the log whatever happened. It is the newest file
     that was begun long enough before the checkpoint; see ``recovery``.
     """
-    if condition.state is not State.NOT_CLOSED:
+    if condition.state is not StoreState.NOT_CLOSED:
         return None
     checkpoint = condition.checkpoint
     trusted = min(checkpoint.log_timestamp, checkpoint.queues_timestamp) - CHECKPOINT_MARGIN_MS
@@ -91,7 +91,7 @@ def check_checkpoint(
         "logicsMsgTimestamp": checkpoint.queues_timestamp,
         "indexMsgTimestamp": checkpoint.index_timestamp,
     }
-    if condition.state is State.OPEN or not log_end:
+    if condition.state is StoreState.OPEN or not log_end:
         return  # it moves while we look; without a log nothing can be said
     for name, timestamp in times.items():
         if not 0 <= timestamp <= last_timestamp:
@@ -99,12 +99,12 @@ def check_checkpoint(
                 "checkpoint_wrong",
                 path,
                 f"{name} is {timestamp}, the last record was stored at {last_timestamp}",
-                harmless=condition.state is State.NOT_CLOSED,
+                harmless=condition.state is StoreState.NOT_CLOSED,
             )
     if not 0 <= checkpoint.confirm_offset <= log_end:
         findings.add(
             "checkpoint_wrong",
             path,
             f"confirmPhyOffset is {checkpoint.confirm_offset}, the log ends at {log_end}",
-            harmless=condition.state is State.NOT_CLOSED,
+            harmless=condition.state is StoreState.NOT_CLOSED,
         )

@@ -14,7 +14,7 @@ from ..files.json_table import decode_table
 from ..format.crc import crc32
 from ..format.transaction_snapshot import CRC_SIZE, FILE_NAME, FOOTER, SnapshotFooter
 from .findings import Findings
-from .state import State
+from .state import StoreState
 
 _TABLE_NAME: Final = re.compile(r"\w+\.json(\.bak)?")
 _PERMISSIONS_MAX: Final = 15  # bits of RocketMQ's PermName
@@ -24,7 +24,7 @@ QueueEnd = Callable[[str, int], int | None]
 """Topic and queue id → the queue offset after its last message; None if unknown."""
 
 
-def check_tables(root: Path, findings: Findings, state: State, queue_end: QueueEnd) -> int:
+def check_tables(root: Path, findings: Findings, state: StoreState, queue_end: QueueEnd) -> int:
     """Read every table and its backup; return how many there are."""
     directory = root / "config"
     if not disk.is_directory(directory):
@@ -41,7 +41,7 @@ def check_tables(root: Path, findings: Findings, state: State, queue_end: QueueE
     return count
 
 
-def _check_table(path: Path, findings: Findings, state: State, queue_end: QueueEnd) -> None:
+def _check_table(path: Path, findings: Findings, state: StoreState, queue_end: QueueEnd) -> None:
     try:
         content = disk.read_bytes(path)
     except FileNotFoundError:
@@ -54,8 +54,8 @@ def _check_table(path: Path, findings: Findings, state: State, queue_end: QueueE
     check = _CHECKS.get(path.name.removesuffix(".bak"))
     for problem in check(table) if check is not None else ():
         findings.add("table_wrong", path, problem)
-    if path.name == "consumerOffset.json" and state is not State.OPEN:
-        _check_offsets(path, table, findings, queue_end, harmless=state is State.NOT_CLOSED)
+    if path.name == "consumerOffset.json" and state is not StoreState.OPEN:
+        _check_offsets(path, table, findings, queue_end, harmless=state is StoreState.NOT_CLOSED)
 
 
 def _check_offsets(
@@ -148,7 +148,7 @@ def _is_count(value: object) -> bool:
 def check_snapshot(
     root: Path,
     findings: Findings,
-    state: State,
+    state: StoreState,
     log_end: int,
     record_crc: Callable[[int], int | None],
 ) -> bool:
@@ -164,12 +164,12 @@ def check_snapshot(
         return False
     if footer is None or footer.crc != crc:
         findings.add("snapshot_wrong", path, "is cut short, or its checksum is wrong")
-    elif footer.log_end > log_end and state is not State.OPEN:
+    elif footer.log_end > log_end and state is not StoreState.OPEN:
         findings.add(
             "snapshot_ahead",
             path,
             f"was taken when the log ended at {footer.log_end}, it ends at {log_end}",
-            harmless=state is State.NOT_CLOSED,
+            harmless=state is StoreState.NOT_CLOSED,
         )
     elif footer.anchor_offset >= 0:
         found = record_crc(footer.anchor_offset)

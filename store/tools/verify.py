@@ -23,7 +23,7 @@ from .digest_check import DigestCheck
 from .findings import Findings
 from .log_walk import Chunk, DamagedRange, LogWalk, find_log, list_queues
 from .queue_check import QueueCheck, Unclaimed
-from .state import Condition, State, check_checkpoint, read_condition, unsettled_from
+from .state import Condition, StoreState, check_checkpoint, read_condition, unsettled_from
 from .table_check import check_snapshot, check_tables
 
 PROGRESS_BYTES: Final = 16 << 20  # of log between two reports of progress
@@ -33,11 +33,11 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class VerifyReport:
     """The content of a store and the findings about it."""
 
     root: Path
-    state: State
+    state: StoreState
     findings: Findings
     log_files: int
     log_start: int
@@ -89,7 +89,7 @@ def verify(
     *,
     commit_log: Path | None = None,
     progress: Progress = lambda done, total: None,
-) -> Report:
+) -> VerifyReport:
     """Check all files of a store.
 
     ``commit_log`` is the directory of the log if it is not below ``root``.
@@ -128,9 +128,9 @@ class _Verification:
         if self._files.bases and not self._index:
             self._findings.add("index_missing", root / "index", "there is no index", harmless=True)
 
-    def run(self) -> Report:
+    def run(self) -> VerifyReport:
         state, files = self._condition.state, self._files
-        walk = LogWalk(files, reaches=self._condition.closed_offset, live=state is State.OPEN)
+        walk = LogWalk(files, reaches=self._condition.closed_offset, live=state is StoreState.OPEN)
         log_files = len(files.bases)
         self._read_log(walk)
         log_start = files.bases[0] if files.bases else walk.start  # deleted by age meanwhile
@@ -154,7 +154,7 @@ class _Verification:
         snapshot = check_snapshot(
             self._root, self._findings, state, walk.end_offset, self._record_crc
         )
-        return Report(
+        return VerifyReport(
             root=self._root,
             state=state,
             findings=self._findings,
@@ -204,7 +204,7 @@ class _Verification:
     def _check_end(self, walk: LogWalk) -> None:
         """Report bytes after the end of the log; a broker that closed it leaves zeros."""
         state = self._condition.state
-        if state is State.OPEN:
+        if state is StoreState.OPEN:
             return
         end = walk.end_offset
         tail = walk.tail_size(end)

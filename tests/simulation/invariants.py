@@ -42,7 +42,7 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.format.queue_entry import ENTRY_SIZE, unpack_entry
 from halfmq.store.format.record import MAGIC_BLANK, PREFIX, Record, decode_record
 from halfmq.store.format.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
-from halfmq.store.tools.state import State
+from halfmq.store.tools.state import StoreState
 from halfmq.store.tools.verify import verify
 
 from .scenario import ROW
@@ -323,7 +323,7 @@ def _check_queues(world: World, log: Log) -> None:
 
 def _verify(world: World) -> None:
     report = verify(world.disk.root)
-    if report.state is not State.CLOSED:
+    if report.state is not StoreState.CLOSED:
         world.violate(f"the store was stopped in good order, and is {report.state}")
     for finding in report.findings.damage:
         if finding.kind != "offset_ahead" or not _may_be_ahead(world):

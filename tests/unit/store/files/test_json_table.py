@@ -14,7 +14,7 @@ from halfmq.store.errors import DamagedTableError, UnusableFileError
 from halfmq.store.files import disk, json_table
 from halfmq.store.files.json_table import (
     EntryTexts,
-    Origin,
+    TableOrigin,
     decode_table,
     encode_table,
     load_table,
@@ -327,18 +327,18 @@ def test_a_table_without_what_it_should_hold_is_damaged(path: Path) -> None:
         spoilt[content.index(b"offsetTable") + bit // 8] ^= 1 << bit % 8
         path.write_bytes(spoilt)
 
-        assert read_table(path, "offsetTable") == (OLD, Origin.BACKUP), bit
+        assert read_table(path, "offsetTable") == (OLD, TableOrigin.BACKUP), bit
         save_table(path, OLD)
 
 
 def test_where_a_table_came_from_is_told(path: Path) -> None:
     """Whoever loads it may know more than its last save."""
-    assert read_table(path) == ({}, Origin.NOTHING)
+    assert read_table(path) == ({}, TableOrigin.NOTHING)
     save_table(path, OLD)
-    assert read_table(path) == (OLD, Origin.FILE)
+    assert read_table(path) == (OLD, TableOrigin.FILE)
     save_table(path, NEW)
     path.unlink()
-    assert read_table(path) == (OLD, Origin.BACKUP)
+    assert read_table(path) == (OLD, TableOrigin.BACKUP)
 
 
 def test_a_table_that_may_not_be_read_is_no_missing_one(path: Path) -> None:

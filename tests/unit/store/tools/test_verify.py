@@ -19,8 +19,8 @@ from halfmq.store.format.index import FIRST_ITEM, HEADER_SIZE, item_position, un
 from halfmq.store.format.record_fields import FIELDS
 from halfmq.store.format.transaction_snapshot import FILE_NAME, FOOTER
 from halfmq.store.message_store import MessageStore
-from halfmq.store.tools.state import State
-from halfmq.store.tools.verify import Report, verify
+from halfmq.store.tools.state import StoreState
+from halfmq.store.tools.verify import VerifyReport, verify
 from tests.support.damage import content_of, extend, fill, filled_store, flip, only
 from tests.support.golden_store import NAMES, unpack
 from tests.support.stores import (
@@ -50,7 +50,7 @@ def root(tmp_path: Path) -> Path:
     return filled_store(tmp_path / "store", RECORDS)
 
 
-def kinds(report: Report) -> dict[str, int]:
+def kinds(report: VerifyReport) -> dict[str, int]:
     return dict(report.findings.damage_counts)
 
 
@@ -61,7 +61,7 @@ def test_a_store_that_was_closed_is_sound(root: Path) -> None:
     """Everything is counted, and nothing is found, not even a note."""
     report = verify(root)
 
-    assert (report.sound, report.state) == (True, State.CLOSED)
+    assert (report.sound, report.state) == (True, StoreState.CLOSED)
     assert report.findings.notes == []
     assert (report.records, report.queue_entries) == (RECORDS + 1, RECORDS + 1)
     assert report.index_items == RECORDS + 2 * RECORDS // 4 + 1
@@ -89,7 +89,7 @@ def test_golden_stores_are_sound_once_we_have_opened_them(name: str, tmp_path: P
     report = verify(golden.root)
 
     assert kinds(report) == {}
-    assert report.state is State.CLOSED
+    assert report.state is StoreState.CLOSED
     assert set(report.findings.note_counts) <= {"record_lost"}
 
 
@@ -115,7 +115,7 @@ def test_an_open_store_is_verified_and_stays_open(records: int, tmp_path: Path) 
         pass  # until all keys are in the index
     report = verify(tmp_path / "store")
 
-    assert (report.sound, report.state) == (True, State.OPEN), report.findings.damage
+    assert (report.sound, report.state) == (True, StoreState.OPEN), report.findings.damage
     assert report.records == records + 1
     append_durably(store, draft())
     store.close()
@@ -154,7 +154,7 @@ def test_what_the_next_start_puts_right_is_no_damage(tmp_path: Path) -> None:
     queue.write_bytes(queue.read_bytes()[:20].ljust(queue.stat().st_size, b"\0"))
     report = verify(copy)
 
-    assert (report.sound, report.state) == (True, State.NOT_CLOSED)
+    assert (report.sound, report.state) == (True, StoreState.NOT_CLOSED)
     assert report.findings.note_counts["entry_missing"] > 0
 
 
