@@ -94,7 +94,7 @@ class FlushFailedError(StoreError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"flush failed behind offset {self.durable_offset}: {self.reason}"
+        return f"flush failed after offset {self.durable_offset}: {self.reason}"
 
 
 class StoreClosedError(StoreError):

@@ -37,9 +37,9 @@ from .log.append_request import AppendRequest, AppendResult
 from .log.commit_log import CommitLog
 from .log.group_commit import Flusher
 from .log.log_reader import LogReader
-from .queue.consume_queue import QueueTable
 from .queue.pull_selection import GetResult, GetStatus
 from .queue.queue_reader import QueueReader
+from .queue.queue_table import QueueTable
 from .recovery.recovery import Progress, Recovery, RecoveryReport
 from .retention import Retention
 

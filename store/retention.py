@@ -45,7 +45,8 @@ from .index.index_file import IndexFile
 from .log.commit_log import CommitLog
 from .log.log_reader import LogReader
 from .log.log_scan import LogScan
-from .queue.consume_queue import ConsumeQueue, QueueTable
+from .queue.consume_queue import ConsumeQueue
+from .queue.queue_table import QueueTable
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from ..files.mapped_file_queue import MappedFileQueue
 from ..format.digest import DIRECTORY
 from ..format.queue_entry import ENTRY_SIZE
 from ..log.resync import Damage
-from ..queue.consume_queue import ConsumeQueue, QueueTable
+from ..queue.consume_queue import ConsumeQueue
+from ..queue.queue_table import QueueTable
 from .file_digest import Digest, digest_path, load_digest
 
 IndexExtent = tuple[Path, int]

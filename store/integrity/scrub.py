@@ -27,7 +27,8 @@ from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entry
 from ..format.record import MAGIC_BLANK, PREFIX
 from ..log.log_scan import find_records
 from ..log.resync import OpenLogFile, candidate_at, candidates
-from ..queue.consume_queue import ConsumeQueue, QueueTable
+from ..queue.consume_queue import ConsumeQueue
+from ..queue.queue_table import QueueTable
 from .file_digest import Block, Digest, digest_of, digest_path
 
 logger = logging.getLogger(__name__)

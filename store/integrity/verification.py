@@ -14,7 +14,7 @@ from ..files.checkpoint import rebuild_marker
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.index import slot_position
 from ..log.resync import Damage
-from ..queue.consume_queue import QueueTable
+from ..queue.queue_table import QueueTable
 from .digests import IndexDigests, IndexExtent, LogDigests, QueueDigests, remove_all, remove_orphans
 from .scrub import (
     START_BYTES,
@@ -112,7 +112,9 @@ class Integrity:
         """Return the index file in use: the part after its slots that the start did not compare."""
         path, start = self._index.path, max(self._slots_end, START_BYTES)
         rebuild = rebuild_marker(self._root, "index")
-        return [] if path is None else [ScrubTarget(path, self._index.digest, start, rebuild=rebuild)]
+        return (
+            [] if path is None else [ScrubTarget(path, self._index.digest, start, rebuild=rebuild)]
+        )
 
     def work(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
         """Extend digests and compare some blocks; called once per second on the helper thread."""

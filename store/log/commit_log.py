@@ -49,7 +49,8 @@ from ..format.record import (
 )
 from ..format.record_fields import PROPERTIES_LENGTH, TOPIC_LENGTH_V2
 from ..format.topics import SCHEDULE_TOPIC
-from ..queue.consume_queue import ConsumeQueue, QueueTable
+from ..queue.consume_queue import ConsumeQueue
+from ..queue.queue_table import QueueTable
 from .append_request import AppendRequest, AppendResult
 from .dispatch import delivery_time
 

@@ -11,25 +11,21 @@ from ..format.filler import FILLER_TAGS_CODE, is_filler
 from ..format.properties import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM, get_property, tags_code
 from ..format.record import store_timestamp
 from ..format.topics import SCHEDULE_TOPIC
+from .log_scan import Found
 
 _NO_LEVEL_DELAY_MS: Final = 1000  # for a level that no longer exists
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 
 
-def entry_code(
-    record: bytes,
-    properties_at: int,
-    *,
-    topic: bytes,
-    sys_flag: int,
-    delay_levels_ms: Sequence[int],
-) -> int:
-    """Return the tags code of a record's entry in the queue of ``topic``."""
-    properties = record[properties_at:]
-    if is_filler(record, 0, sys_flag):
+def entry_code(chunk: bytes, found: Found, delay_levels_ms: Sequence[int]) -> int:
+    """Return the tags code of the queue entry of a record that was found in a chunk."""
+    position, size, sys_flag, _, _, topic_at, topic_end, properties_at = found
+    if is_filler(chunk, position, sys_flag):
         return FILLER_TAGS_CODE
-    if topic == _SCHEDULE_TOPIC:
-        return delivery_time(properties, store_timestamp(record, 0, sys_flag), delay_levels_ms)
+    properties = chunk[properties_at : position + size]
+    if chunk[topic_at:topic_end] == _SCHEDULE_TOPIC:
+        stored = store_timestamp(chunk, position, sys_flag)
+        return delivery_time(properties, stored, delay_levels_ms)
     return tags_code(properties)
 
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..format.queue_entry import PRE_BLANK
 from ..ports import LogExtent
-from .consume_queue import ConsumeQueue, QueueTable
+from .consume_queue import ConsumeQueue
 from .pull_selection import GetResult, select
+from .queue_table import QueueTable
 
 
 class QueueReader:

@@ -32,7 +32,8 @@ from ..log.dispatch import entry_code, inner_batch_size
 from ..log.log_scan import Found
 from ..log.resync import Damage
 from ..log.transaction_ranges import TRANSACTION_TOPICS, TransactionRanges
-from ..queue.consume_queue import ConsumeQueue, QueueTable
+from ..queue.consume_queue import ConsumeQueue
+from ..queue.queue_table import QueueTable
 
 logger = logging.getLogger(__name__)
 
@@ -229,13 +230,7 @@ class QueueRebuild:
         count = 1
         if sys_flag & INNER_BATCH and (scan.queue.topic, queue_id) in self._batch_queues:
             count = inner_batch_size(chunk[properties_at : position + size], queue_offset)
-        code = entry_code(
-            chunk[position : position + size],
-            properties_at - position,
-            topic=topic,
-            sys_flag=sys_flag,
-            delay_levels_ms=self._levels,
-        )
+        code = entry_code(chunk, found, self._levels)
         self._place(scan, QueuedRecord(queue_offset, chunk_offset + position, size, code, count))
 
     def _give_up(self, chunk_offset: int, chunk: bytes, found: Found) -> None:

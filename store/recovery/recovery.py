@@ -43,7 +43,8 @@ from ..log.log_reader import LogReader
 from ..log.log_scan import LogScan, Trust
 from ..log.resync import Damage
 from ..log.transaction_ranges import TransactionRanges
-from ..queue.consume_queue import ConsumeQueue, QueueTable
+from ..queue.consume_queue import ConsumeQueue
+from ..queue.queue_table import QueueTable
 from .queue_rebuild import IncompleteError, LastEntries, QueueRebuild
 from .repair import DAMAGED, Repair
 
@@ -260,7 +261,7 @@ class Recovery:
 
     def _killed_start(self, checkpoint: Checkpoint) -> int:
         """Return the offset of a record or file below which log and queues can be trusted."""
-        start = self._checkpoint_start(checkpoint)
+        start = checkpoint_start(self._files, self._reader, checkpoint)
         offset = checkpoint.queues_offset
         queues = self._queues.values()
         entries = sum(queue.next_offset - queue.first_offset for queue in queues)
@@ -286,15 +287,6 @@ class Recovery:
         except IncompleteError:
             return False
         return True
-
-    def _checkpoint_start(self, checkpoint: Checkpoint) -> int:
-        """Return the newest file that was begun long enough before the checkpoint."""
-        trusted = min(checkpoint.log_timestamp, checkpoint.queues_timestamp) - CHECKPOINT_MARGIN_MS
-        for base in reversed(self._files.bases[1:]):
-            first = self._reader.record_at(base, base + self._files.file_size)
-            if first is not None and 0 < first.store_timestamp <= trusted:
-                return base
-        return self._files.bases[0] if self._files.bases else 0
 
     # The scan -------------------------------------------------------------------------------
 
@@ -472,3 +464,13 @@ def _log_report(report: RecoveryReport) -> None:
         len(report.damages),
         report.duration_ms,
     )
+
+
+def checkpoint_start(files: MappedFileQueue, reader: LogReader, checkpoint: Checkpoint) -> int:
+    """Return the newest file of the log that was begun long enough before the checkpoint."""
+    trusted = min(checkpoint.log_timestamp, checkpoint.queues_timestamp) - CHECKPOINT_MARGIN_MS
+    for base in reversed(files.bases[1:]):
+        first = reader.record_at(base, base + files.file_size)
+        if first is not None and 0 < first.store_timestamp <= trusted:
+            return base
+    return files.bases[0] if files.bases else 0

@@ -1,7 +1,7 @@
-"""The noun ``store`` of the command ``halfmq``: an operator and the files of a broker.
+"""``halfmq store``: commands for the files of a broker.
 
 Exit codes of ``verify``: 0 sound · 1 damage found · 2 the directory cannot be read. Of the others:
-0 done · 2 the directory, or what is asked of it, cannot be read or written.
+0 done · 2 the directory, or the result, cannot be read or written.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def _border(text: str) -> Border:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say and return the exit code."""
+    """Run the chosen verb and return the exit code."""
     verb: Verb = options.verb
     try:
         return verb(options)
@@ -120,7 +120,7 @@ def _verify(options: argparse.Namespace) -> int:
         report = verify(
             options.directory,
             commit_log=options.commitlog,
-            progress=progress.tell,
+            progress=progress.show,
         )
     finally:
         progress.end()
@@ -215,7 +215,7 @@ def _copy(options: argparse.Namespace) -> int:
             end=options.end,
             with_config=options.config,
             with_queues=options.queues,
-            progress=progress.tell,
+            progress=progress.show,
         )
     finally:
         progress.end()
@@ -227,7 +227,7 @@ def _copy(options: argparse.Namespace) -> int:
             f"{copied.end_offset}"
         )
     if copied.damaged:
-        sys.stderr.write(f"halfmq: {copied.damaged} damaged stretches were copied as they are\n")
+        sys.stderr.write(f"halfmq: {copied.damaged} damaged ranges were copied as they are\n")
     return DONE
 
 
@@ -238,7 +238,7 @@ class _Progress:
         self._done = done
         self._shown = False
 
-    def tell(self, done: int, total: int) -> None:
+    def show(self, done: int, total: int) -> None:
         """Show the bytes done and the total."""
         if sys.stderr.isatty():
             self._shown = True

@@ -1,16 +1,16 @@
-"""``halfmq store copy``: segments of a log, taken from a directory in which a broker may work.
+"""``halfmq store copy``: copy files of a log, also while a broker writes it.
 
-A copy has files of the same names and sizes as the log, so that whatever reads a store reads it:
-the audit, a broker, Apache RocketMQ. Full files are copied as they are. The last one ends with the
-last whole record that is wanted, and zeros follow: what a broker is writing, or a power cut has
-torn, is left out. A file is flushed before it is copied, so that the copy never knows of a record
-that its source may still lose.
+The files of a copy have the names and sizes of the log's files, so the audit, a broker and Apache
+RocketMQ can read it. Full files are copied unchanged. The last file ends with the last complete
+record of the range, and zeros follow: records that a broker is writing, or that a power cut has
+torn, are left out. A file is flushed before it is copied, so the copy has no record that its source
+may still lose.
 
-Files are cut at their ends only, since readers begin with the first record of a file. So the copy
-begins with the file in which the first record wanted lies.
+Only the end of a file is cut, because readers begin with the first record of a file. So the copy
+begins with the file that holds the first record of the range.
 
-It is made beside the target, which gets its name when everything is on disk: a copy that was
-interrupted cannot be taken for a whole one.
+The copy is written to another directory, which gets the name of the target when everything is on
+disk. So an interrupted copy cannot be mistaken for a complete one.
 """
 
 from bisect import bisect_right
@@ -26,8 +26,9 @@ from ..files.mapped_file_queue import MappedFileQueue
 from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entries
 from ..format.record import store_timestamp
 from ..log.log_reader import LogReader
+from .data_files import find_log, list_files, list_queues
 from .findings import Findings
-from .log_walk import Chunk, DamagedRange, LogWalk, find_log, list_files, list_queues
+from .log_walk import Chunk, DamagedRange, LogWalk
 from .state import StoreState, read_condition
 
 _PIECE: Final = 1 << 20  # bytes copied at once
@@ -62,13 +63,13 @@ def copy_log(
 ) -> Copied:
     """Copy the files that hold the records from ``start`` to before ``end``.
 
-    With an offset, records count that begin before it; with a time, those stored until then. The
-    tables in ``config/`` and the consume queues come along when asked for. Without its queues a
-    store gets them anew at its first start.
+    An offset as ``end`` excludes records that begin there or later, a time those stored later.
+    ``with_config`` also copies the tables in ``config/``, ``with_queues`` the consume queues.
+    Without its queues a store rebuilds them at its first start.
 
     Raises:
-        UnusableFileError: There is no log, nothing of it is in the range, a file was deleted by
-            age meanwhile, or the target is there already.
+        UnusableFileError: There is no log, it has no record in the range, a file was deleted by
+            age during the copy, or the target exists.
         OSError: Something cannot be read or written.
     """
     files = find_log(root, commit_log).files
@@ -174,7 +175,7 @@ def _find_stop(files: MappedFileQueue, base: int, end: Border | None, *, live: b
             continue
         for position, size, sys_flag, *_ in part.found:
             stored = store_timestamp(part.content, position, sys_flag)
-            if end is not None and _is_behind(end, part.offset + position, stored):
+            if end is not None and _is_after(end, part.offset + position, stored):
                 return _Stop(found, timestamp, found - base, damaged)
             found, timestamp = part.offset + position + size, stored
     full = walk.ends_with_blank(walk.end_offset)
@@ -190,7 +191,7 @@ def _is_before(stop: _Stop, start: Border | None) -> bool:
     return stop.last_timestamp < _milliseconds(start)
 
 
-def _is_behind(end: Border, offset: int, stored: int) -> bool:
+def _is_after(end: Border, offset: int, stored: int) -> bool:
     return offset >= end if isinstance(end, int) else stored > _milliseconds(end)
 
 
@@ -206,7 +207,7 @@ def _copy_files(
                 disk.sync_data(fd)
                 _copy_bytes(fd, directory / path.name, size, files.file_size)
         except FileNotFoundError as error:
-            raise UnusableFileError(path, "was deleted by age meanwhile") from error
+            raise UnusableFileError(path, "was deleted by age during the copy") from error
 
 
 def _copy_bytes(source: int, path: Path, size: int, full_size: int) -> None:
@@ -224,7 +225,7 @@ def _copy_bytes(source: int, path: Path, size: int, full_size: int) -> None:
 
 
 def _copy_config(source: Path, target: Path) -> None:
-    """Copy the tables; each is replaced as a whole when it changes, so none is caught half."""
+    """Copy the tables; a broker replaces them as a whole, so each copy is complete."""
     disk.mkdir(target)
     for path in disk.entries(source):
         if disk.is_file(path) and path.suffix in {".json", ".bak"}:
@@ -236,29 +237,32 @@ def _copy_config(source: Path, target: Path) -> None:
 
 
 def _copy_queues(source: Path, target: Path, copied: Copied) -> None:
-    """Copy the entries of records in the copy, and of earlier ones where they share a file."""
+    """Copy the entries of the copied records, and of earlier ones in the same file."""
     for directory in list_queues(source):
-        row = list_files(directory).files
+        files = list_files(directory).files
         wanted = target / directory.relative_to(source)
-        for number, base in enumerate(row.bases):
-            content = disk.read_bytes(row.path(base))
+        for number, base in enumerate(files.bases):
+            content = disk.read_bytes(files.path(base))
             kept, newest = _entries_kept(content, copied.end_offset)
-            last = number == len(row.bases) - 1
+            last = number == len(files.bases) - 1
             if kept and (last or newest >= copied.first_offset):
                 disk.make_directories(wanted)
-                _write(wanted / row.path(base).name, content[:kept].ljust(row.file_size, b"\0"))
+                _write(wanted / files.path(base).name, content[:kept].ljust(files.file_size, b"\0"))
             if kept < len(content):
                 break
 
 
 def _entries_kept(content: bytes, end_offset: int) -> tuple[int, int]:
-    """Return how many bytes of entries lie before an offset of the log, and the last's offset."""
+    """Return how many bytes of entries refer to records before ``end_offset`` of the log.
+
+    Also returns the highest physical offset in them; -1 if there is none.
+    """
     newest = -1
     for number, entry in enumerate(
         unpack_entries(content[: len(content) // ENTRY_SIZE * ENTRY_SIZE])
     ):
-        behind = entry != PRE_BLANK and entry.physical_offset + entry.size > end_offset
-        if not entry.is_valid or behind:
+        is_beyond = entry != PRE_BLANK and entry.physical_offset + entry.size > end_offset
+        if not entry.is_valid or is_beyond:
             return number * ENTRY_SIZE, newest
         newest = max(newest, entry.physical_offset)
     return len(content), newest

@@ -54,12 +54,12 @@ class DigestCheck:
             with disk.opened(path) as fd:
                 for block in digest.blocks(fd):
                     if block.position < end and not block.is_sound:
-                        self._tell(path, block, end, base)
+                        self._report(path, block, end, base)
         except FileNotFoundError:
             return 0  # deleted by age
         return min(digest.end, end)
 
-    def _tell(self, path: Path, block: Block, end: int, base: int | None) -> None:
+    def _report(self, path: Path, block: Block, end: int, base: int | None) -> None:
         """Report a block that differs, unless its damage is reported already."""
         flipped = block.flipped_bit()
         if flipped is None:

@@ -1,4 +1,4 @@
-"""``halfmq store dump``: the records of a log one after another, also while a broker writes it."""
+"""``halfmq store dump``: print the records of a log, also while a broker writes it."""
 
 import base64
 from collections.abc import Iterator
@@ -13,22 +13,23 @@ from ..format.filler import is_filler
 from ..format.flags import transaction_type
 from ..format.ids import unpack_host
 from ..format.record import Record, crc_tail_matches, decode_record
+from .data_files import find_log
 from .findings import Findings
-from .log_walk import Chunk, DamagedRange, LogWalk, find_log
+from .log_walk import Chunk, DamagedRange, LogWalk
 from .state import StoreState, read_condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dumped:
-    """One record, and whether its checksums fit."""
+    """One record, and whether its checksums match."""
 
     record: Record
     crc_ok: bool  # of the body
-    property_crc_ok: bool | None  # of the whole record; None when it carries none
-    lost: bool = False  # a filler: it stands for a record that was damaged
+    property_crc_ok: bool | None  # of the whole record; None if it has none
+    lost: bool = False  # a filler, which replaces a damaged record
 
     def as_json(self, *, body: bool) -> dict[str, Any]:
-        """Return the record for programs; with ``body``, that in base64 as it is stored."""
+        """Return the record for JSON output; with ``body`` its stored body in base64."""
         record = self.record
         properties = record.property_map
         fields: dict[str, Any] = {

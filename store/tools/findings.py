@@ -1,4 +1,4 @@
-"""What a look at a store's files brought up."""
+"""Findings of ``halfmq store verify``."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -10,22 +10,22 @@ FINDINGS_KEPT: Final = 1000  # of each severity; the rest is counted only, which
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFinding:
-    """One thing that is not as it should be."""
+    """A deviation from what a sound store holds."""
 
     kind: str  # a word for programs; docs/store-tools.md lists all
     file: str  # relative to the store's root
-    position: int | None  # of the first byte concerned, in the file
+    position: int | None  # of the first affected byte, in the file
     detail: str  # for people
-    count: int = 1  # how many records, entries, keys, ... are concerned
-    offset: int | None = None  # physical offset of the record concerned, where there is one
+    count: int = 1  # affected records, entries, keys, ...
+    offset: int | None = None  # physical offset of the affected record, if there is one
 
 
 @dataclass(slots=True)
 class Findings:
-    """All of them; ``root`` is what their file names are relative to.
+    """All findings; their file names are relative to ``root``.
 
-    Damage is what loses, hides or distorts something. A note is what somebody should know and the
-    next start of a broker puts right, or nobody can tell apart from what is in order.
+    Damage loses, hides or changes data. Notes need no action: the next start of a broker repairs
+    what they name, or it may be in order.
     """
 
     root: Path
@@ -45,7 +45,7 @@ class Findings:
         offset: int | None = None,
         harmless: bool = False,
     ) -> None:
-        """Keep a finding, or only count it when there are very many; ``harmless`` makes a note."""
+        """Add a finding, or only count it if there are many; with ``harmless`` as a note."""
         kept, counts = (
             (self.notes, self.note_counts) if harmless else (self.damage, self.damage_counts)
         )
@@ -71,7 +71,7 @@ class Findings:
         return not self.damage_counts
 
     def as_json(self) -> dict[str, Any]:
-        """Return counts by kind and the findings kept, for programs."""
+        """Return counts by kind and the findings kept, for JSON output."""
         return {
             "damage": {
                 "counts": dict(self.damage_counts),

@@ -10,12 +10,10 @@ began, and a file that retention has deleted since is skipped.
 """
 
 import time
-from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..errors import CorruptRecordError, UnusableFileError
+from ..errors import CorruptRecordError
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.record import (
@@ -30,7 +28,6 @@ from ..format.record import (
 )
 from ..log.log_scan import SCAN_CHUNK, Found, find_records
 
-_NAME_DIGITS: Final = 20
 _SEARCH_PIECE: Final = 1 << 20  # bytes read at once in a search for the next record
 # Most of it is the unwritten end of a file; comparing takes a twentieth of a search.
 _ZEROS: Final = bytes(_SEARCH_PIECE + PREFIX.size)
@@ -59,59 +56,6 @@ class DamagedRange(NamedTuple):
     start: int
     end: int
     reason: str
-
-
-class FileRow(NamedTuple):
-    """The files of a directory that share one offset, and other entries of it."""
-
-    files: MappedFileQueue
-    strange: list[tuple[Path, str]]  # what a store cannot use, and why
-
-
-def list_files(directory: Path, file_size: int | None = None) -> FileRow:
-    """List the files of a log or queue without changing them; most files give the size.
-
-    Raises:
-        OSError: The directory cannot be read.
-    """
-    strange: list[tuple[Path, str]] = []
-    sizes: dict[Path, int] = {}
-    for path in disk.files(directory):
-        if len(path.name) == _NAME_DIGITS and path.name.isascii() and path.name.isdigit():
-            sizes[path] = disk.size_of(path)
-        else:
-            strange.append((path, "is no data file, and nothing else may lie here"))
-    if sizes and sizes[last := max(sizes)] == 0:
-        del sizes[last]  # it was being created; the next start removes it
-    usual = file_size or (Counter(sizes.values()).most_common(1)[0][0] if sizes else 1)
-    files = MappedFileQueue(directory, max(usual, 1))
-    for path, size in sizes.items():
-        if size != usual:
-            strange.append((path, f"has {size} bytes, but the others have {usual}"))
-        elif int(path.name) % usual:
-            strange.append((path, f"is not named by a multiple of {usual} bytes"))
-        else:
-            files.bases.append(int(path.name))
-    return FileRow(files, strange)
-
-
-def list_queues(directory: Path) -> Iterator[Path]:
-    """Yield the directories of all queues below ``consumequeue``; ignore other directories."""
-    for topic in disk.directories(directory):
-        yield from (path for path in disk.directories(topic) if path.name.isdecimal())
-
-
-def find_log(root: Path, commit_log: Path | None = None) -> FileRow:
-    """Find the log of a store.
-
-    Raises:
-        UnusableFileError: There is none.
-        OSError: It cannot be read.
-    """
-    directory = commit_log or root / "commitlog"
-    if not disk.is_directory(directory):
-        raise UnusableFileError(root, f"is no store: there is no directory {directory}")
-    return list_files(directory)
 
 
 class LogWalk:
@@ -233,7 +177,7 @@ class LogWalk:
         return stored is not None and stored < self.last_timestamp
 
     def _search(self, at: int) -> int | None:
-        """Return the first record, blank or begun file after an offset; None without one."""
+        """Return the offset of the next record, blank or used file; None if there is none."""
         base = self.files.base_of(at)
         if base in self.files.bases:
             found = self._search_file(base, at - base + 1)

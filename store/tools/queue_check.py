@@ -19,16 +19,16 @@ from typing import Final, NamedTuple
 from ..config import DELAY_LEVELS_MS
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
-from ..format.filler import FILLER_BIT, FILLER_TAGS_CODE, is_filler
+from ..format.filler import FILLER_BIT, is_filler
 from ..format.flags import NO_QUEUE_ENTRY
-from ..format.properties import tags_code
 from ..format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
 from ..format.record import RECORD_SIZE_MIN, decode_record, store_timestamp
 from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
-from ..log.dispatch import delivery_time
+from ..log.dispatch import entry_code
 from ..queue.queue_extension import is_extension
+from .data_files import list_files, list_queues
 from .findings import Findings
-from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, DamagedRange, list_files, list_queues
+from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, DamagedRange
 from .state import StoreState
 
 ENTRIES_HELD: Final = 1 << 16  # collected before they are compared: about 6 MB
@@ -53,7 +53,7 @@ class Unclaimed(NamedTuple):
 class _Run:
     """A queue, and its collected entries that are not compared yet."""
 
-    row: MappedFileQueue
+    files: MappedFileQueue
     start: int = 0  # queue offset of the first of them
     next_offset: int = 0  # after the last of them
     entries: list[bytes] = field(default_factory=list)
@@ -97,12 +97,10 @@ class QueueCheck:
         """Collect the queue entries of the records in a chunk."""
         offset, content, found = chunk
         runs, pack = self._runs, LAYOUT.pack
-        for (
-            position, size, sys_flag, queue_id, queue_offset, topic_at, topic_end, properties_at,
-        ) in found:  # fmt: skip
-            lost = sys_flag & _UNUSUAL and is_filler(content, position, sys_flag)
-            if lost:
-                self._tell_filler(chunk, position, size)
+        for record in found:
+            position, size, sys_flag, queue_id, queue_offset, topic_at, topic_end, _ = record
+            if sys_flag & _UNUSUAL and is_filler(content, position, sys_flag):
+                self._report_filler(chunk, position, size)
             if sys_flag & NO_QUEUE_ENTRY:
                 continue
             key = (content[topic_at:topic_end], queue_id)
@@ -111,22 +109,16 @@ class QueueCheck:
                 run.skipped or not self._go_to(run, key, queue_offset, offset + position)
             ):
                 continue
-            properties = content[properties_at : position + size]
             if run.is_schedule:
-                stored = store_timestamp(content, position, sys_flag)
-                run.times.append(stored)
-                code = delivery_time(properties, stored, DELAY_LEVELS_MS)
-            else:
-                code = tags_code(properties)
-            if lost:
-                code = FILLER_TAGS_CODE
+                run.times.append(store_timestamp(content, position, sys_flag))
+            code = entry_code(content, record, DELAY_LEVELS_MS)
             run.entries.append(pack(offset + position, size, code))
             run.next_offset = queue_offset + 1
         self._held += len(found)
         if self._held >= ENTRIES_HELD:
             self._compare_all()
 
-    def _tell_filler(self, chunk: Chunk, position: int, size: int) -> None:
+    def _report_filler(self, chunk: Chunk, position: int, size: int) -> None:
         """Report a lost record that a start has replaced with a filler."""
         offset = chunk.offset + position
         self._damaged_ranges.append(DamagedRange(offset, offset + size, "a filler"))
@@ -144,8 +136,8 @@ class QueueCheck:
         """Prepare a queue for its first record."""
         topic, queue_id = key[0].decode(errors="replace"), key[1]
         directory = self._directory / topic / str(queue_id)
-        row = MappedFileQueue(directory, self.file_size)
-        run = self._runs[key] = _Run(row, is_schedule=topic == SCHEDULE_TOPIC)
+        files = MappedFileQueue(directory, self.file_size)
+        run = self._runs[key] = _Run(files, is_schedule=topic == SCHEDULE_TOPIC)
         if "\0" in topic or "/" in topic or queue_id < 0:
             self._findings.add(
                 "record_wrong",
@@ -160,7 +152,7 @@ class QueueCheck:
                 -1,
             )  # its entries have another format, in another place
         else:
-            run.row = self._files_of(directory)
+            run.files = self._files_of(directory)
         return run
 
     def _go_to(self, run: _Run, key: tuple[bytes, int], queue_offset: int, offset: int) -> bool:
@@ -168,7 +160,7 @@ class QueueCheck:
         if run.next_offset and queue_offset < run.next_offset:
             self._findings.add(
                 "queue_offset_repeated",
-                run.row.directory,
+                run.files.directory,
                 f"the record at {offset} has queue offset {queue_offset} of "
                 f"{key[0].decode(errors='replace')}:{key[1]}, as an earlier one has",
                 position=queue_offset * ENTRY_SIZE,
@@ -190,7 +182,7 @@ class QueueCheck:
             return
         expected = b"".join(run.entries)
         if (found := self._found(run, expected)) != expected:
-            self._tell_differences(run, expected, found)
+            self._report_differences(run, expected, found)
         if run.claimed and run.claimed[-1][1] == run.start:
             run.claimed[-1] = (run.claimed[-1][0], run.next_offset)
         else:
@@ -204,13 +196,13 @@ class QueueCheck:
         """Read the entries; RocketMQ writes entries a moment after their records."""
         deadline = time.monotonic() + SETTLE_TIME
         while True:
-            found = _read_entries(run.row, run.start, len(run.entries))
+            found = _read_entries(run.files, run.start, len(run.entries))
             done = found == expected or self._state is not StoreState.OPEN
             if done or time.monotonic() > deadline:
                 return found
             time.sleep(SETTLE_PAUSE)
 
-    def _tell_differences(self, run: _Run, expected: bytes, found: bytes) -> None:
+    def _report_differences(self, run: _Run, expected: bytes, found: bytes) -> None:
         """Report the entries that differ, consecutive ones in one finding."""
         previous = ""
         first = count = 0
@@ -219,14 +211,14 @@ class QueueCheck:
         ):
             kind = self._difference(run, index, wanted, there)
             if kind != previous and count:
-                self._tell(run, previous, first, count, expected, found)
+                self._report(run, previous, first, count, expected, found)
                 count = 0
             if kind:
                 first = first if count else index
                 count += 1
             previous = kind
         if count:
-            self._tell(run, previous, first, count, expected, found)
+            self._report(run, previous, first, count, expected, found)
 
     def _difference(self, run: _Run, index: int, wanted: QueueEntry, there: QueueEntry) -> str:
         """Return what is wrong with an entry; nothing if it is equivalent to the expected one."""
@@ -241,18 +233,18 @@ class QueueCheck:
             # seconds of whole seconds: no power of two is a multiple of a thousand.
             delay = there.tags_code - run.times[index]
             return "" if delay > 0 and delay % _SECOND == 0 else WRONG
-        topic, queue_id = run.row.directory.parts[-2:]
+        topic, queue_id = run.files.directory.parts[-2:]
         codes = there.tags_code, wanted.tags_code
         return "" if is_extension(self._root, topic, int(queue_id), *codes) else WRONG
 
-    def _tell(
+    def _report(
         self, run: _Run, kind: str, first: int, count: int, expected: bytes, found: bytes
     ) -> None:
         at = first * ENTRY_SIZE
         wanted = QueueEntry._make(LAYOUT.unpack_from(expected, at))
         there = QueueEntry._make(LAYOUT.unpack_from(found, at))
         queue_offset = run.start + first
-        path, position = _place(run.row, queue_offset)
+        path, position = _place(run.files, queue_offset)
         last = f" to {queue_offset + count - 1}" if count > 1 else ""
         is_or_are = "is" if count == 1 else "are"
         detail = (
@@ -278,7 +270,7 @@ class QueueCheck:
     def finish(self, known: Unclaimed) -> None:
         """Compare the remaining entries, then judge those without a record."""
         self._compare_all()
-        claimed = {run.row.directory: run for run in self._runs.values()}
+        claimed = {run.files.directory: run for run in self._runs.values()}
         for directory in self._queue_directories():
             run = claimed.get(directory)
             if run is None:
@@ -287,25 +279,25 @@ class QueueCheck:
                 self._judge_unclaimed(run, known)
 
     def _judge_unclaimed(self, run: _Run, known: Unclaimed) -> None:
-        bases = run.row.bases
+        bases = run.files.bases
         if not bases:
             return
         at = bases[0] // ENTRY_SIZE
         for start, end in run.claimed:
             self._judge(run, range(at, start), known, between=True)
             at = max(at, end)
-        self._judge(run, range(at, (bases[-1] + run.row.file_size) // ENTRY_SIZE), known)
+        self._judge(run, range(at, (bases[-1] + run.files.file_size) // ENTRY_SIZE), known)
 
     def _judge(self, run: _Run, offsets: range, known: Unclaimed, *, between: bool = False) -> None:
         """Judge entries without a record; after the last record they end with a zero."""
-        for stretch, has_file in _file_ranges(run.row, offsets):
-            step = _ENTRIES_READ if has_file else stretch.stop - stretch.start
-            for start in range(stretch.start, stretch.stop, step):
-                count = min(step, stretch.stop - start)
-                content = _read_entries(run.row, start, count) if has_file else b""
+        for part, has_file in _file_ranges(run.files, offsets):
+            step = _ENTRIES_READ if has_file else part.stop - part.start
+            for start in range(part.start, part.stop, step):
+                count = min(step, part.stop - start)
+                content = _read_entries(run.files, start, count) if has_file else b""
                 if not any(content):
                     if between:
-                        self._tell_unclaimed(run, start, MISSING, "no entry", count)
+                        self._report_unclaimed(run, start, MISSING, "no entry", count)
                         continue
                     return
                 for queue_offset, entry in enumerate(unpack_entries(content), start):
@@ -329,9 +321,9 @@ class QueueCheck:
             return  # its record was written since
         else:
             kind, harmless = "entry_behind_log", known.state is StoreState.NOT_CLOSED
-        self._tell_unclaimed(run, queue_offset, kind, str(tuple(entry)), harmless=harmless)
+        self._report_unclaimed(run, queue_offset, kind, str(tuple(entry)), harmless=harmless)
 
-    def _tell_unclaimed(
+    def _report_unclaimed(
         self,
         run: _Run,
         queue_offset: int,
@@ -341,7 +333,7 @@ class QueueCheck:
         *,
         harmless: bool = False,
     ) -> None:
-        path, position = _place(run.row, queue_offset)
+        path, position = _place(run.files, queue_offset)
         self._findings.add(
             kind,
             path,
@@ -362,19 +354,19 @@ class QueueCheck:
     def _usual_file_size(self) -> int:
         """Return the size of the store's queue files, taken from the first queue that has any."""
         for directory in self._queue_directories():
-            row = list_files(directory)
-            if row.files.bases:
-                return row.files.file_size
+            files = list_files(directory).files
+            if files.bases:
+                return files.file_size
         return 300_000 * ENTRY_SIZE
 
     def _files_of(self, directory: Path) -> MappedFileQueue:
         """List the files of a queue, and report invalid ones."""
         if not disk.is_directory(directory):
             return MappedFileQueue(directory, self.file_size)
-        row = list_files(directory, self.file_size)
-        for path, reason in row.strange:
+        found = list_files(directory, self.file_size)
+        for path, reason in found.unusable:
             self._findings.add("file_unusable", path, reason)
-        return row.files
+        return found.files
 
     def end_of(self, topic: str, queue_id: int) -> int | None:
         """Return the queue offset after the last record of a queue; None without a record."""
@@ -387,19 +379,19 @@ class QueueCheck:
         return len(list(self._queue_directories()))
 
 
-def _place(row: MappedFileQueue, queue_offset: int) -> tuple[Path, int]:
+def _place(files: MappedFileQueue, queue_offset: int) -> tuple[Path, int]:
     position = queue_offset * ENTRY_SIZE
-    base = row.base_of(position)
-    return row.path(base), position - base
+    base = files.base_of(position)
+    return files.path(base), position - base
 
 
-def _file_ranges(row: MappedFileQueue, offsets: range) -> Iterator[tuple[range, bool]]:
+def _file_ranges(files: MappedFileQueue, offsets: range) -> Iterator[tuple[range, bool]]:
     """Split queue offsets into ranges with a file and ranges without.
 
     A flipped bit in a queue offset may skip more entries than could ever be read.
     """
-    start, per_file = offsets.start, row.file_size // ENTRY_SIZE
-    for base in row.bases:
+    start, per_file = offsets.start, files.file_size // ENTRY_SIZE
+    for base in files.bases:
         first = base // ENTRY_SIZE
         if first >= offsets.stop:
             break
@@ -415,14 +407,14 @@ def _file_ranges(row: MappedFileQueue, offsets: range) -> Iterator[tuple[range, 
         yield range(start, offsets.stop), False
 
 
-def _read_entries(row: MappedFileQueue, start: int, count: int) -> bytes:
+def _read_entries(files: MappedFileQueue, start: int, count: int) -> bytes:
     """Read consecutive entries; zeros for a missing file."""
     position, end = start * ENTRY_SIZE, (start + count) * ENTRY_SIZE
     pieces: list[bytes] = []
     while position < end:
-        base = row.base_of(position)
-        wanted = min(end, base + row.file_size) - position
-        pieces.append(_read(row.path(base), position - base, wanted).ljust(wanted, b"\0"))
+        base = files.base_of(position)
+        wanted = min(end, base + files.file_size) - position
+        pieces.append(_read(files.path(base), position - base, wanted).ljust(wanted, b"\0"))
         position += wanted
     return b"".join(pieces)
 

@@ -1,4 +1,4 @@
-"""What a store's directory says about itself before any of its data is read."""
+"""The state of a store, from its lock, abort marker and checkpoint."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +10,7 @@ from ..files.checkpoint import Checkpoint, closed_note_is_damaged, load_checkpoi
 from ..files.directory_lock import is_held
 from ..files.mapped_file_queue import MappedFileQueue
 from ..log.log_reader import LogReader
-from ..recovery.recovery import CHECKPOINT_MARGIN_MS
+from ..recovery.recovery import checkpoint_start
 from .findings import Findings
 
 _CHECKPOINT_SIZES: Final = (4096,)  # bytes; RocketMQ maps a page of the system
@@ -18,28 +18,28 @@ _ABORT_SIZE_MAX: Final = 32  # bytes of a process id; RocketMQ 4 leaves the file
 
 
 class StoreState(StrEnum):
-    """Whether somebody works in the directory, and how the last one stopped."""
+    """Whether a broker uses the directory, and how the last one stopped."""
 
-    OPEN = "open"  # a broker holds it right now
-    CLOSED = "closed"  # the last stop was an ordered one
-    NOT_CLOSED = "not_closed"  # it was none: the next start recovers
+    OPEN = "open"  # a broker uses it now
+    CLOSED = "closed"  # the last stop was clean
+    NOT_CLOSED = "not_closed"  # it was not clean: the next start recovers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """The state of a store, and the checkpoint it was in."""
+    """The state of a store and its checkpoint."""
 
     state: StoreState
     checkpoint: Checkpoint
 
     @property
     def closed_offset(self) -> int:
-        """Where the log must end, noted at our own ordered stop; -1 where nothing says it."""
+        """Where the log ended at a clean stop of halfmq; -1 if unknown."""
         return self.checkpoint.closed_offset if self.state is StoreState.CLOSED else -1
 
 
 def read_condition(root: Path, findings: Findings) -> Condition:
-    """Find out who works in a store, without getting in anybody's way."""
+    """Read the state of a store without taking its lock."""
     aborted = disk.exists(root / "abort")
     state = StoreState.NOT_CLOSED if aborted else StoreState.CLOSED
     if is_held(root):
@@ -48,7 +48,7 @@ def read_condition(root: Path, findings: Findings) -> Condition:
     if disk.exists(path) and disk.size_of(path) not in _CHECKPOINT_SIZES:
         findings.add("checkpoint_wrong", path, f"has {disk.size_of(path)} bytes instead of 4096")
     if closed_note_is_damaged(path):
-        findings.add("checkpoint_wrong", path, "the note of the last ordered stop fails its CRC")
+        findings.add("checkpoint_wrong", path, "the note of the last clean stop fails its CRC")
     if aborted:
         _check_abort(root / "abort", findings)
     return Condition(state=state, checkpoint=load_checkpoint(path))
@@ -61,24 +61,17 @@ def _check_abort(path: Path, findings: Findings) -> None:
 
 
 def unsettled_from(condition: Condition, files: MappedFileQueue) -> int | None:
-    """Return from which physical offset on the next start derives everything anew; None: from none.
+    """Return the physical offset from which the next start rebuilds; None after a clean stop.
 
-    Up to there, queues and index must agree with the log whatever happened. It is the newest file
-    that was begun long enough before the checkpoint; see ``recovery``.
+    Before it, queues and index must match the log.
     """
     if condition.state is not StoreState.NOT_CLOSED:
         return None
-    checkpoint = condition.checkpoint
-    trusted = min(checkpoint.log_timestamp, checkpoint.queues_timestamp) - CHECKPOINT_MARGIN_MS
     reader = LogReader(files)
     try:
-        for base in reversed(files.bases[1:]):
-            first = reader.record_at(base, base + files.file_size)
-            if first is not None and 0 < first.store_timestamp <= trusted:
-                return base
+        return checkpoint_start(files, reader, condition.checkpoint)
     finally:
         reader.close()
-    return files.bases[0] if files.bases else 0
 
 
 def check_checkpoint(
@@ -92,7 +85,7 @@ def check_checkpoint(
         "indexMsgTimestamp": checkpoint.index_timestamp,
     }
     if condition.state is StoreState.OPEN or not log_end:
-        return  # it moves while we look; without a log nothing can be said
+        return  # a broker may move it; without a log there is nothing to compare
     for name, timestamp in times.items():
         if not 0 <= timestamp <= last_timestamp:
             findings.add(

@@ -1,7 +1,7 @@
 """Check the tables in ``config/`` and the snapshot of undecided transactions.
 
-Tables have no checksum: one is sound if it can be read, and holds what its name promises, in values
-that may be.
+Tables have no checksum. A table is sound if it is valid JSON with the objects that its name implies
+and values in their ranges.
 """
 
 import re
@@ -154,8 +154,8 @@ def check_snapshot(
 ) -> bool:
     """Check the snapshot of undecided transactions: its checksum, and that it is of this log.
 
-    ``record_crc`` gives the CRC-32 of the record at an offset, and None where none can be read.
-    Returns False where there is no snapshot.
+    ``record_crc`` returns the CRC-32 of the record at an offset, or None if there is none to read.
+    Returns False if there is no snapshot.
     """
     path = root / "config" / FILE_NAME
     try:
@@ -181,7 +181,7 @@ def check_snapshot(
 
 
 def _read_snapshot(path: Path) -> tuple[SnapshotFooter | None, int]:
-    """Return the end of the file and the checksum of all before its own."""
+    """Return the footer, None if the file is too short, and the CRC-32 of all bytes before it."""
     crc = 0
     with disk.read_stream(path) as file:
         left = file.seek(0, 2) - CRC_SIZE

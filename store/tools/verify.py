@@ -19,9 +19,10 @@ from ..files import disk
 from ..format.crc import crc32
 from ..format.index import FIRST_ITEM, HEADER_SIZE, is_index_file_name, unpack_header
 from ..log.log_reader import LogReader
+from .data_files import find_log, list_queues
 from .digest_check import DigestCheck
 from .findings import Findings
-from .log_walk import Chunk, DamagedRange, LogWalk, find_log, list_queues
+from .log_walk import Chunk, DamagedRange, LogWalk
 from .queue_check import QueueCheck, Unclaimed
 from .state import Condition, StoreState, check_checkpoint, read_condition, unsettled_from
 from .table_check import check_snapshot, check_tables
@@ -109,9 +110,9 @@ class _Verification:
         self._progress = progress
         self._began = time.monotonic()
         self._findings = Findings(root)
-        row = find_log(root, commit_log)
-        self._files = row.files
-        for path, reason in row.strange:
+        found = find_log(root, commit_log)
+        self._files = found.files
+        for path, reason in found.unusable:
             self._findings.add("file_unusable", path, reason)
         self._condition: Condition = read_condition(root, self._findings)
         state = self._condition.state
@@ -133,7 +134,7 @@ class _Verification:
         walk = LogWalk(files, reaches=self._condition.closed_offset, live=state is StoreState.OPEN)
         log_files = len(files.bases)
         self._read_log(walk)
-        log_start = files.bases[0] if files.bases else walk.start  # deleted by age meanwhile
+        log_start = files.bases[0] if files.bases else walk.start  # deleted by age since
         self._check_end(walk)
         digests = DigestCheck(self._root, files, self._damaged_ranges, self._findings)
         digests.run(self._ends)
@@ -213,7 +214,7 @@ class _Verification:
             self._findings.add(
                 "bytes_behind_log",
                 self._files.path(base),
-                f"{tail} bytes behind the end at {end}: {walk.what_is_at(end)}",
+                f"{tail} bytes after the end at {end}: {walk.what_is_at(end)}",
                 position=end - base,
                 offset=end,
                 harmless=True,

@@ -58,7 +58,7 @@ async def test_after_a_failed_flush_nothing_is_acknowledged(
             with pytest.raises(ClientError):
                 await unanswered.send(Message("orders", b"during"))
             await until(lambda: "flush_failed" in caplog.text)
-        with pytest.raises(BrokerRefusedError, match=r"flush failed behind offset.*Input/output"):
+        with pytest.raises(BrokerRefusedError, match=r"flush failed after offset.*Input/output"):
             await producer.send(Message("orders", b"behind"))
     await broker.stop()
     critical = [one.getMessage() for one in caplog.records if one.levelname == "CRITICAL"]

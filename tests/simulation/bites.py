@@ -41,6 +41,7 @@ from halfmq.store.log import log_scan
 from halfmq.store.log.group_commit import Flusher
 from halfmq.store.message_store import MessageStore
 from halfmq.store.queue.consume_queue import ConsumeQueue
+from halfmq.store.recovery import recovery
 from halfmq.store.recovery.recovery import Recovery
 
 from .__main__ import fix_hashes
@@ -141,7 +142,7 @@ def _not_durable(original: Any) -> Any:
 
 
 def _newest_file(_original: Any) -> Any:
-    return lambda self, _checkpoint: self._files.bases[-1] if self._files.bases else 0
+    return lambda files, _reader, _checkpoint: files.bases[-1] if files.bases else 0
 
 
 def _nameless(original: Any) -> Any:
@@ -369,7 +370,7 @@ BITES: Final = {
     ),
     "checkpoint": Bite(
         "queues are checked from the checkpoint on",
-        (Patch(Recovery, "_checkpoint_start", _newest_file),),
+        (Patch(recovery, "checkpoint_start", _newest_file),),
     ),
     "properties": Bite(
         "a record without all of its properties is torn",

@@ -12,8 +12,8 @@ import pytest
 from halfmq.store.files.mapped_file_queue import MappedFileQueue
 from halfmq.store.format.digest import BLOCK, find_flipped_bit
 from halfmq.store.integrity import scrub, verification
-from halfmq.store.integrity.file_digest import Digest, digest_path, load_digest
 from halfmq.store.integrity.digests import IndexDigests, LogDigests
+from halfmq.store.integrity.file_digest import Digest, digest_path, load_digest
 from halfmq.store.integrity.scrub import compare, queue_targets, repair_log
 from halfmq.store.integrity.verification import Integrity
 from halfmq.store.log.resync import Damage
