@@ -55,7 +55,7 @@ _STORE: Final = StoreConfig(root=Path())  # for the defaults, which the store st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
-    """Where the broker listens, and the name servers it tells about itself."""
+    """Addresses of the broker, and the name servers with which it registers."""
 
     bind_address: str = setting(
         "bindAddress",
@@ -91,7 +91,7 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDefaults:
-    """Who this broker is, and what it creates without being asked."""
+    """Names of this broker, and what it creates automatically."""
 
     broker_name: str = setting("brokerName", "broker-a", _NAME, "name of this broker in routes")
     cluster_name: str = setting(
@@ -205,7 +205,7 @@ class StoreSettings:
     )
 
     def store_config(self, delay_levels_ms: tuple[int, ...]) -> StoreConfig:
-        """The part of this that the store itself knows."""
+        """Return the settings that the store uses."""
         return StoreConfig(
             root=self.root,
             commit_log_path=self.commit_log_path,
@@ -224,7 +224,7 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskConfig:
-    """What happens as the disk of the log fills; see `disk_limits`."""
+    """Limits for the disk of the log; see `disk_limits`."""
 
     warn_ratio: int = setting(
         "diskMaxUsedSpaceRatio",
@@ -243,7 +243,7 @@ class DiskConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionConfig:
-    """When and how often a producer is asked about a half message."""
+    """When and how often a producer is asked about an undecided half message."""
 
     timeout_ms: int = setting(
         "transactionTimeOut",
@@ -307,7 +307,7 @@ class DelayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Everything that can be set, in sections."""
+    """All settings, in sections."""
 
     network: NetworkConfig = field(default_factory=NetworkConfig)
     topics: TopicDefaults = field(default_factory=TopicDefaults)
@@ -380,14 +380,14 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """The configuration with the origin of each value and what was odd about it."""
+    """The configuration, the origin of each value, and warnings."""
 
     config: BrokerConfig
     origins: dict[str, Origin]
     warnings: list[str]
 
     def lines(self) -> Iterator[str]:
-        """Each key with value, default and source, for `--print-config`."""
+        """Yield each key with value, default and source, for `--print-config`."""
         for name, section in _SECTIONS.items():
             values = getattr(self.config, name)
             for item in settings_of(section):
@@ -443,7 +443,7 @@ def _tls_properties(entries: Iterable[tuple[str, str, str]]) -> Iterator[tuple[s
 
 
 def _file_of(source: str) -> str | None:
-    """Return the file of a `FILE:LINE`; None for `--set`, which may well set a key again."""
+    """Return the file of a `FILE:LINE`; None for `--set`, which may set a key again."""
     return source.rpartition(":")[0] or None
 
 

@@ -1,8 +1,7 @@
-"""How a setting is declared, parsed and explained: one greppable line each in `config`.
+"""Declare settings: key, default, type and note of each in one place of `config`.
 
 A setting is a dataclass field made by `setting(KEY, default, KIND, ...)`. The kind parses the text
-of `broker.conf` and says in words what it expects, so that a wrong value can be answered with
-"expected …" by whoever loads it.
+of `broker.conf` and describes in words what it expects, for the error about a wrong value.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class ValueKind:
     parse: Callable[[str], Any]
     show: Callable[[Any], str] = str
     is_secret: bool = False
-    """Whether neither a listing nor an error may show the value."""
+    """Whether listings and errors hide the value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,15 +114,7 @@ class MessageStore:
         self.queues = QueueReader(
             self._queue_table, self, store_timestamp=self.reader.store_timestamp
         )
-        self.index: KeyIndex = NoIndex()
-        if config.index_enabled:
-            service = IndexService(
-                config.root / "index",
-                config.max_hash_slots,
-                config.max_index_items,
-                now_ms=now_ms,
-            )
-            self.index = IndexBuilder(service, self._log.files, self)
+        self.index: KeyIndex = self._make_index()
         self._flusher = Flusher(
             self._log,
             self._log.files,
@@ -147,7 +139,7 @@ class MessageStore:
             config.max_hash_slots,
         )
         self._worker = worker
-        self._flush_asked = False
+        self._flush_requested = False
         self._maintenance: Maintenance | None = None
         self._checkpoint = Checkpoint()
         self._confirm_offset = 0  # begin of the last record that recovery found
@@ -156,6 +148,18 @@ class MessageStore:
         self._queued_record = -1  # last queued record at the last flush of the queues
         self._opened = False
         self.recovery = Progress()  # progress of ``open``; for other threads
+
+    def _make_index(self) -> KeyIndex:
+        config = self._config
+        if not config.index_enabled:
+            return NoIndex()
+        service = IndexService(
+            config.root / "index",
+            config.max_hash_slots,
+            config.max_index_items,
+            now_ms=self._now_ms,
+        )
+        return IndexBuilder(service, self._log.files, self)
 
     # Life cycle -----------------------------------------------------------------------------
 
@@ -390,13 +394,13 @@ class MessageStore:
 
     def request_flush(self) -> None:
         """Request a flush of everything appended so far; any thread, never waits."""
-        self._flush_asked = True
+        self._flush_requested = True
         self._flusher.request()
 
     def _flushes_awaited(self) -> bool:
         """Return whether a flush was requested since the last call; on the maintenance thread."""
-        asked, self._flush_asked = self._flush_asked, False
-        return asked or self._sync_mode
+        requested, self._flush_requested = self._flush_requested, False
+        return requested or self._sync_mode
 
     def tick(self, budget_ms: float = TICK_MS) -> bool:
         """Do deferred work for about ``budget_ms``; return whether there is more.

@@ -97,17 +97,17 @@ class IndexBuilder:
         """Index a part of the log in pieces; yield the offset reached after each."""
         scan = LogScan(self._files, start, end, check_crc=False)
         topics: dict[bytes, str] = {}  # one string per topic, whose hash is computed once
-        asked = start
+        requested = start
         for offset, chunk, found in scan:
-            if asked < offset + READ_AHEAD:
-                asked = self._ask_for(max(asked, offset), offset + 2 * READ_AHEAD)
+            if requested < offset + READ_AHEAD:
+                requested = self._prefetch(max(requested, offset), offset + 2 * READ_AHEAD)
             for first in range(0, len(found), RECORDS_PER_PUT):
                 part = found[first : first + RECORDS_PER_PUT]
                 self._index.put_group([_keyed(chunk, offset, record, topics) for record in part])
                 position, size, *_ = part[-1]
                 yield offset + position + size
 
-    def _ask_for(self, start: int, end: int) -> int:
+    def _prefetch(self, start: int, end: int) -> int:
         """Request a part of the log, within one file, from the disk; return its end."""
         base = self._files.base_of(start)
         end = min(end, base + self._files.file_size)
@@ -131,13 +131,13 @@ class IndexBuilder:
             return
         self._pending += [
             (
-                draft.topic,
-                draft.properties,
-                appended.physical_offset,
-                appended.store_timestamp,
-                draft.sys_flag,
+                request.topic,
+                request.properties,
+                result.physical_offset,
+                result.store_timestamp,
+                request.sys_flag,
             )
-            for draft, appended in zip(group, done, strict=True)
+            for request, result in zip(group, done, strict=True)
         ]
         if log_end - self._indexed_offset > 2 * PENDING_BYTES_MAX:
             self._fall_behind("messages come faster than they can be indexed")

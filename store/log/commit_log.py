@@ -165,15 +165,14 @@ class CommitLog:
         pack_head, pack_entry, pack_length = HEAD_V4.pack, LAYOUT.pack_into, PROPERTIES_LENGTH.pack
         add = done.append
         encoded = b""
-        for draft in group:
-            queue = queues[draft.topic, draft.queue_id]
-            body, properties, sys_flag = draft.body, draft.properties, draft.sys_flag
-            if (
-                properties[_CRC_NAME] == CRC_TAIL_START
-            ):  # a CRC copied by the sender; would be taken for this record's
-                properties = draft.properties = without_crcs(properties)
-            born_host, store_host = draft.born_host, draft.store_host
-            tags_code = draft.tags_code
+        for request in group:
+            queue = queues[request.topic, request.queue_id]
+            body, properties, sys_flag = request.body, request.properties, request.sys_flag
+            # A sender may have copied the CRC of another record.
+            if properties[_CRC_NAME] == CRC_TAIL_START:
+                properties = request.properties = without_crcs(properties)
+            born_host, store_host = request.born_host, request.store_host
+            tags_code = request.tags_code
             body_size, properties_size = len(body), len(properties)
             size = queue.overhead + body_size + properties_size
             special = (
@@ -182,12 +181,12 @@ class CommitLog:
                 or len(born_host) + len(store_host) != 2 * HOST_V4_SIZE
             )
             if special:
-                encoded = self._encode_special(draft, queue, offset, now)
+                encoded = self._encode_special(request, queue, offset, now)
                 size = len(encoded)
                 if queue.topic == SCHEDULE_TOPIC:
                     tags_code = delivery_time(properties, now, self._delay_levels_ms)
             if size > record_max or properties_size > PROPERTIES_SIZE_MAX:
-                self._refuse(draft, size)
+                self._refuse(request, size)
             if offset + size > limit:
                 if roll or offset + size + BLANK_SIZE > self._file_end(offset):
                     self._write(chunk_start, parts)
@@ -195,7 +194,7 @@ class CommitLog:
                     roll = False
                     offset = chunk_start = self._roll(offset)
                     if special:
-                        encoded = self._encode_special(draft, queue, offset, now)
+                        encoded = self._encode_special(request, queue, offset, now)
                 limit = self._look_up(offset, offset + size)
 
             in_queue = not sys_flag & NO_QUEUE_ENTRY
@@ -204,9 +203,10 @@ class CommitLog:
                 parts.append(encoded)
             else:
                 head = pack_head(
-                    size, queue.magic, crc32(body) & CRC_MASK, draft.queue_id, draft.flag,
-                    queue_offset, offset, sys_flag, draft.born_timestamp, born_host, now,
-                    store_host, draft.reconsume_times, draft.prepared_transaction_offset, body_size,
+                    size, queue.magic, crc32(body) & CRC_MASK, request.queue_id, request.flag,
+                    queue_offset, offset, sys_flag, request.born_timestamp, born_host, now,
+                    store_host, request.reconsume_times, request.prepared_transaction_offset,
+                    body_size,
                 )  # fmt: skip
                 parts += (head, body, queue.topic_field, pack_length(properties_size), properties)
             if in_queue:
@@ -224,36 +224,36 @@ class CommitLog:
         return offset
 
     def _encode_special(
-        self, draft: AppendRequest, queue: ConsumeQueue, offset: int, now: int
+        self, request: AppendRequest, queue: ConsumeQueue, offset: int, now: int
     ) -> bytes:
         """Encode records that the fast path cannot: IPv6 hosts, CRC tail, no queue entry."""
-        properties = draft.properties
+        properties = request.properties
         if self._append_property_crc:
             properties = with_crc_tail(properties)
         if len(properties) > PROPERTIES_SIZE_MAX:
             raise PropertiesTooLongError(len(properties), PROPERTIES_SIZE_MAX)
         record = new_record(
-            topic=draft.topic,
-            queue_id=draft.queue_id,
-            body=draft.body,
+            topic=request.topic,
+            queue_id=request.queue_id,
+            body=request.body,
             properties=properties,
-            born_timestamp=draft.born_timestamp,
-            born_host=draft.born_host,
+            born_timestamp=request.born_timestamp,
+            born_host=request.born_host,
             store_timestamp=now,
-            store_host=draft.store_host,
-            queue_offset=0 if draft.sys_flag & NO_QUEUE_ENTRY else queue.next_offset,
+            store_host=request.store_host,
+            queue_offset=0 if request.sys_flag & NO_QUEUE_ENTRY else queue.next_offset,
             physical_offset=offset,
-            flag=draft.flag,
-            sys_flag=draft.sys_flag,
-            reconsume_times=draft.reconsume_times,
-            prepared_transaction_offset=draft.prepared_transaction_offset,
+            flag=request.flag,
+            sys_flag=request.sys_flag,
+            reconsume_times=request.reconsume_times,
+            prepared_transaction_offset=request.prepared_transaction_offset,
         )
         encoded = encode_record(record)
         return seal_crc_tail(encoded) if self._append_property_crc else encoded
 
-    def _refuse(self, draft: AppendRequest, size: int) -> NoReturn:
-        if len(draft.properties) > PROPERTIES_SIZE_MAX:
-            raise PropertiesTooLongError(len(draft.properties), PROPERTIES_SIZE_MAX)
+    def _refuse(self, request: AppendRequest, size: int) -> NoReturn:
+        if len(request.properties) > PROPERTIES_SIZE_MAX:
+            raise PropertiesTooLongError(len(request.properties), PROPERTIES_SIZE_MAX)
         raise RecordTooLargeError("a record", size, self._record_max)
 
     def _must_roll(self, group: Sequence[AppendRequest]) -> bool:
@@ -261,8 +261,8 @@ class CommitLog:
         room = self._file_end(self.write_offset) - self.write_offset - BLANK_SIZE
         size_max = len(group) * _BESIDE_MAX + sum(
             [
-                len(draft.body) + len(draft.properties) + len(draft.topic) * _CHARACTER_MAX
-                for draft in group
+                len(request.body) + len(request.properties) + len(request.topic) * _CHARACTER_MAX
+                for request in group
             ]
         )
         if size_max <= min(room, self._record_max):
@@ -272,13 +272,13 @@ class CommitLog:
             raise RecordTooLargeError("a batch", size, self._record_max)
         return size > room
 
-    def _size_of(self, draft: AppendRequest) -> int:
-        queue = self._queues[draft.topic, draft.queue_id]
-        properties = draft.properties
+    def _size_of(self, request: AppendRequest) -> int:
+        queue = self._queues[request.topic, request.queue_id]
+        properties = request.properties
         if self._append_property_crc:
             properties = with_crc_tail(properties)
-        hosts = len(draft.born_host) + len(draft.store_host) - 2 * HOST_V4_SIZE
-        return queue.overhead + hosts + len(draft.body) + len(properties)
+        hosts = len(request.born_host) + len(request.store_host) - 2 * HOST_V4_SIZE
+        return queue.overhead + hosts + len(request.body) + len(properties)
 
     def _file_end(self, offset: int) -> int:
         """Return the end of the file in which a record at ``offset`` would begin.
@@ -319,9 +319,9 @@ class CommitLog:
     def _undo(self, start: int, group: Sequence[AppendRequest], done: list[AppendResult]) -> None:
         """Remove the queue entries, files and bytes that a failed group has written."""
         first_offsets: dict[ConsumeQueue, int] = {}
-        for draft, appended in zip(group, done, strict=False):
-            if not draft.sys_flag & NO_QUEUE_ENTRY:
-                queue = self._queues[draft.topic, draft.queue_id]
+        for request, appended in zip(group, done, strict=False):
+            if not request.sys_flag & NO_QUEUE_ENTRY:
+                queue = self._queues[request.topic, request.queue_id]
                 first_offsets.setdefault(queue, appended.queue_offset)
         for queue, first_offset in first_offsets.items():
             queue.cut(first_offset)
