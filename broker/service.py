@@ -39,6 +39,9 @@ from .disk.retention_schedule import RetentionSchedule
 from .disk.send_refusal import SendRefusal
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
 from .handlers.admin.changes import Changes
+from .handlers.admin.consumption import ConsumptionHandlers
+from .handlers.admin.groups import GroupHandlers
+from .handlers.admin.kv_config import KvConfigHandlers
 from .handlers.admin.topics import TopicHandlers
 from .handlers.admin.transactions import AdminHandlers
 from .handlers.clients.clients import ClientHandlers
@@ -68,6 +71,7 @@ from .store_service import PersistTicker, StoreService
 from .tables.client_registry import SCAN_S, ClientRegistry
 from .tables.consumer_offsets import ConsumerOffsetTable
 from .tables.groups import GroupTable
+from .tables.kv_config import KvConfig
 from .tables.queue_locks import QueueLocks
 from .tables.topics import TopicTable
 from .transaction.destination import TopicDestinations
@@ -103,6 +107,7 @@ class Tables:
     offsets: ConsumerOffsetTable
     registry: ClientRegistry
     locks: QueueLocks
+    kv_config: KvConfig
 
 
 class Broker:
@@ -207,6 +212,7 @@ class Broker:
                 now_ms=self._monotonic_ms, refuse_unequal=self.config.consumers.refuse_unequal
             ),
             locks=QueueLocks(now_ms=self._monotonic_ms),
+            kv_config=KvConfig(self._table_path("kvConfig.json"), now_ms),
         )
 
     def _make_transactions(self) -> TransactionService:
@@ -294,6 +300,7 @@ class Broker:
                 tables.topics.load,
                 tables.groups.load,
                 tables.offsets.load,
+                tables.kv_config.load,
                 partial(tables.topics.hide_deleted, self._store.queues.hide),
                 self._complete_tables,
                 self._delay.load,
@@ -373,6 +380,18 @@ class Broker:
         tables, changes = self._tables, Changes()
         return [
             TopicHandlers(tables.topics, tables.offsets, self._store, changes, self.config.topics),
+            GroupHandlers(
+                tables.groups,
+                tables.offsets,
+                tables.registry,
+                changes,
+                now_ms=self._now_ms,
+                monotonic_ms=self._monotonic_ms,
+            ),
+            KvConfigHandlers(tables.kv_config, changes),
+            ConsumptionHandlers(
+                tables.topics, tables.offsets, tables.registry, self._store, self.config.topics
+            ),
         ]
 
     def _make_access_handlers(self) -> list[HandlerPart]:

@@ -36,7 +36,7 @@ OFFSETS_MAX: Final = 1_000_000
 number must be bounded."""
 
 
-_KEYS_PER_STEP: Final = 64  # looked at in a step of `forget`, in some 10 us
+KEYS_PER_STEP: Final = 64  # examined in one step, in some 10 us
 
 
 class ConsumerOffsetTable:
@@ -109,10 +109,10 @@ class ConsumerOffsetTable:
         self._count += 1
         return self._offsets.setdefault(key, {})
 
-    def topics_of(self, group: str) -> Iterator[str]:
-        """Yield the names of topics in which the group has a commit."""
-        suffix = f"@{group}"
-        return (key.removesuffix(suffix) for key in self._offsets if key.endswith(suffix))
+    def key_batches(self) -> list[list[str]]:
+        """Return `topic@group` of everything that has a commit, in batches for slices."""
+        keys = list(self._offsets)
+        return [keys[at : at + KEYS_PER_STEP] for at in range(0, len(keys), KEYS_PER_STEP)]
 
     def queues(self, group: str, topic: str) -> Mapping[int, int]:
         """Return the offsets of the group in the topic by queue id."""
@@ -126,7 +126,7 @@ class ConsumerOffsetTable:
                 self._count -= len(self._offsets.pop(key, ()))
                 self._file.step()
                 self._saves.dirty = True
-            if number % _KEYS_PER_STEP == 0:
+            if number % KEYS_PER_STEP == 0:
                 yield
 
     async def save_now(self) -> None:

@@ -7,6 +7,7 @@ Source: RocketMQ `SubscriptionGroupManager`, `SubscriptionGroupConfig`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -225,6 +226,62 @@ class GroupTable:
         mask = as_integer(as_object(self._forbidden.get(group)).get(topic), 0)
         return not mask & _READ_FORBIDDEN
 
+    @property
+    def forbidden(self) -> JsonObject:
+        """What groups must not do, by group and topic, as `subscriptionGroup.json` holds it."""
+        return self._forbidden
+
+    @property
+    def data_version(self) -> dict[str, int]:
+        """The version of the table as RocketMQ writes it."""
+        return self._file.data_version
+
+    async def change(self, made: GroupConfig) -> None:
+        """Add or replace a group, at once; return when that is on disk.
+
+        Raises:
+            RequestRefusedError: The table is full, or cannot be saved and is as it was.
+        """
+        before = self._groups.get(made.name)
+        if before is None:
+            self._check_room(made)
+        self._groups[made.name] = made
+        await self._save_beside(made.name, before)
+
+    async def delete(self, name: str) -> None:
+        """Remove a group, at once; return when that is on disk. An unknown one is no error.
+
+        Raises:
+            RequestRefusedError: It cannot be saved, and the group is back.
+        """
+        before = self._groups.pop(name, None)
+        forbidden = self._forbidden
+        if before is None and name not in forbidden:
+            return
+        self._forbidden = {key: value for key, value in forbidden.items() if key != name}
+        try:
+            await self._save_beside(name, before)
+        except RequestRefusedError:
+            self._forbidden = forbidden
+            raise
+
+    async def _save_beside(self, name: str, before: GroupConfig | None) -> None:
+        """Save on a thread; if that fails, put back what the group was before."""
+        self._file.step()
+        try:
+            await asyncio.to_thread(self._file.prepare(self._content(patient=True)))
+        except OSError as error:
+            self._saves.dirty = True  # a later save may have written what is taken back now
+            if before is None:
+                self._groups.pop(name, None)
+            else:
+                self._groups[name] = before
+            logger.error("event=table_not_saved table=groups error=%r", str(error))  # noqa: TRY400
+            raise RequestRefusedError(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"subscriptionGroup.json cannot be written: {error.strerror or error}",
+            ) from error
+
     def save(self) -> None:
         """Write the file now, for a stop; blocks on the disk.
 
@@ -244,21 +301,24 @@ class GroupTable:
         return self._saves.job(self._file.prepare(self._content(patient=True)), "groups")
 
     def _content(self, *, patient: bool = False) -> Callable[[], JsonObject]:
-        groups = dict(self._groups)
+        groups, forbidden = dict(self._groups), self._forbidden
         return lambda: {
-            "forbiddenTable": self._forbidden,
+            "forbiddenTable": forbidden,
             "subscriptionGroupTable": self._texts.encode(groups, patient=patient),
         }
 
     def _add(self, made: GroupConfig) -> GroupConfig:
+        self._check_room(made)
+        self._groups[made.name] = made
+        self._file.step()
+        self._saves.dirty = True
+        logger.info("event=group_created group=%s", made.name)
+        return made
+
+    def _check_room(self, made: GroupConfig) -> None:
         if len(self._groups) >= self._groups_max:
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"group[{made.name}] cannot be created: the broker has {len(self._groups)} groups, "
                 f"the limit is {self._groups_max}",
             )
-        self._groups[made.name] = made
-        self._file.step()
-        self._saves.dirty = True
-        logger.info("event=group_created group=%s", made.name)
-        return made

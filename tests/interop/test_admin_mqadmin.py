@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from halfmq.client import Message
-from halfmq.client.blocking import Producer
+from halfmq.client.blocking import Consumer, Producer
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.java_clients import (
     TOOLS,
@@ -111,3 +111,64 @@ def test_topics_are_created_changed_listed_and_deleted(tool: Tool) -> None:
     assert "delete topic [orders] from cluster [DefaultCluster] success." in gone
     assert any("from NameServer success." in line for line in gone)
     assert "orders" not in tool.run("topicList")
+
+
+def test_groups_are_created_shown_and_deleted(tool: Tool) -> None:
+    """updateSubGroup, getConsumerConfig, consumerConnection, consumerProgress, deleteSubGroup."""
+    address = tool.broker.address
+    made = tool.run("updateSubGroup", *tool.at, "-g", "readers", "-r", "5", "-q", "2")
+    assert made[0] == f"create subscription group to {address} success."
+    config = " ".join(tool.run("getConsumerConfig", "-g", "readers"))
+    assert "retryMaxTimes = 5" in config
+    assert "retryQueueNums = 2" in config
+
+    tool.run("updateTopic", *tool.at, "-t", "payments", "-r", "1", "-w", "1")
+    offline = tool.failure("consumerConnection", "-g", "readers")
+    assert "No topic route info in name server for the topic: %RETRY%readers" in offline
+    with Consumer("readers", {"payments": "*"}, namesrv=tool.broker.address) as consumer:
+        tool.send("payments", 3)
+        for _ in range(2):
+            message = consumer.receive(timeout=30)
+            assert message is not None
+            message.ack()
+        shown = tool.run("consumerConnection", "-g", "readers")
+        assert any(line.startswith(consumer.client_id) and "PYTHON" in line for line in shown)
+        assert "payments *" in shown
+        assert "MessageModel: CLUSTERING" in shown
+        assert any(line.startswith("readers") for line in tool.run("consumerProgress"))
+    progress = tool.run("consumerProgress", "-g", "readers")
+    row = next(line.split() for line in progress if line.startswith("payments"))
+    assert (row[2], row[3], row[4]) == ("0", "3", "2"), row
+    assert "Consume Diff Total: 1" in progress, progress
+
+    gone = tool.run("deleteSubGroup", *tool.cluster, "-g", "readers", "-r", "true")
+    assert any("delete subscription group [readers] from broker" in line for line in gone), gone
+    assert "%RETRY%readers" not in tool.run("topicList")
+
+
+def test_producers_are_shown(tool: Tool) -> None:
+    """The tools producerConnection and producer."""
+    tool.run("updateTopic", *tool.at, "-t", "notes", "-r", "1", "-w", "1")
+    with Producer("writers", namesrv=tool.broker.address) as producer:
+        producer.send(Message("notes", b"body"))
+        shown = tool.run("producerConnection", "-g", "writers", "-t", "notes")
+        assert any(producer.client_id in line and "PYTHON" in line for line in shown), shown
+        everybody = tool.run("producer", *tool.at)
+        assert any("writers" in line and producer.client_id in line for line in everybody), (
+            everybody
+        )
+
+
+def test_the_name_server_is_administered(tool: Tool) -> None:
+    """The tools updateTopic -o, updateKvConfig, deleteKvConfig, wipeWritePerm and addWritePerm."""
+    ordered = tool.run("updateTopic", *tool.cluster, "-t", "ordered", "-o", "true")
+    assert any("set cluster orderConf" in line for line in ordered), ordered
+    config = ("-s", "NAMES", "-k", "key")
+    assert tool.run("updateKvConfig", *config, "-v", "value") == [
+        "create or update kv config to namespace success."
+    ]
+    assert tool.run("deleteKvConfig", *config) == ["delete kv config from namespace success."]
+    for command in ("wipeWritePerm", "addWritePerm"):
+        (line,) = tool.run(command, "-b", "broker-a")
+        assert tool.broker.address in line
+        assert "[broker-a]" in line

@@ -18,11 +18,10 @@ R = TypeVar("R")
 
 
 class _Progress(msgspec.Struct):
-    """The things that a request is about, and the results so far."""
+    """The stages of an answer: the things that each is about, and the results so far."""
 
     request: RemotingCommand
-    things: Sequence[Any]
-    results: list[Any] = msgspec.field(default_factory=list)
+    stages: dict[int, tuple[Sequence[Any], list[Any]]] = msgspec.field(default_factory=dict)
 
 
 def collect(
@@ -30,8 +29,14 @@ def collect(
     connection: Connection,
     things: Callable[[], Sequence[T]],
     result_of: Callable[[T], R],
+    *,
+    stage: int = 0,
+    is_last: bool = True,
 ) -> list[R]:
     """Return the result for each thing, in order; ``things`` is called once for a request.
+
+    An answer that needs the results of one call for the next numbers its stages. All but one of
+    them are not the last.
 
     Raises:
         NotInMemoryError: ``result_of`` needs bytes that are not in memory; serve it again then.
@@ -39,11 +44,15 @@ def collect(
     """
     progress = connection.unfinished
     if not isinstance(progress, _Progress) or progress.request is not request:
-        progress = connection.unfinished = _Progress(request, things())
-    turn, results = Slice(), progress.results
-    for number, thing in enumerate(progress.things[len(results) :]):
+        progress = connection.unfinished = _Progress(request)
+    if stage not in progress.stages:
+        progress.stages[stage] = things(), []
+    all_things, results = progress.stages[stage]
+    turn = Slice()
+    for number, thing in enumerate(all_things[len(results) :]):
         if number and turn.is_over:
             raise UnfinishedError
         results.append(result_of(thing))
-    connection.unfinished = None
+    if is_last:
+        connection.unfinished = None
     return results

@@ -1,5 +1,8 @@
 """The name server's part: routes (105), the cluster (106), all topics (206).
 
+An operator takes the write permission out of all routes before a broker is stopped (205), and puts
+it back (327); a restart puts it back too.
+
 The broker is its own name server, so a route comes straight from the topic table and is never
 stale. It names the address by which the client came: that one the client can reach.
 
@@ -8,8 +11,14 @@ Source: RocketMQ `ClientRequestProcessor`, `DefaultRequestProcessor` of the name
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
+from halfmq.remoting.admin_headers import (
+    AddWritePermOfBrokerResponseHeader,
+    BrokerNameRequestHeader,
+    WipeWritePermOfBrokerResponseHeader,
+)
 from halfmq.remoting.bodies import (
     BrokerData,
     ClusterInfo,
@@ -26,7 +35,9 @@ from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
-from ...tables.topics import Identity, TopicTable
+from ...tables.topics import PERM_WRITE, Identity, TopicTable
+
+logger = logging.getLogger(__name__)
 
 MASTER_ID: Final = 0
 
@@ -42,6 +53,7 @@ class RouteHandlers:
         self._topics = topics
         self._broker_name = identity.broker_name
         self._cluster_name = identity.cluster_name
+        self._is_writable = True  # whether routes show the write permission of topics
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
@@ -49,6 +61,8 @@ class RouteHandlers:
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self.route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self.cluster_info,
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.topic_list,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_permission,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_permission,
         }
 
     def route(self, request: RemotingCommand, connection: Connection) -> bytes:
@@ -70,7 +84,7 @@ class RouteHandlers:
             queue_datas=(
                 QueueData(
                     broker_name=self._broker_name,
-                    perm=topic.perm,
+                    perm=topic.perm if self._is_writable else topic.perm & ~PERM_WRITE,
                     read_queue_nums=topic.read_queue_nums,
                     topic_sys_flag=topic.sys_flag,
                     write_queue_nums=topic.write_queue_nums,
@@ -90,6 +104,30 @@ class RouteHandlers:
     def topic_list(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the names of all topics."""
         return encode_reply(request, body=encode_topic_list(topic.name for topic in self._topics))
+
+    def wipe_write_permission(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Have producers go elsewhere; what is sent all the same is stored."""
+        count = self._set_writable(request, connection, is_writable=False)
+        header = WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
+        return encode_reply(request, header=header)
+
+    def add_write_permission(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Show producers the broker again."""
+        count = self._set_writable(request, connection, is_writable=True)
+        header = AddWritePermOfBrokerResponseHeader(add_topic_count=count)
+        return encode_reply(request, header=header)
+
+    def _set_writable(
+        self, request: RemotingCommand, connection: Connection, *, is_writable: bool
+    ) -> int:
+        """Return the number of topics whose routes it is about: none of another broker."""
+        header = request.header
+        assert isinstance(header, BrokerNameRequestHeader)
+        if header.broker_name != self._broker_name:
+            return 0
+        self._is_writable = is_writable
+        logger.info("event=routes_changed writable=%s peer=%s", is_writable, connection.name)
+        return len(self._topics)
 
     def _broker(self, connection: Connection) -> BrokerData:
         return BrokerData(

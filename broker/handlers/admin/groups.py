@@ -1,0 +1,328 @@
+"""Administration of consumer groups: create, update, delete (200, 225, 207), and who is connected.
+
+Source: RocketMQ 5.3.3 `AdminBrokerProcessor`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from halfmq.remoting.admin_bodies import (
+    Entry,
+    decode_entries,
+    decode_entry,
+    encode_consumer_connections,
+    encode_entry,
+    encode_group_list,
+    encode_group_table,
+    encode_member,
+    encode_producer_connections,
+    encode_producers,
+    encode_subscription,
+)
+from halfmq.remoting.admin_headers import (
+    ConsumerGroupRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    GetSubscriptionGroupConfigRequestHeader,
+    GroupAndTopicRequestHeader,
+    ProducerGroupRequestHeader,
+    TopicRequestHeader,
+)
+from halfmq.remoting.bodies import encode_topic_list
+from halfmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.replies import encode_reply
+from halfmq.store.format.topics import validate_group
+
+from ...errors import RequestRefusedError
+from ...loop.slices import in_slices
+from ...ports import Connection, Handler
+from ...tables.client_registry import ClientRegistry, Member
+from ...tables.consumer_offsets import ConsumerOffsetTable
+from ...tables.groups import BUILT_IN_GROUPS, GroupConfig, GroupTable
+from ...tables.topics import QUEUES_MAX
+from .changes import Changes
+from .sliced import collect
+
+logger = logging.getLogger(__name__)
+
+GROUPS_PER_REQUEST_MAX: Final = 1_000
+"""Groups in one UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST; each takes the event loop some 10 us."""
+
+GROUP_BYTES_MAX: Final = 16_384
+"""Bytes of the entry of one group; its retry policy may list delays, and it may list topics."""
+
+_KEPT: Final = ("groupRetryPolicy", "subscriptionDataSet")
+"""Fields that halfmq does not interpret and keeps for RocketMQ."""
+
+
+class GroupHandlers:
+    """Serves what operators ask about groups and their members, and changes groups."""
+
+    def __init__(
+        self,
+        groups: GroupTable,
+        offsets: ConsumerOffsetTable,
+        registry: ClientRegistry,
+        changes: Changes,
+        *,
+        now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
+    ) -> None:
+        """Wire it; ``monotonic_ms`` is the clock of the registry."""
+        self._groups = groups
+        self._offsets = offsets
+        self._registry = registry
+        self._changes = changes
+        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update_group,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_groups,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.group_config,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
+            RequestCode.GET_ALL_PRODUCER_INFO: self.producers,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
+        }
+
+    # --- changes
+
+    def update_group(self, request: RemotingCommand, connection: Connection) -> None:
+        """Create a group, or replace its settings."""
+        wanted = _group(decode_entry(request.body))
+        change = partial(self._update, wanted)
+        self._changes.make(change, f"group {wanted.name}", request, connection)
+
+    def update_groups(self, request: RemotingCommand, connection: Connection) -> None:
+        """Create or replace several groups; if one cannot be saved, those before it are."""
+        entries = decode_entries(request.body, "groupConfigList")
+        if len(entries) > GROUPS_PER_REQUEST_MAX:
+            raise _invalid(f"{len(entries)} groups, the limit is {GROUPS_PER_REQUEST_MAX}")
+        wanted = [_group(entry) for entry in entries]
+
+        async def update_all() -> None:
+            for group in wanted:
+                await self._update(group)
+
+        names = [group.name for group in wanted]
+        self._changes.make(update_all, f"groups {names[:20]}", request, connection)
+
+    async def _update(self, wanted: GroupConfig) -> None:
+        known = self._groups.get(wanted.name)
+        if wanted != known:
+            logger.info("event=group_changed group=%s old=%s new=%s", wanted.name, known, wanted)
+            await self._groups.change(wanted)
+
+    def delete_group(self, request: RemotingCommand, connection: Connection) -> None:
+        """Delete a group, with ``cleanOffset`` its offsets too; an unknown one is no error."""
+        header = request.header
+        assert isinstance(header, DeleteSubscriptionGroupRequestHeader)
+        name = header.group_name
+        if name in BUILT_IN_GROUPS:
+            raise _invalid(f"The group[{name}] is conflict with system group.")
+        change = partial(self._delete, name, clean_offset=header.clean_offset)
+        self._changes.make(change, f"deleted group {name}", request, connection)
+
+    async def _delete(self, name: str, *, clean_offset: bool) -> None:
+        await self._groups.delete(name)
+        if clean_offset:
+            await in_slices(self._offsets.forget(group=name))
+            await self._offsets.save_now()
+
+    # --- queries
+
+    def all_groups(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer with the whole table."""
+        entries = collect(
+            request,
+            connection,
+            lambda: list(self._groups),
+            lambda group: encode_member(group.name, group.to_json()),
+        )
+        body = encode_group_table(entries, self._groups.forbidden, self._groups.data_version)
+        return encode_reply(request, body=body)
+
+    def group_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with one group, created if it is new and groups are created by use."""
+        header = request.header
+        assert isinstance(header, GetSubscriptionGroupConfigRequestHeader)
+        group = self._groups.ensure(header.group)
+        if group is None:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker"
+            )
+        return encode_reply(request, body=encode_entry(group.to_json()))
+
+    def consumer_connections(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer with the connected members of a group and what they subscribe to."""
+        header = request.header
+        assert isinstance(header, ConsumerGroupRequestHeader)
+        name = header.consumer_group
+        group = self._registry.consumer_groups.get(name)
+        if group is None:
+            raise RequestRefusedError(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online"
+            )
+        found = collect(request, connection, lambda: list(group.members.values()), _connection)
+        body = encode_consumer_connections(
+            found,
+            group.data.consume_from_where,
+            group.data.consume_type,
+            group.data.message_model,
+            group.subscriptions,
+        )
+        return encode_reply(request, body=body)
+
+    def producer_connections(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer with the connected producers of a group."""
+        header = request.header
+        assert isinstance(header, ProducerGroupRequestHeader)
+        members = self._registry.producer_groups.get(header.producer_group)
+        if not members:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the producer group[{header.producer_group}] not exist",
+            )
+        found = collect(request, connection, lambda: list(members.values()), _connection)
+        return encode_reply(request, body=encode_producer_connections(found))
+
+    def producers(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer with all connected producers by group."""
+        rows = collect(
+            request,
+            connection,
+            lambda: [
+                (name, member)
+                for name, members in self._registry.producer_groups.items()
+                for member in members.values()
+            ],
+            self._producer,
+        )
+        table: dict[str, list[Entry]] = {}
+        for name, entry in rows:
+            table.setdefault(name, []).append(entry)
+        return encode_reply(request, body=encode_producers(table))
+
+    def _producer(self, row: tuple[str, Member]) -> tuple[str, Entry]:
+        name, member = row
+        entry = _connection(member)
+        silent_ms = self._monotonic_ms() - member.seen_ms
+        return name, {
+            "clientId": entry["clientId"],
+            "language": entry["language"],
+            "lastUpdateTimestamp": self._now_ms() - silent_ms,
+            "remoteIP": entry["clientAddr"],
+            "version": entry["version"],
+        }
+
+    def groups_of_topic(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer which groups consume a topic: those that subscribe to it or have offsets in it."""
+        header = request.header
+        assert isinstance(header, TopicRequestHeader)
+        suffix, topic = f"{header.topic}@", header.topic
+        subscribing = [
+            group.name
+            for group in self._registry.consumer_groups.values()
+            if topic in group.subscriptions
+        ]
+        batches = collect(
+            request,
+            connection,
+            self._offsets.key_batches,
+            lambda keys: [key.removeprefix(suffix) for key in keys if key.startswith(suffix)],
+        )
+        names = {*subscribing, *(name for batch in batches for name in batch)}
+        return encode_reply(request, body=encode_group_list(sorted(names)))
+
+    def topics_of_group(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer in which topics a group has offsets."""
+        header = request.header
+        assert isinstance(header, GetSubscriptionGroupConfigRequestHeader)
+        names = topics_of(request, connection, self._offsets, header.group)
+        body = encode_topic_list(sorted(names), connection.broker_address)
+        return encode_reply(request, body=body)
+
+    def subscription(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer how a group subscribes to a topic; without data if it does not."""
+        header = request.header
+        assert isinstance(header, GroupAndTopicRequestHeader)
+        data = self._registry.subscription_of(header.group, header.topic)
+        return encode_reply(request, body=encode_subscription(header.group, header.topic, data))
+
+
+def topics_of(
+    request: RemotingCommand,
+    connection: Connection,
+    offsets: ConsumerOffsetTable,
+    group: str,
+    *,
+    is_last: bool = True,
+) -> list[str]:
+    """Return the topics in which a group has offsets; raises what ``collect`` raises."""
+    suffix = f"@{group}"
+    batches = collect(
+        request,
+        connection,
+        offsets.key_batches,
+        lambda keys: [key.removesuffix(suffix) for key in keys if key.endswith(suffix)],
+        is_last=is_last,
+    )
+    return [name for batch in batches for name in batch]
+
+
+def _connection(member: Member) -> Entry:
+    peer = member.connection
+    return {
+        "clientAddr": peer.name,
+        "clientId": member.client_id,
+        "language": _language(peer.language),
+        "version": peer.version,
+    }
+
+
+def _language(code: int) -> str:
+    try:
+        return LanguageCode(code).name
+    except ValueError:
+        return LanguageCode.OTHER.name
+
+
+def _group(entry: Entry) -> GroupConfig:
+    name = entry.get("groupName")
+    if not isinstance(name, str):
+        raise _invalid("a group has no groupName")
+    reason = validate_group(name)
+    if reason is not None:
+        raise _invalid(reason)
+    for key in _attributes(entry):  # RocketMQ 5.3.3 knows none of groups
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"unsupported key: {key[1:]}")
+    size = len(encode_entry(entry))
+    if size > GROUP_BYTES_MAX:
+        raise _invalid(f"group[{name}] has {size} bytes, the limit is {GROUP_BYTES_MAX}")
+    made = GroupConfig.from_json(name, entry)
+    if not 0 <= made.retry_queue_nums <= QUEUES_MAX:
+        raise _invalid(
+            f"group[{name}] has {made.retry_queue_nums} retry queues, the limit is {QUEUES_MAX}"
+        )
+    kept = {key: entry[key] for key in _KEPT if entry.get(key) is not None}
+    return replace(made, unknown={**GroupConfig(name=name).unknown, **kept})
+
+
+def _attributes(entry: Entry) -> Mapping[str, object]:
+    attributes = entry.get("attributes")
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def _invalid(remark: str) -> RequestRefusedError:
+    return RequestRefusedError(ResponseCode.INVALID_PARAMETER, remark)

@@ -1,0 +1,79 @@
+"""The name server's KV configuration: put, get, delete, list (100 to 102, 219).
+
+Source: RocketMQ 5.3.3 `DefaultRequestProcessor` of the name server.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from halfmq.remoting.admin_headers import (
+    GetKVConfigResponseHeader,
+    GetKVListByNamespaceRequestHeader,
+    KVConfigRequestHeader,
+    PutKVConfigRequestHeader,
+)
+from halfmq.remoting.bodies import encode_table
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.replies import encode_reply
+
+from ...errors import RequestRefusedError
+from ...ports import Connection, Handler
+from ...tables.kv_config import KvConfig
+from .changes import Changes
+
+
+class KvConfigHandlers:
+    """Keeps what operators set."""
+
+    def __init__(self, config: KvConfig, changes: Changes) -> None:
+        self._config = config
+        self._changes = changes
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.PUT_KV_CONFIG: self.put,
+            RequestCode.GET_KV_CONFIG: self.get,
+            RequestCode.DELETE_KV_CONFIG: self.delete,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self.list_namespace,
+        }
+
+    def put(self, request: RemotingCommand, connection: Connection) -> None:
+        """Set a value."""
+        header = request.header
+        assert isinstance(header, PutKVConfigRequestHeader)
+        change = partial(self._config.put, header.namespace, header.key, header.value)
+        what = f"KV configuration {header.namespace} {header.key}={header.value!r}"
+        self._changes.make(change, what, request, connection)
+
+    def delete(self, request: RemotingCommand, connection: Connection) -> None:
+        """Remove a value; an unknown one is no error."""
+        header = request.header
+        assert isinstance(header, KVConfigRequestHeader)
+        change = partial(self._config.delete, header.namespace, header.key)
+        what = f"deleted KV configuration {header.namespace} {header.key}"
+        self._changes.make(change, what, request, connection)
+
+    def get(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with a value."""
+        header = request.header
+        assert isinstance(header, KVConfigRequestHeader)
+        value = self._config.get(header.namespace, header.key)
+        if value is None:
+            raise _not_found(f"{header.namespace} Key: {header.key}")
+        return encode_reply(request, header=GetKVConfigResponseHeader(value=value))
+
+    def list_namespace(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with all values of a namespace."""
+        header = request.header
+        assert isinstance(header, GetKVListByNamespaceRequestHeader)
+        values = self._config.namespace(header.namespace)
+        if values is None:
+            raise _not_found(header.namespace)
+        return encode_reply(request, body=encode_table(values))
+
+
+def _not_found(what: str) -> RequestRefusedError:
+    return RequestRefusedError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {what}")

@@ -1,0 +1,99 @@
+"""Settings that operators keep with the name server, by namespace and key, in `kvConfig.json`.
+
+RocketMQ's tools keep the order of ordered topics there (namespace `ORDER_TOPIC_CONFIG`).
+Source: RocketMQ `KVConfigManager`, `KVConfigSerializeWrapper`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from halfmq.remoting.codes import ResponseCode
+
+from ..errors import RequestRefusedError
+from .table_file import JsonObject, TableFile, as_object
+
+logger = logging.getLogger(__name__)
+
+KV_BYTES_MAX: Final = 1 << 20
+"""Characters of all namespaces, keys and values; tools keep a line for each ordered topic."""
+
+Table = Mapping[str, Mapping[str, str]]
+
+
+class KvConfig:
+    """The settings; a change is in force when it is on disk."""
+
+    def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
+        self._file = TableFile(
+            path,
+            now_ms,
+            holds="configTable",
+            without="what operators set with updateKvConfig is lost",
+        )
+        self._table: Table = {}
+
+    def load(self) -> None:
+        """Read the file.
+
+        Raises:
+            DamagedTableError: Neither the file nor its backup can be read.
+        """
+        found = as_object(self._file.load().get("configTable"))
+        self._table = {
+            namespace: {key: str(value) for key, value in as_object(values).items()}
+            for namespace, values in found.items()
+        }
+
+    def get(self, namespace: str, key: str) -> str | None:
+        """Return a value; None if there is none."""
+        return self._table.get(namespace, {}).get(key)
+
+    def namespace(self, namespace: str) -> Mapping[str, str] | None:
+        """Return the values of a namespace; None if it has never had one."""
+        return self._table.get(namespace)
+
+    async def put(self, namespace: str, key: str, value: str) -> None:
+        """Set a value.
+
+        Raises:
+            RequestRefusedError: There are too many, or it cannot be saved.
+        """
+        table = {**self._table, namespace: {**self._table.get(namespace, {}), key: value}}
+        size = sum(
+            len(name) + sum(len(one) + len(text) for one, text in values.items())
+            for name, values in table.items()
+        )
+        if size > KV_BYTES_MAX:
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"all KV configuration would have {size} characters, the limit is {KV_BYTES_MAX}",
+            )
+        await self._save(table)
+
+    async def delete(self, namespace: str, key: str) -> None:
+        """Remove a value; an unknown one is no error.
+
+        Raises:
+            RequestRefusedError: It cannot be saved.
+        """
+        values = dict(self._table.get(namespace, {}))
+        if values.pop(key, None) is not None:
+            await self._save({**self._table, namespace: values})
+
+    async def _save(self, table: Table) -> None:
+        self._file.step()
+        content: JsonObject = {"configTable": table}
+        try:
+            await asyncio.to_thread(self._file.prepare(lambda: content))
+        except OSError as error:
+            logger.error("event=table_not_saved table=kv_config error=%r", str(error))  # noqa: TRY400
+            raise RequestRefusedError(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"kvConfig.json cannot be written: {error.strerror or error}",
+            ) from error
+        self._table = table
