@@ -27,7 +27,17 @@ from halfmq.store.format.record import Record, decode_record, decode_records
 from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import GetStatus, MessageStore
 from tests.support.stepped_worker import SteppedWorker
-from tests.support.stores import BORN, HOST, HOST_V6, Clock, crash, flush, small_config
+from tests.support.stores import (
+    BORN,
+    HOST,
+    HOST_V6,
+    Clock,
+    crash,
+    flush,
+    log_of,
+    maintain,
+    small_config,
+)
 
 NEVER = 3_600_000  # ms
 TOPICS = ("A", "B", "%RETRY%" + "g" * 140, "SCHEDULE_TOPIC_XXXX")
@@ -148,10 +158,10 @@ class StoreModel(RuleBasedStateMachine):
         wanted = int(part * self.store.write_offset)
         self.store.retention.delete_before(wanted)
         flush(self.store)
-        self.store._maintain()
+        maintain(self.store)
         self.store.tick(1000)
         size = self.changes["commit_log_file_size"]
-        last = self.store._log.files.bases[-1]
+        last = log_of(self.store).files.bases[-1]
         assert self.store.min_offset == max(before, min(wanted - wanted % size, last))
         if finish:
             self.finish_deletion()
@@ -180,7 +190,7 @@ class StoreModel(RuleBasedStateMachine):
         self.store.retention.find_expired(1 << 60)
         while self.helper.step():
             pass
-        bases = self.store._log.files.bases
+        bases = log_of(self.store).files.bases
         # In the last one there may be no record by which to tell the age of those before it.
         assert max(self.store.retention.expired_end, bases[0]) in bases[-2:]
         assert self.store.retention.expired_end <= bases[-1]
@@ -191,7 +201,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule()
     def upkeep(self) -> None:
-        self.store._maintain()
+        maintain(self.store)
 
     @rule()
     def stop_and_start(self) -> None:

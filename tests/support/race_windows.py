@@ -45,7 +45,7 @@ from halfmq.store.message_store import MessageStore
 from tests.support.broker_parts import connections_of, delays_of, release_of, store_of, tables_of
 from tests.support.patience import PATIENCE_S
 from tests.support.peers import START_MS, Half, Peer, until
-from tests.support.stores import crash, pulled
+from tests.support.stores import crash, log_of, pulled
 
 LOG_FILE_SIZE: Final = 1 << 18
 TIMEOUT_MS: Final = 6_000  # transactionTimeOut
@@ -218,7 +218,7 @@ class Rig:
     @contextlib.contextmanager
     def refusing(self, *topics: str) -> Iterator[None]:
         """Have the store refuse records of some topics, as a full disk refuses all."""
-        log = self.store._log
+        log = log_of(self.store)
         append = log.append
 
         def refuse(

@@ -1,5 +1,6 @@
 """Stores for tests: small files, a clock that is an argument, and crashes by copying."""
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,10 @@ from halfmq.store.config import StoreConfig
 from halfmq.store.format.properties import encode_properties, tags_code
 from halfmq.store.format.record import Record, decode_records
 from halfmq.store.log.append_request import AppendRequest, AppendResult
+from halfmq.store.log.commit_log import CommitLog
 from halfmq.store.message_store import GetStatus, MessageStore
+from halfmq.store.queue.queue_table import QueueTable
+from halfmq.store.retention import Retention
 from tests.support.golden_store import GoldenStore
 from tests.support.patience import PATIENCE_S
 
@@ -139,3 +143,43 @@ def _copy_unless_renamed(source: str, target: str) -> None:
     except FileNotFoundError:
         if not source.endswith(".tmp"):
             raise
+
+
+# --- parts of a store that have no door: tests act as its threads do, or look at its files
+
+
+def maintain(store: MessageStore) -> None:
+    """Do what the maintenance thread does in a round, on this thread."""
+    store._maintain()
+
+
+def stop_maintenance(store: MessageStore) -> None:
+    """From here on the test says when there is a round."""
+    assert store._maintenance is not None
+    store._maintenance.stop()
+
+
+def queue_files(store: MessageStore) -> QueueTable:
+    return store._queue_table
+
+
+def log_of(store: MessageStore) -> CommitLog:
+    return store._log
+
+
+@contextlib.contextmanager
+def unflushed(store: MessageStore) -> Iterator[None]:
+    """Nothing that is appended in the block is flushed before its end."""
+    flusher = store._flusher
+    request = flusher.request
+    flusher.request = lambda: None
+    try:
+        yield
+    finally:
+        flusher.request = request
+
+
+def work_off(retention: Retention) -> None:
+    """Do all that the thread of a stopped retention would do, on this one."""
+    while retention._jobs:
+        retention._round(True)

@@ -43,7 +43,9 @@ from tests.support.stores import (
     draft,
     everything,
     flush,
+    queue_files,
     small_config,
+    stop_maintenance,
 )
 
 FILE_SIZE = 16_384
@@ -286,7 +288,7 @@ def test_a_delayed_record_is_due_counted_from_its_store_time(store: MessageStore
 
     done = append_durably(store, draft("SCHEDULE_TOPIC_XXXX", 2, properties=properties))
 
-    entry = store._queue_table["SCHEDULE_TOPIC_XXXX", 2].entry(0)
+    entry = queue_files(store)["SCHEDULE_TOPIC_XXXX", 2].entry(0)
     assert entry.tags_code == done[0].store_timestamp + DELAY_LEVELS_MS[2]
 
 
@@ -374,7 +376,7 @@ def test_a_full_disk_is_an_error_and_no_fault(
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     append_durably(store, draft())
-    store._maintenance.stop()  # type: ignore[union-attr]
+    stop_maintenance(store)
     group = [draft(queue_id=number % 3, body=bytes(2000)) for number in range(40)]
     with space_for(allowed, monkeypatch), pytest.raises(DiskFullError, match="No space left"):
         store.append(group)
@@ -398,7 +400,7 @@ def test_a_full_disk_takes_nothing_of_a_batch(
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     append_durably(store, draft())
-    store._maintenance.stop()  # type: ignore[union-attr]
+    stop_maintenance(store)
     batch = [draft(queue_id=1, body=bytes(2000)) for _ in range(6)]
     ends = [store.write_offset]
     with space_for(allowed, monkeypatch), pytest.raises(DiskFullError, match="No space left"):
@@ -460,7 +462,7 @@ def test_an_error_of_the_disk_leaves_nothing_of_a_group(
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     append_durably(store, draft())
-    store._maintenance.stop()  # type: ignore[union-attr]
+    stop_maintenance(store)
     writes = FailingWrites(monkeypatch, first=failing_call, lasting=False)
     group = [draft(queue_id=number % 3, body=bytes(2000)) for number in range(40)]
     with pytest.raises(WriteFailedError, match="Input/output error"):
@@ -482,7 +484,7 @@ def test_nothing_follows_a_group_that_could_not_be_taken_back(
     store = MessageStore(small_config(tmp_path), now_ms=Clock(), on_failure=failures.append)
     store.open()
     append_durably(store, draft())
-    store._maintenance.stop()  # type: ignore[union-attr]
+    stop_maintenance(store)
     writes = FailingWrites(monkeypatch, first=4, lasting=True)
     group = [draft(queue_id=number % 3, body=bytes(2000)) for number in range(40)]
     with pytest.raises(WriteFailedError, match="nor could that be undone"):

@@ -24,6 +24,8 @@ from halfmq.store.index.index_builder import PROPERTIES_PER_PUT, RECORDS_PER_PUT
 from halfmq.store.log import log_reader
 from halfmq.store.log.log_reader import GAP_MAX, spans
 from halfmq.store.message_store import GetStatus, MessageStore
+
+# Thousands of gaps of every shape: appending records for each would take minutes.
 from halfmq.store.queue.pull_selection import _merged
 from tests.support.stores import (
     Clock,
@@ -31,7 +33,9 @@ from tests.support.stores import (
     draft,
     everything,
     flush,
+    log_of,
     pulled,
+    queue_files,
     small_config,
     wait_until,
 )
@@ -195,7 +199,7 @@ def test_part_of_a_queue_becomes_visible(tmp_path: Path) -> None:
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     done = append_durably(store, *(draft(queue_id=place % 2) for place in range(150)))
-    queue = store._queue_table["T", 0]
+    queue = queue_files(store)["T", 0]
 
     for place, appended in enumerate(done):
         assert queue.visible_end(appended.end - 1) == (place + 1) // 2
@@ -344,6 +348,7 @@ def test_neighbours_become_one_range_wherever_they_begin_and_end() -> None:
 
 def reading_end(store: MessageStore) -> int:
     """Return the reader's descriptor of the log's first file; skip where nobody knows of pages."""
+    # The kernel is asked about a descriptor, and the reader has its own.
     fd = store.reader._descriptor(0)
     kernel = PageResidency()
     kernel.lacks(fd, 0, 1)
@@ -382,6 +387,7 @@ def test_any_number_of_scattered_messages_is_read(tmp_path: Path) -> None:
 
         assert len(ranges) == 700
         assert store.reader.read(ranges) == store.reader.read_cold(ranges)
+        # A read that waits would find the same.
         assert store.reader._cached._flags == disk.NO_WAIT
 
 
@@ -548,7 +554,8 @@ def test_a_part_is_of_what_is_in_memory_for_certain(
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(disk, "sendfile", None)
         assert not store.reader.can_send_parts
-    monkeypatch.setattr(zero_copy, "_CACHESTAT", 100_000)  # as before Linux 6.5
+    # A call that no kernel knows, as cachestat before Linux 6.5.
+    monkeypatch.setattr(zero_copy, "_CACHESTAT", 100_000)
     assert store.reader.file_part(*where) is None
     assert not store.reader.can_send_parts
 
@@ -609,6 +616,7 @@ def test_what_is_remembered_of_the_page_cache_is_bounded(
         for number in range(BLOCKS_MAX + 10):
             assert pages.has(fd, number * BLOCK_SIZE, 0, 100)
 
+    # Memory that only grows shows in no answer.
     assert len(pages._believed_until) == 10
 
 
@@ -621,7 +629,7 @@ def test_who_found_nothing_looks_first_for_a_while_only(
     now = 100.0
     looks: list[int] = []
     monkeypatch.setattr(log_reader, "monotonic", lambda: now)
-    monkeypatch.setattr(store.reader._residency, "lacks", lambda _fd, at, _size: looks.append(at))
+    monkeypatch.setattr(PageResidency, "lacks", lambda _pages, _fd, at, _size: looks.append(at))
     with monkeypatch.context() as missing:
         missing.setattr(disk, "preadv", lambda *_: 0)
         assert store.reader.read([where]) is None
@@ -638,10 +646,13 @@ def test_where_the_kernel_cannot_tell_it_is_tried(
 ) -> None:
     """Before Linux 6.5 it does not know the question."""
     append_durably(store, draft())
+    # A call that no kernel knows, as cachestat before Linux 6.5.
     monkeypatch.setattr(zero_copy, "_CACHESTAT", 100_000)
-    store.reader._wary_until = float("inf")
-
     (where,) = store.queues.get("T", 0, 0).ranges
+    with monkeypatch.context() as missing:
+        missing.setattr(disk, "preadv", lambda *_: 0)
+        assert store.reader.read([where]) is None
+
     assert store.reader.read([where]) == store.reader.read_cold([where])
 
 
@@ -818,6 +829,7 @@ def test_a_store_without_an_index_finds_nothing_by_key(tmp_path: Path) -> None:
 
 def test_many_queues_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Queues share a bounded number of open files, and messages come through all the same."""
+    # The limit comes from the system's, which a test cannot lower for itself alone.
     monkeypatch.setattr("halfmq.store.message_store._mapped_queues_max", lambda: 3)
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
@@ -846,6 +858,7 @@ def test_long_logs_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.Monk
     for offset in range(60):
         assert store.reader.read(store.queues.get("T", 0, offset, max_count=1).ranges) is not None
 
+    # What is open besides, for the appender and for maps, is as many again.
     assert len(store.reader._descriptors) == 4
     store.close()
 
@@ -853,7 +866,7 @@ def test_long_logs_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.Monk
 def test_entries_that_stand_for_nothing_are_skipped(store: MessageStore) -> None:
     """RocketMQ fills the beginning of a queue that starts late; pulls pass over that."""
     append_durably(store, draft())
-    queue = store._queue_table["T", 0]
+    queue = queue_files(store)["T", 0]
     queue.extend(PRE_BLANK.pack() * 2, queue.last_end)
     append_durably(store, draft(body=b"after"))
 
@@ -879,6 +892,7 @@ def test_an_index_that_found_no_space_catches_up_from_the_log(
         reserve(fd, start, end, path)
 
     monkeypatch.setattr("halfmq.store.index.index_file.reserve", limited)
+    # Space that was reserved before the disk was full would hide that it is.
     monkeypatch.setattr(index_file, "_RESERVED_AHEAD", 0)
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
@@ -897,6 +911,7 @@ def test_an_index_that_found_no_space_catches_up_from_the_log(
 
     def is_behind() -> bool:
         assert isinstance(store.index, IndexBuilder)
+        # Records kept in memory for a file without space would use up that, and show in no answer.
         assert not store.index._pending
         return store.index.lags
 
@@ -944,7 +959,7 @@ def test_a_read_that_may_not_wait_gives_what_one_gives_that_may(tmp_path: Path, 
 def test_a_fetch_reads_what_it_can(store: MessageStore, tmp_path: Path) -> None:
     """A record whole, whatever its size, though another file is gone: that is told in the end."""
     (done,) = append_durably(store, draft(body=bytes(5_000)))
-    path = store._log.files.path(0)
+    path = log_of(store).files.path(0)
     reads: list[tuple[int, int]] = []
 
     def pread(fd: int, size: int, position: int) -> bytes:

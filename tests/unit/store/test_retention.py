@@ -24,6 +24,7 @@ from tests.support.stores import (
     everything,
     flush,
     golden_config,
+    maintain,
     pulled,
     small_config,
     wait_until,
@@ -59,7 +60,7 @@ class Aged:
 
     def flush(self) -> None:
         self.workers["store-flush"].step()
-        self.store._maintain()
+        maintain(self.store)
 
     def fill(self, files: int = FILES) -> None:
         """Append until the log has so many files; a second passes between two groups."""
@@ -384,7 +385,7 @@ def test_appends_and_pulls_go_on_during_a_deletion(tmp_path: Path) -> None:
             if number % 40 == 39:
                 flush(store)
                 store.retention.delete_before(store.write_offset - 2 * LOG_FILE)
-                store._maintain()
+                maintain(store)
                 wait_until(ticking(store, store.write_offset - 4 * LOG_FILE))
             for queue_id in (0, 1):
                 visible = store.queues.bounds("T", queue_id)[1]

@@ -23,7 +23,17 @@ from tests.support.broker_doubles import fetch_nothing
 from tests.support.documents import ROOT
 from tests.support.peers import COMMIT, UNKNOWN, Peer
 from tests.support.race_windows import HOUR_MS, LOG_FILE_SIZE, Rig, windowed
-from tests.support.stores import Clock, append_durably, draft, flush, small_config
+from tests.support.stores import (
+    Clock,
+    append_durably,
+    draft,
+    flush,
+    maintain,
+    queue_files,
+    small_config,
+    unflushed,
+    work_off,
+)
 
 NOW_MS = 1_700_000_000_000
 RESERVED_MS = 72 * HOUR_MS
@@ -211,10 +221,9 @@ def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) ->
     short, long, medium = delayed(1), delayed(3), delayed(2)
     assert service.oldest_waiting_offset() == short
     clock.now += 1_000
-    store._flusher.request = lambda: None  # the copy stays in memory for now
-    service.tick()
-    assert service.oldest_waiting_offset() == short
-    store._flusher.request = store._flusher._worker.wake
+    with unflushed(store):  # the copy stays in memory for now
+        service.tick()
+        assert service.oldest_waiting_offset() == short
     flush(store)
     assert service.oldest_waiting_offset() == long
     clock.now += 3_600_000
@@ -242,7 +251,7 @@ def test_a_look_fetches_what_is_not_in_memory(
         append_durably(store, levels.delayed(draft("T", properties={"DELAY": level})))[0]
         for level in "312"
     )
-    store._queue_table.close()  # what was just written is read from the map
+    queue_files(store).close()  # what was just written is read from the map
     one = Scheduled()
     fetches: list[tuple[NotInMemoryError, Callable[[bool], None]]] = []
     woken: list[bool] = []
@@ -292,13 +301,11 @@ async def delete(rig: Rig) -> None:
     operator = await rig.peer()
     answer = await operator.call(RequestCode.DELETE_EXPIRED_COMMITLOG, None)
     assert answer.code == ResponseCode.SUCCESS
-    retention = rig.store.retention
-    retention._worker.stop()  # from here on it works when the test says so
+    rig.store.retention.stop()  # from here on it works when the test says so
     for _ in range(5):
         await rig.wait(1_000)
-        rig.store._maintain()
-        while retention._jobs:
-            retention._round(True)
+        maintain(rig.store)
+        work_off(rig.store.retention)
 
 
 def pulling(offset: int) -> PullMessageRequestHeader:

@@ -70,7 +70,7 @@ def test_memory_goes_piece_by_piece(kept: DeferredDeletes, tmp_path: Path) -> No
 def test_what_is_not_in_memory_goes_in_larger_pieces(kept: DeferredDeletes, tmp_path: Path) -> None:
     """An old file, as most are that are deleted."""
     deleted(kept, tmp_path / "f", 2 * SIZE)
-    fd = kept._files[0].fd
+    fd = kept._files[0].fd  # the file has no name any more by which it could be opened
     os.posix_fadvise(fd, 0, 2 * SIZE, os.POSIX_FADV_DONTNEED)
     if PageResidency().cached(fd, 0, SIZE) is None:
         pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")

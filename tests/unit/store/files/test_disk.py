@@ -63,12 +63,12 @@ def test_zeros_are_written_where_there_are_no_files_in_memory(
     without(monkeypatch)
     path = tmp_path / "file"
     path.write_bytes(b"\xff" * 200_000)
-    disk._zeros.cache_clear()
+    disk._zeros.cache_clear()  # else another test's zeros would be used
     try:
         with disk.opened(path, disk.WRITE) as fd:
             disk.write_zeros(fd, 5, 199_990)
     finally:
-        disk._zeros.cache_clear()
+        disk._zeros.cache_clear()  # and this one's by another
 
     assert path.read_bytes() == b"\xff" * 5 + bytes(199_985) + b"\xff" * 10
 

@@ -540,5 +540,6 @@ def test_what_is_encoded_in_pieces_is_the_same_text(monkeypatch: pytest.MonkeyPa
         text = json.dumps(one, indent="\t", separators=(",", ":"), sort_keys=True)
         assert encode_table(one, patient=True) == encode_table(one) == text.encode()
 
+    # A table above the real limit takes a second to write.
     monkeypatch.setattr(json_table, "_SORTED_MAX", 10)  # more keep their own order
     assert decode_table(encode_table(table, patient=True)) == decode_table(encode_table(table))

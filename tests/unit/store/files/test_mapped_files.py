@@ -34,6 +34,8 @@ from tests.support.stores import (
     append_durably,
     draft,
     everything,
+    log_of,
+    maintain,
     small_config,
     wait_until,
 )
@@ -486,6 +488,7 @@ def test_closing_the_maps_of_a_queue_costs_nothing_but_time(tmp_path: Path) -> N
             assert queue.entry(number // 2).physical_offset == number // 2 * 100
 
     assert first.entries(0, 45) == second.entries(0, 45) == entries(range(45))
+    # Maps that stay show in no answer.
     assert len(pool._queues) == 1
     for queue in (first, second):
         queue.close()
@@ -519,13 +522,14 @@ def test_the_next_file_is_ready_before_it_is_needed(tmp_path: Path) -> None:
     """A roll takes it as it is; a stop deletes it unless something was written to it."""
     store = MessageStore(small_config(tmp_path, flush_interval_ms=3_600_000), now_ms=Clock())
     store.open()
-    log = store._log
+    log = log_of(store)
+    # Which file the appender takes shows only here: another one would have the same name.
     wait_until(lambda: log._spare is not None and log._spare.ready_end == 16_384)
     spare = log._spare
 
     append_durably(store, *(draft(body=bytes(8000)) for _ in range(3)))
 
-    assert log._active is spare
+    assert log._active is spare  # see above
     wait_until(lambda: len(list((tmp_path / "commitlog").iterdir())) == 3)
     store.close()
     assert {int(path.name) for path in (tmp_path / "commitlog").iterdir()} == {0, 16_384}
@@ -607,8 +611,8 @@ def test_a_broken_queue_disk_freezes_the_checkpoint(
 
     with monkeypatch.context() as patched:
         patched.setattr("halfmq.store.files.disk.sync_data", broken)
-        store._maintain()
-    store._maintain()
+        maintain(store)
+    maintain(store)
 
     (told,) = [one for one in caplog.records if one.levelname == "CRITICAL"]
     assert "upkeep_stopped" in told.getMessage()

@@ -358,6 +358,7 @@ def test_a_full_disk_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(index_file, "reserve", failing(reserve))
         patch.setattr(index_service, "create_file", failing(create_file))
+        # Space that was reserved before would hide that there is none.
         patch.setattr(index_file, "_RESERVED_AHEAD", 0)
         with pytest.raises(DiskFullError):
             index.put_group(group)
@@ -424,6 +425,7 @@ def test_different_keys_may_share_a_hash(tmp_path: Path) -> None:
 def test_a_look_up_sees_each_group_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Header before slots: no reader follows a slot to an item that is not counted."""
     index = opened(tmp_path, records=[record(0, keys="a")])
+    # The moment between two writes of a group is reached only from inside.
     (file,) = index._files
     seen: list[list[int]] = []
 
@@ -440,7 +442,7 @@ def test_a_look_up_sees_each_group_at_once(tmp_path: Path, monkeypatch: pytest.M
             seen.append(found(index, "a"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(file, "_slots", SpiedSlots(file._slots))
+        patch.setattr(file, "_slots", SpiedSlots(file._slots))  # see above
         index.put_group([record(n, keys="a") for n in range(1, 5)])
 
     assert seen == [[0], [0, 1, 2, 3, 4]]
@@ -640,6 +642,7 @@ def test_a_file_under_repair_counts_as_never_flushed(
         headers.append(unpack_header(contents(tmp_path)[0]).end_timestamp)
         original(file, number)
 
+    # What the header says meanwhile is seen only by who looks at that moment.
     original = index_file.IndexFile._cut
     monkeypatch.setattr(index_file.IndexFile, "_cut", spying_cut)
     index = service(tmp_path)

@@ -22,7 +22,16 @@ from halfmq.store.recovery.recovery import Recovery
 from halfmq.store.tools.dump import Dumped, dump
 from halfmq.store.tools.verify import verify
 from tests.support.damage import extend, fill, filled_store, flip, only
-from tests.support.stores import Clock, append_durably, crash, draft, everything, small_config
+from tests.support.stores import (
+    Clock,
+    append_durably,
+    crash,
+    draft,
+    everything,
+    maintain,
+    queue_files,
+    small_config,
+)
 
 RECORDS = 120
 FILE_SIZE = 4 * BLOCK
@@ -335,7 +344,7 @@ def test_what_was_on_disk_before_a_kill_has_a_digest(tmp_path: Path) -> None:
     store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
     store.open()
     fill(store, RECORDS)
-    store._maintain()
+    maintain(store)
     copy = crash(tmp_path / "store", tmp_path / "copy")
     store.close()
 
@@ -377,7 +386,7 @@ def test_what_a_run_finds_damaged_the_next_start_makes_anew(
         store = reopened(root)
         flip(path, 3 * 20 + 7)
         flip(path, 4 * 20 + 11)
-        store._maintain()
+        maintain(store)
         store.close()
         assert path.read_bytes() != before
         reopened(root).close()
@@ -564,7 +573,7 @@ def integrity_of(root: Path, *, clean: bool) -> Integrity:
     """Return the digests of a store with an empty log, before its index is opened."""
     config = small_config(root)
     log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
-    queues = MessageStore(config, now_ms=Clock())._queue_table
+    queues = queue_files(MessageStore(config, now_ms=Clock()))
     made = Integrity(root, log, queues, config.max_hash_slots)
     made.before_index(0, (), clean=clean, queues_rebuilt=False)
     return made
@@ -655,6 +664,7 @@ def test_queues_that_a_start_finds_damaged_are_rebuilt_by_the_next_one_if_it_is_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
+        # A start is killed between these two steps.
         patch.setattr(Recovery, "_scan_from", killed)
         with pytest.raises(KeyboardInterrupt):
             reopened(root)
@@ -680,7 +690,7 @@ def test_a_bit_of_the_log_that_flipped_after_an_ordered_stop_is_turned_back(
     flip(root / "commitlog" / f"{base:020}", record.physical_offset - base + 95)
     store = reopened(root)
 
-    store._maintain()
+    maintain(store)
 
     assert sorted(everything(store), key=lambda one: one.physical_offset) == records
     assert caplog.text.count("event=bit_turned_back") == 1
@@ -705,7 +715,7 @@ def test_a_log_that_was_cut_below_its_digest_is_not_called_damaged(
     append_durably(store, draft("other"))
     caplog.clear()
 
-    store._maintain()
+    maintain(store)
 
     assert "event=block_damaged" not in caplog.text
     store.close()
@@ -719,8 +729,8 @@ def test_a_pass_is_made_in_steps(root: Path) -> None:
     store = MessageStore(config, now_ms=Clock(1 << 41))
     log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
     log.load()
-    store._queue_table.load()
-    compared = [*compare(queue_targets(root, store._queue_table, log))]
+    queue_files(store).load()
+    compared = [*compare(queue_targets(root, queue_files(store), log))]
 
     assert len(compared) >= 3
     assert [block.is_sound for block, _ in compared].count(False) == 1
@@ -756,6 +766,6 @@ def test_digests_of_files_that_are_gone_go_too(root: Path) -> None:
     config = small_config(root)
     store = MessageStore(config, now_ms=Clock())
     log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
-    Integrity(root, log, store._queue_table, 100).start([])
+    Integrity(root, log, queue_files(store), 100).start([])
 
     assert not orphan.exists()

@@ -26,6 +26,8 @@ from tests.support.stores import (
     crash,
     draft,
     everything,
+    log_of,
+    maintain,
     small_config,
 )
 
@@ -158,7 +160,7 @@ def test_a_start_after_a_kill_scans_what_came_since_the_checkpoint(
     """Not the whole file of the log: what lies before is compared with its digest."""
     store, _ = open_store(root, commit_log_file_size=1 << 20)
     done = append_durably(store, *(draft(queue_id=number % 3) for number in range(100)))
-    store._maintain()
+    maintain(store)
     done += append_durably(store, *(draft(queue_id=number % 4) for number in range(5)))
 
     killed, report = open_store(crash(root, tmp_path / "killed"), commit_log_file_size=1 << 20)
@@ -580,7 +582,7 @@ def test_an_index_may_lag_behind_a_log_that_loses_its_beginning(
     monkeypatch.setattr(index_builder, "RECORDS_PER_PUT", 10)
     monkeypatch.setattr(index_builder, "RETRY_EVERY", 0.0)
     store, _ = open_store(root)
-    files = store._log.files
+    files = log_of(store).files
     assert len(files.bases) > 2
     for base in files.forget_before(files.bases[2]):
         files.path(base).unlink()

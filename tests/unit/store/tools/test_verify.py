@@ -132,7 +132,7 @@ def test_the_lock_is_asked_for_and_not_taken(tmp_path: Path) -> None:
     if not os.fork():  # another process, for which the kernel answers
         from halfmq.store.files import directory_lock as module  # noqa: PLC0415
 
-        module._held.clear()
+        module._held.clear()  # as in a process that was not forked from the holder
         os.write(writer, b"%d" % is_held(tmp_path))
         os._exit(0)
     os.wait()
