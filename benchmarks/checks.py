@@ -39,14 +39,14 @@ from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 
 from .build import CompilerMissingError, cache_directory
-from .generator import Generator, Result, Target, Timing, build_generator
+from .generator import Generator, LoadResult, Target, Timing, build_generator
 from .machine import describe_machine
 from .peers import HalfmqPeer, scratch
 from .pending_steps import AsPrepared, fetch_at_once
 from .processes import ServerError, end_in_order, on_cores
 from .report import table
-from .scenarios import BODY_SIZE, Kind, Scenario
-from .scenarios import FlushMode as Mode
+from .scenarios import BODY_SIZE, LoadKind, Scenario
+from .scenarios import FlushDiskType as Mode
 
 COUNT: Final = 100_000
 RATE: Final = 2_000
@@ -61,11 +61,11 @@ _PREPARES_PER_S: Final = 2_500  # expected of a slow machine
 _WARMUP_S: Final = 0.5
 _GIVE_UP_S: Final = 10.0  # without a check in a storm
 _POLL_S: Final = 0.05
-_LOAD: Final = Scenario(kind=Kind.SEND, connections=16, window=1, mode=Mode.SYNC)
+_LOAD: Final = Scenario(kind=LoadKind.SEND, connections=16, window=1, mode=Mode.SYNC)
 _HEAD: Final = ("what", "of", "measured", "limit")
 _HOST: Final = pack_host("127.0.0.1", 10911)
 
-Row = tuple[str, str, str, str]
+PhaseRow = tuple[str, str, str, str]
 
 
 def _now_ms() -> int:
@@ -127,7 +127,7 @@ def _half(number: int) -> tuple[AppendRequest, str]:
     return message, key
 
 
-def measure_slices(root: Path, count: int) -> list[Row]:
+def measure_slices(root: Path, count: int) -> list[PhaseRow]:
     """Have all asked about that a store holds, and time each turn of the checker."""
     store_config = StoreConfig(root=root, flush_mode=FlushMode.ASYNC_FLUSH)
     store = MessageStore(store_config, now_ms=_now_ms)
@@ -180,7 +180,7 @@ def measure_slices(root: Path, count: int) -> list[Row]:
 # --- storm and steady, with a broker
 
 
-class Member(asyncio.Protocol):
+class CheckedProducer(asyncio.Protocol):
     """One producer of a group on its own connection, which takes every check."""
 
     def __init__(self, group: str) -> None:
@@ -280,15 +280,17 @@ class Member(asyncio.Protocol):
         await asyncio.sleep(0.1)  # until the broker has seen it, else nothing depends on it
 
 
-async def _join(target: Target, group: str) -> Member:
+async def _join(target: Target, group: str) -> CheckedProducer:
     loop = asyncio.get_running_loop()
-    _, member = await loop.create_connection(lambda: Member(group), "127.0.0.1", target.port)
+    _, member = await loop.create_connection(
+        lambda: CheckedProducer(group), "127.0.0.1", target.port
+    )
     await member.register()
     return member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CheckLoad:
     """How much is measured."""
 
     count: int
@@ -297,7 +299,7 @@ class Plan:
     generator: Generator
 
 
-async def measure_broker(target: Target, plan: Plan) -> list[Row]:
+async def measure_broker(target: Target, plan: CheckLoad) -> list[PhaseRow]:
     """Measure storm and steady stream on a broker with an empty store."""
     maker = await _join(target, "storm")
     immunity_s = 5 + plan.count // _PREPARES_PER_S  # or the maker itself would be asked
@@ -313,7 +315,7 @@ async def measure_broker(target: Target, plan: Plan) -> list[Row]:
     return rows
 
 
-async def _measure_storm(target: Target, plan: Plan) -> list[Row]:
+async def _measure_storm(target: Target, plan: CheckLoad) -> list[PhaseRow]:
     before = await _sends(plan, target, "before")
     load = asyncio.create_task(_sends(plan, target, "storm"))
     await asyncio.sleep(_WARMUP_S + 0.1)
@@ -336,12 +338,12 @@ async def _measure_storm(target: Target, plan: Plan) -> list[Row]:
     ]
 
 
-async def _sends(plan: Plan, target: Target, topic: str) -> Result:
+async def _sends(plan: CheckLoad, target: Target, topic: str) -> LoadResult:
     timing = Timing(seconds=plan.seconds, warmup=_WARMUP_S)
     return await asyncio.to_thread(plan.generator.run, _LOAD, target, topic, timing)
 
 
-def _send_row(what: str, result: Result) -> Row:
+def _send_row(what: str, result: LoadResult) -> PhaseRow:
     latency = result.latency_us
     return (
         what,
@@ -351,7 +353,7 @@ def _send_row(what: str, result: Result) -> Row:
     )
 
 
-async def _measure_steady(target: Target, plan: Plan) -> list[Row]:
+async def _measure_steady(target: Target, plan: CheckLoad) -> list[PhaseRow]:
     member = await _join(target, "steady")
     member.late_ms.clear()
     began = time.perf_counter()
@@ -386,7 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     several = (os.cpu_count() or 1) > 1
     try:
         rows = _in_scratch(directory, lambda path: measure_slices(path, options.count))
-        plan = Plan(
+        plan = CheckLoad(
             count=options.count,
             rate=options.rate,
             seconds=options.seconds,
@@ -415,7 +417,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _in_scratch(directory: Path, work: Callable[[Path], list[Row]]) -> list[Row]:
+def _in_scratch(directory: Path, work: Callable[[Path], list[PhaseRow]]) -> list[PhaseRow]:
     with scratch(directory, "checks") as path:
         return work(path)
 

@@ -27,7 +27,7 @@ from .machine import describe_machine
 from .peers import EchoPeer
 from .processes import end_in_order, on_cores
 from .report import table
-from .scenarios import BODY_SIZE, FlushMode, Kind, Scenario
+from .scenarios import BODY_SIZE, FlushDiskType, LoadKind, Scenario
 
 Header = Literal["json", "msgpack"]
 
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     echo = EchoPeer(cores=[0] if several else None)
     try:
         with (
-            echo.session(FlushMode.ASYNC, directory) as session,
+            echo.session(FlushDiskType.ASYNC, directory) as session,
             session.target() as target,
             on_cores([1] if several else None),
         ):
@@ -151,7 +151,7 @@ def _loops(only: str | None) -> dict[str, NewLoop]:
 def _limit_us(target: Target, header: str, outstanding: int, seconds: float) -> float:
     """What the C generator spends per message: the limit C."""
     generator = build_generator(header=header)
-    load = Scenario(kind=Kind.SEND, connections=1, window=outstanding, mode=FlushMode.ASYNC)
+    load = Scenario(kind=LoadKind.SEND, connections=1, window=outstanding, mode=FlushDiskType.ASYNC)
     timing = Timing(seconds=seconds, warmup=_WARMUP)
     return generator.run(load, target, "echo", timing).generator_cpu_us
 

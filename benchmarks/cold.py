@@ -4,7 +4,7 @@ A topic is filled, then a consumer reads it from the first message on, all queue
 fast as it is answered. Before each replay the files are dropped from the page cache, so that the
 disk has to be asked. Rounds alternate: producers alone, then the same producers beside a replay.
 What counts is the producers' p99 in units of that of the same round without one. The broker is
-watched from inside, because nothing that is cold may stop its loop.
+traced, because nothing that is cold may stop its loop.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from typing import Final
 import msgspec
 
 from .build import CompilerMissingError, cache_directory
-from .generator import Generator, GeneratorError, Result, Timing, build_generator
+from .generator import Generator, GeneratorError, LoadResult, Timing, build_generator
 from .machine import describe_machine
 from .peers import scratch
 from .processes import ServerError, end_in_order
 from .report import table
-from .scenarios import FlushMode, Kind, Scenario
-from .watched import RECORD_SIZE, Phase, Row, Watched, watched
+from .scenarios import FlushDiskType, LoadKind, Scenario
+from .trace_phases import RECORD_SIZE, Phase, PhaseRow, TracedRun, traced
 
 RATIO_MAX: Final = 2.0
 """Of the producers' p99 beside a replay to that without."""
@@ -42,11 +42,13 @@ _WARMUP: Final = 0.5
 _QUEUES: Final = 8  # that the generator creates a topic with
 _FILL_WITHIN: Final = 600.0  # seconds
 # Single sends of many producers, so that messages of all queues lie in turn.
-_FILL: Final = Scenario(kind=Kind.SEND, connections=4, window=64, mode=FlushMode.SYNC)
-_REPLAY: Final = Scenario(kind=Kind.PULL, connections=1, window=_QUEUES, mode=FlushMode.SYNC)
+_FILL: Final = Scenario(kind=LoadKind.SEND, connections=4, window=64, mode=FlushDiskType.SYNC)
+_REPLAY: Final = Scenario(
+    kind=LoadKind.PULL, connections=1, window=_QUEUES, mode=FlushDiskType.SYNC
+)
 _LOADS: Final = (
-    Scenario(kind=Kind.SEND, connections=16, window=1, mode=FlushMode.SYNC),
-    Scenario(kind=Kind.SEND, connections=64, window=1, mode=FlushMode.SYNC),
+    Scenario(kind=LoadKind.SEND, connections=16, window=1, mode=FlushDiskType.SYNC),
+    Scenario(kind=LoadKind.SEND, connections=64, window=1, mode=FlushDiskType.SYNC),
 )
 _HEAD: Final = (
     *("load", "round", "p99 alone ms", "p99 beside ms", "ratio", "rate beside/alone"),
@@ -60,8 +62,8 @@ class Round:
 
     load: str
     number: int
-    alone: Result
-    beside: Result
+    alone: LoadResult
+    beside: LoadResult
     replayed_mb_s: float
     disk_mb_s: float  # what the broker's process had the disk read
 
@@ -69,7 +71,7 @@ class Round:
     def ratio(self) -> float:
         return self.beside.latency_us.p99 / self.alone.latency_us.p99
 
-    def cells(self, pauses: Sequence[Row]) -> tuple[str, ...]:
+    def cells(self, pauses: Sequence[PhaseRow]) -> tuple[str, ...]:
         return (
             self.load,
             str(self.number),
@@ -86,7 +88,9 @@ class Round:
 class Replays:
     """Rounds on one broker."""
 
-    def __init__(self, broker: Watched, generator: Generator, store: Path, seconds: float) -> None:
+    def __init__(
+        self, broker: TracedRun, generator: Generator, store: Path, seconds: float
+    ) -> None:
         self._broker, self._generator, self._store = broker, generator, store
         self._timing = Timing(seconds=seconds, warmup=_WARMUP)
 
@@ -128,7 +132,7 @@ class Replays:
             disk_mb_s=read / (time.monotonic() - began) / _MB,
         )
 
-    def _produce(self, load: Scenario, name: str, number: int) -> Result:
+    def _produce(self, load: Scenario, name: str, number: int) -> LoadResult:
         print(f"[{number}] {name}", file=sys.stderr, flush=True)
         topic = f"c{load.connections}-{number}"
         start = time.monotonic()
@@ -161,7 +165,7 @@ def read_bytes(pid: int) -> int:
 
 def measure(
     options: argparse.Namespace, directory: Path, generator: Generator
-) -> tuple[list[Round], list[Row]]:
+) -> tuple[list[Round], list[PhaseRow]]:
     """Fill a topic and go through all rounds; the rows of pauses follow the rounds, two for each.
 
     Raises:
@@ -169,10 +173,10 @@ def measure(
         ServerError: The broker did not start.
     """
     rounds: list[Round] = []
-    pauses: list[Row] = []
+    pauses: list[PhaseRow] = []
     with scratch(directory, "cold") as home:
-        settings = [f"flushDiskType={FlushMode.SYNC}", *options.set]
-        with watched(home, settings, pauses) as broker:
+        settings = [f"flushDiskType={FlushDiskType.SYNC}", *options.set]
+        with traced(home, settings, pauses) as broker:
             replays = Replays(broker, generator, home / "store", options.seconds)
             print(f"filling {options.gib:g} GiB", file=sys.stderr, flush=True)
             replays.fill(options.gib * _GIB)
@@ -189,7 +193,7 @@ def ratios(rounds: Sequence[Round]) -> dict[str, float]:
     }
 
 
-def as_text(rounds: Sequence[Round], pauses: Sequence[Row]) -> str:
+def as_text(rounds: Sequence[Round], pauses: Sequence[PhaseRow]) -> str:
     """The table, the figures that count, and what went on in the longest pauses."""
     pairs = [pauses[at : at + 2] for at in range(0, len(pauses), 2)]
     lines = [

@@ -29,11 +29,11 @@ static double machine_busy(void)
     return fields == 7 ? (double)(user + nice + system + irq + soft) / (double)sysconf(_SC_CLK_TCK) : 0;
 }
 
-struct usage take_usage(const pid_t *watched, int watched_count)
+struct usage take_usage(const pid_t *servers, int server_count)
 {
     struct usage usage = {.wall = now_ns(), .own = clock_ns(CLOCK_PROCESS_CPUTIME_ID), .machine_busy = machine_busy()};
-    for (int i = 0; i < watched_count; i++)
-        usage.watched += cpu_of(watched[i]);
+    for (int i = 0; i < server_count; i++)
+        usage.servers += cpu_of(servers[i]);
     return usage;
 }
 

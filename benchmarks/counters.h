@@ -15,12 +15,12 @@ struct counters {
 };
 
 struct usage {
-    uint64_t wall, own, watched;
+    uint64_t wall, own, servers;
     double machine_busy; /* seconds of all cores */
 };
 
 void count_failure(struct counters *counters, int code);
-struct usage take_usage(const pid_t *watched, int watched_count);
+struct usage take_usage(const pid_t *servers, int server_count);
 
 /* One member of the JSON object, with the comma behind it. */
 void print_counters(const char *name, const struct counters *counters);

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from .build import build
-from .scenarios import BATCH_UNITS, BODY_SIZE, FILL_REQUESTS, Kind, Scenario
+from .scenarios import BATCH_UNITS, BODY_SIZE, FILL_REQUESTS, LoadKind, Scenario
 
 _SETUP_TIMEOUT: Final = 60.0  # seconds for creating the topic and draining, beside the run itself
 
@@ -17,7 +17,7 @@ class GeneratorError(Exception):
     """The generator gave up: what it said is the message."""
 
 
-class Counters(msgspec.Struct, frozen=True):
+class LoadCounters(msgspec.Struct, frozen=True):
     """What one run counted; ``sent`` = ``ok`` + ``failed`` + what was lost.
 
     ``messages`` of transactions are those that can be read, if the server was asked.
@@ -43,7 +43,7 @@ class Latency(msgspec.Struct, frozen=True):
     max: float
 
 
-class Result(msgspec.Struct, frozen=True):
+class LoadResult(msgspec.Struct, frozen=True):
     """One run: the whole of it in ``total``, the measured window in everything else."""
 
     scenario: str
@@ -57,8 +57,8 @@ class Result(msgspec.Struct, frozen=True):
     units: int
     frame_size: int
     rate_due: float  # requests per second on schedule; 0: as fast as they were answered
-    total: Counters
-    measured: Counters
+    total: LoadCounters
+    measured: LoadCounters
     lost: int
     unmatched: int
     server_requests: int
@@ -66,7 +66,7 @@ class Result(msgspec.Struct, frozen=True):
     first_refusal: str  # the header of the first answer that was not 0, or empty
     seconds: float
     own_cpu_seconds: float
-    watched_cpu_seconds: float
+    server_cpu_seconds: float
     machine_cpu_seconds: float
     latency_us: Latency
 
@@ -78,7 +78,7 @@ class Result(msgspec.Struct, frozen=True):
     @property
     def request_rate(self) -> float:
         """What ``--rate`` counts: pulls, batches, half messages per second."""
-        if self.scenario == Kind.PULL:
+        if self.scenario == LoadKind.PULL:
             return self.measured.ok / self.seconds
         return self.rate / self.units
 
@@ -90,7 +90,7 @@ class Result(msgspec.Struct, frozen=True):
     @property
     def cpu_us(self) -> float:
         """The server's user and system microseconds per message."""
-        return _per_message(self.watched_cpu_seconds, self.measured.messages)
+        return _per_message(self.server_cpu_seconds, self.measured.messages)
 
     @property
     def generator_cpu_us(self) -> float:
@@ -104,7 +104,7 @@ class Result(msgspec.Struct, frozen=True):
     @property
     def others_busy(self) -> float:
         """Cores used by neither server nor generator: what disturbed the measurement."""
-        spent = self.own_cpu_seconds + self.watched_cpu_seconds
+        spent = self.own_cpu_seconds + self.server_cpu_seconds
         return max(0.0, self.machine_cpu_seconds - spent) / self.seconds
 
     @property
@@ -161,7 +161,7 @@ class Generator:
         *,
         requests: int | None = None,
         rate: float | None = None,
-    ) -> Result:
+    ) -> LoadResult:
         """Measure ``scenario``; a topic to be pulled must have been filled.
 
         It ends after ``requests``, if they are given, should its time not be up by then. With a
@@ -178,9 +178,9 @@ class Generator:
             arguments += ["--rate", str(rate)]
         return self._call(arguments, target, topic, timing.seconds + timing.warmup)
 
-    def fill(self, scenario: Scenario, target: Target, topic: str) -> Result:
+    def fill(self, scenario: Scenario, target: Target, topic: str) -> LoadResult:
         """Put the messages that ``scenario`` pulls into a topic, by batches."""
-        batches = replace(scenario, kind=Kind.BATCH, connections=4, window=1, by_tag=False)
+        batches = replace(scenario, kind=LoadKind.BATCH, connections=4, window=1, by_tag=False)
         arguments = batches.arguments(header="json")
         count = FILL_REQUESTS * BODY_SIZE // max(BODY_SIZE, scenario.body_size)
         arguments += ["--requests", str(count), "--warmup", "0", "--seconds", "60"]
@@ -189,9 +189,9 @@ class Generator:
             raise GeneratorError(f"the topic could not be filled: {', '.join(result.flaws)}")
         return result
 
-    def _call(self, arguments: list[str], target: Target, topic: str, seconds: float) -> Result:
+    def _call(self, arguments: list[str], target: Target, topic: str, seconds: float) -> LoadResult:
         command = [str(self.program), "--port", str(target.port), "--topic", topic, *arguments]
-        command += ["--watch", str(target.pid)]
+        command += ["--server", str(target.pid)]
         if target.namesrv_port is None:
             command += ["--no-route"]
         else:
@@ -208,7 +208,7 @@ class Generator:
             raise GeneratorError(f"no end after {error.timeout:.0f} s") from error
         if done.returncode != 0:
             raise GeneratorError(done.stderr.decode(errors="replace").strip())
-        return msgspec.json.decode(done.stdout, type=Result)
+        return msgspec.json.decode(done.stdout, type=LoadResult)
 
 
 def build_generator(*, cpu: int | None = None, header: str = "json") -> Generator:

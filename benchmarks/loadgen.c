@@ -654,7 +654,7 @@ static void start_requests(struct generator *g)
 /* What one end of the window finds: processor time, and right after that how much can be read. */
 static uint64_t mark_window(struct generator *g, struct usage *usage)
 {
-    *usage = take_usage(g->options.watched, g->options.watched_count);
+    *usage = take_usage(g->options.servers, g->options.server_count);
     return g->asking < 0 ? 0 : readable(g);
 }
 
@@ -741,9 +741,9 @@ static void print_result(const struct generator *g)
            g->in_flight, g->unmatched, g->server_requests, g->one_way_answers);
     printf("\"first_refusal\": ");
     print_quoted(g->refusal, g->refusal_size);
-    printf(", \"seconds\": %.6f, \"own_cpu_seconds\": %.6f, \"watched_cpu_seconds\": %.6f, "
+    printf(", \"seconds\": %.6f, \"own_cpu_seconds\": %.6f, \"server_cpu_seconds\": %.6f, "
            "\"machine_cpu_seconds\": %.2f, ",
-           seconds_between(a->wall, b->wall), seconds_between(a->own, b->own), seconds_between(a->watched, b->watched),
+           seconds_between(a->wall, b->wall), seconds_between(a->own, b->own), seconds_between(a->servers, b->servers),
            b->machine_busy - a->machine_busy);
     printf("\"latency_us\": {\"p50\": %.1f, \"p99\": %.1f, \"max\": %.1f}}\n",
            microseconds(histogram_percentile(&g->latency, 0.50)), microseconds(histogram_percentile(&g->latency, 0.99)),

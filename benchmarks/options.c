@@ -24,18 +24,18 @@ static const char USAGE[] =
     "        [--connections N] [--window N] [--body BYTES] [--units N] [--pull N] [--queues N] [--no-route]\n"
     "        [--from-start]\n"
     "        [--end two-way|one-way] [--warmup SECONDS] [--seconds SECONDS] [--requests N]\n"
-    "        [--cpu N] [--watch PID]...\n"
+    "        [--cpu N] [--server PID]...\n"
     "--topics above 1 uses NAME-00, NAME-01, … in turn; --tag filters pulls.\n"
     "--rate sends so many requests a second, on a schedule from which latencies are counted; at most\n"
     "connections times window of them are in flight.\n"
     "--queues is what a new topic is created with; --no-route takes it as given and asks nobody.\n"
     "--from-start has all pulls begin with the first message of their queue, else they are spread over it.\n"
-    "--requests ends the run after that many; --watch adds a process whose CPU time is reported.";
+    "--requests ends the run after that many; --server adds a process whose CPU time is reported.";
 
 enum option_id {
     OPTION_SCENARIO = 1, OPTION_HEADER, OPTION_HOST, OPTION_PORT, OPTION_NAMESRV_PORT, OPTION_TOPIC, OPTION_GROUP,
     OPTION_BROKER_NAME, OPTION_CONNECTIONS, OPTION_WINDOW, OPTION_BODY, OPTION_UNITS, OPTION_PULL, OPTION_QUEUES,
-    OPTION_NO_ROUTE, OPTION_END, OPTION_WARMUP, OPTION_SECONDS, OPTION_REQUESTS, OPTION_CPU, OPTION_WATCH,
+    OPTION_NO_ROUTE, OPTION_END, OPTION_WARMUP, OPTION_SECONDS, OPTION_REQUESTS, OPTION_CPU, OPTION_SERVER,
     OPTION_FROM_START, OPTION_MESSAGE, OPTION_TOPICS, OPTION_TAG, OPTION_RATE,
 };
 
@@ -60,7 +60,7 @@ static const struct option OPTIONS[] = {
     {"seconds", required_argument, NULL, OPTION_SECONDS},
     {"requests", required_argument, NULL, OPTION_REQUESTS},
     {"cpu", required_argument, NULL, OPTION_CPU},
-    {"watch", required_argument, NULL, OPTION_WATCH},
+    {"server", required_argument, NULL, OPTION_SERVER},
     {"message", required_argument, NULL, OPTION_MESSAGE},
     {"topics", required_argument, NULL, OPTION_TOPICS},
     {"tag", required_argument, NULL, OPTION_TAG},
@@ -146,10 +146,10 @@ static void take_option(struct options *o, int id, const char *value)
     case OPTION_SECONDS: o->seconds = number(value, SECONDS_MAX); break;
     case OPTION_REQUESTS: o->requests_max = (uint64_t)whole(value, 1, 2000000000); break;
     case OPTION_CPU: o->cpu = (int)whole(value, 0, CPU_SETSIZE - 1); break;
-    case OPTION_WATCH:
-        if (o->watched_count == WATCHED_MAX)
-            usage_error("too many --watch");
-        o->watched[o->watched_count++] = (pid_t)whole(value, 1, 1 << 30);
+    case OPTION_SERVER:
+        if (o->server_count == SERVERS_MAX)
+            usage_error("too many --server");
+        o->servers[o->server_count++] = (pid_t)whole(value, 1, 1 << 30);
         break;
     default: usage_error("unknown option");
     }

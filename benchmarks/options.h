@@ -7,7 +7,7 @@
 #include <sys/types.h>
 
 enum {
-    WATCHED_MAX = 8,
+    SERVERS_MAX = 8,
     TOPICS_MAX = 64,
 };
 
@@ -31,8 +31,8 @@ struct options {
     uint64_t requests_max;
     bool one_way_end, fixed_queues, from_start;
     int cpu;
-    pid_t watched[WATCHED_MAX];
-    int watched_count;
+    pid_t servers[SERVERS_MAX];
+    int server_count;
 };
 
 /* Ends the program with status 2 and the usage when the arguments make no run. */

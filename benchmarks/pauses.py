@@ -1,6 +1,6 @@
 """How long passes of background work hold the broker's event loop, and how late the loop comes.
 
-A real broker is watched from inside (``observed``) while C generators load it. *Small files* make
+A real broker is traced (``traced_broker``) while C generators load it. *Small files* make
 everything roll all the time: log, queues, index. *Large files* are those of a default store: a
 gigabyte of log, of which the next is prepared, and old ones are deleted, beside the traffic. In the
 *flush storm* 256 producers wait for the disk, each for itself, and another process writes to it and
@@ -40,21 +40,21 @@ from .machine import describe_machine
 from .peers import scratch
 from .processes import ServerError, end_in_order, running
 from .report import table
-from .scenarios import BATCH_UNITS, FlushMode, Kind, Message, Scenario
-from .watched import RECORD_SIZE, Phase, Row, Watched, watched
+from .scenarios import BATCH_UNITS, FlushDiskType, LoadKind, MessageShape, Scenario
+from .trace_phases import RECORD_SIZE, Phase, PhaseRow, TracedRun, traced
 
 _GIB: Final = 1 << 30
 _DELETE_EVERY_S: Final = 0.5
 _LEAVING_S: Final = 40.0  # seconds in which more than a deleted gigabyte leaves memory
 _OFFSET_QUEUES: Final = 250  # of each of the groups whose offsets are saved
-_BATCHES: Final = Scenario(kind=Kind.BATCH, connections=4, window=1, mode=FlushMode.SYNC)
-_SENDS: Final = Scenario(kind=Kind.SEND, connections=16, window=1, mode=FlushMode.SYNC)
-_ALONE: Final = Scenario(kind=Kind.SEND, connections=1, window=1, mode=FlushMode.SYNC)
+_BATCHES: Final = Scenario(kind=LoadKind.BATCH, connections=4, window=1, mode=FlushDiskType.SYNC)
+_SENDS: Final = Scenario(kind=LoadKind.SEND, connections=16, window=1, mode=FlushDiskType.SYNC)
+_ALONE: Final = Scenario(kind=LoadKind.SEND, connections=1, window=1, mode=FlushDiskType.SYNC)
 _TRANSACTIONS: Final = Scenario(
-    kind=Kind.TRANSACTION, connections=64, window=1, mode=FlushMode.SYNC
+    kind=LoadKind.TRANSACTION, connections=64, window=1, mode=FlushDiskType.SYNC
 )
-_INDEX: Final = replace(_BATCHES, message=Message.USUAL)
-_STORM: Final = Scenario(kind=Kind.SEND, connections=256, window=1, mode=FlushMode.SYNC)
+_INDEX: Final = replace(_BATCHES, message=MessageShape.USUAL)
+_STORM: Final = Scenario(kind=LoadKind.SEND, connections=256, window=1, mode=FlushDiskType.SYNC)
 _SMALL_FILES: Final = (
     *("mappedFileSizeCommitLog=16777216", "mappedFileSizeConsumeQueue=60000"),
     *("maxHashSlotNum=20000", "maxIndexNum=100000"),
@@ -71,15 +71,15 @@ while True:
         os.fdatasync(fd)
 """
 _HEAD: Final = (
-    *("phase", "files", "msgs/s", "beats", "over 5 ms", "over 20 ms", "999 of 1000 ms"),
+    *("phase", "files", "msgs/s", "probes", "over 5 ms", "over 20 ms", "999 of 1000 ms"),
     *("longest ms", "background ms", "limit ms"),
 )
 
 
 class Course:
-    """What a watched broker goes through."""
+    """The phases of the load on a traced broker."""
 
-    def __init__(self, broker: Watched, generator: Generator) -> None:
+    def __init__(self, broker: TracedRun, generator: Generator) -> None:
         self._broker, self._generator = broker, generator
 
     def phase(
@@ -165,19 +165,19 @@ def _write_offsets(store: Path, count: int) -> None:
     (store / "config" / "consumerOffset.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-def measure(options: argparse.Namespace, directory: Path, generator: Generator) -> list[Row]:
+def measure(options: argparse.Namespace, directory: Path, generator: Generator) -> list[PhaseRow]:
     """Go through all phases.
 
     Raises:
         GeneratorError: A load was not served.
         ServerError: A broker did not start, or died.
     """
-    rows: list[Row] = []
+    rows: list[PhaseRow] = []
     seconds = options.seconds
     with scratch(directory, "pauses") as home:
         _write_offsets(home / "store", options.offsets)
         settings = [*_SMALL_FILES, "fileReservedTime=0"]
-        with watched(home, settings, rows) as broker:
+        with traced(home, settings, rows) as broker:
             small = Course(broker, generator)
             small.phase("rolls", "16 MiB", _BATCHES, seconds=seconds)
             small.phase("retention", "16 MiB", _SENDS, seconds=seconds, beside=small.delete_old)
@@ -186,7 +186,7 @@ def measure(options: argparse.Namespace, directory: Path, generator: Generator) 
     with scratch(directory, "pauses") as home:
         requests = int(options.gib * _GIB / (RECORD_SIZE * BATCH_UNITS))
         settings = ["fileReservedTime=0"]
-        with watched(home, settings, rows) as broker:
+        with traced(home, settings, rows) as broker:
             large = Course(broker, generator)
             large.phase("rolls", "1 GiB", _BATCHES, seconds=60, requests=requests)
             large.phase("index", "1 GiB", _INDEX, seconds=seconds)
@@ -198,7 +198,7 @@ def measure(options: argparse.Namespace, directory: Path, generator: Generator) 
     return rows
 
 
-def as_text(rows: Sequence[Row]) -> str:
+def as_text(rows: Sequence[PhaseRow]) -> str:
     """The table, and what went on in the longest pauses."""
     lines = [table(_HEAD, [row.cells for row in rows]), ""]
     for row in rows:

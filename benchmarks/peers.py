@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from .build import build
 from .generator import Target
 from .processes import ready_fields, running
-from .scenarios import FlushMode
+from .scenarios import FlushDiskType
 
 _START_TIMEOUT: Final = 30.0  # seconds to an empty store's ready line
 
@@ -26,7 +26,7 @@ HALFMQ: Final = "halfmq"
 ROCKETMQ: Final = "rocketmq"
 
 
-class Session(Protocol):
+class ServerRun(Protocol):
     """One server in one flush mode."""
 
     def target(self) -> AbstractContextManager[Target]:
@@ -43,7 +43,7 @@ class Peer(Protocol):
     def settings(self) -> dict[str, str]:
         """What differs from its defaults, for the report."""
 
-    def session(self, mode: FlushMode, directory: Path) -> AbstractContextManager[Session]:
+    def session(self, mode: FlushDiskType, directory: Path) -> AbstractContextManager[ServerRun]:
         """Keep files below ``directory`` and remove them afterwards."""
 
 
@@ -69,7 +69,7 @@ class EchoPeer:
         return {"cores": _cores_text(self.cores)}
 
     @contextmanager
-    def session(self, mode: FlushMode, directory: Path) -> Iterator[Session]:
+    def session(self, mode: FlushDiskType, directory: Path) -> Iterator[ServerRun]:
         yield _EchoSession(directory, self.cores)
 
 
@@ -104,14 +104,14 @@ class HalfmqPeer:
         return {"cores": _cores_text(self.cores), **pairs}
 
     @contextmanager
-    def session(self, mode: FlushMode, directory: Path) -> Iterator[Session]:
+    def session(self, mode: FlushDiskType, directory: Path) -> Iterator[ServerRun]:
         yield _HalfmqSession(self, mode, directory)
 
 
 @dataclass(frozen=True, slots=True)
 class _HalfmqSession:
     peer: HalfmqPeer
-    mode: FlushMode
+    mode: FlushDiskType
     directory: Path
     _fixed: Sequence[str] = field(default=("listenPort=0", "namesrvListenPort=0"))
 
@@ -130,7 +130,7 @@ class _HalfmqSession:
             f"storePathRootDir={home / 'store'}",
             f"flushDiskType={self.mode}",
             *self.peer.overrides,
-            *(self.peer.async_overrides if self.mode is FlushMode.ASYNC else ()),
+            *(self.peer.async_overrides if self.mode is FlushDiskType.ASYNC else ()),
         ]
         command = [self.peer.python, "-m", "halfmq.broker"]
         return command + [part for setting in settings for part in ("--set", setting)]

@@ -71,7 +71,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class PendingStart:
     """A start of the broker."""
 
     seconds: float  # process start to ready line
@@ -81,7 +81,7 @@ class Start:
     anonymous: int  # bytes
 
 
-class Pending:
+class PendingMeasurement:
     """One run of everything in one scratch directory."""
 
     def __init__(self, directory: Path, count: int, body_size: int) -> None:
@@ -140,7 +140,7 @@ class Pending:
         figures: dict[str, float] = json.loads(done.stdout)
         return figures
 
-    def _start(self, root: Path) -> Start:
+    def _start(self, root: Path) -> PendingStart:
         """Start the broker on a store and kill it."""
         _tell(f"start on {root.name}")
         log = self._directory / f"{root.name}.log"
@@ -162,11 +162,11 @@ class Pending:
         )
         if rebuilt is None:
             raise ServerError(f"no word of the table\n{log_tail(log)}")
-        return Start(seconds, processor, int(rebuilt[2]) / 1_000, int(rebuilt[1]), anonymous)
+        return PendingStart(seconds, processor, int(rebuilt[2]) / 1_000, int(rebuilt[1]), anonymous)
 
 
 def _start_figures(
-    source: str, of: str, start: Start, empty: Start, scale: float
+    source: str, of: str, start: PendingStart, empty: PendingStart, scale: float
 ) -> tuple[Figure, ...]:
     memory = (start.anonymous - empty.anonymous) / _MIB
     return (
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine = describe_machine(directory)
     try:
         with scratch(directory, "pending") as path:
-            figures = Pending(path, options.count, options.body).run()
+            figures = PendingMeasurement(path, options.count, options.body).run()
     except (ServerError, subprocess.TimeoutExpired) as error:
         print(error, file=sys.stderr)
         return 1

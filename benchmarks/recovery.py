@@ -4,7 +4,7 @@ For each kind of record a log is written whose checkpoint stays at the beginning
 killed: then all of it is scanned, and queues, index and the table of transactions are made anew.
 That is the worst case; a checkpoint is a second old, so *killed broker* shows what is usual: a real
 one under load, ended by SIGKILL. Each store is started as after a kill, with the log in the page
-cache, and as after a power cut, without. Where the time goes is seen from inside (``observed``);
+cache, and as after a power cut, without. Where the time goes is traced (``traced_broker``);
 beside it stand the limits of the machine: reading the same files, and CRC-32 of a kilobyte.
 
 Wall times mean little on a busy machine, so processor times stand beside them.
@@ -30,14 +30,14 @@ from halfmq.store.format.digest import DIRECTORY as DIGESTS
 from .build import CompilerMissingError, cache_directory
 from .generator import GeneratorError, Target, Timing, build_generator
 from .machine import describe_machine
-from .observed import Observed
 from .peers import scratch
 from .pending_steps import processor_seconds
 from .processes import ServerError, end_in_order, log_tail, ready_fields, running
 from .recovery_steps import KINDS, forget
 from .report import table
-from .scenarios import BATCH_UNITS, FlushMode, Kind, Scenario
-from .watched import RECORD_SIZE
+from .scenarios import BATCH_UNITS, FlushDiskType, LoadKind, Scenario
+from .trace_phases import RECORD_SIZE
+from .traced_broker import Trace
 
 GB_PER_S_MIN: Final = 0.8
 """Of the scan, in 10⁹ bytes; or else"""
@@ -50,7 +50,7 @@ _STEP_SECONDS: Final = 600.0
 _CHECKPOINT: Final = "checkpoint"
 # Everything but the log and the checkpoint that a start leaves behind and a later one would use.
 _DERIVED: Final = ("config/halfmqTransactions", "index", DIGESTS)
-_LOAD: Final = Scenario(kind=Kind.BATCH, connections=4, window=1, mode=FlushMode.SYNC)
+_LOAD: Final = Scenario(kind=LoadKind.BATCH, connections=4, window=1, mode=FlushDiskType.SYNC)
 _PARTS: Final = {
     "scan": ("Recovery._scan_from",),
     "cut": ("Recovery._cut_log",),
@@ -67,7 +67,7 @@ _HEAD: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class MeasuredStart:
     """One start after a kill."""
 
     kind: str
@@ -145,7 +145,7 @@ class Starts:
             generator.run(_LOAD, target, "killed", timing, requests=requests)
             process.kill()
 
-    def start(self, *, cached: bool) -> Start:
+    def start(self, *, cached: bool) -> MeasuredStart:
         """Start the broker on the store, kill it as soon as it serves, and tidy up behind it.
 
         Raises:
@@ -158,17 +158,19 @@ class Starts:
             forget([*logs, *self._store.glob("consumequeue/*/*/*")])
         report = self._home / "report.json"
         began = time.perf_counter()
-        with running(self._command("benchmarks.observed", str(report), "--"), log=self._log) as it:
+        with running(
+            self._command("benchmarks.traced_broker", str(report), "--"), log=self._log
+        ) as it:
             self._ready(it)
             seconds, processor = time.perf_counter() - began, processor_seconds(it.pid)
             it.kill()
         self._tidy()
-        observed = msgspec.json.decode(report.read_bytes(), type=Observed)
+        trace = msgspec.json.decode(report.read_bytes(), type=Trace)
         length = dict.fromkeys(_PARTS, 0.0)
         for name, spans in _PARTS.items():
-            length[name] = sum(s.end - s.start for s in observed.spans if s.name in spans)
+            length[name] = sum(s.end - s.start for s in trace.spans if s.name in spans)
         found = self._recovered()
-        return Start(
+        return MeasuredStart(
             kind=self._kind,
             cached=cached,
             log_bytes=found["end"],
@@ -178,7 +180,7 @@ class Starts:
             processor_seconds=processor,
             parts=length,
             scan_processor_seconds=sum(
-                span.processor for span in observed.spans if span.name in _PARTS["scan"]
+                span.processor for span in trace.spans if span.name in _PARTS["scan"]
             ),
         )
 
@@ -231,14 +233,16 @@ def step(*arguments: str) -> dict[str, float]:
     return figures
 
 
-def measure(options: argparse.Namespace, directory: Path) -> tuple[dict[str, float], list[Start]]:
+def measure(
+    options: argparse.Namespace, directory: Path
+) -> tuple[dict[str, float], list[MeasuredStart]]:
     """Write and start every store; the first figures are the limits of the machine.
 
     Raises:
         ServerError: A step or a start failed.
         GeneratorError: The load of the broker that is to be killed was not served.
     """
-    starts: list[Start] = []
+    starts: list[MeasuredStart] = []
     limits: dict[str, float] = {}
     for kind in options.kind or [*KINDS, KILLED]:
         with scratch(directory, "recovery") as home:

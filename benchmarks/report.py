@@ -8,13 +8,13 @@ from typing import Final
 
 import msgspec
 
-from .generator import Result
+from .generator import LoadResult
 from .limits import Limits
 from .machine import Machine
 from .peers import ECHO, HALFMQ
-from .scenarios import BODY_SIZE, FlushMode, Kind, Message, Scenario
+from .scenarios import BODY_SIZE, FlushDiskType, LoadKind, MessageShape, Scenario
 
-_BESIDE_MEMORY: Final = frozenset({Kind.BATCH, Kind.TRANSACTION})
+_BESIDE_MEMORY: Final = frozenset({LoadKind.BATCH, LoadKind.TRANSACTION})
 _SATURATED: Final = 0.95  # share of its core from which the generator may be the bottleneck
 
 
@@ -25,7 +25,7 @@ class Measurement(msgspec.Struct, frozen=True):
     server: str
     round: int
     disk: Limits
-    result: Result | None  # None: it failed, and ``error`` says how
+    result: LoadResult | None  # None: it failed, and ``error`` says how
     error: str | None = None
 
 
@@ -84,7 +84,7 @@ def _row(measurements: Sequence[Measurement], limits: Limits, scenario: str, ser
     mine = [m for m in measurements if m.scenario.name == scenario and m.server == server]
     results = [m.result for m in mine if m.result is not None]
     rates = [result.rate for result in results]
-    is_durable = mine[0].scenario.mode is FlushMode.SYNC and server != ECHO
+    is_durable = mine[0].scenario.mode is FlushDiskType.SYNC and server != ECHO
     memory_us = limits.memory_us if mine[0].scenario.kind in _BESIDE_MEMORY else None
     cpu_us = _median(result.cpu_us for result in results)
     ours = {} if server in {HALFMQ, ECHO} else _by_round(measurements, scenario, HALFMQ)
@@ -125,14 +125,14 @@ def _row(measurements: Sequence[Measurement], limits: Limits, scenario: str, ser
 
 def _plain_send_of(scenario: Scenario) -> str:
     """The name of the plain sends under the same load; of what is no transaction, nothing's."""
-    is_transaction = scenario.kind is Kind.TRANSACTION
-    return replace(scenario, kind=Kind.SEND).name if is_transaction else ""
+    is_transaction = scenario.kind is LoadKind.TRANSACTION
+    return replace(scenario, kind=LoadKind.SEND).name if is_transaction else ""
 
 
 def _plainer(scenario: Scenario, measured: Collection[str]) -> str:
     """The name of the same load with lean messages; where there is none, with usual ones."""
     plain = replace(scenario, body_size=BODY_SIZE, header="", half_load=False)
-    for message in (Message.LEAN, Message.USUAL):
+    for message in (MessageShape.LEAN, MessageShape.USUAL):
         name = replace(plain, message=message).name
         if name == scenario.name:
             break
@@ -141,7 +141,9 @@ def _plainer(scenario: Scenario, measured: Collection[str]) -> str:
     return ""
 
 
-def _by_round(measurements: Iterable[Measurement], scenario: str, server: str) -> dict[int, Result]:
+def _by_round(
+    measurements: Iterable[Measurement], scenario: str, server: str
+) -> dict[int, LoadResult]:
     return {
         m.round: m.result
         for m in measurements
@@ -149,13 +151,13 @@ def _by_round(measurements: Iterable[Measurement], scenario: str, server: str) -
     }
 
 
-def _ratio(pairs: Iterable[tuple[Result | None, Result | None]]) -> float | None:
+def _ratio(pairs: Iterable[tuple[LoadResult | None, LoadResult | None]]) -> float | None:
     """CPU per message of the first in units of the second."""
     ratios = [a.cpu_us / b.cpu_us for a, b in pairs if a and b and b.cpu_us > 0]
     return median(ratios) if ratios else None
 
 
-def _rate_ratio(pairs: Iterable[tuple[Result | None, Result | None]]) -> float | None:
+def _rate_ratio(pairs: Iterable[tuple[LoadResult | None, LoadResult | None]]) -> float | None:
     ratios = [a.rate / b.rate for a, b in pairs if a and b and b.rate > 0]
     return median(ratios) if ratios else None
 

@@ -20,9 +20,9 @@ from typing import Final
 
 from .build import being_made, cache_directory
 from .generator import Target
-from .peers import ROCKETMQ, Session, scratch
+from .peers import ROCKETMQ, ServerRun, scratch
 from .processes import free_ports, running, wait_for_port
-from .scenarios import FlushMode
+from .scenarios import FlushDiskType
 
 VERSION: Final = "5.3.3"
 _FETCH_TIMEOUT: Final = 900.0  # seconds; about 130 jars on a first run
@@ -114,7 +114,7 @@ class RocketMQPeer:
         return {"version": VERSION, "cores": cores, "jvm": " ".join(_JVM_OPTIONS[:3])}
 
     @contextmanager
-    def session(self, mode: FlushMode, directory: Path) -> Iterator[Session]:
+    def session(self, mode: FlushDiskType, directory: Path) -> Iterator[ServerRun]:
         jars = fetch_jars()
         with scratch(directory, ROCKETMQ) as home:
             ports = _Ports(free_ports(_Ports.COUNT))
@@ -171,7 +171,7 @@ class _RocketMQSession:
                 process.send_signal(signal.SIGSTOP)
 
 
-def _write_files(home: Path, mode: FlushMode, ports: _Ports) -> None:
+def _write_files(home: Path, mode: FlushDiskType, ports: _Ports) -> None:
     broker = {
         "brokerClusterName": "DefaultCluster",
         "brokerName": "broker-a",

@@ -1,4 +1,4 @@
-"""Measure our broker beside the limits of the machine and, on request, beside Apache RocketMQ.
+"""Measure the broker beside the limits of the machine and, on request, beside Apache RocketMQ.
 
 For each flush mode: start what a peer needs once; then in every round, load by load, measure the
 disk limit and each server right after the other. So a ratio compares figures seconds apart.
@@ -16,18 +16,23 @@ from pathlib import Path
 from typing import Final
 
 from .build import CompilerMissingError, cache_directory
-from .generator import Generator, GeneratorError, Result, Target, Timing, build_generator
+from .generator import Generator, GeneratorError, LoadResult, Target, Timing, build_generator
 from .limits import Limits, measure_limits
 from .machine import describe_machine
-from .peers import ECHO, ROCKETMQ, EchoPeer, HalfmqPeer, Peer, Session, scratch
+from .peers import ECHO, ROCKETMQ, EchoPeer, HalfmqPeer, Peer, ServerRun, scratch
 from .processes import ServerError, end_in_order
 from .report import Measurement, Report, as_text, make_rows, write_json
 from .rocketmq_peer import PeerMissingError, RocketMQPeer
-from .scenarios import FlushMode, Kind, Message, Scenario, all_scenarios, shape_scenarios
-
-_DISPATCH: Final = (
-    1.0  # seconds until what was filled can be read: a peer indexes behind the answer
+from .scenarios import (
+    FlushDiskType,
+    LoadKind,
+    MessageShape,
+    Scenario,
+    all_scenarios,
+    shape_scenarios,
 )
+
+_DISPATCH: Final = 1.0  # seconds until filled queues can be read: a peer indexes after its answer
 _MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 _LIMIT_SECONDS: Final = 0.5  # per limit and round
 _HEADERS: Final = ("json", "rocketmq", "msgpack")
@@ -80,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(plan: Plan) -> Iterator[Measurement]:
-    for mode in FlushMode:
+    for mode in FlushDiskType:
         scenarios = [scenario for scenario in plan.scenarios if scenario.mode is mode]
         if not scenarios:
             continue
@@ -98,7 +103,7 @@ def _measure(plan: Plan) -> Iterator[Measurement]:
 def _compare(
     plan: Plan,
     scenario: Scenario,
-    sessions: dict[str, Session],
+    sessions: dict[str, ServerRun],
     round_number: int,
     disk: Limits,
 ) -> Iterator[Measurement]:
@@ -124,15 +129,17 @@ def _compare(
 
 def _topic(scenario: Scenario, round_number: int) -> str:
     """Sends share topics, lest a peer that stays collects thousands; what is pulled is fresh."""
-    pulled = f"-pulled-{round_number}" if scenario.kind is Kind.PULL else ""
+    pulled = f"-pulled-{round_number}" if scenario.kind is LoadKind.PULL else ""
     return f"{scenario.message}-{scenario.body_size}{pulled}"
 
 
-def _run_once(plan: Plan, scenario: Scenario, server: str, target: Target, topic: str) -> Result:
+def _run_once(
+    plan: Plan, scenario: Scenario, server: str, target: Target, topic: str
+) -> LoadResult:
     # RocketMQ knows no MSGPACK header, and answers its binary one in JSON; its clients send JSON.
     generator = replace(plan.generator, header="json") if server == ROCKETMQ else plan.generator
     place = (target.pid, topic)
-    if scenario.kind is Kind.PULL and server != ECHO and place not in plan.filled:
+    if scenario.kind is LoadKind.PULL and server != ECHO and place not in plan.filled:
         generator.fill(scenario, target, topic)
         plan.filled.add(place)
         time.sleep(_DISPATCH)
@@ -143,7 +150,7 @@ def _run_once(plan: Plan, scenario: Scenario, server: str, target: Target, topic
 
 
 def _tell_progress(
-    scenario: Scenario, server: str, round_number: int, result: Result | None, error: str | None
+    scenario: Scenario, server: str, round_number: int, result: LoadResult | None, error: str | None
 ) -> None:
     outcome = f"{result.rate:,.0f}/s, {result.cpu_us:.2f} us" if result else error
     print(f"[{round_number}] {scenario.name}, {server}: {outcome}", file=sys.stderr, flush=True)
@@ -159,7 +166,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, help="default 3")
     add("--seconds", type=float, help="measured window of one run, default 5")
     add("--warmup", type=float, help="seconds before the window, default 1")
-    add("--message", action="append", choices=list(map(str, Message)), help=_MESSAGE_HELP)
+    add("--message", action="append", choices=list(map(str, MessageShape)), help=_MESSAGE_HELP)
     add("--shapes", action="store_true", help=_SHAPES_HELP)
     add("--scenario", action="append", help="only loads whose name contains this; repeatable")
     add("--list", action="store_true", help="print the names of the loads and end")
@@ -188,7 +195,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _fill_defaults(options: argparse.Namespace) -> None:
     quick = options.quick
-    options.message = [Message(name) for name in options.message or ("lean", "usual")]
+    options.message = [MessageShape(name) for name in options.message or ("lean", "usual")]
     options.rounds = options.rounds or (1 if quick or options.shapes else 3)
     options.seconds = options.seconds or (1.0 if quick else 5.0)
     if options.warmup is None:
@@ -249,7 +256,7 @@ def _opt_out(options: argparse.Namespace) -> list[str]:
     topics = {
         f"{topic}-{number:02}" if load.message.topics > 1 else topic
         for load in _chosen(options)
-        if load.kind is Kind.TRANSACTION
+        if load.kind is LoadKind.TRANSACTION
         for topic in [_topic(load, 0)]
         for number in range(load.message.topics)
     }
@@ -258,7 +265,7 @@ def _opt_out(options: argparse.Namespace) -> list[str]:
 
 def _rocketmq(options: argparse.Namespace, generator: Generator) -> RocketMQPeer:
     """The peer and its warm-up: the loads that are measured, in turn, on a topic of their own."""
-    scenarios = [s for s in _chosen(options) if s.kind is not Kind.PULL] or all_scenarios(
+    scenarios = [s for s in _chosen(options) if s.kind is not LoadKind.PULL] or all_scenarios(
         options.message
     )
     loads = list({(s.shape, s.message): s for s in scenarios}.values())

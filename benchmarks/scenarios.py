@@ -15,14 +15,14 @@ TOPICS: Final = 32  # that usual and wide messages go to in turn
 _TAG: Final = "TagC"  # one of the eight of usual and wide messages
 
 
-class FlushMode(StrEnum):
+class FlushDiskType(StrEnum):
     """When a send is answered: after fdatasync, or at once. RocketMQ's names."""
 
     SYNC = "SYNC_FLUSH"
     ASYNC = "ASYNC_FLUSH"
 
 
-class Kind(StrEnum):
+class LoadKind(StrEnum):
     """What a request of the scenario is; the generator's word for it."""
 
     SEND = "send"
@@ -31,7 +31,7 @@ class Kind(StrEnum):
     TRANSACTION = "transaction"
 
 
-class Message(StrEnum):
+class MessageShape(StrEnum):
     """What a message carries beside its body; the generator's word for it (``messages.h``)."""
 
     LEAN = "lean"
@@ -40,18 +40,18 @@ class Message(StrEnum):
 
     @property
     def topics(self) -> int:
-        return 1 if self is Message.LEAN else TOPICS
+        return 1 if self is MessageShape.LEAN else TOPICS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """One kind of load in one flush mode."""
 
-    kind: Kind
+    kind: LoadKind
     connections: int
     window: int  # requests in flight per connection
-    mode: FlushMode
-    message: Message = Message.LEAN
+    mode: FlushDiskType
+    message: MessageShape = MessageShape.LEAN
     one_way: bool = False  # END_TRANSACTION wants no answer, as official clients send it
     by_tag: bool = False  # pulls are filtered by one of the tags
     body_size: int = BODY_SIZE  # bytes
@@ -83,31 +83,34 @@ class Scenario:
             *("--header", self.header or header),
             *("--message", self.message.value, "--topics", str(self.message.topics)),
         ]
-        if self.kind is Kind.BATCH:
+        if self.kind is LoadKind.BATCH:
             arguments += ["--units", str(BATCH_UNITS)]
-        if self.kind is Kind.PULL:
+        if self.kind is LoadKind.PULL:
             arguments += ["--pull", str(PULL_COUNT)]
         if self.by_tag:
             arguments += ["--tag", _TAG]
-        if self.kind is Kind.TRANSACTION:
+        if self.kind is LoadKind.TRANSACTION:
             arguments += ["--end", "one-way" if self.one_way else "two-way"]
         return arguments
 
 
 _WRITING: Final = (
-    (Kind.SEND, 1, 1),
-    (Kind.SEND, 16, 1),
-    (Kind.SEND, 64, 1),
-    (Kind.SEND, 256, 1),
-    (Kind.SEND, 4, 64),
-    (Kind.BATCH, 8, 1),
-    (Kind.TRANSACTION, 64, 1),
-    (Kind.TRANSACTION, 4, 64),
+    (LoadKind.SEND, 1, 1),
+    (LoadKind.SEND, 16, 1),
+    (LoadKind.SEND, 64, 1),
+    (LoadKind.SEND, 256, 1),
+    (LoadKind.SEND, 4, 64),
+    (LoadKind.BATCH, 8, 1),
+    (LoadKind.TRANSACTION, 64, 1),
+    (LoadKind.TRANSACTION, 4, 64),
 )
-_READING: Final = ((Kind.PULL, 4, 1), (Kind.PULL, 64, 1))  # the flush mode does not matter to it
+_READING: Final = (
+    (LoadKind.PULL, 4, 1),
+    (LoadKind.PULL, 64, 1),
+)  # the flush mode does not matter to it
 
 
-def all_scenarios(messages: Sequence[Message]) -> list[Scenario]:
+def all_scenarios(messages: Sequence[MessageShape]) -> list[Scenario]:
     """Every load with each of the messages, those of one flush mode together.
 
     A JVM peer is started once per mode. The messages of a load come one after the other, so that
@@ -117,17 +120,17 @@ def all_scenarios(messages: Sequence[Message]) -> list[Scenario]:
         replace(load, message=message)
         for load in _loads()
         for message in messages
-        if not (load.by_tag and message is Message.LEAN)  # it has one tag: nothing to choose
+        if not (load.by_tag and message is MessageShape.LEAN)  # it has one tag: nothing to choose
     ]
 
 
 def _loads() -> Iterator[Scenario]:
-    for mode in FlushMode:
+    for mode in FlushDiskType:
         for row in _WRITING:
             yield _scenario(*row, mode)
-        yield replace(_scenario(Kind.TRANSACTION, 4, 64, mode), one_way=True)
+        yield replace(_scenario(LoadKind.TRANSACTION, 4, 64, mode), one_way=True)
     for row in _READING:
-        load = _scenario(*row, FlushMode.ASYNC)
+        load = _scenario(*row, FlushDiskType.ASYNC)
         yield load
         yield replace(load, by_tag=True)
 
@@ -143,17 +146,17 @@ def shape_scenarios() -> list[Scenario]:
         if load.shape in {"send c=64 w=1", "send c=4 w=64", "batch c=8 w=1", "pull c=4 w=1"}
         or load.one_way
     ]
-    return [shape for load in loads for shape in _shapes(replace(load, message=Message.USUAL))]
+    return [shape for load in loads for shape in _shapes(replace(load, message=MessageShape.USUAL))]
 
 
 def _shapes(usual: Scenario) -> Iterator[Scenario]:
     yield usual
-    yield replace(usual, message=Message.WIDE)
+    yield replace(usual, message=MessageShape.WIDE)
     yield replace(usual, body_size=128)
     yield replace(usual, body_size=16 * 1024)
     yield replace(usual, header="rocketmq")
     yield replace(usual, half_load=True)
 
 
-def _scenario(kind: Kind, connections: int, window: int, mode: FlushMode) -> Scenario:
+def _scenario(kind: LoadKind, connections: int, window: int, mode: FlushDiskType) -> Scenario:
     return Scenario(kind=kind, connections=connections, window=window, mode=mode)

@@ -189,7 +189,7 @@ def _take_step(step: dict[str, Any]) -> Measured:
             if step["what"] == "read":
                 run(spark, step)
             first = _cpu_seconds() - first
-            with _watched() as memory:
+            with _peak_memory() as memory:
                 cpu, began = _cpu_seconds(), time.perf_counter()
                 run(spark, step)
                 seconds, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
@@ -244,16 +244,16 @@ def _shuffled(folder: Path) -> int:
 
 
 @contextmanager
-def _watched() -> Iterator[list[int]]:
+def _peak_memory() -> Iterator[list[int]]:
     """Sample the memory of all processes while the context lasts."""
     samples = [0]
     done = threading.Event()
 
-    def watch() -> None:
+    def sample() -> None:
         while not done.wait(_SAMPLE_SECONDS):
             samples.append(sum(map(_anonymous, _family())))
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=sample)
     thread.start()
     try:
         yield samples

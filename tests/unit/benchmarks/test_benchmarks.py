@@ -15,11 +15,11 @@ import pytest
 
 from benchmarks import cold, pauses, recovery, run
 from benchmarks.generator import Generator, Target, Timing, build_generator
-from benchmarks.observed import Tracer
-from benchmarks.pending import Pending
+from benchmarks.pending import PendingMeasurement
 from benchmarks.report import Report
 from benchmarks.rocketmq_peer import fetch_jars
-from benchmarks.scenarios import TOPICS, FlushMode, Kind, Message, Scenario
+from benchmarks.scenarios import TOPICS, FlushDiskType, LoadKind, MessageShape, Scenario
+from benchmarks.traced_broker import Tracer
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import GetMaxOffsetResponseHeader, SendMessageRequestHeaderV2
@@ -40,8 +40,8 @@ def generator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
         yield build_generator()
 
 
-def load(kind: Kind, message: Message = Message.LEAN) -> Scenario:
-    return Scenario(kind=kind, connections=2, window=3, mode=FlushMode.ASYNC, message=message)
+def load(kind: LoadKind, message: MessageShape = MessageShape.LEAN) -> Scenario:
+    return Scenario(kind=kind, connections=2, window=3, mode=FlushDiskType.ASYNC, message=message)
 
 
 @pytest.mark.usefixtures("generator")
@@ -76,10 +76,10 @@ def test_loads_are_measured(
         assert measurement.result.delivered in {None, 1.0}
 
 
-@pytest.mark.parametrize("kind", [Kind.SEND, Kind.BATCH])
-@pytest.mark.parametrize("message", Message)
+@pytest.mark.parametrize("kind", [LoadKind.SEND, LoadKind.BATCH])
+@pytest.mark.parametrize("message", MessageShape)
 def test_messages_carry_what_their_name_says(
-    generator: Generator, message: Message, kind: Kind
+    generator: Generator, message: MessageShape, kind: LoadKind
 ) -> None:
     """Keys are every message's own, tags and properties vary, topics are used in turn."""
     with recording_server(lambda sent: encode_send_reply(sent, MSG_ID, 3, 41, None)) as server:
@@ -95,12 +95,12 @@ def test_messages_carry_what_their_name_says(
     own = [{*one} - {"UNIQ_KEY", "WAIT", "TAGS", "KEYS"} for one in messages]
     assert {
         header.topic for header in headers if isinstance(header, SendMessageRequestHeaderV2)
-    } == ({"t"} if message is Message.LEAN else {f"t-{n:02}" for n in range(TOPICS)})
+    } == ({"t"} if message is MessageShape.LEAN else {f"t-{n:02}" for n in range(TOPICS)})
     assert len(uniq_keys) == len(messages)
     assert len({*keys}) == len(keys) == len(messages) * {"lean": 0, "usual": 1, "wide": 4}[message]
     assert {len(names) for names in own} == {{"lean": 0, "usual": 3, "wide": 10}[message]}
-    assert len({one["TAGS"] for one in messages}) == (1 if message is Message.LEAN else 8)
-    assert all(text.isascii() != (message is Message.WIDE) for text in texts)
+    assert len({one["TAGS"] for one in messages}) == (1 if message is MessageShape.LEAN else 8)
+    assert all(text.isascii() != (message is MessageShape.WIDE) for text in texts)
 
 
 def _properties(sent: RemotingCommand) -> list[str]:
@@ -115,7 +115,7 @@ def test_a_refusal_is_never_counted_as_a_message(generator: Generator) -> None:
     """A broker that refuses everything has sent no message, however fast it refuses."""
     with recording_server(lambda request: encode_reply(request, ResponseCode.SYSTEM_BUSY)) as busy:
         target = Target(port=busy.port, namesrv_port=None, pid=os.getpid())
-        result = generator.run(load(Kind.SEND), target, "t", SHORT)
+        result = generator.run(load(LoadKind.SEND), target, "t", SHORT)
 
     assert (result.total.ok, result.total.messages, result.measured.messages) == (0, 0, 0)
     assert result.total.failed_by_code == {"2": result.total.sent}
@@ -136,7 +136,7 @@ def test_a_transaction_that_cannot_be_read_is_never_counted(generator: Generator
 
     with recording_server(answer) as server:
         target = Target(port=server.port, namesrv_port=server.port, pid=os.getpid())
-        one_way = replace(load(Kind.TRANSACTION), one_way=True)
+        one_way = replace(load(LoadKind.TRANSACTION), one_way=True)
         all_in_window = Timing(seconds=PATIENCE_S, warmup=0)
         result = generator.run(one_way, target, "t", all_in_window, requests=500)
 
@@ -167,7 +167,7 @@ def test_what_is_watched_from_inside_is_measured(tmp_path: Path) -> None:
     rows = pauses.measure(small, tmp_path, generator)
     rounds, loops = cold.measure(small, tmp_path, generator)
     limits, starts = recovery.measure(small, tmp_path)
-    figures = {figure.what: figure for figure in Pending(tmp_path, 2_000, 100).run()}
+    figures = {figure.what: figure for figure in PendingMeasurement(tmp_path, 2_000, 100).run()}
 
     assert max(row.background_ms for row in rows) > 0
     assert "background" in pauses.as_text(rows)

@@ -1,11 +1,12 @@
-"""The real broker in this process, its loop watched: ``REPORT -- ARGUMENTS``.
+"""Run the broker in this process and trace it: ``traced_broker REPORT -- ARGUMENTS``.
 
-A timer of the loop comes back every few milliseconds and notes how late it is, and how much of that
-time the loop's thread computed. The rest it waited: for the disk, for the interpreter, or for a
-processor. Every pass of background work is timed, and so are named parts of store and
-broker, in the loop or beside it (*spans*), each by the wall and by its thread's processor time.
+A probe measures the lag of the event loop: a timer fires every few milliseconds and notes how late
+it is, and how much of that time the loop's thread computed. The rest of the time the thread waited
+for the disk, the interpreter or a processor. Every pass of background work is timed, and so are
+calls of named functions of store and broker, on the loop's thread or another (*spans*), in wall
+time and in processor time of the thread.
 
-The report is written when the broker serves, and again when it stops. Times are those of
+The report is written when the broker is ready and when it stops. Times are those of
 ``time.monotonic``, which all processes of a machine share.
 """
 
@@ -28,23 +29,23 @@ from halfmq.broker.loop.ticker import Ticker
 from halfmq.broker.service import Broker
 from halfmq.store.recovery.recovery import RecoveryReport
 
-BEAT_S: Final = 0.002
-"""Seconds between two beats; the loop counts in milliseconds."""
+PROBE_INTERVAL_S: Final = 0.002
+"""Seconds between two probes; the loop counts in milliseconds."""
 KEPT_S: Final = 0.001
 """Shorter pauses and spans are not kept."""
 BACKGROUND: Final = "background"
-"""How names of spans of background work begin; that of the ticker, or the function, follows."""
+"""Prefix of the names of spans of background work; the ticker's or function's name follows."""
 
 TRACED: Final = (
     ("store.log.commit_log", "CommitLog", ("_roll", "_look_up", "_create", "prepare_ahead")),
     ("store.files.mapped_file", "LogFile", ("__init__", "make_ready", "close")),
     ("store.log.group_commit", "Flusher", ("_flush",)),
     ("store.files.maintenance", "Maintenance", ("_round",)),
-    ("store.message_store", "MessageStore", ("_recover", "_flush_derived", "tick", "read_cold")),
+    ("store.message_store", "MessageStore", ("_recover", "_flush_derived", "tick")),
     ("store.queue.consume_queue", "ConsumeQueue", ("grow", "entries", "sync", "begin_at")),
     ("store.index.index_file", "IndexFile", ("prepare", "append", "unmap", "close", "flush")),
     (
-        "store.index.index_file",
+        "store.index.index_service",
         "IndexService",
         ("_append", "_create_file", "forget_before", "recover"),
     ),
@@ -52,7 +53,7 @@ TRACED: Final = (
     ("store.retention", "Retention", ("work", "_round")),
     ("store.integrity.verification", "Integrity", ("work", "before_index")),
     ("store.recovery.recovery", "Recovery", ("run", "_scan_from", "_cut_log")),
-    ("store.log.log_reader", "LogReader", ("read", "record_bytes")),
+    ("store.log.log_reader", "LogReader", ("read", "record_bytes", "read_cold")),
     ("broker.tables.table_file", "", ("save_table",)),
     ("broker.net.group_append", "GroupAppend", ("append_staged",)),
     ("broker.net.reply_release", "ReplyRelease", ("release",)),
@@ -62,17 +63,17 @@ TRACED: Final = (
     ("broker.net.long_polling", "LongPolling", ("_look",)),
     ("broker.net.peer_requests", "PeerRequestExpiry", ("_scan",)),
 )
-"""Module below ``halfmq``, class, and what of it is timed. A name that is gone is passed over."""
+"""Module in ``halfmq``, class, functions to time. Names that no longer exist are reported."""
 _BACKGROUND_FUNCTIONS: Final = frozenset({"LongPolling._look", "PeerRequestExpiry._scan"})
 """Background work that no ticker calls."""
 
 
 class Pause(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A beat that came late."""
+    """A probe that was late."""
 
     end: float
-    seconds: float  # by which it was late
-    processor: float  # that the loop's thread has computed since the beat before
+    seconds: float  # the lag
+    processor: float  # seconds that the loop's thread computed since the probe before
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -82,16 +83,16 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     end: float
     name: str
     in_loop: bool
-    processor: float  # seconds of it that the thread has computed
+    processor: float  # seconds that the thread computed in it
 
 
-class Observed(msgspec.Struct, frozen=True):
-    """Everything that was noted."""
+class Trace(msgspec.Struct, frozen=True):
+    """The report of one run."""
 
-    beats: int
+    probes: int
     pauses: list[Pause]
     spans: list[Span]
-    missing: list[str]  # names of ``TRACED`` that are no more
+    missing: list[str]  # names of ``TRACED`` that no longer exist
 
 
 class Tracer:
@@ -104,7 +105,7 @@ class Tracer:
         self._collection_began = (0.0, 0.0)
 
     def install(self) -> None:
-        """Put a clock around each function; before anything of the broker is built."""
+        """Wrap each function in a timer; call it before a part of the broker is created."""
         tick = Ticker._tick  # noqa: SLF001 - all housekeeping of the broker goes through it
         Ticker._tick = self._timed(_ticker_name, tick)  # type: ignore[method-assign]  # noqa: SLF001
         for module_name, class_name, names in TRACED:
@@ -140,7 +141,7 @@ class Tracer:
             computed = time.thread_time() - computed
             self.spans.append(Span(began, ended, name, in_loop, computed))
 
-    def collected(self, phase: str, _info: object) -> None:
+    def on_collection(self, phase: str, _info: object) -> None:
         """Time a garbage collection; one of ``gc.callbacks``."""
         if phase == "start":
             self._collection_began = time.monotonic(), time.thread_time()
@@ -156,28 +157,28 @@ def _ticker_name(ticker: Ticker) -> str:
     return f"{BACKGROUND} {ticker._name}"  # noqa: SLF001
 
 
-class Heartbeat:
-    """Beats on the running loop and notes when it is late."""
+class LagProbe:
+    """Measures the lag of the running event loop."""
 
     def __init__(self, call_later: Callable[..., object]) -> None:
-        self.beats = 0
+        self.count = 0
         self.pauses: list[Pause] = []
         self._call_later = call_later
         self._last = (0.0, 0.0)
 
     def start(self) -> None:
-        """Begin, with the next turn of the loop."""
+        """Start with the next iteration of the loop."""
         self._last = time.monotonic(), time.thread_time()
-        self._call_later(BEAT_S, self._beat)
+        self._call_later(PROBE_INTERVAL_S, self._probe)
 
-    def _beat(self) -> None:
-        self.beats += 1
+    def _probe(self) -> None:
+        self.count += 1
         before, now = self._last, (time.monotonic(), time.thread_time())
-        late = now[0] - before[0] - BEAT_S
+        late = now[0] - before[0] - PROBE_INTERVAL_S
         if late >= KEPT_S:
             self.pauses.append(Pause(now[0], late, now[1] - before[1]))
         self._last = now
-        self._call_later(BEAT_S, self._beat)
+        self._call_later(PROBE_INTERVAL_S, self._probe)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -186,30 +187,30 @@ def main(arguments: Sequence[str]) -> int:
     (report,) = arguments[:at]
     tracer = Tracer()
     tracer.install()
-    gc.callbacks.append(tracer.collected)
-    hearts: list[Heartbeat] = []
+    gc.callbacks.append(tracer.on_collection)
+    probes: list[LagProbe] = []
 
     def write() -> None:
-        observed = Observed(
-            beats=sum(heart.beats for heart in hearts),
-            pauses=[pause for heart in hearts for pause in heart.pauses],
+        trace = Trace(
+            probes=sum(probe.count for probe in probes),
+            pauses=[pause for probe in probes for pause in probe.pauses],
             spans=tracer.spans,
             missing=tracer.missing,
         )
-        Path(report).write_bytes(msgspec.json.encode(observed))
+        Path(report).write_bytes(msgspec.json.encode(trace))
 
-    class WatchedBroker(Broker):
-        """Whose loop has a heartbeat as soon as requests are answered."""
+    class TracedBroker(Broker):
+        """A broker whose loop is probed as soon as it answers requests."""
 
         async def start(self) -> RecoveryReport:
             found = await super().start()
-            write()  # what a start is made of, for those who kill it now
-            heart = Heartbeat(asyncio.get_running_loop().call_later)
-            hearts.append(heart)
-            heart.start()
+            write()  # the spans of the start, for callers that kill the process now
+            probe = LagProbe(asyncio.get_running_loop().call_later)
+            probes.append(probe)
+            probe.start()
             return found
 
-    with patch.object(cli, "Broker", WatchedBroker):
+    with patch.object(cli, "Broker", TracedBroker):
         code = cli.main(arguments[at + 1 :])
     write()
     return int(code)
