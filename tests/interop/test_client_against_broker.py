@@ -435,6 +435,7 @@ async def test_a_half_message_sent_again_is_stored_once(served: BrokerProcess, t
         TransactionProducer(group, checker=unknown, namesrv=served.address) as producer,
         Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
     ):
+        # Two messages with one key, which no user can have.
         key = producer._session.new_key()
         producer._session.new_key = lambda: key  # type: ignore[method-assign]
         async with producer.transaction(Message(topic, b"x")) as first:

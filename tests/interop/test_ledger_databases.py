@@ -126,6 +126,7 @@ class Books:
             await database.execute(sql)
             return []
 
+        # Statements as the ledger has each driver run them.
         return await self.ledger._run_async(connection, work)
 
     async def commit(self, connection: Any) -> None:

@@ -248,6 +248,7 @@ def test_a_message_is_stored_the_same_whatever_came_before(
         for request, connection in zip(requests, connections, strict=True):
             serve(handler.send, request, connection)
         refused = bool(connections[-1].written)
+        # The end of a pass of the loop; here there is none.
         handler._group.append_staged()
         return log.drafts[-1:], refused
 

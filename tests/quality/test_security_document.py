@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+# The document's ports are fixed; the test needs free ones, as TestBroker does.
 from halfmq.client.testing import _free_port
 from tests.support.patience import PATIENCE_S
 

@@ -175,6 +175,7 @@ def check_table(world: World) -> Log:
     """Compare the broker's table with the log, when nothing is under way; return the log."""
     assert world.broker is not None
     log = read_log(world)
+    # The whole table shows in no answer.
     table = sorted(entry.offset for entry in world.broker.transactions._table)
     if table != log.undecided():
         world.violate(f"the table has {table}, the log says {log.undecided()}")

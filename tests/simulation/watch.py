@@ -49,6 +49,7 @@ class Watch:
             return
         self._look_for_unasked(broker)
         now = world.loop.now
+        # The whole table shows in no answer.
         self._counts.append((now, {one.offset: one.checks for one in broker.transactions._table}))
         while len(self._counts) > 1 and self._counts[1][0] <= now - COUNTS_S:
             self._counts.popleft()
@@ -64,6 +65,7 @@ class Watch:
             return
         now = self._world.loop.now
         latest = self._world.scenario.timeout_ms / 1_000 + LATE_S_MAX
+        # The whole table shows in no answer.
         for entry in broker.transactions._table:
             if entry.sent or entry.state is State.PARKED:  # it may have become too old first
                 continue
@@ -82,6 +84,7 @@ class Watch:
     def check_counts(self, known: dict[int, int]) -> None:
         """Check that a broker that has just started knows these counts."""
         assert self._world.broker is not None
+        # The whole table shows in no answer.
         for entry in self._world.broker.transactions._table:
             wanted = known.get(entry.offset, 0)
             if entry.checks < wanted and entry.offset not in self._world.records.resumed:

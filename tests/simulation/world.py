@@ -133,8 +133,10 @@ class World:
     def _let_go(self) -> None:
         """Break up what the collector of garbage cannot: records that it does not look into."""
         for broker in self._brokers:
+            # The whole table shows in no answer.
             for entry in broker.transactions._table:
                 entry.owner = None
+            # Records that the collector does not visit would keep dead brokers in memory.
             broker._group._staged.clear()
             broker._release._waiting.clear()
             broker._release._stalled.clear()
@@ -536,9 +538,11 @@ class World:
 
 def _make_small(broker: Broker, scenario: Scenario) -> None:
     """Have memories forget, snapshots happen and files expire within the few records of a run."""
+    # In steps finer than settings have: hours are too long for a seed.
     broker._retention._reserved_ms = int(scenario.reserved_s * 1_000)
     broker._retention._hours = frozenset(range(24 if scenario.deletes else 0))
     transactions = broker.transactions
+    # So that a short log has snapshots, and a cache forgets.
     transactions._snapshots._log_bytes_min = scenario.snapshot_bytes
     transactions._table.decided = DecisionCache(8)
     if not scenario.middle_box:  # which sends again what is any number of prepares old

@@ -202,6 +202,7 @@ def stopped_at(step: int, store: Path, out: Path) -> bool:
     extent = survey(store)
     out.mkdir()
     with pytest.MonkeyPatch.context() as patch:
+        # So that a small log makes several batches.
         patch.setattr(export, "_BATCH_BYTES", 2 * SEGMENT)
         stopper = Stopper(patch, step)
         with contextlib.suppress(RuntimeError, SparkJobsError):
@@ -420,6 +421,7 @@ def test_two_exports_do_not_write_into_one_directory(
     (tmp_path / "out").mkdir()
 
     export_ = Export(str(tmp_path), tmp_path / "out")
+    # As another export that is at work holds it.
     with export_._locked():
         assert run(tmp_path, tmp_path / "out") == 2
 

@@ -2,6 +2,11 @@
 
 It does what clients rely on and no more: no disk, no expiry, no limits. Misbehaviour is scripted:
 ``fail(code, fault)`` makes the next request of that code be refused, ignored, or cut off.
+
+Why not the real broker behind a proxy that scripts faults: much of what the client is tested with
+is no fault of ours but another server. It answers as RocketMQ does (``halfmq=False``), lacks
+END_TRANSACTIONS or send-back, stores a half twice, or sends wrong bytes, which the real broker
+never does. A proxy would have to answer those requests itself, hence keep most of this file.
 """
 
 from __future__ import annotations

@@ -143,6 +143,7 @@ class Rig:
             monotonic_ms=lambda: self.loop.now_ms,
         )
         self.disk = Disk()
+        # A disk that can be held up; the store asks the system, not a port.
         self.store._flusher._fdatasync = self.disk.sync
         await self.broker.start()
         await self.settle()

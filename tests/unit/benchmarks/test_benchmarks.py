@@ -58,6 +58,7 @@ def test_loads_are_measured(
     """A run against our broker and the echo server has every request of its loads served."""
     monkeypatch.setattr("benchmarks.generator.FILL_REQUESTS", 64)
     monkeypatch.setattr("benchmarks.scenarios.TOPICS", 4)
+    # The limits' figures are not looked at.
     monkeypatch.setattr("benchmarks.run._LIMIT_SECONDS", 0.02)
     output = tmp_path / "result.json"
     arguments = ["--rounds=1", "--seconds=0.2", "--warmup=0.1", f"--output={output}", of]
@@ -149,6 +150,7 @@ def test_a_transaction_that_cannot_be_read_is_never_counted(generator: Generator
 
 def test_everything_that_is_to_be_timed_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the broker that got another name would silently be timed no more."""
+    # Only the names are looked at; the broker of this process is not to be traced.
     monkeypatch.setattr(Tracer, "_timed", lambda _self, _name, function: function)
     tracer = Tracer()
 

@@ -448,6 +448,7 @@ def test_a_client_interrupted_when_it_is_just_up_is_closed(
     served: BrokerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else could close it: the block of its `with` is never entered."""
+    # An interruption right after the start, which a signal hits by luck only.
     wait = blocking._Facade._wait
     codes: list[str] = []
 

@@ -595,6 +595,7 @@ async def test_a_consumer_warns_once_a_minute_while_another_subscribes_different
         assert "'paid'" in line
 
         monkeypatch.setattr(consumer_module, "REMINDER_INTERVAL", 0.0)
+        # Its time is minutes away, by the real clock.
         consumer._reminder_due = 0.0
         await until(lambda: len(events) > 3)
         broker.unequal = None
@@ -897,6 +898,7 @@ async def test_a_queue_is_pulled_once_although_another_could_not_be_taken() -> N
         async with new_consumer(broker) as consumer:
             await late.wait()
             for _ in range(3):  # answered after what follows from the late answer
+                # The next one is half a minute away, by the real clock.
                 await consumer._session.heartbeat(broker.address)
             await until(lambda: [q.topic for q in consumer.assignment].count("orders") == 2)
             names = sorted(task.get_name() for task in asyncio.all_tasks())

@@ -9,6 +9,8 @@ import contextlib
 from collections.abc import Iterator
 
 from halfmq.client import MessageView, SendStatus, UnreadableBodyError
+
+# Answers as recorded, without a connection that would ask for them.
 from halfmq.client.consuming.pulling import _records
 from halfmq.client.message import MessageQueue
 from halfmq.client.net.routes import build_route

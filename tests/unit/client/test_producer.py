@@ -447,6 +447,7 @@ async def test_a_topic_that_grows_is_noticed() -> None:
         broker.create_topic("orders", 1)
         await producer.send(MESSAGE)
         broker.queues["orders"].append([])
+        # Sends would notice it only when one of them meets the new queue.
         routes = producer._session.routes
 
         await until(lambda: len((routes.cached("orders") or _none()).publish_queues) == 2)

@@ -322,6 +322,7 @@ def test_the_times_of_very_many_messages_take_bounded_memory() -> None:
     arrivals = Arrivals(0, delay_ms, now_ms=START_MS, monotonic_ms=7)
     for offset in range(4 * delay_ms):
         arrivals.add(offset + 1, offset + 7)
+        # The bound on memory shows in no answer.
         assert len(arrivals._times) <= 2 * RECORDS_MAX + 8
     for offset in range(3 * delay_ms, 4 * delay_ms, 977):
         assert offset + 7 <= arrivals.stored_ms(offset, START_MS) < offset + 7 + 2
@@ -621,6 +622,7 @@ def test_a_disk_that_refuses_all_of_a_level_is_remembered_in_bounds(
         threads.deliver(delays)
         clock.now += RETRY_AFTER_ERROR_MS
     assert bodies(log) == []
+    # The bound on memory shows in no answer.
     assert len(delays._queues[0].put_off) == 4
     log.refused = set()
     threads.deliver(delays)
@@ -760,6 +762,7 @@ def test_a_commit_is_delivered_once_never_early_and_at_most_the_shortest_level_l
                 delays.persist()
             delays = service(root, log, clock)
         wait_s = delays.tick()
+        # When each level is due: the test jumps there instead of passing hours in steps.
         waiting = [one for one in delays._queues if delays._end(one) > one.next_offset]
         heads = [one.head_due_ms for one in waiting]
         # Hours pass at once while each level knows what it waits for.
@@ -871,6 +874,7 @@ def test_a_time_of_delivery_is_one_by_the_wall_clock(tmp_path: Path, step_ms: in
     while clock.now < max(at_ms, START_MS + 2_000 + step_ms):
         assert log.queue("orders", 3) == []
         wait_s = delays.tick()
+        # When each level is due: the test jumps there.
         heads = [one.head_due_ms for one in delays._queues if one.head_due_ms]
         clock.now += max(int(wait_s * 1_000), min(heads, default=0) - clock.monotonic())
     clock.now += 1_000  # within which a step is noticed

@@ -208,6 +208,7 @@ async def test_pulls_whose_time_is_up_are_answered_in_slices(
     idle = [broker.hold(OTHER, deadline=0.0) for _ in range(4)]
     patient = broker.hold(OTHER)
     waiting = broker.hold()
+    # Its timer is minutes away, by the real clock.
     broker.polling._sweep()
     await asyncio.sleep(0)
     assert broker.looks < len(idle)

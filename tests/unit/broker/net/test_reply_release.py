@@ -233,6 +233,7 @@ async def test_a_disk_that_stays_behind_has_messages_refused_instead(
 
     assert release.refusing
     assert (first.resumed, second.resumed) == (1, 1)
+    # The refusal as handlers get it; here there is none of them.
     assert f"{UNFLUSHED_BYTES_MAX + 1} bytes wait for the disk" in release._refusal.refusal().remark
     assert not release.over_limit()  # there is room for decisions
 

@@ -485,6 +485,7 @@ def test_much_goes_past_a_transport_that_has_nothing_to_send(
 ) -> None:
     """It would keep a copy of what the socket takes at once."""
     straight: list[int] = []
+    # Which way bytes take to the peer shows in nothing that arrives.
     real = ClientConnection._connected_socket
 
     class Socket:
@@ -602,6 +603,7 @@ def test_a_peer_with_little_to_say_is_stopped_as_well(loop_factory: LoopFactory)
     async def main() -> None:
         async with _serving(store, log) as (server, release), _peer(server) as peer:
             sent = 0
+            # That reading stops shows to a peer by silence only.
             while not release._stalled:
                 peer.writer.write(encode_request(105, opaque=sent, header=ROUTE))
                 sent += 1
@@ -613,6 +615,7 @@ def test_a_peer_with_little_to_say_is_stopped_as_well(loop_factory: LoopFactory)
             release.release()
             for opaque in range(sent):
                 assert (await peer.answer()).opaque == opaque
+            # What stays listed shows in no answer.
             assert not release._stalled
 
     run_on(loop_factory, main())
@@ -677,6 +680,7 @@ def test_what_is_fetched_for_one_peer_holds_up_no_other(
                 one.writer.write(b"".join(requests[2:]))
             two.writer.write(encode_request(105, opaque=9, header=ROUTE))
             assert (await two.answer()).opaque == 9
+            # Each connection stops and goes on at a moment that the test chooses.
             for connection in server._shared.connections:
                 connection._stall()
             release._resume_stalled()
@@ -740,6 +744,7 @@ def test_a_peer_that_goes_while_something_is_fetched_is_served_no_more(
                 peer.writer.write(encode_request(105, opaque=1, header=ROUTE, body=b"cold"))
                 while not chest.fetches:  # noqa: ASYNC110  # a thread counts
                     await asyncio.sleep(0)
+                # Lost at the moment at which its request is being fetched.
                 next(one for one in server._shared.connections if one._fetching).abort()
                 while not lost:  # noqa: ASYNC110  # the server fills the list
                     await asyncio.sleep(0)
@@ -784,6 +789,7 @@ async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
         server_module.Shared(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
     )
     transport = Mock(get_write_buffer_size=Mock(side_effect=[900, 800, 800]))
+    # A transport that does as the test says, also what no socket does on demand.
     connection._transport = transport
     idle = []
     for _ in range(3):
@@ -818,6 +824,7 @@ async def test_a_peer_that_writes_is_not_silent() -> None:
     connection = server_module.ClientConnection(
         server_module.Shared(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
     )
+    # A transport that does as the test says, also what no socket does on demand.
     connection._transport = Mock(get_write_buffer_size=Mock(return_value=0))
     idle = []
     for piece in (b"\0", b"", b"\0"):

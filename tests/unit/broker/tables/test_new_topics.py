@@ -49,6 +49,7 @@ class Thread:
 @contextmanager
 def watched(rig: Rig) -> Iterator[Thread]:
     thread = Thread(rig)
+    # The save of the table is held at its begin, on its own thread.
     saves = rig.tables.topics._awaited
     assert saves is not None
     with pytest.MonkeyPatch.context() as patched:

@@ -65,6 +65,7 @@ async def test_takers_that_gave_up_leave_nothing_behind() -> None:
         taker.cancel()
         await asyncio.wait([taker])
 
+    # A waiting call that stays behind shows in nothing else.
     assert len(buffer._receivers) == 0
     await buffer.close()
 
@@ -78,6 +79,7 @@ async def test_a_message_pulled_twice_is_delivered_once() -> None:
     taken = [await buffer.take() for _ in range(3)]
 
     assert [message.queue_offset for message in taken if message] == [0, 1, 2]
+    # A user's call would wait for the next message.
     assert buffer._take_ready() is None
     await buffer.close()
 
@@ -98,6 +100,7 @@ async def test_a_lost_queue_takes_its_messages_along() -> None:
     taken = [await buffer.take() for _ in range(3)]
     assert all(message and message.queue.queue_id == 0 for message in taken)
     assert [await message.ack() for message in taken if message] == [True] * 3
+    # The count of bytes bounds the memory, and shows in no result.
     assert buffer._bytes == 0
     assert kept.commit_offset == 3
     await buffer.close()
@@ -118,8 +121,10 @@ async def test_memory_is_given_back_by_acks_and_by_lost_queues() -> None:
     await message.ack()
     await asyncio.wait_for(pulling, PATIENCE_S)
 
+    # The count of bytes bounds the memory, and shows in no result.
     assert buffer._bytes == size
     buffer.drop(window)
+    # The count of bytes bounds the memory, and shows in no result.
     assert buffer._bytes == 0
     await buffer.close()
 
@@ -197,4 +202,5 @@ async def test_giving_back_after_the_end_leaves_no_timer() -> None:
 
     await message.retry(delay_level=18)
 
+    # A timer that stays keeps its message in memory, and shows in nothing else.
     assert not buffer._redelivery_timers

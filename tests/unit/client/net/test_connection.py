@@ -332,6 +332,7 @@ async def test_reconnecting_is_spaced_however_many_wait() -> None:
                 await pool.get(address, PATIENCE_S)
         clock = asyncio.get_running_loop().time
         failed_at = clock()
+        # Attempts at an address where nobody listens are seen only from inside.
         dial = pool._connect
         dialled_at: list[float] = []
 
@@ -384,6 +385,7 @@ async def test_closing_tells_those_who_wait_for_a_broker_that_is_away(broker: Fa
     await producer.start()
     await producer.send(Message("orders", b"x"))
     await broker.stop()
+    # That a connection is lost shows to a user with the next request only.
     await until(lambda: producer._session.brokers.get_open(broker.address) is None)
     topics = ("orders", "unknown")  # one waits for the broker, one for the name server
     sends = [asyncio.ensure_future(producer.send(Message(topic, b"x"))) for topic in topics]
@@ -472,6 +474,7 @@ async def test_heartbeats_go_to_all_brokers_although_one_is_missing(broker: Fake
         heartbeat_interval=0.1, reconnect_delay_min=0.01, reconnect_delay_max=0.02
     )
     async with Producer("g", namesrv=broker.address, config=config) as producer:
+        # A route that is old: the broker it names is gone.
         routes = producer._session.routes
         routes._cluster["broker-b"] = f"127.0.0.1:{await free_port()}"
         before = len(broker.requests_of(RequestCode.HEART_BEAT))

@@ -291,10 +291,12 @@ async def test_what_was_recorded_is_remembered_until_the_end_and_bounded(
 ) -> None:
     """Of a transaction that was forgotten for lack of room, the ledger is asked and knows."""
     monkeypatch.setattr(recorded_transactions, "RECORDED_MAX", 5)
+    # It belongs to the process: other tests' transactions may be in it.
     recorded_transactions._recorded.clear()
     async with producer_of(broker, book.check) as producer:
         async with producer.transaction(MESSAGE) as tx:
             book.save(tx.id)
+        # Memory that only grows shows in nothing else.
         assert not recorded_transactions._recorded
         async with producer.transaction(MESSAGE) as tx:
             book.save(tx.id)

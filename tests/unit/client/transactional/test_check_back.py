@@ -62,6 +62,7 @@ async def test_an_answer_is_repeated_until_confirmed(broker: FakeBroker) -> None
         broker.fail(END, Cut(), Refuse(ResponseCode.SYSTEM_BUSY), Cut(after_doing=True))
         broker.check(broker.half_of(identity))
         await until(lambda: len(broker.requests_of(END)) == 4)
+        # The end of a check shows in nothing else.
         await until(lambda: not producer._check_back._in_progress)
 
     assert broker.half_of(identity).decisions == [COMMIT, COMMIT]
@@ -110,6 +111,7 @@ async def test_what_a_producer_knows_itself_needs_no_checker() -> None:
     """A transaction that runs here is "not known yet", with a checker or without."""
     async with fake_broker() as broker, new_producer(broker, never) as producer:
         async with producer.transaction(MESSAGE) as tx:
+            # A producer cannot prepare without a checker, so it loses it here.
             producer._check_back.checker = None
             broker.check(broker.half_of(tx.id))
             await until(lambda: broker.half_of(tx.id).decisions == [UNKNOWN])
@@ -223,6 +225,7 @@ async def test_a_conflicting_answer_is_logged_and_over(caplog: pytest.LogCapture
         broker.half_of(identity).decisions.append(12)
         broker.check(broker.half_of(identity))
         await until(lambda: "event=check_not_answered" in caplog.text)
+        # A check that stays in progress shows in nothing else.
         assert not producer._check_back._in_progress
 
     assert broker.messages("orders") == []
@@ -385,6 +388,7 @@ async def test_checkers_that_hang_on_threads_hang_nothing_else() -> None:
         assert len(asked) == 3
 
         release.set()
+        # That a thread is free again shows in nothing else.
         await until(lambda: not producer._check_back._pool.exhausted)
         for identity in identities:
             broker.check(broker.half_of(identity))
@@ -413,6 +417,7 @@ async def test_a_call_that_was_given_up_ends_without_a_trace() -> None:
     assert await first is True
     assert await waiting[1] is True
     await until(lambda: not calls.exhausted)
+    # A count that is wrong would stop all checks, later.
     assert (calls._running, cancelled._running) == (0, 0)
 
 

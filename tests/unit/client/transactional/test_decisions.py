@@ -166,6 +166,7 @@ async def test_closing_settles_a_batch_that_has_not_left() -> None:
         broker.fail(ENDS, Ignore())
         waiting = asyncio.ensure_future(finish(producer, transactions))
         await until(lambda: bool(broker.requests_of(ENDS)))
+        # Ended as a loop that stops ends it, at a moment that a user cannot hit.
         for task in list(producer._tasks):
             task.cancel()
 
@@ -183,10 +184,13 @@ async def test_a_batch_cancelled_before_its_first_step_is_settled() -> None:
             for transaction in transactions
         ]
         await asyncio.sleep(0)  # its callers have decided, and the request has not left
+        # The moment at which one is open shows in nothing else.
         assert producer._decisions._open_batches
+        # Ended as a loop that stops ends it, at a moment that a user cannot hit.
         for task in list(producer._tasks):
             task.cancel()
 
         assert await asyncio.gather(*finishing) == [None, None]
         assert broker.requests_of(ENDS) == []
+        # A batch that stays open shows in nothing else.
         assert not producer._decisions._open_batches

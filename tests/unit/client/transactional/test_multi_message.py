@@ -135,6 +135,7 @@ async def test_a_refusal_is_the_callers() -> None:
             broker.fail(PREPARE, Answer(nonsense))
             with pytest.raises(Exception, match="breaks the protocol"):
                 await producer.transaction(SEVERAL).__aenter__()
+        # Memory that only grows shows in nothing else.
         assert producer._open == {}
 
 

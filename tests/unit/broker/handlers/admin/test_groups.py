@@ -116,10 +116,10 @@ async def test_a_change_is_in_force_at_once(rig: Rig) -> None:
     """A group that must not consume gets no message from the next pull on."""
     peer = await rig.peer()
     await create(peer)
-    assert rig.broker._tables.groups.admit("readers") is True
+    assert rig.tables.groups.admit("readers") is True
     await create(peer, consumeEnable=False, retryMaxTimes=9)
-    assert rig.broker._tables.groups.admit("readers") is False
-    changed = rig.broker._tables.groups.get("readers")
+    assert rig.tables.groups.admit("readers") is False
+    changed = rig.tables.groups.get("readers")
     assert changed is not None
     assert changed.retry_max_times == 9
 
@@ -143,7 +143,7 @@ async def test_what_is_no_group_is_refused(
 
     assert answer.code == code
     assert remark in (answer.remark or "")
-    assert "readers" not in rig.broker._tables.groups
+    assert "readers" not in rig.tables.groups
 
 
 @windowed()
@@ -173,11 +173,11 @@ async def test_a_deleted_group_keeps_its_offsets_unless_they_are_removed(
     assert (await delete(peer, clean_offset=clean_offset)).code == 0
 
     assert "readers" not in on_disk(rig)["subscriptionGroupTable"]
-    left = rig.broker._tables.offsets.query("readers", "orders", 0)
+    left = rig.tables.offsets.query("readers", "orders", 0)
     assert left == (-1 if clean_offset else 1)
     if clean_offset:
         await rig.kill()
-        assert rig.broker._tables.offsets.query("readers", "orders", 0) == -1
+        assert rig.tables.offsets.query("readers", "orders", 0) == -1
     assert (await delete(await rig.peer(), "unknown")).code == 0
     refused = await delete(await rig.peer(), "CID_RMQ_SYS_TRANS")
     assert refused.code == ResponseCode.INVALID_PARAMETER
@@ -205,10 +205,10 @@ async def test_a_change_is_not_made_if_it_cannot_be_saved(
     for answer in refused:
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert answer.remark == "subscriptionGroup.json cannot be written: No space left on device"
-    known = rig.broker._tables.groups.get("readers")
+    known = rig.tables.groups.get("readers")
     assert known is not None
     assert known.retry_max_times == 3
-    assert "others" not in rig.broker._tables.groups
+    assert "others" not in rig.tables.groups
 
 
 @windowed()

@@ -98,7 +98,7 @@ async def test_the_write_permission_of_routes_is_wiped_and_restored(rig: Rig) ->
         answer = await peer.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         return decode_route(answer.body).queue_datas[0].perm
 
-    count = str(len(rig.broker._tables.topics))
+    count = str(len(rig.tables.topics))
     ours, other = (BrokerNameRequestHeader(broker_name=name) for name in ("broker-a", "b"))
     wiped = await peer.call(RequestCode.WIPE_WRITE_PERM_OF_BROKER, other)
     assert (ext(wiped), await perm()) == ({"wipeTopicCount": "0"}, 6)

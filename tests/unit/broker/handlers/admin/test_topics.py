@@ -145,7 +145,7 @@ async def test_what_is_no_topic_is_refused(
 
     assert answer.code == code
     assert remark in (answer.remark or "")
-    assert "orders" not in rig.broker._tables.topics
+    assert "orders" not in rig.tables.topics
 
 
 @windowed()
@@ -186,7 +186,7 @@ async def test_a_deleted_topic_is_gone_with_its_offsets(rig: Rig) -> None:
     await create(peer)
     for number in range(3):
         await peer.plain(f"K{number}")
-    rig.broker._tables.groups.ensure("readers")
+    rig.tables.groups.ensure("readers")
     commit = UpdateConsumerOffsetRequestHeader(
         consumer_group="readers", topic="orders", queue_id=0, commit_offset=2
     )
@@ -256,7 +256,7 @@ async def test_a_deletion_is_not_made_if_it_cannot_be_saved(
         assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert answer.remark == "topics.json cannot be written: No space left on device"
     assert (await topic(peer))["perm"] == 6
-    assert "bills" not in rig.broker._tables.topics
+    assert "bills" not in rig.tables.topics
     assert rig.bodies() == [b"kept"]
 
 
@@ -325,7 +325,7 @@ async def test_a_large_table_is_answered_in_slices(
 
     monkeypatch.setattr("halfmq.broker.handlers.admin.sliced.Slice", Over)
     answer = await peer.call(RequestCode.GET_ALL_TOPIC_CONFIG, None)
-    topics = {one.name for one in rig.broker._tables.topics}
+    topics = {one.name for one in rig.tables.topics}
     assert set(decode_topic_table(answer.body)) == topics
     assert len(turns) == len(topics)
 

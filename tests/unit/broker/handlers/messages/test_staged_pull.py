@@ -39,6 +39,7 @@ async def test_many_large_answers_are_all_whole(rig: Rig, monkeypatch: pytest.Mo
     """They are read before the first is sent, as far as there is memory set aside for them."""
     steps: list[str] = []
     staged: list[int] = []
+    # The order of reads and sends, and the bytes between them, show in no answer.
     view, write, send = LogReader.view, ClientConnection.write, PullHandler._send_staged
 
     def viewed(reader: LogReader, *arguments: object, **more: object) -> memoryview | None:

@@ -456,6 +456,7 @@ def test_a_part_that_cannot_be_appended_is_served_one_by_one(
         front.broker.log.failing = bool(front.appends)
         return append(group, contiguous=contiguous)
 
+    # Appends after the first one fail.
     monkeypatch.setattr(front.group, "_append", failing)
     front.batch(*(an_end(half, COMMIT) for half in halves))
     results = front.results()
