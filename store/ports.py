@@ -3,7 +3,7 @@
 from typing import Protocol
 
 
-class LogExtent(Protocol):
+class LogOffsets(Protocol):
     """How far the log reaches, as physical offsets; see ``MessageStore``."""
 
     @property

@@ -23,7 +23,7 @@ from ..format.index import KeyedRecord
 from ..format.record import store_timestamp
 from ..log.append_request import AppendRequest, AppendResult
 from ..log.log_scan import Found, LogScan
-from ..ports import LogExtent
+from ..ports import LogOffsets
 from .index_file import IndexFile
 from .index_service import IndexService
 
@@ -55,7 +55,7 @@ FLUSH_EVERY: Final = 10.0
 class IndexBuilder:
     """The index, and the keys that are not in it yet."""
 
-    def __init__(self, index: IndexService, files: MappedFileQueue, log: LogExtent) -> None:
+    def __init__(self, index: IndexService, files: MappedFileQueue, log: LogOffsets) -> None:
         self._index = index
         self._files = files
         self._log = log

@@ -29,7 +29,7 @@ from ..format.record import (
     store_timestamp,
 )
 from ..format.record_fields import struct_of
-from ..ports import LogExtent
+from ..ports import LogOffsets
 from .log_scan import LogScan
 from .resync import Damage
 from .transaction_ranges import TransactionRanges, is_about_transactions
@@ -73,7 +73,7 @@ class _FilePositions:
 class LogReader:
     """The reading end of the log; one thread, except where a method says otherwise."""
 
-    def __init__(self, files: MappedFileQueue, log: LogExtent | None = None) -> None:
+    def __init__(self, files: MappedFileQueue, log: LogOffsets | None = None) -> None:
         self._files = files
         self._log = log or _FilePositions(files)
         self.known_transactions = TransactionRanges()  # found by recovery, for the first scan

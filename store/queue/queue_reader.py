@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 
 from ..format.queue_entry import PRE_BLANK
-from ..ports import LogExtent
+from ..ports import LogOffsets
 from .consume_queue import ConsumeQueue
 from .pull_selection import GetResult, select
 from .queue_table import QueueTable
@@ -14,7 +14,7 @@ class QueueReader:
     """The consume queues as far as their records can be read."""
 
     def __init__(
-        self, table: QueueTable, log: LogExtent, *, store_timestamp: Callable[[int], int]
+        self, table: QueueTable, log: LogOffsets, *, store_timestamp: Callable[[int], int]
     ) -> None:
         """``store_timestamp`` returns the store time in ms of the record at a physical offset."""
         self._table = table
