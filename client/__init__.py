@@ -23,7 +23,7 @@ halfmq and, with JSON headers, with Apache RocketMQ.
 """
 
 from .access import Acl, AclEntry, PolicyType, User
-from .admin import Admin, PendingTransaction
+from .admin import Admin, PendingTransaction, Topic
 from .config import ClientConfig
 from .consumer import Consumer
 from .credentials import Credentials, CredentialsSource
@@ -105,6 +105,7 @@ __all__ = [
     "SendStatus",
     "SendTimeoutError",
     "TlsError",
+    "Topic",
     "TopicMissing",
     "Transaction",
     "TransactionFencedError",

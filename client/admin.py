@@ -1,4 +1,4 @@
-"""Admin: list and decide transactions, list consumer groups, manage users and permissions.
+"""Admin: decide transactions, administer topics, groups, users and permissions.
 
 ::
 
@@ -20,11 +20,12 @@ accepts decisions from producers only; it supports ``resume`` for a parked messa
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
+from halfmq.remoting.admin_headers import CreateTopicRequestHeader
 from halfmq.remoting.bodies import HeartbeatData, decode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -63,12 +64,15 @@ from .net.access_requests import AccessRequests
 from .net.base_client import BaseClient
 from .net.response_errors import error_from_response
 from .net.session import Session, expect_success, typed
+from .net.topic_requests import TopicRequests
 
 PAGE_SIZE: Final = 500
 """Transactions in one request, about 150 kB of answer."""
 
 GROUP: Final = "halfmq-admin"
 """The name of this client in errors; it is not sent to brokers."""
+
+_DEFAULT_TOPIC: Final = "TBW102"  # as RocketMQ's tools name it; brokers ignore it here
 
 State: TypeAlias = Literal["prepared", "parked"]
 Action: TypeAlias = Literal["commit", "rollback", "resume"]
@@ -106,6 +110,40 @@ class PendingTransaction:
     broker_name: str
     offset: int
     """Physical offset of the half in its broker's commit log."""
+
+
+_READ: Final = 4  # bits of a topic's perm
+_WRITE: Final = 2
+_QUEUES_MAX: Final = 1_024  # of a topic on one halfmq broker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """A topic of one broker."""
+
+    name: str
+    broker_name: str
+    read_queues: int
+    """Queues that consumers read; less than ``write_queues`` only for a moment, when it shrinks."""
+    write_queues: int
+    """Queues that producers send to."""
+    readable: bool
+    writable: bool
+    attributes: Mapping[str, str]
+    """Such as ``message.type``; see RocketMQ's ``TopicAttributes``."""
+
+
+def _topic_from_entry(name: str, entry: Mapping[str, Any], broker_name: str) -> Topic:
+    perm = int(entry.get("perm", _READ | _WRITE))
+    return Topic(
+        name=name,
+        broker_name=broker_name,
+        read_queues=int(entry.get("readQueueNums", 0)),
+        write_queues=int(entry.get("writeQueueNums", 0)),
+        readable=perm & _READ != 0,
+        writable=perm & _WRITE != 0,
+        attributes={key: str(value) for key, value in (entry.get("attributes") or {}).items()},
+    )
 
 
 def _pending_from_info(info: TransactionInfo, broker_name: str) -> PendingTransaction:
@@ -190,7 +228,7 @@ async def pending_transactions(
 
 
 class Admin(BaseClient):
-    """Lists and decides transactions, lists consumer groups, manages users and permissions."""
+    """Lists and decides transactions, administers topics, groups, users and permissions."""
 
     def __init__(
         self,
@@ -353,6 +391,125 @@ class Admin(BaseClient):
                 position = await _collect(session, address, header, found)
         return found.groups()
 
+    # -- topics and groups
+
+    async def topics(self) -> list[Topic]:
+        """Return the topics of all brokers, the brokers' own included, by name and broker name.
+
+        Raises:
+            UnsupportedRequestError: A broker does not serve this.
+            ClientError: A broker does not answer, or refuses.
+        """
+        session = self._session
+        found: list[Topic] = []
+        for broker_name, address in sorted(session.routes.brokers.items()):
+            entries = await TopicRequests(session, address).topics()
+            try:
+                found += [_topic_from_entry(*one, broker_name) for one in entries.items()]
+            except (TypeError, ValueError, AttributeError) as error:
+                raise BadAnswerError(address, f"a topic has {error}") from error
+        return sorted(found, key=lambda one: (one.name, one.broker_name))
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        queues: int = 4,
+        read_queues: int | None = None,
+        readable: bool = True,
+        writable: bool = True,
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create a topic on every broker, or replace its settings; it is on disk then.
+
+        Args:
+            name: The topic.
+            queues: Queues on each broker that producers send to.
+            read_queues: Queues that consumers read; None: as many. To shrink a topic, lower
+                ``queues`` first, and this when the others are consumed.
+            readable: Whether consumers may read it.
+            writable: Whether producers may send to it.
+            attributes: Attributes to set; others stay as they are.
+
+        Raises:
+            BrokerRefusedError: The name is no topic name, is the broker's own, or an attribute
+                does not exist. The brokers before it, by name, have the topic.
+            ClientError: A broker does not answer, or refuses; a retry is safe.
+        """
+        check_text("name", name)
+        check_count("queues", queues, range(1, _QUEUES_MAX + 1))
+        if read_queues is not None:
+            check_count("read_queues", read_queues, range(1, _QUEUES_MAX + 1))
+        header = CreateTopicRequestHeader(
+            topic=name,
+            default_topic=_DEFAULT_TOPIC,
+            read_queue_nums=queues if read_queues is None else read_queues,
+            write_queue_nums=queues,
+            perm=_READ * readable + _WRITE * writable,
+            topic_filter_type="SINGLE_TAG",
+            topic_sys_flag=0,
+            attributes=",".join(f"+{key}={value}" for key, value in (attributes or {}).items()),
+        )
+        for requests in self._all_topic_requests():
+            await requests.create_topic(header)
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic, its consumers' offsets and its route; a topic that is unknown is none.
+
+        Producers that still send create it again where topics are created by use.
+
+        Raises:
+            BrokerRefusedError: It is the broker's own.
+            ClientError: A broker or name server does not answer, or refuses; a retry is safe.
+        """
+        check_text("name", name)
+        for requests in self._all_topic_requests():
+            await requests.delete_topic(name)
+        for address in self.config.namesrv_addresses:
+            await TopicRequests(self._session, address).delete_route(name)
+
+    async def create_group(
+        self,
+        name: str,
+        *,
+        max_retries: int = 16,
+        retry_queues: int = 1,
+        enabled: bool = True,
+        broadcasting: bool = True,
+    ) -> None:
+        """Create a consumer group on every broker, or replace its settings; it is on disk then.
+
+        Args:
+            name: The group.
+            max_retries: Deliveries of a message that fails, until it is a dead letter.
+            retry_queues: Queues of its retry topic, when that is created.
+            enabled: Whether its members may consume.
+            broadcasting: Whether they may all get every message.
+
+        Raises:
+            BrokerRefusedError: The name is no group name.
+            ClientError: A broker does not answer, or refuses; a retry is safe.
+        """
+        check_text("name", name)
+        entry = {
+            "consumeBroadcastEnable": broadcasting,
+            "consumeEnable": enabled,
+            "groupName": name,
+            "retryMaxTimes": max_retries,
+            "retryQueueNums": retry_queues,
+        }
+        for requests in self._all_topic_requests():
+            await requests.create_group(entry)
+
+    async def delete_group(self, name: str, *, offsets: bool = False) -> None:
+        """Delete a consumer group; with ``offsets`` also where it was in each topic.
+
+        Raises what ``delete_topic`` raises. An unknown group is none.
+        """
+        check_text("name", name)
+        for requests in self._all_topic_requests():
+            await requests.delete_group(name, offsets=offsets)
+
     # -- users and policies
 
     async def users(self, name_contains: str = "") -> list[User]:
@@ -486,6 +643,13 @@ class Admin(BaseClient):
             return self._broker_at(address)
         session = self._session
         return AccessRequests(session, min(session.routes.brokers.items())[1])
+
+    def _all_topic_requests(self) -> list[TopicRequests]:
+        session = self._session
+        return [
+            TopicRequests(session, address)
+            for _name, address in sorted(session.routes.brokers.items())
+        ]
 
     def _all_brokers(self) -> list[AccessRequests]:
         session = self._session

@@ -583,7 +583,7 @@ class Consumer(_Facade[aio_consumer.Consumer]):
 
 
 class Admin(_Facade[aio_admin.Admin]):
-    """Lists and decides transactions, lists groups, manages users; see ``halfmq.client.Admin``."""
+    """Decides transactions, administers topics, groups and users; see ``halfmq.client.Admin``."""
 
     @_same_arguments_as(aio_admin.Admin)
     def __init__(self, client: aio_admin.Admin) -> None:
@@ -596,6 +596,11 @@ class Admin(_Facade[aio_admin.Admin]):
     resume = _BlockingMethod(aio_admin.Admin.resume)
     metrics = _BlockingMethod(aio_admin.Admin.metrics)
     groups = _BlockingMethod(aio_admin.Admin.groups)
+    topics = _BlockingMethod(aio_admin.Admin.topics)
+    create_topic = _BlockingMethod(aio_admin.Admin.create_topic)
+    delete_topic = _BlockingMethod(aio_admin.Admin.delete_topic)
+    create_group = _BlockingMethod(aio_admin.Admin.create_group)
+    delete_group = _BlockingMethod(aio_admin.Admin.delete_group)
     users = _BlockingMethod(aio_admin.Admin.users)
     user = _BlockingMethod(aio_admin.Admin.user)
     create_user = _BlockingMethod(aio_admin.Admin.create_user)

@@ -33,6 +33,7 @@ from halfmq.client import (
     SendResult,
     SendStatus,
     TlsError,
+    Topic,
     TopicMissing,
     Transaction,
     TransactionFencedError,
@@ -241,6 +242,12 @@ async def operating() -> None:
             show(message_id)
         one: PendingTransaction | None = await admin.transaction("transaction id")
         metrics: dict[str, dict[str, str]] = await admin.metrics()
+        await admin.create_topic("orders", queues=8, attributes={"message.type": "FIFO"})
+        topics: list[Topic] = await admin.topics()
+        show(topics[0].name, topics[0].read_queues, topics[0].attributes.get("message.type"))
+        await admin.create_group("billing", max_retries=3)
+        await admin.delete_group("billing", offsets=True)
+        await admin.delete_topic("orders")
         show(one, metrics)
         for group in await admin.groups():
             filters: dict[str, str] = {t: f for m in group.members for t, f in m.filters.items()}
