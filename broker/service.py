@@ -42,6 +42,7 @@ from .handlers.admin.changes import Changes
 from .handlers.admin.consumption import ConsumptionHandlers
 from .handlers.admin.groups import GroupHandlers
 from .handlers.admin.kv_config import KvConfigHandlers
+from .handlers.admin.offsets import OffsetResetHandlers
 from .handlers.admin.topics import TopicHandlers
 from .handlers.admin.transactions import AdminHandlers
 from .handlers.clients.clients import ClientHandlers
@@ -389,6 +390,14 @@ class Broker:
                 monotonic_ms=self._monotonic_ms,
             ),
             KvConfigHandlers(tables.kv_config, changes),
+            OffsetResetHandlers(
+                tables.topics,
+                tables.groups,
+                tables.offsets,
+                self._store,
+                changes,
+                self.config.topics,
+            ),
             ConsumptionHandlers(
                 tables.topics, tables.offsets, tables.registry, self._store, self.config.topics
             ),

@@ -57,6 +57,8 @@ class ConsumerOffsetTable:
         self._offsets: dict[str, dict[int, int]] = {}  # "topic@group" → queue id → offset
         self._count = 0
         self._commits = 0
+        # Offsets to which consumers are to go at their next pull; not kept over a restart.
+        self._resets: dict[tuple[str, str, int], int] = {}
         self._saves = PeriodicSave(PERSIST_INTERVAL_MS, now_ms)
 
     def load(self) -> None:
@@ -77,8 +79,23 @@ class ConsumerOffsetTable:
         queues = self._offsets.get(f"{topic}@{group}")
         return NO_OFFSET if queues is None else queues.get(queue_id, NO_OFFSET)
 
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set the next offset to consume, and ignore commits until a consumer has gone there.
+
+        Raises what ``commit`` raises.
+        """
+        self._resets.pop((group, topic, queue_id), None)
+        self.commit(group, topic, queue_id, offset)
+        self._resets[group, topic, queue_id] = offset
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return where the consumer of a queue is to go, once; None if it goes on."""
+        return self._resets.pop((group, topic, queue_id), None) if self._resets else None
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Set the next offset to consume; it may decrease.
+
+        Return False if it is ignored, because it was reset and no consumer has gone there yet.
 
         Raises:
             RequestRefusedError: The group is the broker's own, or the queue is a new one and the
@@ -90,6 +107,8 @@ class ConsumerOffsetTable:
                 f"the offsets of group[{group}] are the broker's own: consume with a group whose "
                 f"name does not begin with {SYSTEM_GROUP_PREFIX}",
             )
+        if self._resets and (group, topic, queue_id) in self._resets:
+            return False
         key = f"{topic}@{group}"
         queues = self._offsets.get(key)
         if queues is None or queue_id not in queues:
@@ -99,6 +118,7 @@ class ConsumerOffsetTable:
         self._commits += 1
         if self._commits % COMMITS_PER_VERSION == 0:
             self._file.step()
+        return True
 
     def _make_room(self, key: str) -> dict[int, int]:
         if self._count >= self._offsets_max:
@@ -120,6 +140,9 @@ class ConsumerOffsetTable:
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> Iterator[None]:
         """Remove the offsets of a topic or of a group, in steps."""
+        for reset in list(self._resets):
+            if topic in (None, reset[1]) and group in (None, reset[0]):
+                del self._resets[reset]
         for number, key in enumerate(list(self._offsets)):
             of_topic, _, of_group = key.partition("@")
             if topic in (None, of_topic) and group in (None, of_group):

@@ -172,3 +172,19 @@ def test_the_name_server_is_administered(tool: Tool) -> None:
         (line,) = tool.run(command, "-b", "broker-a")
         assert tool.broker.address in line
         assert "[broker-a]" in line
+
+
+def test_offsets_are_reset(tool: Tool) -> None:
+    """The tools resetOffsetByTime and skipAccumulatedMessage."""
+    tool.run("updateTopic", *tool.at, "-t", "clicks", "-r", "1", "-w", "1")
+    tool.run("updateSubGroup", *tool.at, "-g", "first")
+    tool.send("clicks", 3)
+
+    skipped = tool.run("skipAccumulatedMessage", "-g", "first", "-t", "clicks")
+    assert skipped[-1].split() == ["broker-a", "0", "3"], skipped
+    reset = tool.run("resetOffsetByTime", "-g", "first", "-t", "clicks", "-s", "0")
+    assert reset[-1].split() == ["broker-a", "0", "0"], reset
+    with Consumer("first", {"clicks": "*"}, namesrv=tool.broker.address) as consumer:
+        message = consumer.receive(timeout=30)
+        assert message is not None
+        assert message.body == b"body 0"

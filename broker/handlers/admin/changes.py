@@ -34,15 +34,15 @@ class Changes:
 
     def make(
         self,
-        change: Callable[[], Awaitable[None]],
+        change: Callable[[], Awaitable[bytes | None]],
         what: str,
         request: RemotingCommand,
         connection: Connection,
     ) -> None:
         """Carry out a change after those before it; answer its request then.
 
-        ``change`` returns when the change is on disk, or raises RequestRefusedError. ``what`` names
-        it in the log.
+        ``change`` returns when the change is on disk, with the body of the answer if it has one, or
+        raises RequestRefusedError. ``what`` names it in the log.
 
         Raises:
             RequestRefusedError: Too many changes wait.
@@ -64,14 +64,14 @@ class Changes:
 
     async def _make(
         self,
-        change: Callable[[], Awaitable[None]],
+        change: Callable[[], Awaitable[bytes | None]],
         what: str,
         request: RemotingCommand,
         connection: Connection,
     ) -> None:
         try:
             async with self._lock:
-                await change()
+                body = await change()
         except RequestRefusedError as error:
             reply = encode_reply(request, error.code, remark=error.remark)
         except Exception:
@@ -82,5 +82,5 @@ class Changes:
         else:
             by = request.subject.name if isinstance(request.subject, Subject) else ""
             logger.info("event=changed what=%r peer=%s by=%r", what, connection.name, by)
-            reply = encode_reply(request)
+            reply = encode_reply(request, body=body or b"")
         connection.respond(request, reply)

@@ -109,7 +109,8 @@ class OffsetHandlers:
             )
         if topic not in self._topics:
             raise RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
-        self._offsets.commit(group, topic, header.queue_id, header.commit_offset)
+        if not self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
+            return encode_reply(request, remark="Offset has been previously reset")
         return encode_reply(request)
 
     def search_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:

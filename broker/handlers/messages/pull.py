@@ -137,11 +137,29 @@ class PullHandler:
         assert isinstance(header, PullMessageRequestHeader)
         self._admit(header, connection)
         tag_codes = self._tag_codes(header)
+        reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
+        if reset is not None:
+            return self._moved(request, header, reset)
         if header.sys_flag & COMMIT_OFFSET_FLAG:
             self._offsets.commit(
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
             )
         return self._look(request, connection, tag_codes)
+
+    def _moved(
+        self, request: RemotingCommand, header: PullMessageRequestHeader, offset: int
+    ) -> bytes:
+        """Have the consumer go on elsewhere, where an operator wants it."""
+        first, end = self._store.queues.bounds(header.topic, header.queue_id)
+        return encode_pull_reply(
+            request,
+            ResponseCode.PULL_OFFSET_MOVED,
+            next_begin_offset=offset,
+            min_offset=first,
+            max_offset=end,
+            remark="OFFSET_RESET",
+            body_size=0,
+        )
 
     def _look(
         self,
