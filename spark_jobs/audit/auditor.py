@@ -85,10 +85,15 @@ class Audit:
     anomaly_kinds: Counter[str]  # all of them, by Kind
     timeline: Timeline
     open_ages: OpenAges
-    transactions: DataFrame
+    describe: Callable[[], DataFrame]
     anomaly_rows: DataFrame
     checks: list[Check] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
+
+    @property
+    def transactions(self) -> DataFrame:
+        """Every transaction that was prepared in the log, one row each; reads the log once more."""
+        return self.describe()
 
     @property
     def anomaly_count(self) -> int:
@@ -152,7 +157,6 @@ class _Auditor:
         self._partitions = cores if extent.size > _SPREAD_MIN else 1
 
     def run(self) -> Audit:
-        register(self._spark)
         self._stage(f"reading {self._extent.size:,} bytes of log")
         scan = self._keep(
             source.read_scan(
@@ -170,16 +174,18 @@ class _Auditor:
         self._stage("judging what became of transactions")
         events, found = self._linked(scan.where("part is not null").drop("notes"), log, bounds)
         settled = self._keep(families.settled(families.families(events), bounds, terms))
-        unsettled = settled.where("state is null").select("key")
-        count = unsettled.count()
         transactions = settled.where("state is not null").select(*families.TRANSACTION_COLUMNS)
+        tally = statistics.tally(settled, log.scale)
+        count = sum(row["count"] for row in tally if row["state"] is None)
         if count:
+            unsettled = settled.where("state is null").select("key")
             verdicts = self._keep(families.judged(events, unsettled, bounds, terms, count=count))
             judged = verdicts.where("state is not null").select(*families.TRANSACTION_COLUMNS)
+            tally += statistics.tally(judged, log.scale)
             transactions = transactions.unionByName(judged)
             rules = verdicts.where("kind is not null")
             found.append(rules.select("kind", "offsets", "detail", F.col("at").alias("told")))
-        counts = statistics.counted(transactions, log.scale)
+        counts = statistics.counted(tally, log.scale)
         prepared = transactions.where(~F.col("state").isin(*_VOID))
         delays = statistics.delays(prepared, log.labels)
         self._stage("comparing queues with the log")
@@ -187,18 +193,19 @@ class _Auditor:
         found += self._queue_findings(ranges, bounds)
         found += self._findings(log)
         self._stage("looking up what was found")
-        named = _named(reduce(DataFrame.unionByName, found), self._extent.segments)
-        anomalies, kinds = _anomalies(named)
+        findings = self._keep(reduce(DataFrame.unionByName, found).select(*FINDING_COLUMNS))
+        named = _named(findings, self._extent.segments)
+        kinds = Counter[str](dict(findings.groupBy("kind").count().collect()))
         return Audit(
             directory=self._told_directory,
             log=self._log_summary(log),
             states=counts.states,
             delays=delays,
-            anomalies=anomalies,
+            anomalies=_anomalies(named, kinds),
             anomaly_kinds=kinds,
             timeline=counts.timeline,
             open_ages=counts.open_ages,
-            transactions=_described(prepared, self._names()),
+            describe=lambda: _described(prepared, self._names()),
             anomaly_rows=named,
             checks=self._compared,
             remarks=list(log.clock_steps()),
@@ -222,19 +229,22 @@ class _Auditor:
         if self._store.queue_counts is not None:
             found.append(queue_findings.unknown_queues(ranges, self._store.queue_counts))
         if self._checks.queues and self._store.consume_queues is not None:
+            register(self._spark)
             log = Log(self._extent, bounds, self._store.was_closed)
             found += queue_findings.compared(self._spark, runs, self._directory, self._store, log)
         return found
 
     def _findings(self, log: Notes) -> list[DataFrame]:
         """List what is wrong with the bytes of the log."""
-        found = [self._spark.createDataFrame(list(log.findings()), _FINDING)]
+        faults = list(log.findings())
+        found = [self._spark.createDataFrame(faults, _FINDING)] if faults else []
         if any(check.what == "digests" and check.checked for check in self._compared):
             found.append(changed_bytes(self._spark, self._extent))
         return found
 
     def _names(self) -> DataFrame:
         """Read who transactions are of."""
+        register(self._spark)
         return (
             self._spark.read.format(FORMAT)
             .schema(ddl(*NAME_COLUMNS))
@@ -290,25 +300,19 @@ def _named(findings: DataFrame, segments: Sequence[Segment]) -> DataFrame:
         return *lookup[0].names(told), [place for place in places if place is not None]
 
     seen = F.udf(see, f"struct<{_SEEN}>", useArrow=False)
-    return (
-        findings.select(*FINDING_COLUMNS)
-        .withColumn("seen", seen("kind", "offsets", "told"))
-        .select("kind", "offsets", "detail", "seen.*")
+    return findings.withColumn("seen", seen("kind", "offsets", "told")).select(
+        "kind", "offsets", "detail", "seen.*"
     )
 
 
-def _anomalies(named: DataFrame) -> tuple[list[Anomaly], Counter[str]]:
-    """Collect anomalies, and count all by kind, also those that are too many to collect."""
+def _anomalies(named: DataFrame, kinds: Counter[str]) -> list[Anomaly]:
+    """Collect anomalies; if they are too many, some of each kind."""
+    if not kinds:
+        return []
     anomalies = _collected(named.limit(ANOMALIES_MAX))
-    kinds = Counter(anomaly.kind for anomaly in anomalies)
-    if len(anomalies) == ANOMALIES_MAX:
-        counts = named.groupBy("kind").agg(F.count("*").alias("count")).collect()
-        for row in counts:
-            if row["kind"] not in kinds:
-                of_it = named.where(F.col("kind") == row["kind"])
-                anomalies += _collected(of_it.limit(_HIDDEN_MAX))
-        kinds = Counter({row["kind"]: row["count"] for row in counts})
-    return sorted(anomalies, key=lambda anomaly: (anomaly.offsets, anomaly.kind)), kinds
+    for kind in kinds.keys() - {anomaly.kind for anomaly in anomalies}:
+        anomalies += _collected(named.where(F.col("kind") == kind).limit(_HIDDEN_MAX))
+    return sorted(anomalies, key=lambda anomaly: (anomaly.offsets, anomaly.kind))
 
 
 def _collected(named: DataFrame) -> list[Anomaly]:

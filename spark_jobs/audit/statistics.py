@@ -6,11 +6,11 @@ is a few hundred numbers, however long the log is. ``transactions`` have the col
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from .judge import State
@@ -104,15 +104,15 @@ def _whole_days(span_ms: int) -> int:
     return -(-span_ms // ((BINS_MAX - 1) * _DAY)) * _DAY
 
 
-def counted(transactions: DataFrame, on: Scale) -> Counts:
-    """Count transactions; one without a half counts for its state alone."""
+def tally(transactions: DataFrame, on: Scale) -> list[Row]:
+    """Count transactions by state, by interval of preparation and of decision, and by age."""
     age = F.lit(on.now_ms) - F.col("time")
     younger = [(age < bound, place) for place, bound in enumerate(AGES_MS)]
     age_class = F.lit(len(AGES_MS))
     for is_younger, place in reversed(younger):
         age_class = F.when(is_younger, place).otherwise(age_class)
     is_open = F.col("state").isin(*(str(state) for state in OPEN))
-    rows = (
+    return (
         transactions.groupBy(
             "state",
             _interval(F.col("time"), on).alias("prepared"),
@@ -122,11 +122,17 @@ def counted(transactions: DataFrame, on: Scale) -> Counts:
         .count()
         .collect()
     )
+
+
+def counted(rows: Iterable[Row], on: Scale) -> Counts:
+    """Add up what ``tally`` says; a transaction without a half counts for its state alone."""
     states: Counter[str] = Counter()
     prepared = {str(state): [0] * on.bins for state in SHOWN}
     decided = [0] * on.bins
     ages = {str(state): [0] * (len(AGES_MS) + 1) for state in OPEN}
     for state, when, until, place, count in rows:
+        if state is None:
+            continue
         states[state] += count
         if when is None:
             continue

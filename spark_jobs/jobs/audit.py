@@ -81,7 +81,8 @@ def run(options: argparse.Namespace) -> int:
             stage=job.stage,
         ) as audit,
     ):
-        job.write(transactions=audit.transactions, anomalies=audit.anomaly_rows.coalesce(1))
+        if options.output:
+            job.write(transactions=audit.transactions, anomalies=audit.anomaly_rows.coalesce(1))
         job.publish(summary(audit), [table(audit)])
         if options.html:
             job.stage(f"writing {options.html}")

@@ -12,14 +12,14 @@ The audit reads a log by ``read_scan``: the same rows, and between them others t
 ``notes`` on what else there is in the log (``NOTE``). So a log is read once.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -27,10 +27,11 @@ from ..log.arrays import Bools, Ints, booleans, from_numpy, texts
 from ..log.checksums import sound_records
 from ..log.ranges import queue_ranges, smoothed, stretches
 from ..log.rows import Rows
-from ..log.segments import LogExtent, Segment, SegmentReader, survey
+from ..log.segments import LogExtent, SegmentReader, survey
 from .events import EVENT, NOTHING, Halves, Records, Told, read_events
 from .options import PARTITION_BYTES, ReadOptions
 from .parts import Part, all_parts
+from .python import use_this_python
 from .schema import arrow_schema, ddl
 from .splits import LogPartition, SegmentSplit, plan_partitions
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EVENT_FORMAT: Final = "rocketmq-transactions"
-_SCAN_FORMAT: Final = "rocketmq-audit-scan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,38 +310,41 @@ def read_scan(
     verify_crc: bool,
     partitions: int = 1,
 ) -> "DataFrame":
-    """Read a log as events, with these columns, and as rows of ``notes``."""
-    spark.dataSource.register(_ScanSource)
-    return (
-        spark.read.format(_SCAN_FORMAT)
-        .schema(", ".join([*(ddl(name, columns=EVENT_COLUMNS) for name in columns), _NOTES_DDL]))
-        .option("extent", json.dumps(extent))
-        .option("verifyCrc", str(verify_crc))
-        .option("partitions", str(partitions))
-        .load()
-    )
+    """Read a log as events, with these columns, and as rows of ``notes``.
+
+    This is a table function and no source: Spark starts three more Python processes to plan a
+    source, which takes as long as to read a small log.
+    """
+    use_this_python(spark)
+    reader = scan_reader(extent, columns, verify_crc=verify_crc, partitions=partitions)
+    planned = reader.partitions()
+
+    class Scan:
+        def eval(self, numbers: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+            for number in numbers.column(0).to_pylist():
+                yield from reader.read(planned[number])
+
+    rows = ", ".join([*(ddl(name, columns=EVENT_COLUMNS) for name in columns), _NOTES_DDL])
+    scan: Any = F.arrow_udtf(Scan, returnType=rows)  # PySpark's hints know it as a decorator only
+    one_each = spark.range(0, len(planned), 1, max(1, len(planned)))
+    found: DataFrame = scan(one_each.asTable())
+    return found
 
 
-class _ScanSource(DataSource):
-    """The source of an audit; what the driver has found out is in the options."""
-
-    @classmethod
-    def name(cls) -> str:
-        return _SCAN_FORMAT
-
-    def reader(self, schema: StructType) -> EventReader:
-        return scan_reader(self.options, schema.names[:-1])
-
-
-def scan_reader(options: Mapping[str, str], columns: Sequence[str]) -> EventReader:
+def scan_reader(
+    extent: LogExtent,
+    columns: Sequence[str],
+    *,
+    verify_crc: bool,
+    partitions: int = 1,
+    partition_bytes: int = PARTITION_BYTES,
+) -> EventReader:
     """Make the reader of a scan."""
-    segments, *rest = json.loads(options["extent"])
-    extent = LogExtent(tuple(Segment(*segment) for segment in segments), *rest)
     asked = ReadOptions(
         path="",
-        min_partitions=int(options["partitions"]),
-        max_partition_bytes=int(options.get("partitionBytes", PARTITION_BYTES)),
-        verify_crc=options["verifyCrc"] == "True",
+        min_partitions=partitions,
+        max_partition_bytes=partition_bytes,
+        verify_crc=verify_crc,
     )
     fields = [pa.field(name, EVENT_COLUMNS[name].arrow_type) for name in columns]
     schema = pa.schema([*fields, pa.field("notes", _NOTES)])

@@ -42,7 +42,7 @@ def test_each_transaction_counts_once_at_its_time(spark: SparkSession) -> None:
         transaction(State.UNDETERMINED, 6_000),
     ]
 
-    counts = statistics.counted(spark.createDataFrame(rows, DDL), ON)
+    counts = statistics.counted(statistics.tally(spark.createDataFrame(rows, DDL), ON), ON)
 
     assert counts.states == {
         "committed": 2, "rolled_back": 1, "pending": 2, "parked": 2, "expired": 1,

@@ -6,7 +6,6 @@ of queues is tested with Spark.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,13 +44,7 @@ class Outcome:
 def audit_here(directory: Path, *, step: int = 1 << 20, checks: Checks = DEFAULT_CHECKS) -> Outcome:
     """Audit a store in splits of about ``step`` bytes."""
     extent, store = survey(directory), StoreFiles(directory)
-    options = {
-        "extent": json.dumps(extent),
-        "partitions": "1",
-        "partitionBytes": str(step),
-        "verifyCrc": str(checks.crc),
-    }
-    reader = scan_reader(options, COLUMNS)
+    reader = scan_reader(extent, COLUMNS, verify_crc=checks.crc, partition_bytes=step)
     events: list[Row] = []
     notes: list[Row] = []
     for partition in reader.partitions():
