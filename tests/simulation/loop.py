@@ -193,12 +193,14 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
         for _ in range(len(ready)):
             if not ready:  # a nested pass has run the rest
                 break
+            # Handles are asyncio's; this loop runs them as asyncio's loops do.
             handle = ready.popleft()
             if not handle._cancelled:
                 self._run(handle)
         return True
 
     def _run(self, handle: Any) -> None:
+        # See above: asyncio has no public way to run a handle.
         process = handle._context.get(PROCESS)
         if process is not None:
             if process.dead:

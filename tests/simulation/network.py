@@ -166,6 +166,7 @@ class End(asyncio.Transport):
             self._loop.witness("data", self.peer_name, self.own, len(joined), crc32(joined))
             self.protocol.data_received(joined)
         peer = self.peer
+        # Both ends are of this class.
         if peer._paused and self.arriving_size <= peer._high // 4:
             peer.process.call_at(self._loop.now, peer.room)
         if closed and not self.lost:

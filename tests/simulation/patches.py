@@ -154,6 +154,7 @@ def installed(
         log.setLevel(logging.ERROR)
         log.propagate = False
         log.addHandler(errors)
+        # As asyncio's own loops do in `run_forever`, which this loop does not use.
         asyncio._set_running_loop(loop)
         yield
     finally:

@@ -21,6 +21,7 @@ from halfmq.store.files.json_table import load_table, save_table
 from halfmq.store.files.mapped_file import make_directory
 from halfmq.store.format.queue_entry import ENTRY_SIZE
 from halfmq.store.message_store import MessageStore
+from tests.support.broker_parts import tables_of
 from tests.support.stores import draft, small_config
 
 from .disk import PAGE, Disk
@@ -308,7 +309,7 @@ def test_a_topic_that_was_written_survives_a_power_cut(machine: Machine) -> None
     async def main() -> None:
         broker = Broker(config, worker=machine.worker)
         await broker.start()
-        broker._tables.topics.ensure("orders")
+        tables_of(broker).topics.ensure("orders")
         await asyncio.sleep(TABLES_TICK_S)
 
     task = machine.process.run(main())

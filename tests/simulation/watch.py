@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from halfmq.broker.transaction.state.state_machine import State
+from tests.support.broker_parts import tables_of
 
 from .clients import GROUP
 
@@ -61,7 +62,7 @@ class Watch:
 
     def _look_for_unasked(self, broker: Broker) -> None:
         before, self._unasked = self._unasked, {}
-        if not broker._tables.registry.producers_of(GROUP):
+        if not tables_of(broker).registry.producers_of(GROUP):
             return
         now = self._world.loop.now
         latest = self._world.scenario.timeout_ms / 1_000 + LATE_S_MAX

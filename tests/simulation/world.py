@@ -24,6 +24,7 @@ from halfmq.broker.disk.disk_limits import Space
 from halfmq.broker.service import Broker
 from halfmq.broker.transaction.state.decision_cache import DecisionCache
 from halfmq.store.errors import CorruptRecordError, StoreError
+from tests.support.broker_parts import store_of
 
 from . import invariants
 from .clients import Clients
@@ -303,7 +304,7 @@ class World:
         self._counts = {}
 
     def _note_start(self, broker: Broker) -> None:
-        records, end = self.records, broker._store.write_offset
+        records, end = self.records, store_of(broker).write_offset
         records.started_at = self.loop.now
         records.log_starts = [*(start for start in records.log_starts if start < end), end]
 

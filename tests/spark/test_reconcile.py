@@ -318,7 +318,7 @@ def test_damage_in_the_log_is_a_finding(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def derby_log(spark: SparkSession, tmp_path: Path) -> None:
     """Derby writes a file into the directory where the JVM was started, unless it is told."""
-    jvm: Any = spark._jvm
+    jvm: Any = spark._jvm  # Spark has no other door to it
     jvm.java.lang.System.setProperty("derby.stream.error.file", str(tmp_path / "derby.log"))
 
 

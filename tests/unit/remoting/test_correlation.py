@@ -56,7 +56,7 @@ def test_opaques_start_again_and_skip_those_in_use() -> None:
 
     again: Correlation[str] = Correlation(first_opaque=0)
     assert again.register("old", 5) == 0
-    again._next = 0
+    again._next = 0  # as after 2^31 requests
     assert again.register("new", 5) == 1
 
 

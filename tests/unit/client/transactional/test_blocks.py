@@ -302,7 +302,7 @@ async def test_what_was_recorded_is_remembered_until_the_end_and_bounded(
             book.save(tx.id)
             for number in range(20):
                 book.ledger.statement(f"never ends {number}", "qmark")
-        assert len(recorded_transactions._recorded) == 5
+        assert len(recorded_transactions._recorded) == 5  # the bound
 
     assert broker.half_of(tx.id).decisions == [COMMIT]
 
