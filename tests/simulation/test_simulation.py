@@ -21,8 +21,9 @@ from .bites import first_violation
 from .world import World, run
 
 ROOT = Path(__file__).parents[2]
-SEEDS = range(30)
-"""Of the default selection: together they see every fault and both flush modes."""
+SEEDS = (*range(28), 42, 51)
+"""Of the default selection: together they see every fault and both flush modes. What a seed comes
+across changes with the broker; the last two are there for their i/o error."""
 
 
 def _check(seed: int) -> World:
