@@ -13,19 +13,11 @@ from typing import Final, Protocol
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
-from ..tables.topics import TopicConfig
+from ..tables.topics import TopicConfig, TopicTable
 
 logger = logging.getLogger(__name__)
 
 _DELAY_MARK: Final = b"TRANSACTION_DEL"  # prefix of both property names
-
-
-class Topics(Protocol):
-    """The part of the topic table that a destination depends on."""
-
-    def get(self, name: str) -> TopicConfig | None: ...
-
-    def ensure(self, name: str, queues: int = 1) -> TopicConfig: ...
 
 
 class Destinations(Protocol):
@@ -41,7 +33,7 @@ class TopicDestinations:
 
     def __init__(
         self,
-        topics: Topics,
+        topics: TopicTable,
         delayed: Callable[[AppendRequest, int], AppendRequest],
         *,
         default_queue_nums: int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from halfmq.remoting.transaction_bodies import TransactionInfo
 from halfmq.store.files.page_cache import Missing, NotInMemoryError
@@ -34,12 +34,6 @@ class Page(NamedTuple):
     next_after: int | None  # offset after which the next page begins; None: this is the last
 
 
-class Schedule(Protocol):
-    """The part of the checker that a listing uses."""
-
-    def next_check_in_ms(self, entry: Pending) -> int | None: ...
-
-
 class PendingView:
     """Describes undecided transactions."""
 
@@ -47,7 +41,7 @@ class PendingView:
         self,
         table: PendingTable,
         lookup: DecisionLookup,
-        schedule: Schedule,
+        next_check_in_ms: Callable[[Pending], int | None],
         *,
         read_half: ReadHalf,
         now_ms: Callable[[], int],
@@ -56,7 +50,7 @@ class PendingView:
         """Wire it; ages are by ``now_ms``, and ``monotonic_ms`` limits the time of a page."""
         self._table = table
         self._lookup = lookup
-        self._schedule = schedule
+        self._next_check_in_ms = next_check_in_ms
         self._read_half = read_half
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
 
@@ -152,7 +146,7 @@ class PendingView:
             checks_sent=entry.sent,
             checks_delivered=entry.checks,
             checks_answered=entry.answered,
-            next_check_ms=self._schedule.next_check_in_ms(entry),
+            next_check_ms=self._next_check_in_ms(entry),
             parked_reason=entry.parked_reason.text,
             messages=1 + len(self._table.groups.get(entry.offset, ())),
         )

@@ -144,7 +144,7 @@ class TransactionService:
         self.view = PendingView(
             table,
             lookup,
-            checker,
+            checker.next_check_in_ms,
             read_half=halves.read,
             now_ms=now_ms,
             monotonic_ms=monotonic_ms,

@@ -6,7 +6,7 @@ import pytest
 
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.loop import slices
-from halfmq.broker.tables.topics import TopicConfig
+from halfmq.broker.tables.topics import TopicConfig, TopicTable
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.destination import TopicDestinations
 from halfmq.broker.transaction.errors import (
@@ -417,7 +417,7 @@ def test_a_commit_without_a_place_is_refused_and_can_be_repeated(broker: Broker)
     assert len(broker.finals_of(half)) == 1
 
 
-class Topics:
+class Topics(TopicTable):
     """A table of topics by name."""
 
     def __init__(self, **write_queues: int) -> None:
@@ -429,7 +429,7 @@ class Topics:
     def get(self, name: str) -> TopicConfig | None:
         return self.topics.get(name)
 
-    def ensure(self, name: str, queues: int = 1) -> TopicConfig:
+    def ensure(self, name: str, queues: int = 1, perm: int = 6) -> TopicConfig:
         topic = TopicConfig(name=name, read_queue_nums=queues, write_queue_nums=queues)
         return self.topics.setdefault(name, topic)
 

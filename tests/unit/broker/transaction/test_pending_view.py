@@ -8,18 +8,11 @@ from typing import cast
 from halfmq.broker.transaction.decision_lookup import DecisionLookup
 from halfmq.broker.transaction.half import StoredHalf
 from halfmq.broker.transaction.pending_view import PAGE_MS, SKIPPED_PER_CLOCK_READ, PendingView
-from halfmq.broker.transaction.state.pending import Pending, PendingTable
+from halfmq.broker.transaction.state.pending import PendingTable
 from halfmq.broker.transaction.state.state_machine import State
 from tests.support.transactions import HOST, PEER, START_MS, Clock
 
 PROPERTIES = b"REAL_TOPIC\x01orders\x02UNIQ_KEY\x01key\x02"
-
-
-class NoChecks:
-    """A checker that plans nothing."""
-
-    def next_check_in_ms(self, _entry: Pending) -> int | None:
-        return None
 
 
 class Table:
@@ -37,7 +30,7 @@ class Table:
         self.view = PendingView(
             self.pending,
             cast("DecisionLookup", None),
-            NoChecks(),
+            lambda _entry: None,
             read_half=lambda offset: self.read(offset),  # noqa: PLW0108 -- a test sets another
             now_ms=self.clock,
             monotonic_ms=lambda: self.monotonic_ms(),  # noqa: PLW0108 -- a test sets another
