@@ -222,7 +222,7 @@ class GroupHandlers:
             "clientId": entry["clientId"],
             "language": entry["language"],
             "lastUpdateTimestamp": self._now_ms() - silent_ms,
-            "remoteIP": entry["clientAddr"],
+            "remoteIP": f"/{entry['clientAddr']}",  # as Java prints an address
             "version": entry["version"],
         }
 

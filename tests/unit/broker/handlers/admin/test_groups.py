@@ -253,7 +253,7 @@ async def test_connected_members_are_shown(rig: Rig) -> None:
     found = await asked(consumer, RequestCode.GET_ALL_PRODUCER_INFO)
     (one,) = found["data"]["writers"]
     assert START_MS <= one["lastUpdateTimestamp"] <= START_MS + 5_000
-    assert one["remoteIP"] == producer.name
+    assert one["remoteIP"] == f"/{producer.name}"
 
     nobody = ConsumerGroupRequestHeader(consumer_group="nobody")
     answer = await consumer.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, nobody)
