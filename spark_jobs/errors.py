@@ -10,12 +10,18 @@ SparkJobsError
 └── SparkFailedError     Spark could not do what it was asked
 """
 
+import re
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# The lines in the traces of Java and Python that say what happened; the last is the root cause.
+_RAISED: Final = re.compile(
+    r"^(?:: |Caused by: )?(?:[\w$]+\.)*[\w$]+(?:Error|Exception): (?!Traceback)(.+)$", re.MULTILINE
+)
 
 
 class SparkJobsError(Exception):
@@ -84,3 +90,9 @@ def in_one_sentence(step: Callable[P, T]) -> Callable[P, T]:
             raise error.with_traceback(None) from None
 
     return told
+
+
+def root_cause(error: Exception) -> str:
+    """Return what a Spark worker or Java raised first, from the traces in Spark's message."""
+    raised = _RAISED.findall(str(error))
+    return raised[-1] if raised else str(error).strip().partition("\n")[0]

@@ -78,14 +78,14 @@ def run(options: argparse.Namespace) -> int:
             options.directory,
             extent=job.extent,
             checks=checks,
-            stage=job.stage,
+            stage=job.step,
         ) as audit,
     ):
         if options.output:
             job.write(transactions=audit.transactions, anomalies=audit.anomaly_rows.coalesce(1))
         job.publish(summary(audit), [table(audit)])
         if options.html:
-            job.stage(f"writing {options.html}")
+            job.step(f"writing {options.html}")
             write_page(
                 audit, options.html, written_ms=time.time_ns() // 1_000_000, details=options.output
             )

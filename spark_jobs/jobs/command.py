@@ -19,13 +19,13 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 
-from ..errors import SparkFailedError
+from ..errors import SparkFailedError, root_cause
 from ..log.segments import LogExtent, survey
 from ..source.roles import read_log
 from .interrupt import restore
 from .output import Output
 from .session import spark_session
-from .stages import Stages
+from .steps import Report, step_reporter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,9 +36,6 @@ CLEAN: Final = 0
 FINDINGS: Final = 1
 FAILED: Final = 2
 Rows = list[dict[str, Any]]
-
-# The line of a traceback that says what happened; the rest of it is of no use to an operator.
-_RAISED: Final = re.compile(r"^(?:: )?(?:[\w$]+\.)*[\w$]+(?:Error|Exception): (.+)$", re.MULTILINE)
 
 _QUERIES: Final = ("SQL", "DataFrame")
 _AGE: Final = re.compile(r"(\d{1,9})([smhd])")
@@ -104,7 +101,7 @@ class Run:
     options: argparse.Namespace
     extent: LogExtent
     spark: "SparkSession"
-    stage: Stages
+    step: Report
     _output: Output
     _opened: ExitStack
 
@@ -127,7 +124,7 @@ class Run:
     def write(self, **results: "DataFrame") -> None:
         """Write results as Parquet if there is an ``--output``."""
         if self.options.output:
-            self.stage(f"writing {self.options.output}")
+            self.step(f"writing {self.options.output}")
             for name, frame in results.items():
                 self._output.parquet(name, frame)
 
@@ -149,28 +146,28 @@ def running(options: argparse.Namespace, *results: str) -> Iterator[Run]:
     """
     extent = survey(options.directory)
     output = Output(options.job, options.json, options.output, *results)
-    stage = Stages(options.job)
-    with spark_for(extent, stage) as spark, ExitStack() as opened:
-        yield Run(options, extent, spark, stage, output, opened)
+    step = step_reporter(options.job)
+    with spark_for(extent, step) as spark, ExitStack() as opened:
+        yield Run(options, extent, spark, step, output, opened)
 
 
 @contextmanager
-def spark_for(extent: LogExtent, stage: Stages) -> "Iterator[SparkSession]":
-    """Give a session to read a log with; ``stage`` is told that it starts, which takes seconds.
+def spark_for(extent: LogExtent, step: Report) -> "Iterator[SparkSession]":
+    """Give a session to read a log with; ``step`` reports its start, which takes seconds.
 
     Raises:
         JavaNotFoundError: There is no Java for it.
         SparkFailedError: Spark could not do what it was asked inside the context.
     """
-    stage("starting Spark")
+    step("starting Spark")
     handler = signal.getsignal(signal.SIGINT)
-    with spark_session(log_bytes=extent.size) as spark, stage.following(spark):
+    with spark_session(log_bytes=extent.size) as spark:
         restore(handler)
         try:
             with _no_log_of_queries():
                 yield spark
         except (PySparkException, Py4JError) as error:
-            raise SparkFailedError(_cause(str(error))) from error
+            raise SparkFailedError(root_cause(error)) from error
 
 
 @contextmanager
@@ -204,9 +201,3 @@ def rows(frame: "DataFrame") -> Rows:
     """Collect a few rows; times have a zone."""
     collected: Rows = frame.toArrow().to_pylist()
     return collected
-
-
-def _cause(message: str) -> str:
-    """Find what a worker raised in the long text that Spark makes of it."""
-    raised = _RAISED.findall(message)
-    return str(raised[-1]) if raised else message.strip().partition("\n")[0]

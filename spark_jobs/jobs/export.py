@@ -35,7 +35,7 @@ from ..source.roles import location, role
 from ..source.schema import ddl
 from .command import CLEAN, FINDINGS, about_log, add_job, spark_for
 from .output import Output, probe_folder
-from .stages import Stages
+from .steps import step_reporter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -171,9 +171,9 @@ class Export:
             missing: list[tuple[int, int]] = []
             if start < end:
                 missing = list(_gaps(extent, start, end))
-                stage = Stages("export")
-                with spark_for(extent, stage) as spark:
-                    stage(f"exporting offsets {start} to {end}")
+                step = step_reporter("export")
+                with spark_for(extent, step) as spark:
+                    step(f"exporting offsets {start} to {end}")
                     self._stream(spark, end, fail_on_data_loss=not missing)
                 if missing:  # what was deleted meanwhile was passed over too
                     missing = list(_gaps(survey(self._directory), start, end))

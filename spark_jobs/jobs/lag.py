@@ -29,7 +29,7 @@ from ..source.columns import MESSAGE
 from ..source.roles import HALF, OP, SYSTEM, messages, role, takes_slot
 from .command import CLEAN, FINDINGS, Rows, add_job, age, number, rows, running
 from .offset_table import DDL, is_brokers_own, known_groups, offset_file, read_offsets
-from .stages import reading
+from .steps import reading
 
 if TYPE_CHECKING:
     from .command import Jobs
@@ -230,7 +230,7 @@ def run(options: argparse.Namespace) -> int:
         records = job.cached(prepared(job.log(*COLUMNS), system=options.system))
         as_of = _as_of_ms(options, job.extent)
         told = job.cached(lags(records, job.spark.createDataFrame(offsets, DDL), as_of))
-        job.stage(reading(job.extent))
+        job.step(reading(job.extent))
         found = rows(told.orderBy("consumerGroup", "topic", "partition"))
         job.write(lag=told.coalesce(1))
         findings = list(_findings(found, options))

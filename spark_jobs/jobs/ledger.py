@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from ..errors import PlaceError
+from ..errors import PlaceError, root_cause
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +43,7 @@ def read_ledger(spark: "SparkSession", options: argparse.Namespace) -> "DataFram
         frame = read(spark, options)
         return frame.where(options.where) if options.where else frame
     except (PySparkException, Py4JError) as error:
-        reason = _reason(str(error), options.ledger)
+        reason = _reason(error, options.ledger)
         raise PlaceError(_shown(options.ledger), reason) from error
 
 
@@ -111,14 +111,11 @@ def _shown(location: str) -> str:
     return re.split(r"[?;]", location)[0] if location.startswith(_JDBC) else location
 
 
-def _reason(message: str, ledger: str) -> str:
+def _reason(error: Exception, ledger: str) -> str:
+    message = str(error)
     if "No suitable driver" in message or "ClassNotFoundException" in message:
         return (
             "there is no driver for it: name its jar with --driver-jar or its package with"
             " --driver-package, and its class with --driver if it is not a well-known one"
         )
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    # Of a Java exception the second line says what happened, the first where Python called.
-    told = lines[1] if len(lines) > 1 and lines[0].startswith("An error occurred") else lines[0]
-    text = re.sub(r"^: (?:[\w$]+\.)+[\w$]+: ", "", told)
-    return text.replace(ledger, _shown(ledger))
+    return root_cause(error).replace(ledger, _shown(ledger))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from ..errors import PlaceError
+from ..errors import PlaceError, root_cause
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,7 +41,7 @@ class Output:
         self._folder = folder and folder.absolute()
         self._is_piped = json_file == "-"
         self._json = None if json_file is None or self._is_piped else Path(json_file)
-        self._failed: Exception | None = None
+        self._failed: PlaceError | None = None
         if self._folder:
             probe_folder(self._folder)
             for name in results:
@@ -51,7 +51,7 @@ class Output:
             probe_file(self._json)
 
     def parquet(self, name: str, frame: "DataFrame") -> None:
-        """Write a result; ``publish`` says it when that fails."""
+        """Write a result; ``publish`` raises what went wrong."""
         if self._folder is None or self._failed:
             return
         staging, place = self._folder / f".halfmq-{self._job}", self._folder / name
@@ -65,19 +65,17 @@ class Output:
                 part.rename(place / f"halfmq-{self._job}-{number:05}.parquet")
             shutil.rmtree(staging)
         except (OSError, PySparkException, Py4JError) as error:
-            self._failed = error
+            self._failed = PlaceError(self._folder, f"cannot be written: {root_cause(error)}")
 
     def publish(self, summary: Mapping[str, object], table: Iterable[str]) -> None:
         """Show the table, then write the JSON.
 
         Raises:
-            OSError, PySparkException, Py4JError: The first file that could not be written.
+            PlaceError, OSError: The first file that could not be written.
         """
         text = json.dumps(summary, indent=2, default=_as_text) + "\n"
         if self._is_piped:
             sys.stdout.write(text)
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")  # what stages.py has written
         shown = sys.stderr if self._is_piped else sys.stdout
         shown.writelines(f"{line}\n" for line in table)
         if self._failed:

@@ -18,7 +18,7 @@ from . import differences
 from .command import CLEAN, FINDINGS, add_job, age, rows, running
 from .ledger import read_ledger
 from .output import utc
-from .stages import reading
+from .steps import reading
 
 if TYPE_CHECKING:
     from .command import Jobs
@@ -143,9 +143,9 @@ def run(options: argparse.Namespace) -> int:
         )
         ledger = job.cached(ledger)
         log = job.log(*differences.COLUMNS, "size", subscribe=",".join((*options.topic, *_HIDDEN)))
-        job.stage(reading(job.extent))
+        job.step(reading(job.extent))
         (damaged,) = rows(_damage(log))
-        job.stage("comparing it with the ledger")
+        job.step("comparing it with the ledger")
         entries = differences.messages(log, options.topic, options.message_key, within)
         entries = job.cached(entries)
         found = job.cached(differences.differences(entries, ledger))

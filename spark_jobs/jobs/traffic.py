@@ -25,7 +25,7 @@ from halfmq.store.format.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from ..source.columns import CORRUPT, MESSAGE
 from ..source.roles import DEAD_LETTER, RETRY, messages, property_value, role
 from .command import CLEAN, FINDINGS, Rows, add_job, age, number, rows, running
-from .stages import reading
+from .steps import reading
 
 if TYPE_CHECKING:
     from .command import Jobs
@@ -242,7 +242,7 @@ def run(options: argparse.Namespace) -> int:
     results = ("topics", "queues", "rates", "producers", "tags", "keys", "failures")
     with running(options, *results) as job:
         records = job.cached(prepared(job.log(*COLUMNS)))  # each list is a query of its own
-        job.stage(reading(job.extent))
+        job.step(reading(job.extent))
         topics = by_topic(records)
         told = _with_sizes(rows(topics.orderBy("role", "topic")))
         every = options.every or _stretch(told)
@@ -255,7 +255,7 @@ def run(options: argparse.Namespace) -> int:
             "keys": hot_keys(records, options.top_keys),
             "failures": failures(records),
         }
-        job.stage("counting by queue, time, producer, tag and key")
+        job.step("counting by queue, time, producer, tag and key")
         damaged = [topic for topic in told if topic["role"] == CORRUPT]
         sound = [topic for topic in told if topic["role"] != CORRUPT]
         queues = frames["queues"].where(F.col("role") != CORRUPT)

@@ -1,14 +1,14 @@
-"""The options of the sources, checked once and typed.
+"""The options of the sources: each is a field of a dataclass, which names its parser.
 
-Spark hands options over as text under lower-case names. A name that no option has is refused
-with the nearest one: a misspelt ``verifyCrc`` that does nothing would pass for a clean log.
+Spark passes options as text under lower-case names. An unknown name is an error that suggests the
+nearest one: a misspelt ``verifyCrc`` that does nothing would pass for a clean log.
 """
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ..errors import OptionError
@@ -18,35 +18,92 @@ from .columns import Wanted
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 PARTITION_BYTES: Final = 128 << 20  # less costs a task's overhead more often, more balances badly
+_FROM_LATEST: Final = -1  # as starting offset: begin with what is written from now on
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_MODES: Final = ("PERMISSIVE", "FAILFAST")
 _SIZE: Final = re.compile(r"(\d+)\s*([bkmg]?)b?")
+
+Options = TypeVar("Options", "ReadOptions", "QueueOptions")
+Parser = Callable[[str], object]  # raises ValueError with what it expects
+
+
+def _choice(*choices: str) -> Parser:
+    def parse(text: str) -> str:
+        for choice in choices:
+            if text.lower() == choice.lower():
+                return choice
+        raise ValueError(" or ".join(choices))
+
+    return parse
+
+
+def _flag(*choices: str) -> Parser:
+    return lambda text: _choice(*choices)(text) == "true"
+
+
+def _names(text: str) -> frozenset[str] | None:
+    return frozenset(part.strip() for part in text.split(",") if part.strip()) or None
+
+
+def _number(expected: str, words: Mapping[str, int | None]) -> Parser:
+    def parse(text: str) -> int | None:
+        if text.lower() in words:
+            return words[text.lower()]
+        if not text.isascii() or not text.isdigit():
+            raise ValueError(expected)
+        return int(text)
+
+    return parse
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text.lower())
+    if match is None or not int(match[1]):
+        raise ValueError("a positive number, as in 65536 or 64m")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _path(text: str) -> str:
+    url = urlsplit(text)
+    return unquote(url.path) if url.scheme == "file" else text
+
+
+_TIME: Final = _number("milliseconds since 1970", {"": None})
+_START_EXPECTED: Final = f"{EARLIEST} or a physical offset in bytes"
+_START: Final = _number(_START_EXPECTED, {EARLIEST: None, LATEST: _FROM_LATEST})
+_END: Final = _number(f"{LATEST} or a physical offset in bytes", {LATEST: None})
+_QUEUE_START: Final = _number(f"{EARLIEST} or a queue offset", {EARLIEST: None})
+_QUEUE_END: Final = _number(f"{LATEST} or a queue offset", {LATEST: None})
+
+
+def _option(parse: Parser, default: Any) -> Any:
+    return field(default=default, metadata={"parse": parse})
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What one read asks for. The attribute names are the options' names in snake case."""
+    """The options of a read or a stream of the log."""
 
-    path: str  # a store root or a folder of segments
-    starting_offsets: int | None = None  # physical offset; None: from the first
-    ending_offsets: int | None = None  # physical offset, exclusive; None: to the last
-    starting_timestamp: int | None = None  # ms, when the broker stored it
-    ending_timestamp: int | None = None  # ms, exclusive
-    subscribe: frozenset[str] | None = None  # topics; None: all
-    include_value: bool = False
-    value_topics: frozenset[str] | None = None  # bodies of these topics only
-    include_headers: bool = False
-    verify_crc: bool = False
-    max_partition_bytes: int = PARTITION_BYTES
-    min_partitions: int = 1
-    batch_rows: int = BATCH_ROWS
-    fail_fast: bool = False  # mode=FAILFAST: corrupt bytes end the read instead of being a row
-    decompress: bool = False  # give bodies as they were before they were compressed
-    memory_map: bool = True  # local files
+    path: str = _option(_path, "")  # a store root or a folder of segments
+    starting_offsets: int | None = _option(_START, None)  # physical offset; None: from the first
+    ending_offsets: int | None = _option(_END, None)  # physical, exclusive; None: to the last
+    starting_timestamp: int | None = _option(_TIME, None)  # ms, when the broker stored it
+    ending_timestamp: int | None = _option(_TIME, None)  # ms, exclusive
+    subscribe: frozenset[str] | None = _option(_names, None)  # topics; None: all
+    include_value: bool = _option(_flag("false", "true"), default=False)
+    value_topics: frozenset[str] | None = _option(_names, None)  # bodies of these topics only
+    include_headers: bool = _option(_flag("false", "true"), default=False)
+    verify_crc: bool = _option(_flag("false", "true"), default=False)
+    decompress: bool = _option(_flag("false", "true"), default=False)
+    max_partition_bytes: int = _option(_size, PARTITION_BYTES)
+    min_partitions: int = _option(_size, 1)
+    batch_rows: int = _option(_size, BATCH_ROWS)
+    memory_map: bool = _option(_flag("true", "false"), default=True)  # local files
+    mode: str = _option(_choice(*_MODES), _MODES[0])
     # Of streams only:
-    from_latest: bool = False  # begin with what is written from now on
-    max_bytes_per_trigger: int | None = None  # None: all that there is
-    fail_on_data_loss: bool = True
+    max_bytes_per_trigger: int | None = _option(_size, None)  # None: all that there is
+    fail_on_data_loss: bool = _option(_flag("true", "false"), default=True)
 
     @property
     def wanted(self) -> Wanted:
@@ -55,6 +112,11 @@ class ReadOptions:
             verify_crc=self.verify_crc,
             decompress=self.decompress,
         )
+
+    @property
+    def from_latest(self) -> bool:
+        """Whether a stream begins with what is written from now on."""
+        return self.starting_offsets == _FROM_LATEST
 
     @property
     def has_times(self) -> bool:
@@ -66,6 +128,11 @@ class ReadOptions:
         """Whether the read has a column ``value`` unless a schema says otherwise."""
         return self.include_value or self.value_topics is not None
 
+    @property
+    def fail_fast(self) -> bool:
+        """Whether corrupt bytes end the read instead of being a row."""
+        return self.mode == _MODES[1]
+
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "ReadOptions":
         """Check the options of one read.
@@ -73,24 +140,24 @@ class ReadOptions:
         Raises:
             OptionError: A name is unknown, a value is wrong, or there is no path.
         """
-        read = _Reader(options, _READ_NAMES)
-        if read.is_given("startingOffsets", LATEST):
-            raise OptionError(f"startingOffsets={LATEST}: expected {EARLIEST} or {_A_NUMBER}")
-        return cls._parsed(read)
+        parsed = cls.parse_any(options)
+        if parsed.from_latest:
+            raise OptionError(f"startingOffsets={LATEST}: expected {_START_EXPECTED}")
+        return parsed
 
     @classmethod
     def parse_stream(cls, options: Mapping[str, str]) -> "ReadOptions":
-        """Check the options of a stream, which begins at the end unless it is told otherwise.
+        """Check the options of a stream, which begins at the end by default.
 
         Raises:
             OptionError: See ``parse``; or the option makes no sense for a stream.
         """
-        read = _Reader(options, _READ_NAMES)
-        if read.is_given("endingTimestamp"):
+        parsed = cls.parse_any(options)
+        if parsed.ending_timestamp is not None:
             raise OptionError("endingTimestamp: a stream ends at an offset: endingOffsets")
-        parsed = cls._parsed(read)
-        is_latest = not read.is_given("startingOffsets") or parsed.from_latest
-        return replace(parsed, from_latest=is_latest)
+        if "startingoffsets" in map(str.lower, options):
+            return parsed
+        return replace(parsed, starting_offsets=_FROM_LATEST)
 
     @classmethod
     def parse_any(cls, options: Mapping[str, str]) -> "ReadOptions":
@@ -99,56 +166,35 @@ class ReadOptions:
         Raises:
             OptionError: See ``parse``.
         """
-        return cls._parsed(_Reader(options, _READ_NAMES))
+        return _parse(cls, options, _LOG)
 
     @classmethod
     def parse_events(cls, options: Mapping[str, str]) -> "ReadOptions":
         """Check the options of one read of transactions.
 
         Raises:
-            OptionError: A name is unknown, a value is wrong, or there is no path.
+            OptionError: See ``parse``.
         """
-        return cls._parsed(_Reader(options, _EVENT_NAMES))
-
-    @classmethod
-    def _parsed(cls, read: "_Reader") -> "ReadOptions":
-        from_latest = read.is_given("startingOffsets", LATEST)
-        return cls(
-            path=read.path("load(path): a store root or a folder of segments"),
-            starting_offsets=None if from_latest else read.offset("startingOffsets", EARLIEST),
-            ending_offsets=read.offset("endingOffsets", LATEST),
-            starting_timestamp=read.time("startingTimestamp"),
-            ending_timestamp=read.time("endingTimestamp"),
-            subscribe=read.names("subscribe"),
-            include_value=read.flag("includeValue"),
-            value_topics=read.names("valueTopics"),
-            include_headers=read.flag("includeHeaders"),
-            verify_crc=read.flag("verifyCrc"),
-            max_partition_bytes=read.size("maxPartitionBytes", PARTITION_BYTES),
-            min_partitions=read.size("minPartitions", 1),
-            batch_rows=read.size("batchRows", BATCH_ROWS),
-            fail_fast=read.choice("mode", "PERMISSIVE", "FAILFAST") == "FAILFAST",
-            decompress=read.flag("decompress"),
-            memory_map=read.flag("memoryMap", default=True),
-            from_latest=from_latest,
-            max_bytes_per_trigger=(
-                read.size("maxBytesPerTrigger", 1) if read.is_given("maxBytesPerTrigger") else None
-            ),
-            fail_on_data_loss=read.flag("failOnDataLoss", default=True),
-        )
+        return _parse(cls, options, _LOG, _OF_EVENTS)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
-    """What one read of consume queues asks for."""
+    """The options of one read of consume queues."""
 
-    path: str  # a store root or a folder of consume queues
-    subscribe: frozenset[str] | None = None  # topics; None: all
-    starting_offsets: int | None = None  # queue offset, in every queue; None: from the first
-    ending_offsets: int | None = None  # queue offset, exclusive; None: to the last
-    max_partition_bytes: int = PARTITION_BYTES
-    min_partitions: int = 1
-    fail_fast: bool = False
+    path: str = _option(_path, "")  # a store root or a folder of consume queues
+    subscribe: frozenset[str] | None = _option(_names, None)  # topics; None: all
+    # Queue offsets, the same for every queue:
+    starting_offsets: int | None = _option(_QUEUE_START, None)
+    ending_offsets: int | None = _option(_QUEUE_END, None)  # exclusive
+    max_partition_bytes: int = _option(_size, PARTITION_BYTES)
+    min_partitions: int = _option(_size, 1)
+    mode: str = _option(_choice(*_MODES), _MODES[0])
+
+    @property
+    def fail_fast(self) -> bool:
+        """Whether a corrupt entry ends the read instead of being a row."""
+        return self.mode == _MODES[1]
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "QueueOptions":
@@ -157,58 +203,50 @@ class QueueOptions:
         Raises:
             OptionError: A name is unknown, a value is wrong, or there is no path.
         """
-        read = _Reader(options, _QUEUE_NAMES)
-        return cls(
-            path=read.path("load(path): a store root or a folder of consume queues"),
-            subscribe=read.names("subscribe"),
-            starting_offsets=read.offset("startingOffsets", EARLIEST, _A_QUEUE_OFFSET),
-            ending_offsets=read.offset("endingOffsets", LATEST, _A_QUEUE_OFFSET),
-            max_partition_bytes=read.size("maxPartitionBytes", PARTITION_BYTES),
-            min_partitions=read.size("minPartitions", 1),
-            fail_fast=read.choice("mode", "PERMISSIVE", "FAILFAST") == "FAILFAST",
-        )
+        return _parse(cls, options, "a store root or a folder of consume queues")
 
 
-_A_NUMBER: Final = "a physical offset in bytes"
-_A_QUEUE_OFFSET: Final = "a queue offset"
-_QUEUE_NAMES: Final = (
+_LOG: Final = "a store root or a folder of segments"
+_OF_EVENTS: Final = (
     "path",
-    "subscribe",
-    "startingOffsets",
-    "endingOffsets",
-    "maxPartitionBytes",
-    "minPartitions",
-    "mode",
+    "starting_offsets",
+    "ending_offsets",
+    "verify_crc",
+    "max_partition_bytes",
+    "min_partitions",
+    "memory_map",
 )
-_EVENT_NAMES: Final = (
-    "path",
-    "startingOffsets",
-    "endingOffsets",
-    "verifyCrc",
-    "maxPartitionBytes",
-    "minPartitions",
-    "memoryMap",
-)
-_READ_NAMES: Final = (
-    "path",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "endingTimestamp",
-    "subscribe",
-    "includeValue",
-    "valueTopics",
-    "includeHeaders",
-    "verifyCrc",
-    "decompress",
-    "maxPartitionBytes",
-    "minPartitions",
-    "batchRows",
-    "memoryMap",
-    "mode",
-    "maxBytesPerTrigger",
-    "failOnDataLoss",
-)
+
+
+def _parse(
+    kind: type[Options],
+    options: Mapping[str, str],
+    path: str,
+    names: Collection[str] | None = None,
+) -> Options:
+    """Read options under their case-insensitive names: those of the fields, in camel case.
+
+    ``path`` says what the path names; ``names`` are the fields that are options, if not all are.
+    """
+    known = {_camel_case(one.name): one for one in fields(kind) if not names or one.name in names}
+    by_lower = {name.lower(): name for name in known}
+    values: dict[str, Any] = {}
+    for given, text in options.items():
+        name = by_lower.get(given.lower())
+        if name is None:
+            raise OptionError(unknown("option", given.lower(), list(known)))
+        try:
+            values[known[name].name] = known[name].metadata["parse"](text.strip())
+        except ValueError as error:
+            raise OptionError(f"{name}={text.strip()}: expected {error}") from error
+    if not values.get("path"):
+        raise OptionError(f"no path: name one in load(path): {path}")
+    return kind(**values)
+
+
+def _camel_case(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 def unknown(what: str, name: str, known: list[str]) -> str:
@@ -217,67 +255,3 @@ def unknown(what: str, name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
     hint = f"did you mean {by_lower[near[0]]}?" if near else f"known are {', '.join(known)}"
     return f"unknown {what} {name}: {hint}"
-
-
-class _Reader:
-    """Reads values under their case-insensitive names; every complaint names the option."""
-
-    def __init__(self, options: Mapping[str, str], names: Sequence[str]) -> None:
-        self._given = {name.lower(): value for name, value in options.items()}
-        known = {name.lower() for name in names}
-        for name in self._given:
-            if name not in known:
-                raise OptionError(unknown("option", name, list(names)))
-
-    def is_given(self, name: str, value: str | None = None) -> bool:
-        given = self._given.get(name.lower())
-        return given is not None and (value is None or given.strip().lower() == value)
-
-    def path(self, expected: str) -> str:
-        """Return a plain path, or the URI of another file system."""
-        path = self._given.get("path")
-        if not path:
-            raise OptionError(f"no path: name one in {expected}")
-        url = urlsplit(path)
-        return unquote(url.path) if url.scheme == "file" else path
-
-    def _text(self, name: str, default: str) -> str:
-        return self._given.get(name.lower(), default).strip()
-
-    def flag(self, name: str, *, default: bool = False) -> bool:
-        choices = ("true", "false") if default else ("false", "true")
-        return self.choice(name, *choices) == "true"
-
-    def choice(self, name: str, *choices: str) -> str:
-        text = self._text(name, choices[0])
-        for choice in choices:
-            if text.lower() == choice.lower():
-                return choice
-        raise OptionError(f"{name}={text}: expected {' or '.join(choices)}")
-
-    def names(self, name: str) -> frozenset[str] | None:
-        text = self._text(name, "")
-        return frozenset(part.strip() for part in text.split(",") if part.strip()) or None
-
-    def offset(self, name: str, default: str, expected: str = _A_NUMBER) -> int | None:
-        text = self._text(name, default)
-        if text.lower() == default:
-            return None
-        if not text.isascii() or not text.isdigit():
-            raise OptionError(f"{name}={text}: expected {default} or {expected}")
-        return int(text)
-
-    def time(self, name: str) -> int | None:
-        text = self._text(name, "")
-        if not text:
-            return None
-        if not text.isascii() or not text.isdigit():
-            raise OptionError(f"{name}={text}: expected milliseconds since 1970")
-        return int(text)
-
-    def size(self, name: str, default: int) -> int:
-        text = self._text(name, str(default)).lower()
-        match = _SIZE.fullmatch(text)
-        if match is None or not int(match[1]):
-            raise OptionError(f"{name}={text}: expected a positive number, as in 65536 or 64m")
-        return int(match[1]) * _UNITS[match[2]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ from halfmq.spark_jobs.__main__ import main
 from halfmq.spark_jobs.audit import auditor
 from tests.support import golden_store
 from tests.support.log_writer import LogWriter, Ours
+from tests.support.small_disk import small_disk
 
 
 def small_log(folder: Path, *, faulty: bool = False) -> Path:
@@ -236,6 +238,26 @@ def test_the_table_is_shown_though_a_file_cannot_be_written(
     shown = capsys.readouterr()
     assert "anomalies     0" in shown.out
     assert "No space left on device" in shown.err.splitlines()[-1]
+
+
+def test_a_disk_that_fills_while_results_are_written_is_named_after_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cause stands at the end of a long Java trace; Spark's own sentence does not name it."""
+    log = LogWriter(tmp_path / "commitlog")
+    transactions = Ours(log)
+    for place in range(1_000):
+        transactions.half(random.Random(place).randbytes(16).hex())
+    log.close()
+
+    with small_disk(tmp_path, "tmpfs", 32 << 10) as disk:
+        code = main(["audit", str(tmp_path), "--skip-queues", "--output", str(disk / "out")])
+
+    shown = capsys.readouterr()
+    assert code == 2
+    assert "anomalies     0" in shown.out
+    last = shown.err.splitlines()[-1]
+    assert last == f"audit: {disk / 'out'}: cannot be written: No space left on device"
 
 
 def test_a_log_without_a_message_is_clean(

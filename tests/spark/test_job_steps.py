@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from halfmq.spark_jobs.__main__ import main
-from halfmq.spark_jobs.jobs.stages import Stages
 from tests.support.log_writer import LogWriter
 
 _JAVA = ("HOME", "JAVA_HOME", "TMPDIR")
@@ -83,18 +81,3 @@ def test_json_stands_alone_in_a_pipe_that_standard_error_shares(tmp_path: Path) 
 
     assert json.loads(ended.stdout)["groups"] == []
     assert ended.returncode == 0
-
-
-def test_a_terminal_has_one_line_with_the_share_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is rewritten in place."""
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    stages = Stages("audit", clock=lambda: 2.0)
-
-    stages("reading 3 segments")
-    stages.show(3, 12)
-
-    *_, last = terminal.getvalue().split("\r\x1b[K")
-    assert last == "audit: 0.0 s: reading 3 segments, 25% of 12 tasks"
-    assert "\n" not in terminal.getvalue()
