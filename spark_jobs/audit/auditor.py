@@ -20,8 +20,9 @@ from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 from ..datasource import FORMAT, register
 from ..log.files import is_remote
+from ..log.log_end import survey
 from ..log.lookup import LogLookup, Place
-from ..log.segments import LogExtent, Segment, survey
+from ..log.segments import LogExtent, Segment
 from ..log.store_files import StoreFiles
 from ..source import event_source as source
 from ..source.schema import NAME_COLUMNS, ddl

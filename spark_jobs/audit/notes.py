@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any, Final
 
 from ..log.ranges import STEP_MIN
-from ..log.segments import UNWRITTEN, LogExtent
+from ..log.segment_reader import UNWRITTEN
+from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
 from ..source import event_source as source
 from ..source.events import hash_of

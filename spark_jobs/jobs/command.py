@@ -20,7 +20,8 @@ from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 
 from ..errors import SparkFailedError, root_cause
-from ..log.segments import LogExtent, survey
+from ..log.log_end import survey
+from ..log.segments import LogExtent
 from ..source.roles import read_log
 from .interrupt import restore
 from .output import Output

@@ -28,7 +28,7 @@ from pyspark.sql.types import NumericType, TimestampNTZType, TimestampType
 from halfmq.store.format.properties import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 
 from ..errors import OptionError
-from ..log.log_times import LogTimes
+from ..log.lookup import LogTimes
 from ..source.columns import MESSAGE
 from ..source.roles import DELAYED, HALF, PARKED, property_value, role, takes_slot
 

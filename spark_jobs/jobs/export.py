@@ -20,7 +20,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -29,7 +28,9 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from ..datasource import FORMAT, register
 from ..errors import PlaceError
-from ..log.segments import LogExtent, Segment, SegmentReader, survey
+from ..log.log_end import survey
+from ..log.segment_reader import SegmentReader
+from ..log.segments import LogExtent
 from ..source.columns import CORRUPT, MESSAGE
 from ..source.roles import location, role
 from ..source.schema import ddl
@@ -170,13 +171,13 @@ class Export:
             self._extent, self._ranges = extent, list[Range]()
             missing: list[tuple[int, int]] = []
             if start < end:
-                missing = list(_gaps(extent, start, end))
+                missing = list(extent.gaps(start, end))
                 step = step_reporter("export")
                 with spark_for(extent, step) as spark:
                     step(f"exporting offsets {start} to {end}")
                     self._stream(spark, end, fail_on_data_loss=not missing)
                 if missing:  # what was deleted meanwhile was passed over too
-                    missing = list(_gaps(survey(self._directory), start, end))
+                    missing = list(survey(self._directory).gaps(start, end))
             return Outcome(self._ranges, missing, max(0, extent.end_offset - max(start, end)))
 
     # --- the steps of a run
@@ -229,7 +230,7 @@ class Export:
             )
         if last is None or last[0] < extent.first_offset:
             return
-        segment = _segment(extent, last[0])
+        segment = extent.segment_at(last[0])
         reader = SegmentReader(segment, extent.limit(segment))
         record = reader.record_at(last[0] - segment.base) if last[0] < segment.end else None
         if record is None or int(record.field("store_timestamp")[0]) != last[1]:
@@ -284,7 +285,7 @@ class Export:
 
     def _keep(self, start: int, end: int, told: dict[str, Any]) -> None:
         last = told.pop("last")
-        segment = _segment(self._extent, start).base
+        segment = self._extent.segment_at(start).base
         self._ranges.append(Range(start=start, end=end, segment=segment, **told))
         self._state.end = end
         if last is not None:
@@ -307,18 +308,6 @@ def _full_end(extent: LogExtent) -> int:
     if not extent.segments or extent.end_offset == extent.segments[-1].end:
         return extent.end_offset
     return extent.segments[-1].base
-
-
-def _segment(extent: LogExtent, offset: int) -> Segment:
-    return next(one for one in reversed(extent.segments) if one.base <= offset)
-
-
-def _gaps(extent: LogExtent, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """List what the log has not (any more) between two offsets."""
-    holes = [(one.end, following.base) for one, following in pairwise(extent.segments)]
-    for first, behind in [(start, extent.first_offset), *holes]:
-        if max(first, start) < min(behind, end):
-            yield max(first, start), min(behind, end)
 
 
 def _measures(is_wanted: Column) -> list[Column]:

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from ..log.log_times import log_times
-from ..log.segments import LogExtent, survey
+from ..log.log_end import survey
+from ..log.lookup import log_times
+from ..log.segments import LogExtent
 from ..source.columns import MESSAGE
 from ..source.roles import HALF, OP, SYSTEM, messages, role, takes_slot
 from .command import CLEAN, FINDINGS, Rows, add_job, age, number, rows, running

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 from halfmq.store.format import topics
 
 from ..errors import OptionError
-from ..log.log_times import log_times
+from ..log.lookup import log_times
 from ..source.columns import CORRUPT
 from . import differences
 from .command import CLEAN, FINDINGS, add_job, age, rows, running

@@ -11,8 +11,10 @@ from halfmq.store.format.digest import BLOCK, DIRECTORY, find_flipped_bit, unpac
 
 from .checksums import sound_records
 from .files import child, exists, parent, read_bytes
+from .log_end import RECORD_SIZE_MAX
 from .rows import Rows
-from .segments import RECORD_SIZE_MAX, Segment, SegmentReader
+from .segment_reader import SegmentReader
+from .segments import Segment
 
 
 class Change(NamedTuple):

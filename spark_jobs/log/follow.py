@@ -1,36 +1,28 @@
-"""Follow a log that is being written: up to where can it be read by now? No Spark in here.
+"""Follow a log that is being written: find how far it can be read by now. No Spark in here.
 
-A stream asks again and again, every few milliseconds when there is nothing new. So the end that was
-found last is kept, with what the search learned of the clocks on the way, and the next search
-begins there; where nothing has been written since, eight bytes are read and that is all.
+A stream looks every few milliseconds when there is nothing new. So the end that was found last is
+kept, with the clocks up to there, and the next search begins there; if nothing has been written
+since, it reads eight bytes.
 
-All offsets that are given out are borders of records, so that no record is ever in two batches.
+All returned offsets are borders of records, so that no record is in two batches.
 """
 
-from itertools import pairwise
 from typing import Final
 
 from halfmq.store.format.record import PREFIX
 
 from ..errors import DataLossError
 from .files import is_remote, open_remote
+from .log_end import APPEND_SIZE_MAX, NOTHING_KNOWN, LogEnd, extent_of, find_end
 from .rows import Rows
-from .segments import (
-    APPEND_SIZE_MAX,
-    NOTHING_KNOWN,
-    LogEnd,
-    LogExtent,
-    Segment,
-    SegmentReader,
-    find_end,
-    find_segments,
-)
+from .segment_reader import SegmentReader
+from .segments import LogExtent, Segment
 
 _UNWRITTEN: Final = bytes(PREFIX.size)
 
 
 class LogFollower:
-    """Says how far a log goes; one per reader, because it remembers."""
+    """Finds how far a log goes; one per reader, because it remembers the last end."""
 
     def __init__(self, path: str, *, memory_map: bool = True) -> None:
         self._path = path
@@ -43,22 +35,19 @@ class LogFollower:
         Raises:
             LogDirectoryError: There is no segment, or one cannot be read.
         """
-        segments = find_segments(self._path)
-        first = segments[0].base if segments else 0
         known, self._known = self._known, {}
-        while segments:
-            last = segments[-1]
-            found = self._known[last] = self._end(last, known.get(last))
-            if found.position:
-                return LogExtent(tuple(segments), last.base + found.position, found.tail)
-            segments.pop()  # pre-allocated, or just begun
-        return LogExtent((), first, None)
+
+        def end_of(segment: Segment) -> LogEnd:
+            self._known[segment] = found = self._end(segment, known.get(segment))
+            return found
+
+        return extent_of(self._path, end_of)
 
     def _end(self, segment: Segment, known: LogEnd | None) -> LogEnd:
         if known is not None and self._is_unchanged(segment, known.position):
             return known
-        # Who is writing leaves no wide holes; a search through all that is reserved would take
-        # longer than to read what is new.
+        # A broker that writes leaves no wide ranges without records; a search through all reserved
+        # space would take longer than reading what is new.
         reader = SegmentReader(
             segment,
             segment.size,
@@ -78,11 +67,11 @@ class LogFollower:
         return SegmentReader(segment, limit, memory_map=self._memory_map)
 
     def border(self, offset: int) -> int:
-        """Return the first border between records at or behind ``offset``; it may be the end."""
+        """Return the first border between records at or after ``offset``; it may be the end."""
         extent = self.extent()
         if offset >= extent.end_offset or offset <= extent.first_offset:
             return offset
-        segment = _segment_of(extent, offset)
+        segment = extent.segment_at(offset)
         limit = extent.limit(segment)
         position = offset - segment.base
         if position >= limit:  # between two segments, of which there are others
@@ -98,19 +87,19 @@ class LogFollower:
         if bytes_max is None or extent.end_offset - start <= bytes_max:
             return max(start, extent.end_offset)
         # What lies between two segments cannot be read, and does not count.
-        begin = max(start, _first_behind(extent, start).base)
+        begin = max(start, _first_after(extent, start).base)
         target = begin + bytes_max
         if target >= extent.end_offset:
             return extent.end_offset
-        segment = _segment_of(extent, target)
+        segment = extent.segment_at(target)
         if segment.base <= begin:
             return self._border_at(extent, segment, begin, target)
-        behind = self._border_at(extent, segment, segment.base, target)
+        after = self._border_at(extent, segment, segment.base, target)
         # The first record of the segment may be too large for what is left.
-        return behind if behind <= target else segment.base
+        return after if after <= target else segment.base
 
     def _border_at(self, extent: LogExtent, segment: Segment, start: int, target: int) -> int:
-        """Return the last border up to ``target``, or the first behind ``start``."""
+        """Return the last border up to ``target``, or the first after ``start``."""
         limit = extent.limit(segment)
         border = position = start - segment.base
         reader = self._reader(segment, limit)
@@ -121,27 +110,26 @@ class LogFollower:
             if len(within) < len(ends):
                 border = ends[0] if border == position else border
                 break
-        # A blank reaches to the end of its file, which may be behind the next one's beginning.
+        # A blank reaches to the end of its file, which may be after the next one's beginning.
         return segment.base + min(border, limit)
 
-    def demand(self, start: int, end: int | None = None) -> None:
-        """Check that the log has what a stream needs: [start, end), or all from ``start`` on.
+    def demand(self, start: int, stop: int | None = None) -> None:
+        """Check that the log has what a stream needs: [start, stop), or all from ``start`` on.
 
         Raises:
             DataLossError: It has not.
         """
         extent = self.extent()
-        stop = extent.end_offset if end is None else end
+        stop = extent.end_offset if stop is None else stop
         if start < extent.first_offset:
             reason = f"the log begins at {extent.first_offset}: older segments have been deleted"
             raise DataLossError(self._path, start, extent.first_offset, reason)
         if max(start, stop) > extent.end_offset:
             reason = f"the log ends at {extent.end_offset}: it was cut, or it is another log"
             raise DataLossError(self._path, start, max(start, stop), reason)
-        for segment, following in pairwise(extent.segments):
-            if segment.end < following.base and segment.end < stop and following.base > start:
-                reason = f"no segment has the bytes from {segment.end} to {following.base}"
-                raise DataLossError(self._path, segment.end, following.base, reason)
+        for first, end in extent.gaps(start, stop):
+            reason = f"no segment has the bytes from {first} to {end}"
+            raise DataLossError(self._path, first, end, reason)
 
     def demand_border(self, offset: int) -> None:
         """Check that an offset which once was a border between records still is one.
@@ -155,27 +143,16 @@ class LogFollower:
         extent = self.extent()
         if not extent.first_offset < offset < extent.end_offset:
             return
-        segment = _segment_of(extent, offset)
+        segment = extent.segment_at(offset)
         position = offset - segment.base
         reader = self._reader(segment, extent.limit(segment))
         for item in reader.scan(0, position):
             if isinstance(item, Rows) and int(item.ends[-1]) > position:
-                behind = segment.base + int(item.ends[-1])
+                after = segment.base + int(item.ends[-1])
                 reason = f"a record lies across {offset}: the log was cut there and written anew"
-                raise DataLossError(self._path, offset, behind, reason)
+                raise DataLossError(self._path, offset, after, reason)
 
 
-def _segment_of(extent: LogExtent, offset: int) -> Segment:
-    """Return the segment that holds an offset, or the last one that begins before it."""
-    return next(one for one in reversed(extent.segments) if one.base <= offset)
-
-
-def _first_behind(extent: LogExtent, offset: int) -> Segment:
-    """Return the first segment with something behind an offset that is not the log's end."""
+def _first_after(extent: LogExtent, offset: int) -> Segment:
+    """Return the first segment with something after an offset that is not the log's end."""
     return next(one for one in extent.segments if one.base + extent.limit(one) > offset)
-
-
-def part_of(extent: LogExtent, start: int, end: int) -> LogExtent:
-    """Cut a log down to the segments that hold [start, end), as if it ended there."""
-    segments = tuple(one for one in extent.segments if one.base < end and one.end > start)
-    return LogExtent(segments, end, None)

@@ -1,14 +1,17 @@
-"""Look single records up in the log: what an audit reports is named by what stands there."""
+"""Look up single records of a log: those that a report names, and the first and the last."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from halfmq.store.format.properties import PROPERTY_PGROUP, PROPERTY_REAL_TOPIC, PROPERTY_UNIQ_KEY
 
 from ..errors import LogDirectoryError
-from .rows import Rows
-from .segments import Segment, SegmentReader
+from .rows import Rows, store_times
+from .segment_reader import SegmentReader
+from .segments import LogExtent, Segment
+
+_TAIL: Final = 10 << 20  # bytes of the last segment that are read; two of the largest records fit
 
 
 class Place(NamedTuple):
@@ -85,3 +88,34 @@ class LogLookup:
 def _text(record: Rows, name: str) -> str | None:
     (value,) = record.property_values(name).to_pylist()
     return None if value is None else str(value, "utf-8", "replace")
+
+
+class LogTimes(NamedTuple):
+    """When the first and the last record of a log were stored, ms."""
+
+    first: int | None  # None: the log still has the very first record
+    last: int
+
+
+def log_times(extent: LogExtent) -> LogTimes | None:
+    """Look at both ends of a log; None when it has no record.
+
+    Raises:
+        LogDirectoryError: A segment cannot be read.
+    """
+    if not extent.segments:
+        return None
+    first = _stored(extent, 0, 0) if extent.first_offset else []
+    for place in reversed(range(len(extent.segments))):
+        limit = extent.limit(extent.segments[place])
+        last = _stored(extent, place, max(0, limit - _TAIL)) or _stored(extent, place, 0)
+        if last:
+            return LogTimes(first[0] if first else None, max(last))
+    return None
+
+
+def _stored(extent: LogExtent, place: int, start: int) -> list[int]:
+    """Return the store times in a segment from a position on."""
+    limit = extent.limit(extent.segments[place])
+    items = SegmentReader(extent.segments[place], limit).scan(start, limit)
+    return [int(time) for rows in items if isinstance(rows, Rows) for time in store_times(rows)]

@@ -24,11 +24,12 @@ from halfmq.store.format.properties import (
 from halfmq.store.format.record import CRC_MASK
 
 from ..log.arrays import booleans, from_numpy, one, repeated, texts
-from ..log.bodies import error_column, unpacked
 from ..log.checksums import sound_records
 from ..log.ranges import tags_codes
 from ..log.rows import Rows
-from ..log.segments import Hole, Segment
+from ..log.segment_reader import SkippedRange
+from ..log.segments import Segment
+from .bodies import error_column, unpacked
 from .parts import decision_parts
 
 LOG_APPEND_TIME: Final = 1  # Kafka's timestampType for "set by the broker"
@@ -59,17 +60,17 @@ class Wanted:
 
 
 Make = Callable[[Rows, Wanted], pa.Array]
-MakeOfHole = Callable[[Segment, Hole], int | str | None]
+MakeOfRange = Callable[[Segment, SkippedRange], int | str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column; ``of_hole`` fills it for blanks and corrupt ranges, where it can."""
+    """One column; ``of_range`` fills it for blanks and corrupt ranges, where it can."""
 
     spark_type: str  # as in DDL
     arrow_type: pa.DataType
     make: Make
-    of_hole: MakeOfHole = field(default=lambda _segment, _hole: None)
+    of_range: MakeOfRange = field(default=lambda _segment, _range: None)
 
 
 def record_batch(schema: pa.Schema, rows: Rows, wanted: Wanted) -> pa.RecordBatch:
@@ -78,10 +79,10 @@ def record_batch(schema: pa.Schema, rows: Rows, wanted: Wanted) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def hole_batch(schema: pa.Schema, hole: Hole, segment: Segment) -> pa.RecordBatch:
+def range_batch(schema: pa.Schema, skipped: SkippedRange, segment: Segment) -> pa.RecordBatch:
     """Make the one row that stands for a blank or a corrupt range."""
     columns = (COLUMNS[name] for name in schema.names)
-    arrays = [one(column.of_hole(segment, hole), column.arrow_type) for column in columns]
+    arrays = [one(column.of_range(segment, skipped), column.arrow_type) for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -200,8 +201,8 @@ def _transaction_type(rows: Rows, _: Wanted) -> pa.Array:
 _KINDS: Final = (NONE, HALF, OP, COMMIT, ROLLBACK, DISCARD, RESUME)  # by Part
 
 
-def _record_type(_: Segment, hole: Hole) -> str:
-    return BLANK if hole.reason is None else CORRUPT
+def _record_type(_: Segment, skipped: SkippedRange) -> str:
+    return BLANK if skipped.reason is None else CORRUPT
 
 
 def _repeated(value: int | str, kind: pa.DataType) -> Make:
@@ -224,14 +225,14 @@ COLUMNS: Final[dict[str, Column]] = {
         "bigint",
         pa.int64(),
         lambda rows, _: from_numpy(rows.physical_offsets, pa.int64()),
-        lambda segment, hole: segment.base + hole.position,
+        lambda segment, skipped: segment.base + skipped.position,
     ),
     "size": Column(
         "int",
         pa.int32(),
         lambda rows, _: from_numpy(rows.sizes.astype(np.int32), pa.int32()),
         # A corrupt range can be larger than an int tells; the next row's offset tells its end.
-        lambda _, hole: min(hole.size, 2**31 - 1),
+        lambda _, skipped: min(skipped.size, 2**31 - 1),
     ),
     "bodySize": Column("int", pa.int32(), _number("body_size", pa.int32())),
     "bodyCrc": Column("int", pa.int32(), _crc),
@@ -265,6 +266,6 @@ COLUMNS: Final[dict[str, Column]] = {
         "string",
         pa.string(),
         _error,
-        lambda _, hole: hole.reason,
+        lambda _, skipped: skipped.reason,
     ),
 }

@@ -25,9 +25,11 @@ from pyspark.sql.types import StructType
 
 from ..log.arrays import Bools, Ints, booleans, from_numpy, texts
 from ..log.checksums import sound_records
+from ..log.log_end import survey
 from ..log.ranges import queue_ranges, smoothed, stretches
 from ..log.rows import Rows
-from ..log.segments import LogExtent, SegmentReader, survey
+from ..log.segment_reader import SegmentReader
+from ..log.segments import LogExtent
 from .events import EVENT, NOTHING, Halves, Records, Told, read_events
 from .options import PARTITION_BYTES, ReadOptions
 from .parts import Part, all_parts

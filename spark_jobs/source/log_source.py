@@ -27,10 +27,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from ..errors import CorruptLogError, OptionError, in_one_sentence
-from ..log.bodies import TooMuchError, unpacked
+from ..log.log_end import survey
 from ..log.rows import Rows
-from ..log.segments import Hole, Segment, SegmentReader, survey
-from .columns import hole_batch, record_batch
+from ..log.segment_reader import SegmentReader, SkippedRange
+from ..log.segments import Segment
+from .bodies import TooMuchError, unpacked
+from .columns import range_batch, record_batch
 from .options import ReadOptions
 from .schema import arrow_schema, full_ddl
 from .splits import LogPartition, SegmentSplit, in_times, plan_partitions
@@ -91,7 +93,7 @@ class SplitReader:
             if isinstance(item, Rows):
                 yield from self._rows(item, split.segment)
             else:
-                yield from self._hole(item, split.segment)
+                yield from self._skipped(item, split.segment)
 
     def _rows(self, rows: Rows, segment: Segment) -> Iterator[pa.RecordBatch]:
         topics = self._options.subscribe
@@ -121,14 +123,14 @@ class SplitReader:
             offset, size = int(rows.physical_offsets[place]), int(rows.sizes[place])
             raise CorruptLogError(segment.path, offset, size, reason)
 
-    def _hole(self, hole: Hole, segment: Segment) -> Iterator[pa.RecordBatch]:
+    def _skipped(self, skipped: SkippedRange, segment: Segment) -> Iterator[pa.RecordBatch]:
         is_chosen = self._options.subscribe is not None or self._options.has_times
-        if hole.reason is None and is_chosen:
+        if skipped.reason is None and is_chosen:
             return  # whoever asks for topics or times does not ask where files end
-        if hole.reason is not None and self._options.fail_fast:
-            offset = segment.base + hole.position
-            raise CorruptLogError(segment.path, offset, hole.size, hole.reason)
-        yield hole_batch(self._schema, hole, segment)
+        if skipped.reason is not None and self._options.fail_fast:
+            offset = segment.base + skipped.position
+            raise CorruptLogError(segment.path, offset, skipped.size, skipped.reason)
+        yield range_batch(self._schema, skipped, segment)
 
 
 class CommitLogReader(SplitReader, DataSourceReader):

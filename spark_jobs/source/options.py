@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ..errors import OptionError
-from ..log.segments import BATCH_ROWS
+from ..log.segment_reader import BATCH_ROWS
 from .columns import Wanted
 
 EARLIEST: Final = "earliest"

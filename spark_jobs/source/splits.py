@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
-from ..log.segments import LogExtent, Segment, SegmentReader
+from ..log.segment_reader import SegmentReader
+from ..log.segments import LogExtent, Segment
 from .options import ReadOptions
 
 # Bytes behind a blank are undefined, so that a split should not begin there. A blank is written

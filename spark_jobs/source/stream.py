@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from ..errors import in_one_sentence
 from ..log.files import exists
-from ..log.follow import LogFollower, part_of
+from ..log.follow import LogFollower
 from .log_source import SplitReader
 from .options import ReadOptions
 from .splits import SegmentSplit, plan_partitions
@@ -74,7 +74,7 @@ class CommitLogStreamReader(SplitReader, DataSourceStreamReader, SupportsTrigger
         first, last = int(start[OFFSET]), int(end[OFFSET])
         self._demand(first, last)
         extent = self._follower.extent()
-        part = part_of(extent, first, min(last, extent.end_offset))
+        part = extent.part(first, min(last, extent.end_offset))
         options = replace(self._options, starting_offsets=first)
         return plan_partitions(part, options, aligned=True)
 

@@ -14,8 +14,9 @@ from halfmq.spark_jobs.audit import queue_findings
 from halfmq.spark_jobs.audit.changed import changed_bytes
 from halfmq.spark_jobs.audit.judge import Kind, LogBounds
 from halfmq.spark_jobs.datasource import register
+from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.rows import Rows
-from halfmq.spark_jobs.log.segments import SegmentReader, survey
+from halfmq.spark_jobs.log.segment_reader import SegmentReader
 from halfmq.spark_jobs.log.store_files import StoreFiles
 from halfmq.spark_jobs.source.event_source import QUEUE, read_scan
 from tests.support import golden_store, planted_log

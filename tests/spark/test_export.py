@@ -24,7 +24,7 @@ from halfmq.spark_jobs.__main__ import main
 from halfmq.spark_jobs.errors import SparkJobsError
 from halfmq.spark_jobs.jobs import export
 from halfmq.spark_jobs.jobs.export import Export
-from halfmq.spark_jobs.log.segments import survey
+from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.source import roles
 from tests.support import golden_store, messages
 from tests.support.log_writer import LogWriter, Ours, Written

@@ -16,7 +16,7 @@ from halfmq.spark_jobs.audit.checks import DEFAULT_CHECKS, Checks
 from halfmq.spark_jobs.audit.families import COLUMNS, event_of
 from halfmq.spark_jobs.audit.judge import Kind, LogBounds, Part, State, judge
 from halfmq.spark_jobs.audit.notes import Notes
-from halfmq.spark_jobs.log.segments import survey
+from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.store_files import StoreFiles
 from halfmq.spark_jobs.source.event_source import QUEUE, scan_reader
 

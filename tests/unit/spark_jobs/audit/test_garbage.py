@@ -13,8 +13,8 @@ import pytest
 from halfmq.spark_jobs.audit.checks import Checks
 from halfmq.spark_jobs.audit.judge import Kind
 from halfmq.spark_jobs.errors import LogDirectoryError, SparkJobsError
+from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.lookup import LogLookup
-from halfmq.spark_jobs.log.segments import survey
 from tests.support.auditing import audit_here
 from tests.support.lanes import some_lanes
 from tests.support.planted_log import PENDING_AGE, plant

@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from halfmq.spark_jobs.log import bodies
-from halfmq.spark_jobs.log.bodies import TooMuchError, unpack, unpacked
+from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.rows import Rows
-from halfmq.spark_jobs.log.segments import SegmentReader, survey
+from halfmq.spark_jobs.log.segment_reader import SegmentReader
+from halfmq.spark_jobs.source import bodies
+from halfmq.spark_jobs.source.bodies import TooMuchError, unpack, unpacked
 from tests.support.log_writer import LogWriter
 
 TEXT = b"a message that repeats itself, " * 200

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from halfmq.spark_jobs.audit.checks import Check, checks_of
 from halfmq.spark_jobs.log.digests import changes
+from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.rows import Rows
-from halfmq.spark_jobs.log.segments import LogExtent, SegmentReader, survey
+from halfmq.spark_jobs.log.segment_reader import SegmentReader
+from halfmq.spark_jobs.log.segments import LogExtent
 from halfmq.spark_jobs.log.store_files import StoreFiles
 from tests.support.damage import filled_store, flip
 

@@ -14,9 +14,10 @@ from pyarrow import fs
 from halfmq.spark_jobs.errors import LogDirectoryError
 from halfmq.spark_jobs.log import files
 from halfmq.spark_jobs.log.follow import LogFollower
+from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.queue_entries import find_queue_files, read_entries
 from halfmq.spark_jobs.log.rows import Rows
-from halfmq.spark_jobs.log.segments import SegmentReader, survey
+from halfmq.spark_jobs.log.segment_reader import SegmentReader
 from tests.support import golden_store
 from tests.support.log_writer import LogWriter
 
@@ -68,7 +69,7 @@ def test_a_log_reads_the_same_in_windows(
 ) -> None:
     """Records that lie across two windows, splits that begin anywhere."""
     monkeypatch.setattr(files, "WINDOW", window)
-    monkeypatch.setattr("halfmq.spark_jobs.log.segments.WINDOW", window)
+    monkeypatch.setattr("halfmq.spark_jobs.log.segment_reader.WINDOW", window)
     log = large_log(tmp_path)
 
     found = read_all(str(tmp_path), memory_map=False, step=step)
@@ -79,7 +80,7 @@ def test_a_log_reads_the_same_in_windows(
 def test_damage_is_found_in_windows_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next record may be several windows away."""
     monkeypatch.setattr(files, "WINDOW", 1 << 12)
-    monkeypatch.setattr("halfmq.spark_jobs.log.segments.WINDOW", 1 << 12)
+    monkeypatch.setattr("halfmq.spark_jobs.log.segment_reader.WINDOW", 1 << 12)
     log = large_log(tmp_path)
     first, behind = log.written[3], log.written[40]
     path = tmp_path / f"{0:020}"

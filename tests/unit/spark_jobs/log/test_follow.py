@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from halfmq.spark_jobs.errors import DataLossError
-from halfmq.spark_jobs.log.follow import LogFollower, part_of
+from halfmq.spark_jobs.log.follow import LogFollower
+from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.rows import Rows
-from halfmq.spark_jobs.log.segments import SegmentReader, find_segments, survey
+from halfmq.spark_jobs.log.segment_reader import SegmentReader
+from halfmq.spark_jobs.log.segments import find_segments
 from halfmq.store.message_store import MessageStore
 from tests.support.log_writer import START, LogWriter, encode
 from tests.support.stores import Clock, append_durably, draft, small_config
@@ -37,7 +39,7 @@ def written(folder: Path, count: int = 60) -> LogWriter:
 
 def records_between(folder: Path, start: int, end: int) -> list[int]:
     """Read as a batch of a stream does."""
-    extent = part_of(survey(folder), start, end)
+    extent = survey(folder).part(start, end)
     found: list[int] = []
     for segment in extent.segments:
         reader = SegmentReader(segment, extent.limit(segment))
@@ -109,7 +111,7 @@ def test_damage_between_two_batches_is_not_passed_over(tmp_path: Path) -> None:
     with (tmp_path / f"{0:020}").open("r+b") as file:
         file.seek(victim.offset + 4)
         file.write(b"????")
-    extent = part_of(survey(tmp_path), victim.offset, log.end)
+    extent = survey(tmp_path).part(victim.offset, log.end)
     reader = SegmentReader(extent.segments[0], extent.limit(extent.segments[0]))
 
     hole, *_ = reader.scan(victim.offset, SEGMENT, aligned=True)

@@ -18,18 +18,15 @@ from hypothesis import strategies as st
 from halfmq.spark_jobs.errors import LogDirectoryError
 from halfmq.spark_jobs.log.checksums import body_crcs, sound_records
 from halfmq.spark_jobs.log.follow import LogFollower
+from halfmq.spark_jobs.log.log_end import SETTLE_PAUSE, SETTLE_PAUSES, survey
 from halfmq.spark_jobs.log.rows import Rows
-from halfmq.spark_jobs.log.segments import (
+from halfmq.spark_jobs.log.segment_reader import (
     NOT_A_RECORD,
-    SETTLE_PAUSE,
-    SETTLE_PAUSES,
     UNWRITTEN,
-    Hole,
-    LogExtent,
     SegmentReader,
-    find_segments,
-    survey,
+    SkippedRange,
 )
+from halfmq.spark_jobs.log.segments import LogExtent, find_segments
 from halfmq.store.format.properties import decode_properties
 from tests.support import golden_store
 from tests.support.log_writer import HOST_V6, V1, LogWriter, Written, encode
@@ -39,11 +36,11 @@ SEGMENT = 1 << 12  # bytes; small, so that a few records fill several
 
 def read_all(
     folder: Path, *, step: int | None = None, batch_rows: int = 1000
-) -> tuple[list[Rows], list[tuple[int, Hole]], LogExtent]:
+) -> tuple[list[Rows], list[tuple[int, SkippedRange]], LogExtent]:
     """Read a whole log, in splits of ``step`` bytes; holes come with their physical offset."""
     extent = survey(folder)
     chunks: list[Rows] = []
-    holes: list[tuple[int, Hole]] = []
+    holes: list[tuple[int, SkippedRange]] = []
     for segment in extent.segments:
         reader = SegmentReader(segment, extent.limit(segment))
         for start in range(0, segment.size, step or segment.size):
@@ -391,7 +388,7 @@ def test_a_record_whose_head_arrives_last_is_waited_for(
     root, written, content = unsettled
     (root / "abort").touch()  # the store is open
     monkeypatch.setattr(
-        "halfmq.spark_jobs.log.segments.time.sleep",
+        "halfmq.spark_jobs.log.log_end.time.sleep",
         lambda _: overwrite(root / "commitlog", written[7].offset, content),
     )
 
@@ -406,7 +403,7 @@ def test_a_hole_that_nobody_fills_is_damage(
     """In a closed store at once, in an open one after all pauses, however long a read takes."""
     root, written, _ = unsettled
     slept: list[float] = []
-    monkeypatch.setattr("halfmq.spark_jobs.log.segments.time.sleep", slept.append)
+    monkeypatch.setattr("halfmq.spark_jobs.log.log_end.time.sleep", slept.append)
     if is_open:
         (root / "abort").touch()
 

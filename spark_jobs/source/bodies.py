@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from halfmq.store.format.flags import COMPRESSED, CompressionType, compression_type
 
-from .arrays import Bools, Ints, from_numpy, texts
-from .rows import Rows
+from ..log.arrays import Bools, Ints, from_numpy, texts
+from ..log.rows import Rows
 
 BODY_MAX: Final = 64 << 20  # bytes of one body; brokers refuse messages of more than 4 MiB
 BATCH_MAX: Final = 256 << 20  # bytes of all that are unpacked at once: bounds a worker's memory
