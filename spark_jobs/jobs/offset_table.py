@@ -1,19 +1,18 @@
-"""How far consumer groups have come, as the broker keeps it in ``config/consumerOffset.json``.
+"""Read the offsets of consumer groups, which a broker keeps in ``config/consumerOffset.json``.
 
-RocketMQ writes the table with bare numbers as keys, which is no JSON; halfmq writes JSON. Both are
-read here. The file is seconds old while a broker runs (``flushConsumerOffsetInterval``), and its
-``.bak`` is the one before.
+The file is seconds old while a broker runs (``flushConsumerOffsetInterval``), and its ``.bak`` is
+the previous version.
 
 Source: RocketMQ ``ConsumerOffsetManager``, ``SubscriptionGroupManager``, ``ConfigManager``.
 """
 
-import json
-import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..errors import PlaceError
+from ..log.store_files import load_table, with_backup
 
 FILE: Final = "consumerOffset.json"
 GROUPS_FILE: Final = "subscriptionGroup.json"
@@ -24,9 +23,6 @@ _BROKERS_PREFIXES: Final = ("CID_RMQ_SYS_", "CID_ONSAPI_", "CID_ONS-HTTP-PROXY")
 _SEPARATOR: Final = "@"  # between topic and group; neither name can have it
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
-
-# A string, or a number where a key stands. Strings are matched to be passed over.
-_STRING_OR_BARE_KEY: Final = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)')
 
 
 class GroupOffset(NamedTuple):
@@ -58,38 +54,34 @@ def offset_file(directory: str | Path) -> Path:
 
 
 def read_offsets(path: Path, *, may_be_missing: bool = False) -> OffsetTable:
-    """Read the table at ``path``, or its ``.bak`` where that is missing or damaged.
+    """Read the table at ``path``, or its ``.bak`` if that is missing or damaged.
 
-    A broker writes it when a consumer has stored an offset: a store without consumers has none,
-    which is an empty table if it ``may_be_missing`` from a store.
+    A broker writes it when a consumer has stored an offset. With ``may_be_missing``, the table of a
+    store without it is empty.
 
     Raises:
         PlaceError: Neither can be read.
     """
-    backup = path.with_name(f"{path.name}.bak")
+    candidates = with_backup(path)
     is_store = (path.parent.parent / "commitlog").is_dir()
-    if may_be_missing and is_store and not path.exists() and not backup.exists():
+    if may_be_missing and is_store and not any(one.exists() for one in candidates):
         return OffsetTable(path, is_backup=False, offsets=[])
     reasons = []
-    for candidate in (path, backup):
+    for candidate in candidates:
         try:
-            offsets = list(_offsets(_load(candidate)))
-        except (OSError, ValueError, RecursionError) as error:
+            offsets = list(_offsets(load_table(candidate)))
+        except (OSError, ValueError) as error:
             reasons.append(_reason(error))
         else:
-            return OffsetTable(candidate, candidate == backup, offsets)
+            return OffsetTable(candidate, candidate != path, offsets)
     raise PlaceError(str(path), f"{reasons[0]}; .bak: {reasons[1]}")
 
 
 def known_groups(config: Path) -> frozenset[str]:
-    """Return the consumer groups that a broker knows, without its own; none if it does not tell."""
-    path = config / GROUPS_FILE
-    for candidate in (path, path.with_name(f"{GROUPS_FILE}.bak")):
-        try:
-            table = _load(candidate)["subscriptionGroupTable"]
-        except (OSError, ValueError, RecursionError, KeyError):
-            continue
-        if isinstance(table, dict):
+    """Return the consumer groups in a broker's ``config`` folder, without its own."""
+    for candidate in with_backup(config / GROUPS_FILE):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            table = load_table(candidate)["subscriptionGroupTable"]
             return frozenset(group for group in table if not is_brokers_own(group))
     return frozenset()
 
@@ -97,18 +89,6 @@ def known_groups(config: Path) -> frozenset[str]:
 def is_brokers_own(group: str) -> bool:
     """Tell whether a group belongs to the broker itself or to its tools."""
     return group in _BROKERS_GROUPS or group.startswith(_BROKERS_PREFIXES)
-
-
-def _load(path: Path) -> Mapping[str, Any]:
-    text = path.read_text("utf-8")
-    table = json.loads(_STRING_OR_BARE_KEY.sub(_with_quoted_key, text))
-    if not isinstance(table, dict):
-        raise ValueError("it is no table")  # noqa: TRY004  as for any other wrong content
-    return table
-
-
-def _with_quoted_key(match: re.Match[str]) -> str:
-    return match[1] or f'{match[2]}"{match[3]}"{match[4]}'
 
 
 def _offsets(table: Mapping[str, Any]) -> Iterator[GroupOffset]:

@@ -12,7 +12,7 @@ Source of all positions: ``halfmq.store.format.record_fields``; of the propertie
 
 import mmap
 from functools import cached_property
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,9 @@ from halfmq.store.format.record_fields import (
 
 from .arrays import Bools, Bytes, Ints, from_numpy, joined
 
-NAME_END: Final = NAME_VALUE_SEPARATOR[0]
 PROPERTY_END: Final = PROPERTY_SEPARATOR[0]
 
+_PROPERTIES_LENGTH: Final = np.dtype(PROPERTIES_LENGTH.format)
 _LENGTHS_MIN: Final = RECORD_SIZE_MIN - HEADS[0].size  # of topic and properties
 assert TOPIC_LENGTH_V2.size == TOPIC_LENGTH_V1.size + 1  # so `_version_2` is the difference
 
@@ -53,7 +53,7 @@ _HOST_PLACES: Final = {
 
 WORD: Final = 8  # bytes
 _TIME_MAX: Final = 253_402_300_799_999  # ms, the end of the year 9999
-_WORDS_BEHIND: Final = 8  # that may be read behind the last property: the longest name, a hash
+_WORDS_AFTER: Final = 8  # that may be read after the last property: the longest name
 
 Words = npt.NDArray[np.uint64]
 Item = TypeVar("Item", bound=np.generic)
@@ -93,15 +93,6 @@ class SegmentBytes:
         every = np.ndarray(shape=(count,), dtype=plain, buffer=self.view, strides=(1,))
         blocks: npt.NDArray[Item] = every[places].view(kind)
         return blocks
-
-
-class PropertyTable(NamedTuple):
-    """Every name-value pair of a batch: which row it is of, and where in the joined strings."""
-
-    row: Ints
-    start: Ints  # of the name
-    separator: Ints  # between name and value
-    end: Ints  # of the value
 
 
 class Rows:
@@ -232,9 +223,8 @@ class Rows:
 
     @cached_property
     def _properties_sizes(self) -> Ints:
-        at = self.properties_starts
-        view = self.segment.view
-        return view[at - 2].astype(np.int8).astype(np.int64) * 256 + view[at - 1]
+        at = self.properties_starts - PROPERTIES_LENGTH.size
+        return self.segment.read(_PROPERTIES_LENGTH, at).astype(np.int64)
 
     @property
     def body_bounds(self) -> tuple[Ints, Ints]:
@@ -248,8 +238,8 @@ class Rows:
 
     def ends_written(self, index: int) -> bool:
         """Tell whether the last byte that cannot be zero is not: of properties, else of topic."""
-        behind = 0 if self._properties_sizes[index] else PROPERTIES_LENGTH.size
-        return bool(self.segment.view[int(self.ends[index]) - behind - 1])
+        after = 0 if self._properties_sizes[index] else PROPERTIES_LENGTH.size
+        return bool(self.segment.view[int(self.ends[index]) - after - 1])
 
     def bodies(self, wanted: Bools | None = None) -> pa.BinaryArray:
         """Return the stored bodies; null where not wanted."""
@@ -314,26 +304,36 @@ class Rows:
         return cut(self.property_block.buffer, starts, ends, there)
 
     def property_pairs(self) -> tuple[Ints, pa.BinaryArray, pa.BinaryArray]:
-        """Return all properties: how many each record has, their names and their values."""
-        table = self.property_block.table()
-        buffer = self.property_block.buffer
-        counts = np.bincount(table.row, minlength=len(self)).astype(np.int64)
-        names = cut(buffer, table.start, table.separator)
-        return counts, names, cut(buffer, table.separator + 1, table.end)
+        """Return all properties: how many each record has, their names and their values.
+
+        What lacks a name or a value is no property.
+        """
+        import pyarrow.compute as pc  # noqa: PLC0415  takes long, and only headers need it
+
+        texts = pc.split_pattern(self.properties, PROPERTY_SEPARATOR)
+        row = pc.list_parent_indices(texts)
+        pairs = pc.split_pattern(texts.flatten(), NAME_VALUE_SEPARATOR, max_splits=1)
+        has_value = pc.equal(pc.list_value_length(pairs), 2)
+        row, pairs = row.filter(has_value), pairs.filter(has_value)
+        names, values = pc.list_element(pairs, 0), pc.list_element(pairs, 1)
+        is_whole = pc.greater(
+            pc.min_element_wise(pc.binary_length(names), pc.binary_length(values)), 0
+        )
+        counts = np.bincount(row.filter(is_whole).to_numpy(), minlength=len(self)).astype(np.int64)
+        return counts, names.filter(is_whole), values.filter(is_whole)
 
 
 class PropertyBlock:
     """The property strings of some records, joined, with the places where properties begin.
 
-    A name is looked for in all records at once, by the eight bytes at every place where a property
-    begins, taken as one number.
+    A name is searched in all records at once, by the first eight bytes of every property, taken as
+    one number.
     """
 
     def __init__(self, data: Bytes, bounds: Ints) -> None:
         self.bounds = bounds  # where each row begins, and the end of the last
-        self._size = len(data)
-        # Eight bytes can be read at every place, and a few times more behind it.
-        self.padded = np.zeros(len(data) + _WORDS_BEHIND * WORD, dtype=np.uint8)
+        # Eight bytes can be read at every place, and a few times more after it.
+        self.padded = np.zeros(len(data) + _WORDS_AFTER * WORD, dtype=np.uint8)
         self.padded[: len(data)] = data
         self.words = words(self.padded)
         begins = np.zeros(len(data) + 1, dtype=np.bool_)
@@ -353,7 +353,7 @@ class PropertyBlock:
         One without a value does not count, as in RocketMQ.
         """
         wanted = name.encode() + NAME_VALUE_SEPARATOR
-        assert len(wanted) <= _WORDS_BEHIND * WORD
+        assert len(wanted) <= _WORDS_AFTER * WORD
         found = np.flatnonzero(_begins_with(self._first_words, wanted[:WORD]))
         for place in range(WORD, len(wanted), WORD):
             here = self.words[self._starts[found] + place]
@@ -371,17 +371,6 @@ class PropertyBlock:
         ends: Ints = following - (self.padded[following - 1] == PROPERTY_END)
         return ends
 
-    def table(self) -> PropertyTable:
-        """List all pairs of name and value; what lacks a name or a value is no property."""
-        data = self.padded[: self._size]
-        places = np.arange(len(self._starts) - 1)
-        starts, ends = self._starts[:-1], self._ends(places)
-        separators = _first_at_or_behind(np.flatnonzero(data == NAME_END), starts, ends)
-        whole = (separators > starts) & (separators + 1 < ends)
-        starts = starts[whole]
-        row = np.searchsorted(self.bounds, starts, side="right") - 1
-        return PropertyTable(row, starts, separators[whole], ends[whole])
-
 
 def words(data: Bytes) -> Words:
     """See the eight bytes from every place on as one number, the first byte the lowest."""
@@ -393,15 +382,6 @@ def _begins_with(here: Words, text: bytes) -> Bools:
     mask = np.uint64((1 << 8 * len(text)) - 1)
     found: Bools = (here if len(text) == WORD else here & mask) == code
     return found
-
-
-def _first_at_or_behind(places: Ints, starts: Ints, ends: Ints) -> Ints:
-    """For each range the first of ``places`` in it, else its end; all ascending."""
-    if len(places) == len(starts) and bool(((starts <= places) & (places < ends)).all()):
-        return places  # the usual case: one separator per property
-    following = np.append(places, np.iinfo(np.int64).max)[np.searchsorted(places, starts)]
-    first: Ints = np.minimum(following, ends)
-    return first
 
 
 def store_times(rows: Rows) -> Ints:

@@ -1,21 +1,49 @@
-"""What a store says beside its log, as far as an audit uses it; every file may be missing.
+"""The files of a store besides its log, as far as the jobs use them; each may be missing.
 
-Source: RocketMQ ``StorePathConfigHelper``, ``TopicConfigManager``, ``ConsumerOffsetManager``.
+Source: RocketMQ ``StorePathConfigHelper``, ``ConfigManager``, ``TopicConfigManager``,
+``ConsumerOffsetManager``.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from halfmq.store.format.topics import HALF_TOPIC
 
 _HALF_GROUP: Final = "CID_RMQ_SYS_TRANS"  # keeps how far RocketMQ's checks have come
-# RocketMQ writes this table with bare numbers as keys, which is no JSON.
-_PASSED: Final = re.compile(rf'"{HALF_TOPIC}@{_HALF_GROUP}"\s*:\s*\{{\s*"?0"?\s*:\s*(\d+)'.encode())
 _QUEUE_COUNTS: Final = ("readQueueNums", "writeQueueNums")
+# A string, or a number that is a key. Strings are matched so that nothing in them is.
+_STRING_OR_BARE_KEY: Final = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)')
+
+
+def load_table(path: Path) -> Mapping[str, Any]:
+    """Read a JSON table of a broker; RocketMQ writes numbers as keys without quotes.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no table.
+    """
+    text = path.read_text("utf-8")
+    try:
+        table = json.loads(_STRING_OR_BARE_KEY.sub(_with_quoted_key, text))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(table, dict):
+        raise ValueError("it is no table")  # noqa: TRY004  as for any other wrong content
+    return table
+
+
+def _with_quoted_key(match: re.Match[str]) -> str:
+    return match[1] or f'{match[2]}"{match[3]}"{match[4]}'
+
+
+def with_backup(path: Path) -> tuple[Path, Path]:
+    """Return a table's path and that of the broker's previous version of it."""
+    return path, path.with_name(f"{path.name}.bak")
 
 
 class StoreFiles:
@@ -54,35 +82,26 @@ class StoreFiles:
 
     @cached_property
     def queue_counts(self) -> Mapping[str, int] | None:
-        """How many queues each topic has; None when that is not told."""
-        for content in self._config("topics.json"):
-            try:
-                table = json.loads(content)["topicConfigTable"]
+        """How many queues each topic has; None if that is not known."""
+        for table in self._tables("topics.json"):
+            with suppress(ValueError, TypeError, KeyError, AttributeError):
                 return {
                     topic: max(int(entry[count]) for count in _QUEUE_COUNTS)
-                    for topic, entry in table.items()
+                    for topic, entry in table["topicConfigTable"].items()
                 }
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                continue
         return None
 
     @cached_property
     def passed_slot(self) -> int:
-        """To which half queue offset RocketMQ's checks have come; 0 when that is not told."""
-        for content in self._config("consumerOffset.json"):
-            passed = _PASSED.search(content)
-            if passed is not None:
-                return int(passed[1])
+        """The half queue offset up to which RocketMQ has checked; 0 if that is not known."""
+        for table in self._tables("consumerOffset.json"):
+            with suppress(ValueError, TypeError, KeyError):
+                return int(table["offsetTable"][f"{HALF_TOPIC}@{_HALF_GROUP}"]["0"])
         return 0
 
-    def _config(self, name: str) -> list[bytes]:
-        """Read a table and its backup, those of them that can be read."""
-        if self._root is None:
-            return []
-        contents = []
-        for path in (self._root / "config" / name, self._root / "config" / f"{name}.bak"):
-            try:
-                contents.append(path.read_bytes())
-            except OSError:
-                continue
-        return contents
+    def _tables(self, name: str) -> Iterator[Mapping[str, Any]]:
+        """Give a table and its backup, those of them that can be read."""
+        if self._root is not None:
+            for path in with_backup(self._root / "config" / name):
+                with suppress(OSError, ValueError):
+                    yield load_table(path)
