@@ -18,6 +18,8 @@ INTERRUPTED: Final = 130  # what a shell reports for Ctrl-C
 _PATIENCE: Final = 5.0  # seconds in which a JVM can remove its temporary files
 _PAUSE: Final = 0.02  # seconds
 
+_process = os.getpid()
+
 
 def end_on_interrupt() -> None:
     """Have SIGINT end this process."""
@@ -32,6 +34,8 @@ def restore(handler: object) -> None:
 
 def _end(*_: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getpid() != _process:
+        os._exit(INTERRUPTED)  # a fork that is about to become the JVM; one line is enough
     with suppress(OSError):
         sys.stderr.write("\r\x1b[Kinterrupted\n" if sys.stderr.isatty() else "interrupted\n")
         sys.stderr.flush()
