@@ -89,7 +89,7 @@ class SegmentBytes:
         """Copy out what has the same layout at each of these places."""
         # numpy copies plain bytes several times faster than it copies fields.
         plain = f"V{kind.itemsize}"
-        count = len(self.view) - kind.itemsize + 1
+        count = max(0, len(self.view) - kind.itemsize + 1)  # a segment may be shorter
         every = np.ndarray(shape=(count,), dtype=plain, buffer=self.view, strides=(1,))
         blocks: npt.NDArray[Item] = every[places].view(kind)
         return blocks
