@@ -50,7 +50,7 @@ from . import consumer as aio_consumer
 from . import producer as aio_producer
 from . import transaction as aio_transaction
 from .access import Acl, AclEntry, PolicyType, User
-from .admin import PAGE_SIZE, PendingTransaction, State
+from .admin import PAGE_SIZE, PendingTransaction, State, Topic
 from .config import ClientConfig
 from .credentials import Credentials, CredentialsSource
 from .errors import ClientClosedError, ClientError, ForkedError
@@ -92,6 +92,7 @@ __all__ = [
     "Producer",
     "SendResult",
     "SendStatus",
+    "Topic",
     "TopicMissing",
     "Transaction",
     "TransactionLedger",
