@@ -337,7 +337,7 @@ class Broker:
         )
 
     def _make_handlers(self) -> list[HandlerPart]:
-        tables, store = self._tables, self._store
+        tables, store, changes = self._tables, self._store, Changes()
         send_back = SendBackHandler(
             store,
             tables.topics,
@@ -373,12 +373,12 @@ class Broker:
                 self._make_runtime_info(),
                 self._retention.ask,
             ),
-            *self._make_admin_handlers(),
-            *self._make_access_handlers(),
+            *self._make_admin_handlers(changes),
+            *self._make_access_handlers(changes),
         ]
 
-    def _make_admin_handlers(self) -> list[HandlerPart]:
-        tables, changes = self._tables, Changes()
+    def _make_admin_handlers(self, changes: Changes) -> list[HandlerPart]:
+        tables = self._tables
         return [
             TopicHandlers(tables.topics, tables.offsets, self._store, changes, self.config.topics),
             GroupHandlers(
@@ -403,12 +403,12 @@ class Broker:
             ),
         ]
 
-    def _make_access_handlers(self) -> list[HandlerPart]:
+    def _make_access_handlers(self, changes: Changes) -> list[HandlerPart]:
         topics, access = self.config.topics, self._access
         if access.accounts is not None:
             names = topics.broker_name, topics.cluster_name
             return [PlainAclHandlers(access.accounts, *names)]
-        return [] if access.users is None else [UserHandlers(access.users)]
+        return [] if access.users is None else [UserHandlers(access.users, changes)]
 
     def _make_runtime_info(self) -> RuntimeInfo:
         return RuntimeInfo(

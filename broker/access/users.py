@@ -38,9 +38,6 @@ ENTRIES_MAX: Final = 1_000
 TEXT_MAX: Final = 255
 """Characters of a name, a secret or a resource."""
 
-CHANGES_WAITING_MAX: Final = 64
-"""Changes that wait for the one before to be on disk."""
-
 SUPER, NORMAL = "Super", "Normal"
 ENABLE, DISABLE = "enable", "disable"
 ALLOW, DENY = "Allow", "Deny"
@@ -78,7 +75,6 @@ class Users:
         self._acls: dict[str, tuple[PolicyInfo, ...]] = {}
         self._principals: dict[str, Principal] = {}
         self._changing = asyncio.Lock()
-        self._waiting = 0
 
     def load(self) -> None:
         """Read the table; it is empty if there is none.
@@ -277,25 +273,19 @@ class Users:
         change: Callable[[dict[str, UserInfo], dict[str, tuple[PolicyInfo, ...]]], None],
     ) -> None:
         """Carry out a change on copies, put them on disk, then in force."""
-        if self._waiting >= CHANGES_WAITING_MAX:
-            raise RequestRefusedError(ResponseCode.SYSTEM_BUSY, "too many changes wait: try again")
-        self._waiting += 1
-        try:
-            async with self._changing:
-                users, acls = dict(self._users), dict(self._acls)
-                change(users, acls)
-                content = {_USERS: msgspec.to_builtins(users), _ACLS: msgspec.to_builtins(acls)}
-                try:
-                    await asyncio.to_thread(save_table, self._path, content, private=True)
-                except OSError as error:
-                    logger.exception("event=access_not_saved path=%s", self._path)
-                    raise RequestRefusedError(
-                        ResponseCode.SYSTEM_ERROR, f"it could not be saved: {error.strerror}"
-                    ) from error
-                self._users, self._acls = users, acls
-                self._principals = {name: self._principal(name) for name in users}
-        finally:
-            self._waiting -= 1
+        async with self._changing:
+            users, acls = dict(self._users), dict(self._acls)
+            change(users, acls)
+            content = {_USERS: msgspec.to_builtins(users), _ACLS: msgspec.to_builtins(acls)}
+            try:
+                await asyncio.to_thread(save_table, self._path, content, private=True)
+            except OSError as error:
+                logger.exception("event=access_not_saved path=%s", self._path)
+                raise RequestRefusedError(
+                    ResponseCode.SYSTEM_ERROR, f"it could not be saved: {error.strerror}"
+                ) from error
+            self._users, self._acls = users, acls
+            self._principals = {name: self._principal(name) for name in users}
 
     def _name_of(self, subject: str, remark: str) -> str:
         name = subject.removeprefix(SUBJECT_PREFIX)

@@ -185,7 +185,7 @@ class _Auditor:
             tally += statistics.tally(judged, log.scale)
             transactions = transactions.unionByName(judged)
             rules = verdicts.where("kind is not null")
-            found.append(rules.select("kind", "offsets", "detail", F.col("at").alias("told")))
+            found.append(rules.select("kind", "offsets", "detail", "at"))
         counts = statistics.counted(tally, log.scale)
         prepared = transactions.where(~F.col("state").isin(*_VOID))
         delays = statistics.delays(prepared, log.labels)
@@ -291,17 +291,17 @@ def _named(findings: DataFrame, segments: Sequence[Segment]) -> DataFrame:
     """Say of each finding whose it is, and where the bytes are that show it."""
     lookup: list[LogLookup] = []  # made where it is used: it maps files
 
-    def see(kind: str, offsets: list[int], told: int | None) -> tuple[object, ...]:
+    def see(kind: str, offsets: list[int], at: int | None) -> tuple[object, ...]:
         if not lookup:
             lookup.append(LogLookup(segments))
         if kind in _RANGES:
             places = [lookup[0].place(offsets[0], end=offsets[1])]
         else:
             places = [lookup[0].place(offset) for offset in offsets]
-        return *lookup[0].names(told), [place for place in places if place is not None]
+        return *lookup[0].names(at), [place for place in places if place is not None]
 
     seen = F.udf(see, f"struct<{_SEEN}>", useArrow=False)
-    return findings.withColumn("seen", seen("kind", "offsets", "told")).select(
+    return findings.withColumn("seen", seen("kind", "offsets", "at")).select(
         "kind", "offsets", "detail", "seen.*"
     )
 

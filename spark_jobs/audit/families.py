@@ -226,7 +226,7 @@ def orphans(ops: DataFrame, halves: DataFrame, bounds: LogBounds) -> DataFrame:
         F.lit(str(Kind.OP_WITHOUT_HALF)).alias("kind"),
         F.array_distinct(F.array("first", "last")).alias("offsets"),
         detail.alias("detail"),
-        F.lit(None).cast("bigint").alias("told"),
+        F.lit(None).cast("bigint").alias("at"),
     )
 
 

@@ -37,7 +37,7 @@ from .judge import Kind, LogBounds
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FINDING_COLUMNS: Final = ("kind", "offsets", "detail", "told")
+FINDING_COLUMNS: Final = ("kind", "offsets", "detail", "at")
 RECORD_COLUMNS: Final = (
     "topic",
     "partition",
@@ -334,7 +334,7 @@ def _readable(frame: DataFrame, start: Column, end: Column, bounds: LogBounds) -
 def _finding(
     frame: DataFrame, kind: Kind, offsets: Column | Sequence[str], detail: Column
 ) -> DataFrame:
-    told = offsets if isinstance(offsets, Column) else F.array(*offsets)
+    named = offsets if isinstance(offsets, Column) else F.array(*offsets)
     return frame.select(
-        F.lit(str(kind)).alias("kind"), told.alias("offsets"), detail.alias("detail")
-    ).withColumn("told", F.col("offsets")[0])
+        F.lit(str(kind)).alias("kind"), named.alias("offsets"), detail.alias("detail")
+    ).withColumn("at", F.col("offsets")[0])

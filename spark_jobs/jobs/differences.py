@@ -153,16 +153,16 @@ def rows(
             raise OptionError(f"column {name}", f"the ledger has no such column; it has {known}")
     at = F.lit(None).cast("bigint") if time is None else _time(ledger, time)
     quoted = F.col(f"`{key}`").cast("string")
-    told = (
+    rows = (
         ledger.select(F.nullif(quoted, F.lit("")).alias("key"), at.alias("at"))
         .where(within.holds(F.col("at"), wider=True))
         .withColumn("judged", within.holds(F.col("at")))
         .withColumn("age", _age(within))
     )
-    return told.groupBy("key").agg(
+    return rows.groupBy("key").agg(
         F.count("*").alias("rows"),
         F.count_if("judged").alias("judged"),
-        F.count_if(F.col("judged") & F.col("age").isNull()).alias("told"),
+        F.count_if(F.col("judged") & F.col("age").isNull()).alias("due"),
         F.count_if(F.col("age") == TOO_YOUNG).alias("young"),
         F.max("at").alias("at"),
     )
@@ -228,7 +228,7 @@ def _without_message(known: DataFrame, keyed: DataFrame, hidden: DataFrame) -> D
     lacking = known.where("judged > 0").join(keyed.select("key").distinct(), "key", "left_anti")
     kind = (
         F.when(F.col("best.hidden") == DELAYED, WAITING)
-        .when(F.col("told") > 0, ROW_WITHOUT_MESSAGE)
+        .when(F.col("due") > 0, ROW_WITHOUT_MESSAGE)
         .when(F.col("young") > 0, TOO_YOUNG)
         .otherwise(TOO_OLD)
     )

@@ -7,11 +7,8 @@ Source: RocketMQ 5.3 ``AdminBrokerProcessor``; 4.9.8 for the codes 50 to 53.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-from collections.abc import Coroutine
-from typing import Any
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -36,16 +33,15 @@ from ...access.plain_acl import PlainAcl
 from ...access.users import SUPER, Users, refused
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
-
-logger = logging.getLogger(__name__)
+from .changes import Changes
 
 
 class UserHandlers:
     """Reads and changes users and their policies."""
 
-    def __init__(self, users: Users) -> None:
+    def __init__(self, users: Users, changes: Changes) -> None:
         self._users = users
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._changes = changes
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
@@ -69,7 +65,8 @@ class UserHandlers:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, "The super user can only be create by super user"
             )
-        self._change(self._users.create_user(user), request, connection, f"user {user.username}")
+        change = partial(self._users.create_user, user)
+        self._changes.make(change, f"user {user.username}", request, connection)
 
     def update_user(self, request: RemotingCommand, connection: Connection) -> None:
         """Change what is set of a user."""
@@ -79,13 +76,15 @@ class UserHandlers:
                 ResponseCode.SYSTEM_ERROR, "The super user can only be update by super user"
             )
         self._check_target(user.username, request)
-        self._change(self._users.update_user(user), request, connection, f"user {user.username}")
+        change = partial(self._users.update_user, user)
+        self._changes.make(change, f"user {user.username}", request, connection)
 
     def delete_user(self, request: RemotingCommand, connection: Connection) -> None:
         """Remove a user and its policies."""
         name = _username(request)
         self._check_target(name, request)
-        self._change(self._users.delete_user(name), request, connection, f"user {name}")
+        change = partial(self._users.delete_user, name)
+        self._changes.make(change, f"deleted user {name}", request, connection)
 
     def get_user(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with a user; without a body if there is none of this name."""
@@ -106,15 +105,16 @@ class UserHandlers:
         acl = decode_acl(request.body)
         acl = replace(acl, subject=acl.subject or header.subject or "")
         self._check_target(acl.subject.removeprefix("User:"), request)
-        self._change(self._users.put_acl(acl), request, connection, f"acl {acl.subject}")
+        change = partial(self._users.put_acl, acl)
+        self._changes.make(change, f"acl {acl.subject}", request, connection)
 
     def delete_acl(self, request: RemotingCommand, connection: Connection) -> None:
         """Remove a subject's entries about a resource, or all of its policies."""
         header = request.header
         assert isinstance(header, DeleteAclRequestHeader)
         subject = header.subject or ""
-        change = self._users.delete_acl(subject, header.policy_type, header.resource)
-        self._change(change, request, connection, f"acl {subject}")
+        change = partial(self._users.delete_acl, subject, header.policy_type, header.resource)
+        self._changes.make(change, f"deleted acl {subject}", request, connection)
 
     def get_acl(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the policies of a subject; without a body if it has none."""
@@ -134,34 +134,6 @@ class UserHandlers:
         user = self._users.user(name)
         if user is not None and user.user_type == SUPER and not _is_super(request):
             raise refused("The super user can only be update by super user")
-
-    def _change(
-        self,
-        change: Coroutine[Any, Any, None],
-        request: RemotingCommand,
-        connection: Connection,
-        what: str,
-    ) -> None:
-        task = asyncio.create_task(self._answer(change, request, connection, what))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer(
-        self,
-        change: Coroutine[Any, Any, None],
-        request: RemotingCommand,
-        connection: Connection,
-        what: str,
-    ) -> None:
-        try:
-            await change
-        except RequestRefusedError as error:
-            reply = encode_reply(request, error.code, remark=error.remark)
-        else:
-            reply = encode_reply(request)
-            by = request.subject.name if isinstance(request.subject, Subject) else ""
-            logger.info("event=access_changed code=%d by=%s what=%r", request.code, by, what)
-        connection.respond(request, reply)
 
 
 class PlainAclHandlers:

@@ -187,7 +187,7 @@ async def test_a_deleted_group_keeps_its_offsets_unless_they_are_removed(
 async def test_a_change_is_not_made_if_it_cannot_be_saved(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator is told why, and the groups are as they were."""
+    """The operator gets the reason, and the groups are as they were."""
     peer = await rig.peer()
     await create(peer)
 

@@ -240,7 +240,7 @@ async def test_a_topic_of_the_same_name_shows_no_message_of_the_deleted_one(
 async def test_a_deletion_is_not_made_if_it_cannot_be_saved(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator is told why, and the topic is as it was."""
+    """The operator gets the reason, and the topic is as it was."""
     peer = await rig.peer()
     await create(peer)
     await peer.plain("K1", b"kept")

@@ -41,7 +41,7 @@ TRANSACTION_FILES = (
 
 
 class Front:
-    """The handler behind the broker's router."""
+    """The handler, called by the broker's router."""
 
     def __init__(self, directory: Path) -> None:
         self.broker = Broker(directory)
