@@ -7,14 +7,13 @@ to 3010 and, with ``-c CLUSTER``, 106: all of them are served.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from halfmq.client.testing import BrokerProcess, broker_process
+from halfmq.client.testing import broker_process
 from tests.support.access import Account
 from tests.support.access_files import (
     APPLICATION,
@@ -24,60 +23,30 @@ from tests.support.access_files import (
     write_plain_acl,
     write_users,
 )
-from tests.support.java_clients import (
-    TOOLS,
-    JavaClient,
-    JavaMissingError,
-    Kind,
-    class_path,
-    java_client,
-)
+from tests.support.mqadmin import NEEDS_MQADMIN, Mqadmin, mqadmin
 
-pytestmark = [
-    pytest.mark.campaign,
-    pytest.mark.skipif(
-        any(shutil.which(tool) is None for tool in TOOLS),
-        reason=f"needs {', '.join(TOOLS)}; mqadmin is NOT tested",
-    ),
-]
+pytestmark = NEEDS_MQADMIN
 
 
 class Tool:
-    """One JVM with mqadmin, whose home has the keys in ``conf/tools.yml``."""
+    """mqadmin, which reads the keys of an account for each command."""
 
-    def __init__(self, broker: BrokerProcess, client: JavaClient, home: Path) -> None:
-        self.broker, self._client, self._home = broker, client, home
+    def __init__(self, tool: Mqadmin) -> None:
+        self.broker, self._tool = tool.broker, tool
 
     def run(self, *arguments: str, keys: Account = OPERATOR) -> list[str]:
         """Have a command run; return the lines that it prints."""
-        printed, failure = self._run(arguments, keys)
-        assert not failure, failure
-        return [" ".join(line.split()) for line in printed.splitlines() if line.strip()]
+        self._write(keys)
+        return self._tool.run(*arguments)
 
     def failure(self, *arguments: str, keys: Account = OPERATOR) -> str:
         """Have a command run that does not succeed; return what it says."""
-        printed, failure = self._run(arguments, keys)
-        assert "success" not in printed
-        return " ".join(failure.split())
+        self._write(keys)
+        return self._tool.failure(*arguments)
 
-    def _run(self, arguments: tuple[str, ...], keys: Account) -> tuple[str, str]:
-        conf = self._home / "conf"
-        conf.mkdir(exist_ok=True)
-        (conf / "tools.yml").write_text(f"accessKey: {keys.name}\nsecretKey: {keys.secret}\n")
-        (conf / "logback_tools.xml").write_text("<configuration/>")
-        (line,) = self._client.run("mqadmin", *arguments, "-n", self.broker.address)
-        return line["text"], line["failure"]
-
-
-def _tool(stack: ExitStack, version: str, home: Path, settings: dict[str, object]) -> Tool:
-    try:
-        class_path(version)
-    except JavaMissingError as missing:
-        pytest.skip(f"{missing}; mqadmin {version} is NOT tested")
-    broker = stack.enter_context(broker_process(home / "broker", **settings))
-    kind = Kind(version, (f"-Drocketmq.home.dir={home}",))
-    client = stack.enter_context(java_client(kind, broker.address, home / "client"))
-    return Tool(broker, client, home)
+    def _write(self, keys: Account) -> None:
+        file = self._tool.home / "conf" / "tools.yml"
+        file.write_text(f"accessKey: {keys.name}\nsecretKey: {keys.secret}\n")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +55,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
     home = tmp_path_factory.mktemp("users")
     write_users(home / "broker" / "store", [(APPLICATION, [Policy("Topic:java-*", "Pub,Sub")])])
     with ExitStack() as stack:
-        yield _tool(stack, "5.3.3", home, user_settings())
+        yield Tool(mqadmin(stack, "5.3.3", home, **user_settings()))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +65,7 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
     file = write_plain_acl(home / "plain_acl.yml", [(OPERATOR, {"admin": True}), (APPLICATION, {})])
     with ExitStack() as stack:
         settings: dict[str, object] = {"aclEnable": "true", "plainAclFile": file}
-        yield _tool(stack, "4.9.8", home, settings)
+        yield Tool(mqadmin(stack, "4.9.8", home, **settings))
 
 
 USER_TABLE = "#UserName #Password #UserType #UserStatus"

@@ -5,7 +5,6 @@ Compared is what it prints: the columns that its documentation and its sources s
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -13,73 +12,25 @@ import pytest
 
 from halfmq.client import Message
 from halfmq.client.blocking import Consumer, Producer
-from halfmq.client.testing import BrokerProcess, broker_process
-from tests.support.java_clients import (
-    TOOLS,
-    JavaClient,
-    JavaMissingError,
-    Kind,
-    class_path,
-    java_client,
-)
+from tests.support.mqadmin import NEEDS_MQADMIN, Mqadmin, mqadmin
 
-pytestmark = [
-    pytest.mark.campaign,
-    pytest.mark.skipif(
-        any(shutil.which(tool) is None for tool in TOOLS),
-        reason=f"needs {', '.join(TOOLS)}; mqadmin is NOT tested",
-    ),
-]
-
-
-class Tool:
-    """One JVM with mqadmin."""
-
-    def __init__(self, broker: BrokerProcess, client: JavaClient) -> None:
-        self.broker, self._client = broker, client
-        self.at = ("-b", broker.address)
-        self.cluster = ("-c", "DefaultCluster")
-
-    def run(self, *arguments: str) -> list[str]:
-        """Have a command run; return the lines that it prints."""
-        printed, failure = self._run(arguments)
-        assert not failure, failure
-        return [" ".join(line.split()) for line in printed.splitlines() if line.strip()]
-
-    def failure(self, *arguments: str) -> str:
-        """Have a command run that does not succeed; return what it says."""
-        printed, failure = self._run(arguments)
-        assert "success" not in printed
-        return " ".join(failure.split())
-
-    def _run(self, arguments: tuple[str, ...]) -> tuple[str, str]:
-        (line,) = self._client.run("mqadmin", *arguments, "-n", self.broker.address)
-        return line["text"], line["failure"]
-
-    def send(self, topic: str, count: int) -> None:
-        """Send messages with a client of ours."""
-        with Producer("admin-test", namesrv=self.broker.address) as producer:
-            for number in range(count):
-                producer.send(Message(topic, b"body %d" % number))
+pytestmark = NEEDS_MQADMIN
 
 
 @pytest.fixture(scope="module")
-def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
+def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mqadmin]:
     """A broker, and the tool beside it."""
-    home = tmp_path_factory.mktemp("admin")
-    (home / "conf").mkdir()
-    (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
-    try:
-        class_path("5.3.3")
-    except JavaMissingError as missing:
-        pytest.skip(f"{missing}; mqadmin is NOT tested")
     with ExitStack() as stack:
-        broker = stack.enter_context(broker_process(home / "broker"))
-        kind = Kind("5.3.3", (f"-Drocketmq.home.dir={home}",))
-        yield Tool(broker, stack.enter_context(java_client(kind, broker.address, home / "client")))
+        yield mqadmin(stack, "5.3.3", tmp_path_factory.mktemp("admin"))
 
 
-def test_topics_are_created_changed_listed_and_deleted(tool: Tool) -> None:
+def _send(tool: Mqadmin, topic: str, count: int) -> None:
+    with Producer("admin-test", namesrv=tool.broker.address) as producer:
+        for number in range(count):
+            producer.send(Message(topic, b"body %d" % number))
+
+
+def test_topics_are_created_changed_listed_and_deleted(tool: Mqadmin) -> None:
     """updateTopic, updateTopicPerm, topicList, topicRoute, topicStatus, deleteTopic."""
     address = tool.broker.address
     made = tool.run("updateTopic", *tool.at, "-t", "orders", "-r", "4", "-w", "4")
@@ -93,7 +44,7 @@ def test_topics_are_created_changed_listed_and_deleted(tool: Tool) -> None:
     route = " ".join(tool.run("topicRoute", "-t", "orders"))
     assert '"readQueueNums":4' in route.replace(" ", "")
 
-    tool.send("orders", 5)
+    _send(tool, "orders", 5)
     status = tool.run("topicStatus", "-t", "orders")
     assert status[0].startswith("#Broker Name #QID #Min Offset #Max Offset #Last Updated")
     rows = [line.split() for line in status if line.startswith("broker-a")]
@@ -113,7 +64,7 @@ def test_topics_are_created_changed_listed_and_deleted(tool: Tool) -> None:
     assert "orders" not in tool.run("topicList")
 
 
-def test_groups_are_created_shown_and_deleted(tool: Tool) -> None:
+def test_groups_are_created_shown_and_deleted(tool: Mqadmin) -> None:
     """updateSubGroup, getConsumerConfig, consumerConnection, consumerProgress, deleteSubGroup."""
     address = tool.broker.address
     made = tool.run("updateSubGroup", *tool.at, "-g", "readers", "-r", "5", "-q", "2")
@@ -126,7 +77,7 @@ def test_groups_are_created_shown_and_deleted(tool: Tool) -> None:
     offline = tool.failure("consumerConnection", "-g", "readers")
     assert "No topic route info in name server for the topic: %RETRY%readers" in offline
     with Consumer("readers", {"payments": "*"}, namesrv=tool.broker.address) as consumer:
-        tool.send("payments", 3)
+        _send(tool, "payments", 3)
         for _ in range(2):
             message = consumer.receive(timeout=30)
             assert message is not None
@@ -146,7 +97,7 @@ def test_groups_are_created_shown_and_deleted(tool: Tool) -> None:
     assert "%RETRY%readers" not in tool.run("topicList")
 
 
-def test_producers_are_shown(tool: Tool) -> None:
+def test_producers_are_shown(tool: Mqadmin) -> None:
     """The tools producerConnection and producer."""
     tool.run("updateTopic", *tool.at, "-t", "notes", "-r", "1", "-w", "1")
     with Producer("writers", namesrv=tool.broker.address) as producer:
@@ -159,7 +110,7 @@ def test_producers_are_shown(tool: Tool) -> None:
         )
 
 
-def test_the_name_server_is_administered(tool: Tool) -> None:
+def test_the_name_server_is_administered(tool: Mqadmin) -> None:
     """The tools updateTopic -o, updateKvConfig, deleteKvConfig, wipeWritePerm and addWritePerm."""
     ordered = tool.run("updateTopic", *tool.cluster, "-t", "ordered", "-o", "true")
     assert any("set cluster orderConf" in line for line in ordered), ordered
@@ -174,11 +125,11 @@ def test_the_name_server_is_administered(tool: Tool) -> None:
         assert "[broker-a]" in line
 
 
-def test_offsets_are_reset(tool: Tool) -> None:
+def test_offsets_are_reset(tool: Mqadmin) -> None:
     """The tools resetOffsetByTime and skipAccumulatedMessage."""
     tool.run("updateTopic", *tool.at, "-t", "clicks", "-r", "1", "-w", "1")
     tool.run("updateSubGroup", *tool.at, "-g", "first")
-    tool.send("clicks", 3)
+    _send(tool, "clicks", 3)
 
     skipped = tool.run("skipAccumulatedMessage", "-g", "first", "-t", "clicks")
     assert skipped[-1].split() == ["broker-a", "0", "3"], skipped

@@ -1,0 +1,66 @@
+"""The official operators' tool, mqadmin, in a JVM of its own beside a broker."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.java_clients import (
+    TOOLS,
+    JavaClient,
+    JavaMissingError,
+    Kind,
+    class_path,
+    java_client,
+)
+
+NEEDS_MQADMIN = [
+    pytest.mark.campaign,
+    pytest.mark.skipif(
+        any(shutil.which(tool) is None for tool in TOOLS),
+        reason=f"needs {', '.join(TOOLS)}; mqadmin is NOT tested",
+    ),
+]
+
+
+class Mqadmin:
+    """One JVM with mqadmin; ``home`` has its ``conf/``."""
+
+    def __init__(self, broker: BrokerProcess, client: JavaClient, home: Path) -> None:
+        self.broker, self._client, self.home = broker, client, home
+        self.at = ("-b", broker.address)
+        self.cluster = ("-c", "DefaultCluster")
+
+    def run(self, *arguments: str) -> list[str]:
+        """Have a command run; return the lines that it prints."""
+        printed, failure = self._run(arguments)
+        assert not failure, failure
+        return [" ".join(line.split()) for line in printed.splitlines() if line.strip()]
+
+    def failure(self, *arguments: str) -> str:
+        """Have a command run that does not succeed; return what it says."""
+        printed, failure = self._run(arguments)
+        assert "success" not in printed
+        return " ".join(failure.split())
+
+    def _run(self, arguments: tuple[str, ...]) -> tuple[str, str]:
+        (line,) = self._client.run("mqadmin", *arguments, "-n", self.broker.address)
+        return line["text"], line["failure"]
+
+
+def mqadmin(stack: ExitStack, version: str, home: Path, **settings: object) -> Mqadmin:
+    """Start a broker with these settings, and mqadmin of a version beside it."""
+    try:
+        class_path(version)
+    except JavaMissingError as missing:
+        pytest.skip(f"{missing}; mqadmin {version} is NOT tested")
+    (home / "conf").mkdir(exist_ok=True)
+    (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
+    broker = stack.enter_context(broker_process(home / "broker", **settings))
+    kind = Kind(version, (f"-Drocketmq.home.dir={home}",))
+    client = stack.enter_context(java_client(kind, broker.address, home / "client"))
+    return Mqadmin(broker, client, home)
