@@ -131,7 +131,7 @@ class GroupConfig:
             notify_consumer_ids_changed_enable=switch("notifyConsumerIdsChangedEnable"),
             group_sys_flag=integer("groupSysFlag", 0),
             consume_timeout_minute=integer("consumeTimeoutMinute", 15),
-            unknown=without_keys(entry, _KNOWN_FIELDS),
+            unknown={**_uninterpreted_fields(), **without_keys(entry, _KNOWN_FIELDS)},
         )
 
 
