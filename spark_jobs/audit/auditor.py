@@ -41,7 +41,7 @@ ANOMALIES_MAX: Final = 100_000  # collected and listed in JSON; the Parquet file
 _HIDDEN_MAX: Final = 200  # collected of a kind that a flood of others would hide
 _SPREAD_MIN: Final = 16 << 20  # bytes; a smaller log is read fastest by one task
 
-_FINDING: Final = "kind string, offsets array<bigint>, detail string, told bigint"
+_FINDING: Final = "kind string, offsets array<bigint>, detail string, at bigint"
 _RANGES: Final = (Kind.GAP, Kind.OVERLAP, Kind.CORRUPT_RECORD)  # their offsets are start and end
 _SEEN: Final = (
     "transactionId string, topic string, producerGroup string,"

@@ -11,7 +11,7 @@ from .judge import Kind
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_FOUND = "array<struct<kind: string, offsets: array<bigint>, detail: string, told: bigint>>"
+_FOUND = "array<struct<kind: string, offsets: array<bigint>, detail: string, at: bigint>>"
 
 
 def changed_bytes(spark: "SparkSession", extent: LogExtent) -> "DataFrame":

@@ -79,7 +79,7 @@ def judge(events: Iterable[Event], bounds: LogBounds, terms: Terms = NO_TERMS) -
         findings += rules_groups.unlike_the_leader(outcome, bounds)
         findings += rules_finals.faulty_deliveries(outcome, bounds, terms)
         if not outcome.findings:  # one whose decision is missing waits for nobody
-            findings += rules_waiting.left_undecided(outcome, terms)
+            findings += rules_waiting.left_undecided(outcome, bounds, terms)
         findings += rules_waiting.resumed_from_nothing(outcome.thread, bounds)
     for together in rules_groups.overlapping(outcomes):
         findings += rules_groups.twins(together)

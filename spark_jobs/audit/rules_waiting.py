@@ -7,11 +7,13 @@ from .rules_decisions import Outcome
 from .threads import Thread
 
 
-def left_undecided(outcome: Outcome, terms: Terms) -> Iterable[Finding]:
+def left_undecided(outcome: Outcome, bounds: LogBounds, terms: Terms) -> Iterable[Finding]:
     """Find halves that wait too long, and those that nobody will ask about."""
     halves = outcome.thread.leader.halves
     if outcome.state is not State.PENDING or not halves:
         return
+    if not outcome.thread.half and bounds.hides(0, halves[0].offset):
+        return  # only copies are left: an op of the original names it by a queue offset
     first, newest = halves[0], halves[-1]
     if terms.overdue_before_ms is not None and first.time_ms < terms.overdue_before_ms:
         late = terms.overdue_before_ms - first.time_ms

@@ -114,7 +114,7 @@ class _Family:
             self.findings += self._without_half(event)
             if event.part is Part.OP:
                 return
-            owner = self._latest(event.offset), event.number
+            owner = self._thread_without_owner(event), event.number
         thread, number = owner
         message = thread.message(number)
         if event.part in _PARKING:
@@ -183,6 +183,18 @@ class _Family:
     def _begun(self, offset: int) -> list[Thread]:
         begun = [thread for thread in self.threads if thread.half and thread.half.offset <= offset]
         return begun or self.threads[:1]
+
+    def _thread_without_owner(self, event: Event) -> Thread:
+        """The transaction that a record is about whose half is not there.
+
+        It is one of its own if it names a half that cannot be read, before all that can.
+        """
+        first = self.threads[0].half
+        named = event.reference
+        if first and named and event.offset < first.offset and self._bounds.is_unreadable(named):
+            self.threads.insert(0, Thread(None, {0: Message()}))
+            return self.threads[0]
+        return self._latest(event.offset)
 
     def _latest(self, offset: int) -> Thread:
         """The transaction that a record is about which names none: one that is still undecided."""

@@ -101,7 +101,8 @@ KINDS: Final = {
     ),
     Kind.OVERDUE_HALF: Explanation(
         "Undecided for too long",
-        "A half message has waited longer than the age that was asked for.",
+        "A half message has waited longer than the age that was asked for. Copies whose original"
+        " has left the log are not counted.",
         "See that a producer of the group is connected and answers checks: halfmq tx list.",
     ),
     Kind.LOST_PARKING: Explanation(

@@ -325,7 +325,7 @@ def test_a_faulty_history_is_found_out_with_its_offsets(name: str) -> None:
 CUT_SHORT = LogBounds(first_offset=100)
 DAMAGED = LogBounds(first_offset=0, damage=((5, 12), (300, 400)))
 
-UNREADABLE = {
+UNREADABLE: dict[str, tuple[Sequence[Event], LogBounds, State | list[State]]] = {
     "final message, half expired": ([commit(120, 10)], CUT_SHORT, State.EXPIRED),
     "rollback record, half expired": ([rollback(120, 10)], CUT_SHORT, State.EXPIRED),
     "original expired, copy committed": (
@@ -339,6 +339,11 @@ UNREADABLE = {
         State.COMMITTED,
     ),
     "original expired, undecided": ([half(110, 1)], CUT_SHORT, State.PENDING),
+    "half expired, rolled back, prepared again": (
+        [rollback(105, 10), half(110), commit(120, 110)],
+        CUT_SHORT,
+        [State.EXPIRED, State.COMMITTED],
+    ),
     "half expired, parked": ([discard(120, 10)], CUT_SHORT, State.PARKED),
     "half expired, parked, committed": (
         [discard(120, 10), commit(130, 10)],
@@ -368,7 +373,16 @@ def test_what_can_no_longer_be_read_is_held_against_nobody(name: str) -> None:
     """Expired and damaged stretches may have held the half, or what followed it."""
     events, bounds, state = UNREADABLE[name]
 
-    assert outcome(events, bounds) == ([state], [])
+    assert outcome(events, bounds) == (states(state), [])
+
+
+def test_copies_whose_original_expired_may_have_been_decided_by_its_op() -> None:
+    """RocketMQ's op of a rollback names the half that the producer knew, not its copies."""
+    terms = Terms(overdue_before_ms=300, passed_slot=200, given_up_before_ms=400)
+    copies = [half(110, 1), half(120, 15)]
+
+    assert outcome(copies, CUT_SHORT, terms) == ([State.PENDING], [])
+    assert outcome(copies, WHOLE, terms)[1]
 
 
 def test_beside_the_damage_a_missing_half_still_counts() -> None:
