@@ -224,6 +224,13 @@ def _from_body(
     return row
 
 
+def _each_created(
+    resource: Callable[[str, Action], Requirement], names: Sequence[str]
+) -> Sequence[Requirement]:
+    """Need CREATE on each; an empty list changes nothing, but is no request for everybody."""
+    return [resource(name, CREATE) for name in names] or (cluster(CREATE),)
+
+
 def _acknowledged(listed: _Listed) -> Sequence[Requirement]:
     topics, groups = {ack.topic for ack in listed.acks}, {ack.consumer_group for ack in listed.acks}
     return (
@@ -294,7 +301,8 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     # -- topics and groups
     RequestCode.UPDATE_AND_CREATE_TOPIC: _topic(CREATE),
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: _from_body(
-        _decode_listed, lambda it: [topic(one.topic_name, CREATE) for one in it.topic_config_list]
+        _decode_listed,
+        lambda it: _each_created(topic, [one.topic_name for one in it.topic_config_list]),
     ),
     RequestCode.DELETE_TOPIC_IN_BROKER: _topic(DELETE),
     RequestCode.DELETE_TOPIC_IN_NAMESRV: _cluster(UPDATE),
@@ -313,7 +321,8 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
         _decode_named, lambda it: (group(it.group_name, CREATE),)
     ),
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _from_body(
-        _decode_listed, lambda it: [group(one.group_name, CREATE) for one in it.group_config_list]
+        _decode_listed,
+        lambda it: _each_created(group, [one.group_name for one in it.group_config_list]),
     ),
     RequestCode.DELETE_SUBSCRIPTIONGROUP: _group("group_name", DELETE),
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: _group("group", GET),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from halfmq.broker.access.requirements import requirements_of
+from halfmq.remoting.codes import RequestCode
 from tests import access_table
 
 
@@ -22,3 +26,15 @@ def test_nobody_without_a_valid_signature_is_served_at_all() -> None:
     for title in ("anonymous", "wrong secret"):
         at = titles.index(title)
         assert not [row.sample for row in rows if row.allowed[at]]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+    ],
+)
+def test_an_empty_list_is_not_a_request_for_everybody(code: RequestCode) -> None:
+    """It names nothing that a right could be asked on, so it needs one on the cluster."""
+    assert requirements_of(code, None, b"{}")
