@@ -7,7 +7,7 @@ so that they can be tested without a socket.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
@@ -15,6 +15,10 @@ from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.record import Record
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.queue.pull_selection import GetResult
+
+ACK_S: Final = 3.0
+"""Seconds until a request to a client counts as not received. A client acknowledges it at once,
+unless it hangs or is overloaded. RocketMQ's clients wait as long for an answer."""
 
 OnAnswer = Callable[[RemotingCommand | None], None]
 """Takes the answer, or None if there will be none."""
@@ -66,11 +70,13 @@ class Connection(Protocol):
         header: Header | Mapping[str, str] | None,
         body: bytes,
         on_answer: OnAnswer,
+        *,
+        seconds: float = ...,
     ) -> bool:
         """Send a request that the client answers; False when it was not written.
 
         When it was, ``on_answer`` is called once, later and never from within this call: with the
-        answer, or with None when ``CHECK_ACK_S`` seconds have passed or the peer is gone.
+        answer, or with None when ``seconds`` (``ACK_S``) have passed or the peer is gone.
         """
         ...
 

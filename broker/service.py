@@ -43,6 +43,7 @@ from .handlers.admin.consumption import ConsumptionHandlers
 from .handlers.admin.groups import GroupHandlers
 from .handlers.admin.kv_config import KvConfigHandlers
 from .handlers.admin.offsets import OffsetResetHandlers
+from .handlers.admin.relays import RelayHandlers
 from .handlers.admin.topics import TopicHandlers
 from .handlers.admin.transactions import AdminHandlers
 from .handlers.clients.clients import ClientHandlers
@@ -396,6 +397,13 @@ class Broker:
                 tables.offsets,
                 self._store,
                 changes,
+                self.config.topics,
+            ),
+            RelayHandlers(
+                tables.registry,
+                tables.topics,
+                tables.groups,
+                self._store.reader,
                 self.config.topics,
             ),
             ConsumptionHandlers(

@@ -25,10 +25,6 @@ PEER_REQUESTS_MAX: Final = 256
 """Requests waiting for one peer's answers, about 300 bytes each plus their contents. A peer that
 takes a millisecond for each batch of them still gets a hundred thousand per second."""
 
-CHECK_ACK_S: Final = 3.0
-"""Seconds until a request counts as not received. A peer acknowledges a request at once, unless it
-hangs or is overloaded. RocketMQ's clients wait as long for an answer."""
-
 EXPIRE_SCAN_S: Final = 0.25
 """Seconds between two scans for requests that have waited too long."""
 
@@ -51,9 +47,9 @@ class PeerRequests:
         """Whether no more requests are accepted until the peer answers."""
         return len(self._waiting) >= PEER_REQUESTS_MAX
 
-    def register(self, on_answer: OnAnswer, now: float) -> int:
+    def register(self, on_answer: OnAnswer, deadline: float) -> int:
         """Add a request; return the opaque to send it with. Do not call when full."""
-        return self._waiting.register(on_answer, now + CHECK_ACK_S)
+        return self._waiting.register(on_answer, deadline)
 
     def answered(self, answer: RemotingCommand) -> None:
         """Pass an answer to the callback of its request, if it is waiting."""

@@ -38,7 +38,7 @@ from ..errors import AddressTakenError, UnfinishedError
 from ..loop.fetches import Fetch
 from ..loop.slices import PAUSE_S, PeriodicWork
 from ..loop.ticker import Ticker
-from ..ports import Connection, OnAnswer, Part
+from ..ports import ACK_S, Connection, OnAnswer, Part
 from .peer_requests import PeerRequestExpiry, PeerRequests
 from .reply_release import ReplyRelease
 from .router import Router
@@ -372,6 +372,8 @@ class ClientConnection(asyncio.Protocol):
         header: Header | Mapping[str, str] | None,
         body: bytes,
         on_answer: OnAnswer,
+        *,
+        seconds: float = ACK_S,
     ) -> bool:
         """Send a request that the client answers; return False if it was not written."""
         if self.closed or not self.writable or self._shared.stopping:
@@ -381,7 +383,7 @@ class ClientConnection(asyncio.Protocol):
             requests = self._peer_requests = PeerRequests()
         if requests.full:
             return False
-        opaque = requests.register(on_answer, self._loop.time())
+        opaque = requests.register(on_answer, self._loop.time() + seconds)
         self.write(
             encode_request(
                 code,

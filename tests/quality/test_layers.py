@@ -64,7 +64,7 @@ ROOMS = {
     "broker/handlers/messages": {"subjects"},
     "broker/handlers/transactions": {"subjects"},
     "broker/handlers/clients": set(),
-    "broker/handlers/admin": set(),
+    "broker/handlers/admin": {"subjects"},
 }
 """Folder inside a layer → what it may import of its layer: modules of its parent, other folders."""
 

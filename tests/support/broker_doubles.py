@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.broker.config import TopicDefaults
-from halfmq.broker.ports import Handler, OnAnswer, Part
+from halfmq.broker.ports import ACK_S, Handler, OnAnswer, Part
 from halfmq.remoting.codes import FLAG_ONE_WAY, LanguageCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
@@ -79,7 +79,16 @@ class FakeConnection:
         self.requests.append((code, header))
         return True
 
-    def ask(self, code: int, header: object, body: bytes, on_answer: OnAnswer) -> bool:
+    def ask(
+        self,
+        code: int,
+        header: object,
+        body: bytes,
+        on_answer: OnAnswer,
+        *,
+        seconds: float = ACK_S,
+    ) -> bool:
+        del seconds
         if not self.send_request(code, header, body):
             return False
         self.asked.append(on_answer)

@@ -222,6 +222,7 @@ def java_client(kind: Kind, namesrv: str, home: Path) -> Iterator[JavaClient]:
             stdout=subprocess.PIPE,
             stderr=errors,
             encoding="utf-8",
+            cwd=home,  # some tools write files
         )
     client = JavaClient(process, log)
     try:

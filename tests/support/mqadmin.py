@@ -14,6 +14,7 @@ from tests.support.java_clients import (
     JavaClient,
     JavaMissingError,
     Kind,
+    Line,
     class_path,
     java_client,
 )
@@ -46,6 +47,18 @@ class Mqadmin:
         printed, failure = self._run(arguments)
         assert "success" not in printed
         return " ".join(failure.split())
+
+    def start(self, scenario: str, *arguments: object) -> str:
+        """Have a Java client run a scenario beside the tool; return the number of the run."""
+        return self._client.start(scenario, *arguments)
+
+    def said(self, run: str, event: str) -> Line:
+        """Wait until that run says this; return the line."""
+        return self._client.said(run, event)
+
+    def finish(self, run: str) -> list[Line]:
+        """Wait for the end of that run; return what it said since."""
+        return self._client.lines(run)
 
     def _run(self, arguments: tuple[str, ...]) -> tuple[str, str]:
         (line,) = self._client.run("mqadmin", *arguments, "-n", self.broker.address)

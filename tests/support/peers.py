@@ -9,7 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from halfmq.remoting.bodies import HeartbeatData, ProducerData, encode_heartbeat
+from halfmq.remoting.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    MessageModel,
+    ProducerData,
+    encode_heartbeat,
+    subscription_data,
+)
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
@@ -77,6 +84,8 @@ class Peer(asyncio.Protocol):
         self.member = False
         self.closed = False
         self.checks: list[Check] = []
+        self.requests: list[RemotingCommand] = []
+        """All other requests of the broker, which the test answers."""
         self.acknowledge: Callable[[Check], int | None] = lambda _check: 0
         """The code with which a check that wants an answer is answered; None: not at all."""
         self.header_type = header_type
@@ -97,6 +106,8 @@ class Peer(asyncio.Protocol):
                 self._answers[command.opaque] = command
             elif command.code == RequestCode.CHECK_TRANSACTION_STATE:
                 self._checked(command)
+            else:
+                self.requests.append(command)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -166,6 +177,25 @@ class Peer(asyncio.Protocol):
         answer = await self.call(RequestCode.HEART_BEAT, None, encode_heartbeat(data))
         assert answer.code == 0, answer.remark
         self.member = True
+
+    async def consume(self, *topics: str, broadcasting: bool = False) -> None:
+        """Become a member of the consumer group of the same name as the producer group."""
+        model = MessageModel.BROADCASTING if broadcasting else MessageModel.CLUSTERING
+        group = ConsumerData(
+            group_name=self.group,
+            message_model=model,
+            subscription_data_set=tuple(subscription_data(name, "*") for name in topics),
+        )
+        data = HeartbeatData(client_id=self.client_id, consumer_data_set=(group,))
+        answer = await self.call(RequestCode.HEART_BEAT, None, encode_heartbeat(data))
+        assert answer.code == 0, answer.remark
+
+    async def asked_for(self, code: int) -> RemotingCommand:
+        """Wait for the next request of the broker with this code."""
+        await until(lambda: any(one.code == code for one in self.requests))
+        found = next(one for one in self.requests if one.code == code)
+        self.requests.remove(found)
+        return found
 
     def half_request(
         self,

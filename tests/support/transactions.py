@@ -9,7 +9,7 @@ from random import Random
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
 from halfmq.broker.loop.fetches import Fetch
-from halfmq.broker.ports import OnAnswer, Part
+from halfmq.broker.ports import ACK_S, OnAnswer, Part
 from halfmq.broker.transaction.checks.checker import Checker
 from halfmq.broker.transaction.checks.parking import Parking
 from halfmq.broker.transaction.deciding import DecisionRequest, Decisions, Ended
@@ -297,7 +297,15 @@ class Connected:
         self.asked.append((code, header, body))
         return True
 
-    def ask(self, code: int, header: object, body: bytes, on_answer: OnAnswer) -> bool:
+    def ask(
+        self,
+        code: int,
+        header: object,
+        body: bytes,
+        on_answer: OnAnswer,
+        *,
+        seconds: float = ACK_S,
+    ) -> bool:
         if len(self.open_asks) >= self.room or not self.send_request(code, header, body):
             return False
         self.open_asks.append(on_answer)

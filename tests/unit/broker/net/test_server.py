@@ -24,7 +24,7 @@ from halfmq.broker.net import server as server_module
 from halfmq.broker.net.reply_release import UNFLUSHED_BYTES_MAX, ReplyRelease
 from halfmq.broker.net.router import Router
 from halfmq.broker.net.server import DIRECT_WRITE_MIN, ClientConnection, Server
-from halfmq.broker.ports import Connection, Handler
+from halfmq.broker.ports import ACK_S, Connection, Handler
 from halfmq.remoting.codes import HeaderType, LanguageCode, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
@@ -870,10 +870,10 @@ class Asked:
         self.connection = connection
         return encode_reply(request)
 
-    def ask(self, body: bytes = b"") -> bool:
+    def ask(self, body: bytes = b"", seconds: float = ACK_S) -> bool:
         assert self.connection is not None
         code = RequestCode.CHECK_TRANSACTION_STATE
-        return self.connection.ask(code, {"topic": "T"}, body, self._answered)
+        return self.connection.ask(code, {"topic": "T"}, body, self._answered, seconds=seconds)
 
     def _answered(self, answer: RemotingCommand | None) -> None:
         self.answers.append(answer)
@@ -946,13 +946,12 @@ def test_a_lost_connection_answers_every_question(loop_factory: LoopFactory) -> 
 
 async def test_a_question_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that hangs while its connection lives holds nothing up; its late answer is ignored."""
-    monkeypatch.setattr(asks_module, "CHECK_ACK_S", 0.0)
     monkeypatch.setattr(asks_module, "EXPIRE_SCAN_S", 0.01)
     asked = Asked()
     async with _serving(asked.remember) as (server, _), _peer(server) as peer:
         for round_number in (1, 2):  # the timer rests in between, and wakes again
             await _introduce(peer)
-            asked.ask()
+            asked.ask(seconds=0.0)
             question = await peer.answer()
             await asked.wait_for(round_number)
             peer.writer.write(encode_reply(question))

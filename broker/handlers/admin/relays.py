@@ -1,0 +1,284 @@
+"""Questions that connected consumers answer: running info (307), one message (309), offsets (223).
+
+The broker sends the question on the connection of the consumer's heartbeats and passes the answer
+on. The consumer may answer late, too much, or never, so the time of each question and the bytes of
+each answer are limited, and the number of questions that wait.
+
+Source: RocketMQ 5.3.3 `AdminBrokerProcessor#callConsumer`, `Broker2Client`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from functools import partial
+from typing import Final
+
+from msgspec.structs import replace
+
+from halfmq.remoting.admin_headers import (
+    ConsumeMessageDirectlyRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+)
+from halfmq.remoting.bodies import QueueKey, decode_consumer_status, encode_consumer_statuses
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import BodyError
+from halfmq.remoting.ext_fields import Header
+from halfmq.remoting.replies import encode_reply
+from halfmq.store.format.ids import parse_offset_message_id
+from halfmq.store.format.record import decode_record
+
+from ...access.requirements import GET, SUB, topic
+from ...errors import RequestRefusedError
+from ...ports import Connection, Handler, StoredRecords
+from ...tables.client_registry import ClientRegistry
+from ...tables.groups import GroupTable
+from ...tables.topics import Identity, TopicTable
+from ..subjects import require
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S: Final = 10.0
+"""Seconds for a consumer to answer 307 or 309. Source: `Broker2Client.callClient`."""
+
+STATUS_S: Final = 5.0
+"""Seconds for a consumer to answer 221. Source: `Broker2Client.getConsumeStatus`."""
+
+QUESTIONS_MAX: Final = 64
+"""Requests that wait for consumers; with the largest answers they take 256 MiB."""
+
+ANSWER_BYTES_MAX: Final = 4 << 20
+"""Bytes of an answer that is passed on: the stacks of several thousand threads."""
+
+STATUS_BYTES_MAX: Final = 256 << 10
+"""Bytes of an answer to 221 that is read: the offsets of some 3000 queues."""
+
+STATUS_CLIENTS_MAX: Final = 64
+"""Members of a group that are asked for one 223; of a larger group the client must be named."""
+
+VERSION_MIN: Final = 62
+"""V3_1_8_SNAPSHOT: older Java clients cannot answer. Source: `MQVersion`."""
+
+_CODE_MAX: Final = 0x7FFF  # a ROCKETMQ header has 16 bits for it
+
+
+class RelayHandlers:
+    """Asks connected consumers what operators want to know."""
+
+    def __init__(
+        self,
+        registry: ClientRegistry,
+        topics: TopicTable,
+        groups: GroupTable,
+        records: StoredRecords,
+        identity: Identity,
+    ) -> None:
+        self._registry = registry
+        self._topics = topics
+        self._groups = groups
+        self._records = records
+        self._broker_name = identity.broker_name
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
+        }
+
+    # --- requests
+
+    def running_info(self, request: RemotingCommand, connection: Connection) -> None:
+        """Answer what a consumer says about itself: settings, queues, rates, perhaps its stacks."""
+        header = request.header
+        assert isinstance(header, GetConsumerRunningInfoRequestHeader)
+        self._relay(request, connection, header, b"")
+
+    def consume_directly(self, request: RemotingCommand, connection: Connection) -> None:
+        """Have a consumer process one stored message, and answer what came of it."""
+        header = request.header
+        assert isinstance(header, ConsumeMessageDirectlyRequestHeader)
+        try:
+            offset = parse_offset_message_id(header.msg_id or "").physical_offset
+        except ValueError as error:
+            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"msgId: {error}") from error
+        record = self._records.record_bytes(offset)
+        if record is None:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}"
+            )
+        if request.subject is not None:
+            require(request, topic(decode_record(record).topic, SUB, GET))
+        of_topic = self._topics.get(header.topic or "")
+        of_group = self._groups.get(header.consumer_group)
+        filled = replace(
+            header,
+            broker_name=self._broker_name,
+            topic_sys_flag=header.topic_sys_flag if of_topic is None else of_topic.sys_flag,
+            group_sys_flag=header.group_sys_flag if of_group is None else of_group.group_sys_flag,
+        )
+        self._relay(request, connection, filled, record)
+
+    def consumer_status(self, request: RemotingCommand, connection: Connection) -> None:
+        """Answer the offsets that the members of a group, or one of them, have in a topic."""
+        header = request.header
+        assert isinstance(header, GetConsumerStatusRequestHeader)
+        group = self._registry.consumer_groups.get(header.group)
+        if group is None:
+            raise _failed(f"No Any Consumer online in the consumer group: [{header.group}]")
+        wanted = (header.client_addr or "").strip()  # a client id, in spite of its name
+        members = {
+            client_id: member.connection
+            for client_id, member in group.members.items()
+            if wanted in ("", client_id)
+        }
+        for member in members.values():
+            _check_version(member, member.name)
+        if len(members) > STATUS_CLIENTS_MAX:
+            raise _failed(
+                f"the group has {len(members)} consumers, at most {STATUS_CLIENTS_MAX} are asked: "
+                f"name one"
+            )
+        question = replace(header, client_addr=None)
+        self._start(self._statuses(request, question, members), request, connection)
+
+    # --- asking
+
+    def _relay(
+        self,
+        request: RemotingCommand,
+        connection: Connection,
+        header: GetConsumerRunningInfoRequestHeader | ConsumeMessageDirectlyRequestHeader,
+        body: bytes,
+    ) -> None:
+        name = f"<{header.consumer_group}> <{header.client_id}>"
+        group = self._registry.consumer_groups.get(header.consumer_group)
+        member = None if group is None else group.members.get(header.client_id or "")
+        if member is None:
+            raise _failed(f"The Consumer {name} not online")
+        _check_version(member.connection, name)
+        answer = self._relayed(request, header, body, member.connection, name)
+        self._start(answer, request, connection)
+
+    async def _relayed(
+        self, request: RemotingCommand, header: Header, body: bytes, asked: Connection, name: str
+    ) -> bytes:
+        answer = await _ask(asked, request.code, header, body, ANSWER_S)
+        if answer is None:
+            if asked.closed:
+                raise _failed(f"invoke consumer {name} Exception: its connection is lost")
+            raise RequestRefusedError(
+                ResponseCode.CONSUME_MSG_TIMEOUT,
+                f"consumer {name} Timeout: no answer in {ANSWER_S:.0f} seconds",
+            )
+        size = len(answer.body) + len(answer.remark or "")
+        if size > ANSWER_BYTES_MAX:
+            raise _failed(
+                f"the answer of consumer {name} has {size} bytes, the limit is {ANSWER_BYTES_MAX}"
+            )
+        code = answer.code if 0 <= answer.code <= _CODE_MAX else ResponseCode.SYSTEM_ERROR
+        return encode_reply(request, code, remark=answer.remark, body=answer.body)
+
+    async def _statuses(
+        self, request: RemotingCommand, header: Header, members: dict[str, Connection]
+    ) -> bytes:
+        code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
+        answers = await asyncio.gather(
+            *(
+                _ask(member, code, header, b"", STATUS_S, or_none=True)
+                for member in members.values()
+            )
+        )
+        bodies = {
+            client_id: answer.body
+            for client_id, answer in zip(members, answers, strict=True)
+            if answer is not None and answer.code == ResponseCode.SUCCESS
+        }
+        # On a thread: to read a thousand queues in fastjson's dialect takes 20 ms.
+        return encode_reply(request, body=await asyncio.to_thread(_joined, bodies))
+
+    def _start(
+        self, answer: Coroutine[None, None, bytes], request: RemotingCommand, connection: Connection
+    ) -> None:
+        if len(self._waiting) >= QUESTIONS_MAX:
+            answer.close()
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_BUSY, f"{QUESTIONS_MAX} questions wait for consumers: try again"
+            )
+        task = asyncio.create_task(self._finish(answer, request, connection))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    async def _finish(
+        self, answer: Coroutine[None, None, bytes], request: RemotingCommand, connection: Connection
+    ) -> None:
+        try:
+            reply = await answer
+        except RequestRefusedError as error:
+            reply = encode_reply(request, error.code, remark=error.remark)
+        except Exception:
+            logger.exception("event=relay_failed code=%d peer=%s", request.code, connection.name)
+            reply = encode_reply(
+                request, ResponseCode.SYSTEM_ERROR, remark="internal error, see the broker's log"
+            )
+        connection.respond(request, reply)
+
+
+def _failed(remark: str) -> RequestRefusedError:
+    return RequestRefusedError(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def _check_version(connection: Connection, name: str) -> None:
+    if connection.version < VERSION_MIN:
+        raise _failed(
+            f"The Consumer {name} Version <{connection.version}> too low to finish, please upgrade "
+            f"it to V3_1_8_SNAPSHOT"
+        )
+
+
+async def _ask(
+    asked: Connection,
+    code: int,
+    header: Header,
+    body: bytes,
+    seconds: float,
+    *,
+    or_none: bool = False,
+) -> RemotingCommand | None:
+    """Return the consumer's answer; None if there is none in time.
+
+    Raises:
+        RequestRefusedError: It does not read what it is sent; None instead with ``or_none``.
+    """
+    answered: asyncio.Future[RemotingCommand | None] = asyncio.get_running_loop().create_future()
+    on_answer = partial(_set_result, answered)
+    if asked.ask(code, header, body, on_answer, seconds=seconds):
+        return await answered
+    if or_none:
+        return None
+    raise _failed(f"invoke consumer at {asked.name} Exception: it does not read its requests")
+
+
+def _set_result(
+    answered: asyncio.Future[RemotingCommand | None], answer: RemotingCommand | None
+) -> None:
+    if not answered.done():  # the task may be cancelled
+        answered.set_result(answer)
+
+
+def _joined(bodies: dict[str, bytes]) -> bytes:
+    found: dict[str, dict[QueueKey, int]] = {}
+    for client_id, body in bodies.items():
+        try:
+            if body and len(body) <= STATUS_BYTES_MAX:
+                found[client_id] = decode_consumer_status(body)
+        except BodyError as error:
+            logger.warning(
+                "event=consumer_status_not_readable client=%s reason=%s", client_id, error
+            )
+    return encode_consumer_statuses(found)
