@@ -106,6 +106,12 @@ class TopicDefaults:
     auto_create_groups: bool = setting(
         "autoCreateSubscriptionGroup", True, SWITCH, "create a consumer group at its first use"
     )
+    store_replies: bool = setting(
+        "storeReplyMessageEnable",
+        True,
+        SWITCH,
+        "also store replies of request-reply, in the topic <brokerClusterName>_REPLY_TOPIC",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

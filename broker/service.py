@@ -24,7 +24,7 @@ from halfmq.store.files import disk
 from halfmq.store.files.mapped_file import make_directory
 from halfmq.store.files.worker import ThreadWorker, WorkerFactory
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
-from halfmq.store.format.topics import SCHEDULE_TOPIC
+from halfmq.store.format.topics import SCHEDULE_TOPIC, reply_topic
 from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery.recovery import RecoveryReport
@@ -52,6 +52,7 @@ from .handlers.clients.offsets import OffsetHandlers
 from .handlers.clients.routes import RouteHandlers
 from .handlers.messages.pull import PullHandler
 from .handlers.messages.queries import QueryHandlers
+from .handlers.messages.reply import ReplyHandler
 from .handlers.messages.send import SendHandler
 from .handlers.messages.send_back import SendBackHandler
 from .handlers.subjects import may_ask
@@ -358,6 +359,7 @@ class Broker:
                 refuse_sends=sends.refuse,
                 log_file_size=self.config.store.commit_log_file_size,
             ),
+            self._make_reply_handler(sends),
             self._pull,
             send_back,
             self._clients,
@@ -453,6 +455,19 @@ class Broker:
             max_message_size=self.config.store.max_message_size,
             sync_flush=self._sync_flush,
             unique_keys=unique_keys,
+        )
+
+    def _make_reply_handler(self, sends: SendHandler) -> ReplyHandler:
+        return ReplyHandler(
+            self._store,
+            self._tables.registry,
+            sends.drafted_reply,
+            append_staged=self._group.append_staged,
+            refuse_sends=sends.refuse,
+            topic=reply_topic(self.config.topics.cluster_name),
+            stores=self.config.topics.store_replies,
+            sync_flush=self._sync_flush,
+            now_ms=self._now_ms,
         )
 
     def _make_housekeeping(self) -> list[Service]:

@@ -146,6 +146,7 @@ class ClientRegistry:
         self._registrations_max = registrations_max
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[str, Member]] = {}
+        self._groups_of_producer: dict[str, set[str]] = {}  # by client id
         self._by_connection: dict[Connection, set[tuple[bool, str, str]]] = {}
         self._left: dict[object, set[str]] = {}  # by connection, the groups it no longer produces
         self._producer_hooks: list[ProducerHook] = []
@@ -373,6 +374,14 @@ class ClientRegistry:
         member = self._producers.get(group, {}).get(client_id)
         return None if member is None or member.connection.closed else member.connection
 
+    def producer_by_id(self, client_id: str) -> Connection | None:
+        """Return the connection of a producer of any group; None if it is not open."""
+        for group in self._groups_of_producer.get(client_id, ()):
+            connection = self.producer(group, client_id)
+            if connection is not None:
+                return connection
+        return None
+
     def __iter__(self) -> Iterator[tuple[str, str, Member]]:
         """Yield `("consumer" | "producer", group, member)` for every registration."""
         for name, group in self._consumers.items():
@@ -394,6 +403,7 @@ class ClientRegistry:
         self._remove_producer(group, client_id)
         member = Member(client_id, connection, self._now_ms())
         self._producers.setdefault(group, {})[client_id] = member
+        self._groups_of_producer.setdefault(client_id, set()).add(group)
         self._link(connection, (False, group, client_id))
         if connection in self._left:
             self._left[connection].discard(group)
@@ -495,6 +505,10 @@ class ClientRegistry:
             return
         if not members:
             del self._producers[group]
+        groups = self._groups_of_producer[client_id]
+        groups.discard(group)
+        if not groups:
+            del self._groups_of_producer[client_id]
         self._unlink(member.connection, (False, group, client_id))
         self._remember_left(group, member.connection)
 

@@ -70,6 +70,11 @@ def dead_letter_topic(group: str) -> str:
     return DEAD_LETTER_PREFIX + group
 
 
+def reply_topic(cluster: str) -> str:
+    """Return the topic for replies of request-reply in a cluster."""
+    return f"{cluster}_REPLY_TOPIC"
+
+
 def is_system_topic(topic: str) -> bool:
     """Return whether the topic belongs to the broker; names made from settings do not count."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)

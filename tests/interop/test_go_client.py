@@ -72,6 +72,21 @@ def test_a_refused_message_comes_again(broker: BrokerProcess, tmp_path: Path) ->
     assert {line["id"] for line in consumed} == {sent["id"]}
 
 
+def test_requests_are_replied_to(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Also if the reply has no body: that of `CreateReplyMessage` has none."""
+    lines = run_go(broker.address, "request_reply", tmp_path)
+
+    assert {line["to"]: line["body"] for line in _of(lines, "answered")} == {
+        "waited": "reply to waited",
+        "empty": "",
+        "called-back": "reply to called-back",
+    }
+    (lost,) = _of(lines, "lost")  # nobody consumes it
+    assert "wait reply message timeout" in lost["error"]
+    replied = _of(lines, "replied")
+    assert {line["error"] for line in replied} == {"<nil>"}
+
+
 def test_transactions_end_as_their_producer_decides(broker: BrokerProcess, tmp_path: Path) -> None:
     """At once or when asked; no consumer sees what was not committed, nor anything twice."""
     lines = run_go(broker.address, "transactions", tmp_path)

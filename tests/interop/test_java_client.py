@@ -45,6 +45,7 @@ SCENARIOS = (
     *("send", "batch", "delay", "sizes", "refused", "look_up"),
     *("orderly", "retry", "broadcasting", "sharing", "pull", "transactions"),
 )
+SINCE_4_6 = ("lite_pull", "request_reply")
 SETTINGS = {
     "messageDelayLevel": "1s 2s 1s 1s 1s",
     "transactionTimeOut": 3000,
@@ -59,7 +60,7 @@ class Java:
 
     def __init__(self, kind: Kind, broker: BrokerProcess, client: JavaClient, home: Path) -> None:
         self.kind, self.broker, self.client, self.home = kind, broker, client, home
-        names = (*SCENARIOS, "lite_pull") if kind.lite_pull else SCENARIOS
+        names = (*SCENARIOS, *SINCE_4_6) if kind.since_4_6 else SCENARIOS
         self._runs = {name: client.start(name) for name in names}
 
     def seen(self, scenario: str) -> list[Line]:
@@ -271,7 +272,7 @@ def test_it_finds_offsets(java: Java) -> None:
 
 def test_a_lite_pull_consumer_subscribes_commits_seeks_and_assigns(java: Java) -> None:
     """Committed offsets outlive it; a queue of its own choice starts where it says."""
-    if not java.kind.lite_pull:
+    if not java.kind.since_4_6:
         pytest.skip("the lite pull consumer came with 4.6")
     lines = java.seen("lite_pull")
 
@@ -281,6 +282,33 @@ def test_a_lite_pull_consumer_subscribes_commits_seeks_and_assigns(java: Java) -
     assert sorted(polled.pop("subscribed")) == [f"l-{number}" for number in range(8)]
     assert polled == {"sought": ["l-4"], "assigned": ["l-0", "l-4"]}
     assert [line["queue_offset"] for line in _of(lines, "committed")] == [2]
+
+
+def test_requests_are_replied_to(java: Java) -> None:
+    """By whoever consumes them, also with a packed body; a reply to nobody is refused."""
+    if not java.kind.since_4_6:
+        pytest.skip("request-reply came with 4.6")
+    lines = java.seen("request_reply")
+
+    requested = _by_body(_of(lines, "requested"))
+    replies = {line["body"]: line for line in _of(lines, "replied")}
+    assert {*requested, *replies} == {"waited", "called-back", "large"}
+    for line in replies.values():
+        assert line["status"] == "SEND_OK"
+        assert line["queue_offset"] >= 0
+    called_back = [line for line in _of(lines, "called_back") if line["size"] is not None]
+    assert {line["to"]: line["size"] for line in called_back} == {"called-back": 20, "large": 6000}
+    assert {line["crc"] for line in called_back} == {line["crc"] for line in _of(lines, "made")}
+    (waited,) = _of(lines, "waited")
+    if java.kind.version == "5.3.3" and "failure" in waited:
+        # DefaultMQProducerImpl gives up as soon as the request is stored: its `onSuccess` counts
+        # the latch down that the reply should.
+        assert "wait reply message timeout" in waited["failure"]
+    else:
+        assert waited["reply"] == "reply to waited"
+    (refused,) = _of(lines, "refused")
+    assert refused["code"] == 1
+    assert "channel of <nobody@1> not found" in refused["text"]
 
 
 def test_transactions_end_as_their_producer_decides(java: Java) -> None:

@@ -25,6 +25,8 @@ from benchmarks.build import being_made
 from tests.support.cache import cache_directory, forget_others
 
 SOURCES: Final = Path(__file__).parent / "java"
+SINCE_4_6: Final = ("LitePulling.java", "Replying.java")
+"""Programs that older clients do not have the classes for."""
 TOOLS: Final = ("java", "javac", "mvn")
 _FETCH_SECONDS: Final = 900.0  # about 80 jars on a first run
 _COMPILE_SECONDS: Final = 120.0
@@ -65,8 +67,8 @@ class Kind(NamedTuple):
     options: tuple[str, ...] = ()
 
     @property
-    def lite_pull(self) -> bool:
-        """Whether this version has the lite pull consumer."""
+    def since_4_6(self) -> bool:
+        """Whether this version has the lite pull consumer and request-reply."""
         major, minor, _ = map(int, self.version.split("."))
         return (major, minor) >= (4, 6)
 
@@ -86,8 +88,8 @@ def class_path(version: str) -> str:
         with being_made(jars) as unfinished:
             _fetch(version, unfinished)
     sources = sorted(SOURCES.glob("*.java"))
-    if not Kind(version).lite_pull:
-        sources.remove(SOURCES / "LitePulling.java")
+    if not Kind(version).since_4_6:
+        sources = [source for source in sources if source.name not in SINCE_4_6]
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     classes = cache_directory() / f"java-classes-{version}-{digest[:16]}"
     if not classes.is_dir():

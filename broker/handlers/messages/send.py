@@ -178,14 +178,35 @@ class SendHandler:
         self._prepares.refuse_delays(sent)
         return draft, sent.unique_key
 
+    def drafted_reply(
+        self, header: SendMessageRequestHeader, body: bytes, connection: Connection
+    ) -> AppendRequest:
+        """Return what a reply is to be stored as; it may have no body, as those of Go clients.
+
+        Raises:
+            RequestRefusedError: It cannot be stored.
+        """
+        queue_id = self._admit(header, connection)
+        draft, sent = self._drafted(header, queue_id, body, connection, may_be_empty=True)
+        delayed = sent.delay_level or sent.timer
+        if delayed or sent.is_transactional or header.sys_flag & TRANSACTION_MASK:
+            raise RequestRefusedError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a reply can be neither transactional nor delayed",
+                REFUSAL_FIELDS,
+            )
+        return draft
+
     def _drafted(
         self,
         header: SendMessageRequestHeader,
         queue_id: int,
         body: bytes,
         connection: Connection,
+        *,
+        may_be_empty: bool = False,
     ) -> tuple[AppendRequest, SentProperties]:
-        if not body or len(body) > self._max_message_size:
+        if not (body or may_be_empty) or len(body) > self._max_message_size:
             raise self._body_refusal(body)
         sent = read_properties(header.properties, self._broker_properties, self._new_key)
         stored = sent.stored

@@ -40,6 +40,7 @@ var (
 		"die_undecided": dieUndecided,
 		"take_over":     takeOver,
 		"refused":       refused,
+		"request_reply": requestReply,
 	}
 )
 
@@ -223,6 +224,57 @@ func refused() {
 		}
 		check(p.Shutdown())
 	}
+}
+
+// requestReply sends requests, waiting and called back, which a consumer of the same process answers.
+func requestReply() {
+	const topic = "go-request-reply"
+	replier := newProducer("go-reply-producer")
+	_, err := replier.SendSync(context.Background(), message(topic, "T", "founding"))
+	check(err)
+	p := newProducer("go-request-producer")
+	// The broker finds it by its heartbeats. The first comes after half a minute, or with a request
+	// to a topic that does not exist yet.
+	_, err = p.Request(context.Background(), time.Second, message("go-nobody", "T", "lost"))
+	say("lost", fields{"error": fmt.Sprint(err)})
+	c, err := rocketmq.NewPushConsumer(
+		consumer.WithNsResolver(resolver()), consumer.WithGroupName("go-request-consumer"),
+		consumer.WithInstance(instance()), consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+	check(err)
+	check(c.Subscribe(topic, consumer.MessageSelector{}, func(
+		_ context.Context, messages ...*primitive.MessageExt,
+	) (consumer.ConsumeResult, error) {
+		for _, one := range messages {
+			if consumer.GetReplyToClient(one) == "" {
+				continue
+			}
+			reply, err := consumer.CreateReplyMessage(one, nil)
+			check(err)
+			if string(one.Body) != "empty" { // CreateReplyMessage loses the body
+				reply.Body = []byte("reply to " + string(one.Body))
+			}
+			result, err := replier.SendSync(context.Background(), reply)
+			say("replied", fields{"body": string(one.Body), "error": fmt.Sprint(err),
+				"queue_offset": result.QueueOffset})
+		}
+		return consumer.ConsumeSuccess, nil
+	}))
+	check(c.Start())
+	for _, body := range []string{"waited", "empty"} {
+		reply, err := p.Request(context.Background(), patience, message(topic, "T", body))
+		check(err)
+		say("answered", fields{"to": body, "body": string(reply.Body)})
+	}
+	answered := make(chan string, 10) // it may be called back twice
+	check(p.RequestAsync(context.Background(), patience,
+		func(_ context.Context, reply *primitive.Message, err error) {
+			check(err)
+			answered <- string(reply.Body)
+		}, message(topic, "T", "called-back")))
+	say("answered", fields{"to": "called-back", "body": <-answered})
+	check(c.Shutdown())
+	check(replier.Shutdown())
+	check(p.Shutdown())
 }
 
 func retry() {

@@ -34,7 +34,8 @@ public final class Driver {
         SCENARIOS.put("broadcasting", Consuming::broadcasting);
         SCENARIOS.put("sharing", Consuming::sharing);
         SCENARIOS.put("pull", Pulling::pull);
-        SCENARIOS.put("lite_pull", Driver::litePull);
+        SCENARIOS.put("lite_pull", scope -> since46("LitePulling", "litePull", scope));
+        SCENARIOS.put("request_reply", scope -> since46("Replying", "requestReply", scope));
         SCENARIOS.put("transactions", Transactions::transactions);
         SCENARIOS.put("die_undecided", Transactions::dieUndecided);
         SCENARIOS.put("take_over", Transactions::takeOver);
@@ -73,8 +74,8 @@ public final class Driver {
         }
     }
 
-    /** The class is compiled only for clients that have a lite pull consumer (since 4.6). */
-    private static void litePull(Scope scope) throws Exception {
-        Class.forName("LitePulling").getDeclaredMethod("litePull", Scope.class).invoke(null, scope);
+    /** The class is compiled only for clients that have what it uses (since 4.6). */
+    private static void since46(String name, String method, Scope scope) throws Exception {
+        Class.forName(name).getDeclaredMethod(method, Scope.class).invoke(null, scope);
     }
 }

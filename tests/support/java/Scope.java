@@ -96,8 +96,11 @@ final class Scope implements AutoCloseable {
     }
 
     DefaultMQProducer producer() throws Exception {
-        DefaultMQProducer producer = named(new DefaultMQProducer(group("producer"), signing));
-        return started(producer);
+        return producer(group("producer"));
+    }
+
+    DefaultMQProducer producer(String group) throws Exception {
+        return started(named(new DefaultMQProducer(group, signing)));
     }
 
     TransactionMQProducer producer(String group, TransactionListener listener) throws Exception {

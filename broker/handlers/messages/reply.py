@@ -1,0 +1,202 @@
+"""Replies of request-reply messaging: SEND_REPLY_MESSAGE (324) and its V2 (325).
+
+A request is an ordinary message with the client id of its producer in REPLY_TO_CLIENT. Whoever
+consumes it sends the reply to the broker, which pushes it to that client
+(PUSH_REPLY_MESSAGE_TO_CLIENT, 326) on the connection of its heartbeats, and answers the sender when
+the client has taken it.
+
+Source: RocketMQ 5.3.3 `ReplyMessageProcessor`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.headers import ReplyMessageRequestHeader, SendMessageRequestHeader
+from halfmq.remoting.replies import encode_reply, encode_send_reply
+from halfmq.store.format.ids import offset_message_id
+from halfmq.store.format.properties import get_property
+from halfmq.store.log.append_request import AppendRequest
+
+from ...errors import REFUSAL_FIELDS, RequestRefusedError
+from ...ports import AppendLog, Connection, Handler
+from ...tables.client_registry import ClientRegistry
+
+logger = logging.getLogger(__name__)
+
+_NOT_STORED: Final = "0"  # RocketMQ's message id of a reply that is not stored
+
+
+class Place(NamedTuple):
+    """Where a reply is stored, as its sender is told."""
+
+    msg_id: str
+    queue_id: int
+    queue_offset: int
+    durable_at: int  # position of the log up to which the answer waits for the disk
+
+
+Draft = Callable[[SendMessageRequestHeader, bytes, Connection], AppendRequest]
+
+
+class ReplyHandler:
+    """Passes replies to the clients that wait for them."""
+
+    def __init__(
+        self,
+        log: AppendLog,
+        registry: ClientRegistry,
+        draft: Draft,
+        *,
+        append_staged: Callable[[], None],
+        refuse_sends: Callable[[], None],
+        topic: str,
+        stores: bool,
+        sync_flush: bool,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Wire it.
+
+        Args:
+            log: Where replies are stored.
+            registry: The connected clients.
+            draft: Returns what a reply is stored as, or raises.
+            append_staged: Appends the records of earlier requests.
+            refuse_sends: Raises if the disk is too slow to accept more.
+            topic: The only topic for replies.
+            stores: Whether each reply is also stored as a message of that topic.
+            sync_flush: Whether answers wait for the disk.
+            now_ms: The wall clock.
+        """
+        self._log = log
+        self._registry = registry
+        self._draft = draft
+        self._append_staged = append_staged
+        self._refuse_sends = refuse_sends
+        self._topic = topic
+        self._stores = stores
+        self._sync_flush = sync_flush
+        self._now_ms = now_ms
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.SEND_REPLY_MESSAGE: self.reply,
+            RequestCode.SEND_REPLY_MESSAGE_V2: self.reply,
+        }
+
+    def reply(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+        """Store the reply and push it to the client; answer when the client has answered.
+
+        Raises:
+            RequestRefusedError: It cannot be stored, or its client is not connected.
+        """
+        header = request.header
+        assert isinstance(header, SendMessageRequestHeader)
+        if header.topic != self._topic:  # a sender of replies needs no right on their topic
+            raise _refused(
+                ResponseCode.NO_PERMISSION,
+                f"a reply goes to the topic {self._topic}, not to {header.topic}",
+            )
+        draft = self._draft(header, request.body, connection)
+        client_id, client = self._client(header)
+        place = self._stored(draft)
+        unanswered = replace(request, body=b"", raw_header=b"")  # what is kept while it waits
+
+        def on_answer(answer: RemotingCommand | None) -> None:
+            self._answer(unanswered, connection, place, client_id, answer)
+
+        push = self._push_header(header, connection)
+        if not client.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, request.body, on_answer):
+            on_answer(None)
+        return None
+
+    def _client(self, header: SendMessageRequestHeader) -> tuple[str, Connection]:
+        """Return the client that waits for a reply, and its connection."""
+        properties = (header.properties or "").encode()
+        client_id = (get_property(properties, b"REPLY_TO_CLIENT") or b"").decode()
+        if not client_id:
+            raise _refused(
+                ResponseCode.SYSTEM_ERROR, "reply message properties[REPLY_TO_CLIENT] is null"
+            )
+        client = self._registry.producer_by_id(client_id)
+        if client is None:
+            logger.warning("event=reply_without_client client=%s", client_id)
+            raise _refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"push reply message fail, channel of <{client_id}> not found.",
+            )
+        return client_id, client
+
+    def _stored(self, draft: AppendRequest) -> Place:
+        """Store a reply if that is wanted; return where."""
+        if not self._stores:
+            return Place(_NOT_STORED, draft.queue_id, 0, 0)
+        self._refuse_sends()
+        self._append_staged()  # what came before stays before
+        (result,) = self._log.append((draft,))
+        return Place(
+            offset_message_id(draft.store_host, result.physical_offset),
+            draft.queue_id,
+            result.queue_offset,
+            result.end if self._sync_flush else 0,
+        )
+
+    def _answer(
+        self,
+        request: RemotingCommand,
+        connection: Connection,
+        place: Place,
+        client_id: str,
+        answer: RemotingCommand | None,
+    ) -> None:
+        """Tell the sender of a reply what its client has made of it."""
+        if answer is None or answer.code != ResponseCode.SUCCESS:
+            reason = "no answer" if answer is None else answer.remark
+            logger.warning("event=reply_not_taken client=%s reason=%r", client_id, reason)
+            refusal = encode_reply(
+                request,
+                ResponseCode.SYSTEM_ERROR,
+                header=REFUSAL_FIELDS,
+                remark=f"push reply message to {client_id}fail.",
+            )
+            connection.respond(request, refusal)
+        else:
+            reply = encode_send_reply(
+                request, place.msg_id, place.queue_id, place.queue_offset, None
+            )
+            connection.respond(request, reply, place.durable_at)
+
+    def _push_header(
+        self, sent: SendMessageRequestHeader, connection: Connection
+    ) -> ReplyMessageRequestHeader:
+        now_ms = self._now_ms()
+        properties = sent.properties or ""
+        if properties and properties[-1] != "\x02":
+            properties += "\x02"
+        return ReplyMessageRequestHeader(
+            producer_group=sent.producer_group,
+            topic=sent.topic,
+            default_topic=sent.default_topic,
+            default_topic_queue_nums=sent.default_topic_queue_nums,
+            queue_id=sent.queue_id,
+            sys_flag=sent.sys_flag,
+            born_timestamp=sent.born_timestamp,
+            flag=sent.flag,
+            born_host=connection.name,
+            store_host=connection.broker_address,
+            store_timestamp=now_ms,
+            properties=f"{properties}PUSH_REPLY_TIME\x01{now_ms}\x02",
+            reconsume_times=sent.reconsume_times,
+            unit_mode=sent.unit_mode,
+        )
+
+
+def _refused(code: ResponseCode, remark: str) -> RequestRefusedError:
+    return RequestRefusedError(code, remark, REFUSAL_FIELDS)
