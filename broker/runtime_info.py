@@ -2,7 +2,8 @@
 
 Tools print columns of RocketMQ's keys, and some stop at the first missing one, so all keys are
 included. Those without a meaning in this broker (queues of thread pools, a transient store) are 0.
-Rates and daily totals are not measured and have the values of a broker that has just started.
+Latencies are not measured and have the values of a broker that has just started. Rates are averages
+over the last 10, 60 and 600 seconds, or up to twice as long.
 
 halfmq's keys begin with ``halfmq.``; every value is a whole number as text.
 
@@ -20,27 +21,18 @@ from typing import Final
 from halfmq.remoting.codes import VERSION
 from halfmq.store.message_store import MessageStore
 
+from .tables.statistics import MESSAGES, TIMES, Counter, Statistics
+
 VERSION_NAME: Final = "V5_3_3"
 """The name of the version that we report in every header."""
 
 _NO_RATE: Final = "  "  # three numbers, joined by blanks, none of which is known yet
 _POOLS: Final = ("send", "pull", "litePull", "query", "ack")
 _NOT_MEASURED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("putTps", "getFoundTps", "getMissTps", "getTotalTps", "getTransferredTps"), _NO_RATE
-    ),
-    "getTransferedTps": _NO_RATE,  # the spelling that tools of 4.9 read
-    **{
-        f"msg{kind}Total{when}": "0"
-        for kind in ("Put", "Get")
-        for when in ("YesterdayMorning", "TodayMorning", "TodayNow")
-    },
-    "putMessageAverageSize": "0.0",
+    **dict.fromkeys(("getMissTps", "getTotalTps"), _NO_RATE),
     "putMessageDistributeTime": "null",
     "putMessageEntireTimeMax": "0",
     "putMessageFailedTimes": "0",
-    "putMessageSizeTotal": "0",
-    "putMessageTimesTotal": "1",
     "getMessageEntireTimeMax": "0",
     "putLatency99": "0.00",
     "putLatency999": "0.00",
@@ -72,6 +64,7 @@ class RuntimeInfo:
         store: MessageStore,
         transactions: Callable[[], Mapping[str, object]],
         connections: Callable[[], int],
+        statistics: Statistics,
         *,
         root: Path,
         now_ms: Callable[[], int],
@@ -85,6 +78,7 @@ class RuntimeInfo:
         self._store = store
         self._transactions = transactions
         self._connections = connections
+        self._statistics = statistics
         self._root = root
         self._now_ms = now_ms
         self._boot_ms = now_ms()
@@ -95,6 +89,7 @@ class RuntimeInfo:
             **_NOT_MEASURED,
             **_WITHOUT_MEANING,
             **self._life(),
+            **self._traffic(),
             **self._disk(),
             **self._offsets(),
             **self._ours(),
@@ -108,6 +103,26 @@ class RuntimeInfo:
             "bootTimestamp": str(self._boot_ms),
             "runtime": _in_words((self._now_ms() - self._boot_ms) // 1000),
         }
+
+    def _traffic(self) -> dict[str, str]:
+        stored, delivered = self._statistics.all_stored, self._statistics.all_delivered
+        count = max(stored.messages, 1)  # as RocketMQ, which divides by it
+        transferred = self._rates(delivered, MESSAGES)
+        return {
+            "putTps": self._rates(stored, MESSAGES),
+            "getFoundTps": self._rates(delivered, TIMES),
+            "getTransferredTps": transferred,
+            "getTransferedTps": transferred,  # the spelling that tools of 4.9 read
+            "putMessageTimesTotal": str(count),
+            "putMessageSizeTotal": str(stored.size),
+            "putMessageAverageSize": str(stored.size / count),
+            **{name: str(total) for name, total in self._statistics.of_days().items()},
+        }
+
+    def _rates(self, counter: Counter, column: int) -> str:
+        return " ".join(
+            str(self._statistics.rate(counter, column, seconds)) for seconds in (10, 60, 600)
+        )
 
     def _disk(self) -> dict[str, str]:
         usage = shutil.disk_usage(self._root)

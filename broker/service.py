@@ -44,6 +44,7 @@ from .handlers.admin.groups import GroupHandlers
 from .handlers.admin.kv_config import KvConfigHandlers
 from .handlers.admin.offsets import OffsetResetHandlers
 from .handlers.admin.relays import RelayHandlers
+from .handlers.admin.statistics import StatisticsHandlers
 from .handlers.admin.topics import TopicHandlers
 from .handlers.admin.transactions import AdminHandlers
 from .handlers.clients.clients import ClientHandlers
@@ -76,6 +77,7 @@ from .tables.consumer_offsets import ConsumerOffsetTable
 from .tables.groups import GroupTable
 from .tables.kv_config import KvConfig
 from .tables.queue_locks import QueueLocks
+from .tables.statistics import Statistics
 from .tables.topics import TopicTable
 from .transaction.destination import TopicDestinations
 from .transaction.service import TransactionService
@@ -150,6 +152,13 @@ class Broker:
         self._group = GroupAppend(self._store, on_answered=self._release.write_ready)
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
+        self._statistics = Statistics(
+            self._store.queues,
+            cluster_name=config.topics.cluster_name,
+            is_system=self._tables.topics.is_system,
+            now_ms=now_ms,
+            monotonic_ms=monotonic_ms,
+        )
         self._fetches = Fetches()
         self._transaction_ticker = Ticker(
             "transactions",
@@ -336,6 +345,7 @@ class Broker:
             tables.registry,
             tables.offsets,
             self._polling,
+            self._statistics,
         )
 
     def _make_handlers(self) -> list[HandlerPart]:
@@ -348,6 +358,7 @@ class Broker:
             tables.locks,
             self._refusal,
             sync_flush=self._sync_flush,
+            count=self._statistics.sent_back,
         )
         sends = self._make_send_handler(send_back)
         return [
@@ -383,7 +394,14 @@ class Broker:
     def _make_admin_handlers(self, changes: Changes) -> list[HandlerPart]:
         tables = self._tables
         return [
-            TopicHandlers(tables.topics, tables.offsets, self._store, changes, self.config.topics),
+            TopicHandlers(
+                tables.topics,
+                tables.offsets,
+                self._store,
+                changes,
+                self.config.topics,
+                stored_per_second=self._statistics.stored_per_second,
+            ),
             GroupHandlers(
                 tables.groups,
                 tables.offsets,
@@ -409,8 +427,15 @@ class Broker:
                 self.config.topics,
             ),
             ConsumptionHandlers(
-                tables.topics, tables.offsets, tables.registry, self._store, self.config.topics
+                tables.topics,
+                tables.groups,
+                tables.offsets,
+                tables.registry,
+                self._store,
+                self._statistics,
+                self.config.topics,
             ),
+            StatisticsHandlers(self._statistics),
         ]
 
     def _make_access_handlers(self, changes: Changes) -> list[HandlerPart]:
@@ -425,6 +450,7 @@ class Broker:
             self._store,
             self.transactions.metrics,
             lambda: self._server.open_connections,
+            self._statistics,
             root=self.config.store.root,
             now_ms=self._now_ms,
             more={
@@ -474,6 +500,7 @@ class Broker:
         tables = self._tables
         return [
             Ticker("index", self._index_tick),
+            Ticker("statistics", self._statistics.tick, pause=PAUSE_S),
             self._transaction_ticker,
             self._delay_ticker,
             self._retention_ticker,

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from .bodies import QueueKey, SubscriptionData
 from .errors import BodyError
 from .fastjson import dump, parse
@@ -123,6 +125,46 @@ def encode_subscription(group: str, topic: str, data: SubscriptionData | None) -
     """Return the body of an answer to QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
     found = {} if data is None else {"subscriptionData": data}
     return dump({"group": group, "topic": topic, **found})
+
+
+class BrokerStatsItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted in a period, in an answer to VIEW_BROKER_STATS_DATA (315)."""
+
+    sum: int
+    tps: float  # a second
+    avgpt: float  # a time: of stored messages each, of delivered ones each pull
+
+
+def encode_stats_data(
+    minute: BrokerStatsItem, hour: BrokerStatsItem, day: BrokerStatsItem
+) -> bytes:
+    """Return the body of an answer to VIEW_BROKER_STATS_DATA (315)."""
+    return dump({"statsDay": day, "statsHour": hour, "statsMinute": minute})
+
+
+def decode_stats_data(body: bytes) -> dict[str, BrokerStatsItem]:
+    """Decode the items in an answer to VIEW_BROKER_STATS_DATA (315). Raises BodyError."""
+    found = _checked(parse(body))
+    try:
+        return msgspec.convert(found, dict[str, BrokerStatsItem])
+    except msgspec.ValidationError as error:
+        raise BodyError(f"not statistics: {error}") from error
+
+
+def encode_broker_consume_stats(
+    stats: Mapping[str, Sequence[bytes]], broker_address: str, total_diff: int, in_flight: int
+) -> bytes:
+    """Return the body of an answer to GET_BROKER_CONSUME_STATS (317).
+
+    ``stats`` has for each group a body of ``encode_consume_stats`` for each of its topics.
+    """
+    groups = (b"{%b:[%b]}" % (dump(group), b",".join(each)) for group, each in stats.items())
+    return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":%d}' % (
+        dump(broker_address),
+        b",".join(groups),
+        total_diff,
+        in_flight,
+    )
 
 
 def encode_time_spans(spans: Sequence[Entry]) -> bytes:

@@ -15,6 +15,7 @@ consumers might see messages that a power cut removes.
 
 import logging
 import resource
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -181,6 +182,7 @@ class MessageStore:
             finally:
                 self._lock.release()
             raise
+        deque(self.queues.take_appended(), maxlen=0)  # what is found is not new
         self._start()
         self._opened = True
         return report

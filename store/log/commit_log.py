@@ -218,6 +218,7 @@ class CommitLog:
                 queue.position = position + ENTRY_SIZE
                 queue.next_offset = queue_offset + 1
                 queue.last_end = offset + size
+                queue.appended_bytes += size
             add(AppendResult(offset, size, queue_offset, now))
             offset += size
         self._write(chunk_start, parts)
@@ -323,6 +324,7 @@ class CommitLog:
             if not request.sys_flag & NO_QUEUE_ENTRY:
                 queue = self._queues[request.topic, request.queue_id]
                 first_offsets.setdefault(queue, appended.queue_offset)
+                queue.appended_bytes -= appended.size
         for queue, first_offset in first_offsets.items():
             queue.cut(first_offset)
         base = self.files.base_of(start)

@@ -103,6 +103,8 @@ class ConsumeQueue:
         "_read_fd",
         "_reserved_end",
         "_visible_end",
+        "appended_bytes",
+        "counted_offset",
         "flushed_offset",
         "hidden_end",
         "kept_end",
@@ -145,6 +147,8 @@ class ConsumeQueue:
         self.min_offset = 0
         self.hidden_end = 0  # entries below belong to a deleted topic of this name
         self.last_end = 0  # physical offset after the newest record
+        self.counted_offset = 0  # entries below are counted, see ``QueueReader.take_appended``
+        self.appended_bytes = 0  # of the records of the entries from there on
         self.flushed_offset = 0  # entries below are on disk; moved by the maintenance thread alone
         self.kept_end = sys.maxsize  # entries below have not changed since the previous run
 

@@ -1,7 +1,7 @@
 """Reading consume queues: which messages a queue has, and which a pull gets."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..format.queue_entry import PRE_BLANK
 from ..ports import LogOffsets
@@ -36,6 +36,16 @@ class QueueReader:
         """Return the next queue offset of each of these queues that has, or had, messages."""
         found = ((one, self._table.get((topic, one))) for one in queue_ids)
         return {one: queue.next_offset for one, queue in found if queue and queue.next_offset}
+
+    def take_appended(self) -> Iterator[tuple[str, int, int]]:
+        """Yield topic, messages and bytes appended to each queue since the previous call.
+
+        At a start all messages in the store are counted already.
+        """
+        for queue in list(self._table.values()):
+            messages, size = queue.next_offset - queue.counted_offset, queue.appended_bytes
+            queue.counted_offset, queue.appended_bytes = queue.next_offset, 0
+            yield queue.topic, messages, size
 
     def hide(self, topic: str, ends: Mapping[int, int]) -> dict[int, int]:
         """Give readers no message of a topic below these queue offsets, by queue id.

@@ -15,12 +15,14 @@ from halfmq.remoting.admin_headers import (
     ConsumerGroupRequestHeader,
     CreateTopicRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
+    GetBrokerConsumeStatsRequestHeader,
     GetConsumeStatsRequestHeader,
     GetSubscriptionGroupConfigRequestHeader,
     GroupAndTopicRequestHeader,
     ProducerGroupRequestHeader,
     ResetOffsetRequestHeader,
     TopicRequestHeader,
+    ViewBrokerStatsDataRequestHeader,
 )
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
@@ -86,6 +88,11 @@ def script() -> Iterator[tuple[RequestCode, Header | None, bytes]]:
     )
     yield RequestCode.UPDATE_CONSUMER_OFFSET, commit, b""
     yield RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="readers"), b""
+    for is_order in (False, True):
+        of_all = GetBrokerConsumeStatsRequestHeader(is_order=is_order)
+        yield RequestCode.GET_BROKER_CONSUME_STATS, of_all, b""
+    nothing = ViewBrokerStatsDataRequestHeader(stats_name="TOPIC_PUT_NUMS", stats_key="unknown")
+    yield RequestCode.VIEW_BROKER_STATS_DATA, nothing, b""
     yield RequestCode.QUERY_TOPICS_BY_CONSUMER, readers, b""
     both = GroupAndTopicRequestHeader(group="readers", topic="orders")
     yield RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, both, b""
@@ -124,6 +131,8 @@ def seen(answer: RemotingCommand) -> tuple[int, Any, Any, Any]:
         body.pop("brokerAddr", None)
         if "groupList" in body:  # RocketMQ 5.3.3 lists the topic's own name among the groups
             body["groupList"] = sorted(set(body["groupList"]) - {"orders", "unknown"})
+        if "consumeStatsList" in body:  # RocketMQ has built-in groups of features that we lack
+            body["consumeStatsList"] = [one for one in body["consumeStatsList"] if "readers" in one]
     return answer.code, answer.header or {}, answer.remark if answer.code else None, body
 
 

@@ -5,6 +5,7 @@ Compared is what it prints: the columns that its documentation and its sources s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -13,6 +14,7 @@ import pytest
 from halfmq.client import Message
 from halfmq.client.blocking import Consumer, Producer
 from tests.support.mqadmin import NEEDS_MQADMIN, Mqadmin, mqadmin
+from tests.support.patience import PATIENCE_S
 
 pytestmark = NEEDS_MQADMIN
 
@@ -139,3 +141,35 @@ def test_offsets_are_reset(tool: Mqadmin) -> None:
         message = consumer.receive(timeout=30)
         assert message is not None
         assert message.body == b"body 0"
+
+
+def test_rates_and_progress_are_shown(tool: Mqadmin) -> None:
+    """The tools statsAll, brokerStatus, clusterList and brokerConsumeStats."""
+    tool.run("updateTopic", *tool.at, "-t", "rates", "-r", "1", "-w", "1")
+    tool.run("updateSubGroup", *tool.at, "-g", "watchers")
+    with Consumer("watchers", {"rates": "*"}, namesrv=tool.broker.address) as consumer:
+        _send(tool, "rates", 5)
+        message = consumer.receive(timeout=30)
+        assert message is not None
+        message.ack()
+    deadline = time.monotonic() + PATIENCE_S
+    while not (row := _row(tool.run("statsAll", "-t", "rates"), "watchers")) or row[-1] == "0":
+        assert time.monotonic() < deadline, row
+    topic, group, accumulation, stored_tps, delivered_tps, stored, delivered = row
+    assert (topic, group, accumulation, stored, delivered) == ("rates", "watchers", "4", "5", "5")
+    assert float(stored_tps) > 0
+    assert float(delivered_tps) > 0
+    status = {line.split()[0]: line for line in tool.run("brokerStatus", *tool.at)}
+    assert float(status["putTps"].split()[3]) > 0
+    assert int(status["msgGetTotalTodayNow"].split()[-1]) >= 5
+    assert float(_row(tool.run("clusterList"), "broker-a")[5].partition("(")[0]) >= 0
+    more = _row(tool.run("clusterList", "-m"), "broker-a")
+    assert (more[2], more[3]) == ("0", "0")
+    assert int(more[4]) >= 5
+    progress = _row(tool.run("brokerConsumeStats", *tool.at), "watchers")
+    assert (progress[0], progress[4], progress[5]) == ("rates", "5", "1"), progress
+
+
+def _row(lines: list[str], word: str) -> list[str]:
+    """Return the words of the first line that has this one; empty if there is none."""
+    return next((line.split() for line in lines if word in line.split()), [])

@@ -64,11 +64,14 @@ class TopicHandlers:
         store: MessageStore,
         changes: Changes,
         identity: Identity,
+        *,
+        stored_per_second: Callable[[str], float],
     ) -> None:
         self._topics = topics
         self._offsets = offsets
         self._store = store
         self._changes = changes
+        self._stored_per_second = stored_per_second
         self._broker_name = identity.broker_name
         self._cluster_name = identity.cluster_name
 
@@ -211,7 +214,8 @@ class TopicHandlers:
         rows = collect(
             request, connection, lambda: range(count), partial(self._queue_stats, topic.name)
         )
-        return encode_reply(request, body=encode_topic_stats(dict(rows)))
+        per_second = self._stored_per_second(topic.name)
+        return encode_reply(request, body=encode_topic_stats(dict(rows), per_second))
 
     def _queue_stats(self, topic: str, queue_id: int) -> tuple[QueueKey, TopicOffset]:
         first, end = self._store.queues.bounds(topic, queue_id)

@@ -33,6 +33,7 @@ from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.groups import GroupTable
+from ...tables.statistics import Statistics
 from ...tables.topics import TopicTable
 
 logger = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ class PullHandler:
         registry: ClientRegistry,
         offsets: ConsumerOffsetTable,
         long_polling: LongPolling,
+        statistics: Statistics,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -113,6 +115,7 @@ class PullHandler:
         self._registry = registry
         self._offsets = offsets
         self._long_polling = long_polling
+        self._delivered = statistics.delivered
         self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
         self._cold_reads = 0
         self._staged: list[_Call] = []  # each sends an answer of this pass of the loop
@@ -187,6 +190,7 @@ class PullHandler:
                 result.ranges[0][0], self._look_later, request, connection, tag_codes
             ):
                 return None
+            self._delivered(header.topic, header.consumer_group, header.queue_id, result)
             return self._found(request, connection, result, at_once=paced)
         if result.status is GetStatus.NOT_IN_MEMORY:
             self._warm(request, connection, tag_codes)
@@ -349,7 +353,10 @@ class PullHandler:
         if result.status is _FOUND:
             answer = self._store.reader.read(result.ranges, prefix=_full(request, result))
             # Just written, so cached; if it is cold all the same, the client comes again at once.
-            return _retry(request, result, held.next_offset) if answer is None else answer
+            if answer is None:
+                return _retry(request, result, held.next_offset)
+            self._delivered(header.topic, header.consumer_group, header.queue_id, result)
+            return answer
         if result.status is GetStatus.NO_MATCHED_MESSAGE:
             held.next_offset = result.next_offset
         if not timed_out:

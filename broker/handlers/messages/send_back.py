@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ from halfmq.store.format.properties import (
     PROPERTY_TRANSACTION_HALF_ID,
     PROPERTY_WAIT,
     decode_properties,
+    get_property,
     tags_code,
     without_properties,
 )
@@ -70,7 +72,9 @@ class SendBackHandler:
         refusal: SendRefusal,
         *,
         sync_flush: bool,
+        count: Callable[[str, str], None] = lambda _topic, _group: None,
     ) -> None:
+        """Wire it; ``count`` is called with topic and group of each message sent back."""
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -78,6 +82,7 @@ class SendBackHandler:
         self._locks = locks
         self._refusal = refusal
         self._sync_flush = sync_flush
+        self._count = count
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
@@ -109,6 +114,8 @@ class SendBackHandler:
         else:
             draft = self._retry(record, config, header.delay_level, connection.store_host)
         (appended,) = self._store.append((draft,))
+        of_topic = get_property(draft.properties, PROPERTY_RETRY_TOPIC.encode())
+        self._count((of_topic or b"").decode(), header.group)
         # Not before it is durable: the client forgets the message, although WAIT=false is in it.
         durable_at = appended.end if self._sync_flush else 0
         connection.respond(request, encode_reply(request), durable_at)

@@ -11,6 +11,7 @@ from halfmq.broker.handlers.admin.transactions import AdminHandlers
 from halfmq.broker.net.group_append import GroupAppend
 from halfmq.broker.net.router import Router
 from halfmq.broker.runtime_info import RuntimeInfo
+from halfmq.broker.tables.statistics import Statistics
 from halfmq.broker.transaction.deciding import Ended
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
@@ -32,6 +33,7 @@ from halfmq.remoting.transaction_headers import (
 )
 from halfmq.store.format.ids import offset_message_id, pack_host
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.queue.queue_reader import QueueReader
 from tests.support.broker_doubles import (
     START_MS,
     Clock,
@@ -327,10 +329,18 @@ def test_the_runtime_table_is_answered_as_json() -> None:
 def runtime_table(log: FakeLog, clock: Clock, root: Path) -> dict[str, str]:
     metrics: dict[str, object] = {"pending": 3, "parked": {"no-answer": 1}}
     log_of_store: object = log
+    queues_of_store: object = {}
     make = RuntimeInfo(
         log_of_store,  # type: ignore[arg-type]
         lambda: metrics,
         lambda: 7,
+        Statistics(
+            QueueReader(queues_of_store, log_of_store, store_timestamp=int),  # type: ignore[arg-type]
+            cluster_name="",
+            is_system=bool,
+            now_ms=clock,
+            monotonic_ms=clock.monotonic,
+        ),
         root=root,
         now_ms=clock,
     )

@@ -1,0 +1,199 @@
+"""Operators see what is stored and delivered each second, and in a day."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from halfmq.broker.access.requirements import REQUIREMENTS
+from halfmq.broker.handlers.admin.statistics import StatisticsHandlers
+from halfmq.remoting.admin_bodies import decode_stats_data
+from halfmq.remoting.admin_headers import (
+    GetBrokerConsumeStatsRequestHeader,
+    GetConsumeStatsRequestHeader,
+    TopicRequestHeader,
+    ViewBrokerStatsDataRequestHeader,
+)
+from halfmq.remoting.bodies import QueueKey, decode_consume_stats, decode_table
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.fastjson import parse
+from halfmq.remoting.headers import (
+    ConsumerSendMsgBackRequestHeader,
+    PullMessageRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from tests.support.peers import Peer
+from tests.support.race_windows import Rig, windowed
+
+SAMPLE_MS = 10_000
+
+
+async def pull(peer: Peer, offset: int = 0, suspend_ms: int = 0) -> int:
+    header = PullMessageRequestHeader(
+        consumer_group="readers",
+        topic="orders",
+        queue_id=0,
+        queue_offset=offset,
+        max_msg_nums=32,
+        sys_flag=0x4,
+        commit_offset=0,
+        suspend_timeout_millis=suspend_ms,
+        subscription="*",
+        sub_version=0,
+    )
+    return (await peer.call(RequestCode.PULL_MESSAGE, header)).code
+
+
+async def filled(rig: Rig) -> Peer:
+    """Three messages stored and delivered to a group that has committed one of them."""
+    await rig.wait(SAMPLE_MS)
+    peer = await rig.peer()
+    for number in range(3):
+        await peer.plain(f"K{number}")
+    rig.tables.groups.ensure("readers")
+    assert await pull(peer) == ResponseCode.SUCCESS
+    header = UpdateConsumerOffsetRequestHeader(
+        consumer_group="readers", topic="orders", queue_id=0, commit_offset=1
+    )
+    await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    await rig.wait(SAMPLE_MS)
+    return peer
+
+
+async def total(peer: Peer, name: str, key: str) -> int:
+    """Return what 315 says of the last minute."""
+    header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
+    answer = await peer.call(RequestCode.VIEW_BROKER_STATS_DATA, header)
+    assert answer.code == 0, answer.remark
+    return decode_stats_data(answer.body)["statsMinute"].sum
+
+
+async def rate(peer: Peer, code: RequestCode, header: Any, name: str) -> float:
+    answer = await peer.call(code, header)
+    return float(parse(answer.body)[name])
+
+
+@windowed()
+async def test_stored_and_delivered_messages_are_shown(rig: Rig) -> None:
+    """In 315, in the statistics of topic and group, and in the broker's table."""
+    peer = await filled(rig)
+
+    assert await total(peer, "TOPIC_PUT_NUMS", "orders") == 3
+    sizes = await total(peer, "TOPIC_PUT_SIZE", "orders")
+    assert sizes == sum(record.total_size for record in rig.records_of("orders"))
+    assert await total(peer, "GROUP_GET_NUMS", "orders@readers") == 3
+    assert await total(peer, "GROUP_GET_SIZE", "orders@readers") == sizes
+    assert await total(peer, "BROKER_PUT_NUMS", "DefaultCluster") == 3
+    assert await total(peer, "BROKER_GET_NUMS", "DefaultCluster") == 3
+    topic = TopicRequestHeader(topic="orders")
+    assert await rate(peer, RequestCode.GET_TOPIC_STATS_INFO, topic, "topicPutTps") > 0
+    group = GetConsumeStatsRequestHeader(consumer_group="readers")
+    assert await rate(peer, RequestCode.GET_CONSUME_STATS, group, "consumeTps") > 0
+    table = decode_table((await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, None)).body)
+    assert float(table["putTps"].split()[0]) > 0
+    assert float(table["getTransferredTps"].split()[1]) > 0
+    assert (table["msgPutTotalTodayNow"], table["msgGetTotalTodayNow"]) == ("3", "3")
+    assert (table["putMessageTimesTotal"], table["putMessageSizeTotal"]) == ("3", str(sizes))
+
+
+@windowed()
+async def test_a_pull_that_waited_is_counted(rig: Rig) -> None:
+    """Held pulls are answered elsewhere; most consumers wait."""
+    peer = await filled(rig)
+    waiting = await rig.peer("waiting")
+    frame = PullMessageRequestHeader(
+        consumer_group="readers",
+        topic="orders",
+        queue_id=0,
+        queue_offset=3,
+        max_msg_nums=32,
+        sys_flag=0x2 | 0x4,
+        commit_offset=0,
+        suspend_timeout_millis=15_000,
+        subscription="*",
+        sub_version=0,
+    )
+    waiting.write(waiting.frame(RequestCode.PULL_MESSAGE, frame)[1])
+    await rig.exchange()
+    assert await total(peer, "GROUP_GET_NUMS", "orders@readers") == 3
+    await peer.plain("K3")
+    await rig.settle()
+    await rig.wait(SAMPLE_MS)
+
+    assert await total(peer, "GROUP_GET_NUMS", "orders@readers") == 4
+
+
+@windowed()
+async def test_messages_sent_back_are_counted_by_their_first_topic(rig: Rig) -> None:
+    """A second retry comes from the retry topic, and counts for the topic all the same."""
+    peer = await filled(rig)
+    (first, *_) = rig.records_of("orders")
+    header = ConsumerSendMsgBackRequestHeader(
+        offset=first.physical_offset, group="readers", delay_level=1, origin_topic="orders"
+    )
+    answer = await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+    assert answer.code == 0, answer.remark
+    await rig.wait(SAMPLE_MS)
+
+    assert await total(peer, "SNDBCK_PUT_NUMS", "orders@readers") == 1
+
+
+@windowed()
+async def test_a_start_counts_only_what_is_new(rig: Rig) -> None:
+    """Also after a kill, when queues are rebuilt from the log."""
+    await filled(rig)
+    await rig.kill()
+    peer = await rig.peer()
+    await peer.plain("K4")
+    await rig.wait(SAMPLE_MS)
+
+    assert await total(peer, "TOPIC_PUT_NUMS", "orders") == 1
+
+
+@windowed()
+async def test_what_is_not_counted_is_refused_by_name(rig: Rig) -> None:
+    """In RocketMQ's words, which its tools expect."""
+    peer = await filled(rig)
+    header = ViewBrokerStatsDataRequestHeader(stats_name="TOPIC_PUT_NUMS", stats_key="nope")
+    answer = await peer.call(RequestCode.VIEW_BROKER_STATS_DATA, header)
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == "The stats <TOPIC_PUT_NUMS> <nope> not exist"
+
+
+@windowed()
+async def test_consumers_are_shown_how_far_they_have_pulled(rig: Rig) -> None:
+    """What lies between is in flight: delivered, and not consumed yet."""
+    peer = await filled(rig)
+    group = GetConsumeStatsRequestHeader(consumer_group="readers")
+    answer = await peer.call(RequestCode.GET_CONSUME_STATS, group)
+    queue = QueueKey(broker_name="broker-a", queue_id=0, topic="orders")
+
+    row = decode_consume_stats(answer.body)[queue]
+    assert (row.consumer_offset, row.pull_offset, row.broker_offset) == (1, 3, 3)
+
+
+@windowed()
+async def test_all_groups_are_shown_at_once(rig: Rig) -> None:
+    """Each topic of each group, those without offsets with nothing, and the sums."""
+    peer = await filled(rig)
+    header = GetBrokerConsumeStatsRequestHeader(is_order=False)
+    answer = await peer.call(RequestCode.GET_BROKER_CONSUME_STATS, header)
+    body = parse(answer.body)
+    groups = {name: stats for one in body["consumeStatsList"] for name, stats in one.items()}
+
+    (of_orders,) = groups["readers"]
+    assert len(of_orders["offsetTable"]) == 4
+    assert of_orders["consumeTps"] > 0
+    assert (body["totalDiff"], body["totalInflightDiff"]) == (2, 2)
+    ordered = GetBrokerConsumeStatsRequestHeader(is_order=True)
+    answer = await peer.call(RequestCode.GET_BROKER_CONSUME_STATS, ordered)
+    groups = {
+        key: each for one in parse(answer.body)["consumeStatsList"] for key, each in one.items()
+    }
+    assert groups["readers"] == []
+
+
+def test_every_request_has_an_access_rule() -> None:
+    """A code without a rule would be open to everybody, or to nobody."""
+    handlers = StatisticsHandlers.handlers(StatisticsHandlers.__new__(StatisticsHandlers))
+    assert handlers.keys() <= REQUIREMENTS.keys()
