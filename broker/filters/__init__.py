@@ -1,0 +1,1 @@
+"""SQL92 filters: expressions over the properties of messages, evaluated by the broker."""

@@ -1,0 +1,46 @@
+"""A compiled SQL92 filter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from halfmq.store.format.properties import decode_properties, get_property
+
+from .errors import EvaluationError
+from .expressions import Node, Properties
+
+NAMES_FEW: Final = 4
+"""Different properties in an expression up to which each is searched for by itself; the others of a
+message need not be decoded then."""
+
+
+class SqlFilter:
+    """Tells which messages match an expression."""
+
+    __slots__ = ("_names", "evaluate", "operators")
+
+    def __init__(self, condition: Node, names: Collection[str]) -> None:
+        """``names`` are the properties in the expression."""
+        self.operators = condition.operators
+        self.evaluate = condition.evaluate
+        few = len(names) <= NAMES_FEW
+        self._names = [(name, name.encode()) for name in names] if few else None
+
+    def matches(self, properties: bytes) -> bool:
+        """Return whether a message with this property string matches."""
+        if self._names is None:
+            return self.accepts(decode_properties(properties))
+        found: dict[str, str] = {}
+        for name, encoded in self._names:
+            value = get_property(properties, encoded)
+            if value is not None:
+                found[name] = value.decode(errors="replace")
+        return self.accepts(found)
+
+    def accepts(self, properties: Properties) -> bool:
+        """Return whether a message with these properties matches."""
+        try:
+            return self.evaluate(properties) is True
+        except EvaluationError:
+            return False

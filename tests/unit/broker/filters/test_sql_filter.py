@@ -1,0 +1,135 @@
+"""SQL92 filters: what they mean, what is refused and where, and that all of it is bounded.
+
+`tests/interop/test_sql_filters.py` compares hundreds of expressions with RocketMQ's own classes.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from halfmq.broker.filters.errors import FilterSyntaxError
+from halfmq.broker.filters.expressions import DEPTH_MAX, OPERATORS_MAX
+from halfmq.broker.filters.grammar import parse
+from halfmq.broker.filters.sql_filter import NAMES_FEW
+from halfmq.store.format.properties import encode_properties
+
+ORDER = {"amount": "120", "region": "EU", "status": "paid", "note": "it's late", "weight": "1.5"}
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "amount > 100 AND region IN ('EU', 'US') AND status <> 'cancelled'",
+        "amount BETWEEN 100 AND 120",
+        "amount not between 1 and 5",
+        "note CONTAINS '''s' AND note STARTSWITH 'it' AND note ENDSWITH 'late'",
+        "discount IS NULL AND amount IS NOT NULL",
+        "NOT (region = 'US')",
+        "amount < 5 OR weight = 1.5",
+        "-(-5) < amount",
+        "/* a comment */ amount = 120 -- and another\n",
+    ],
+)
+def test_an_order_matches(expression: str) -> None:
+    """Comparisons, sets, ranges, parts of strings, missing properties and logic."""
+    assert parse(expression).matches(encode_properties(ORDER))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "amount > 120",
+        "discount > 5",  # NULL is not true
+        "NOT (discount > 5)",  # and its opposite is not, either
+        "discount <> 5",
+        "discount NOT IN ('5')",
+        "note NOT CONTAINS ''",
+        "weight > 1",  # "1.5" is no Integer, so the message does not match
+        "weight > 1 OR region = 'EU'",  # whatever the rest says
+        "region",  # a property alone is never true
+        "NOT region = 'US'",  # (NOT region) = 'US'
+        "NULL",
+    ],
+)
+def test_an_order_does_not_match(expression: str) -> None:
+    """What RocketMQ does not deliver, however it surprises."""
+    assert not parse(expression).matches(encode_properties(ORDER))
+
+
+def test_expressions_of_few_and_many_properties_read_the_same_values() -> None:
+    """Few are looked up one by one, many after all are decoded."""
+    few = " AND ".join(f"p{number} = {number}" for number in range(NAMES_FEW))
+    many = " AND ".join(f"p{number} = {number}" for number in range(NAMES_FEW + 1))
+    properties = encode_properties({f"p{number}": str(number) for number in range(9)} | ORDER)
+
+    for expression in (few, many):
+        assert parse(expression).matches(properties)
+        assert not parse(expression).matches(b"")
+        assert not parse(expression).matches(b"p0\x01")
+
+
+@pytest.mark.parametrize(
+    ("expression", "position", "reason"),
+    [
+        ("", 1, "something is missing at the end"),
+        ("a = ", 5, "something is missing at the end"),
+        ("a == 5", 4, "write = for equality"),
+        ("a != 5", 3, "write <> for inequality"),
+        ('a = "x"', 5, "strings stand in single quotes"),
+        ("a LIKE 'x%'", 3, "LIKE is not supported; use CONTAINS, STARTSWITH or ENDSWITH"),
+        ("a = 'x", 5, '"\'" cannot stand here'),
+        ("a = 5 b = 6", 7, "'b' cannot stand here"),
+        ("in = 5", 1, "'in' cannot stand here"),
+        ("a > 'x'", 5, "'x' cannot be compared by >, only a number can"),
+        ("5 IN ('5')", 1, "IN needs a property, not 5"),
+        ("a = 1 OR 5", 10, "5 is neither true nor false"),
+        ("a = NULL", 5, "write IS NULL or IS NOT NULL"),
+        ("a BETWEEN 5 AND 1", 11, "5 is greater than 1"),
+        ("a = 9223372036854775808", 5, "9223372036854775808 is greater than 9223372036854775807"),
+        ("a = 0.0", 5, "0.0 is less than 4.9E-324; write 0"),
+    ],
+)
+def test_an_error_names_the_character(expression: str, position: int, reason: str) -> None:
+    """The user sees where the expression is wrong, and what to write."""
+    with pytest.raises(FilterSyntaxError) as caught:
+        parse(expression)
+
+    assert str(caught.value) == f"SQL92 filter is wrong at character {position}: {reason}"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "NOT " * DEPTH_MAX + "(a = 1)",
+        "(" * DEPTH_MAX + "NOT " * DEPTH_MAX + "(a = 1)" + ")" * DEPTH_MAX,
+        "- " * DEPTH_MAX + "a = 1",
+        "a = 1" + " IS NULL" * DEPTH_MAX,
+        "a = b" + " = b" * DEPTH_MAX,
+        "a = 1" + " OR a = 1" * OPERATORS_MAX,
+        "TRUE" + " AND TRUE" * OPERATORS_MAX + " AND TRUE",
+        "a = 1" + " OR a = 1" * 10_000,
+    ],
+)
+def test_pathological_expressions_are_refused(expression: str) -> None:
+    """No message may take more than a millisecond, nor exhaust the stack."""
+    with pytest.raises(FilterSyntaxError, match="more than"):
+        parse(expression)
+
+
+def test_the_largest_expressions_are_evaluated() -> None:
+    """Up to the limits they work; brackets and long lists cost no operators."""
+    half = OPERATORS_MAX // 2
+    assert parse("a = 0" + " OR a = 1" * (half - 1)).accepts({"a": "1"})
+    assert parse("NOT " * (DEPTH_MAX - 3) + "(a = 1)").accepts({"a": "2"})
+    assert parse("(" * 10_000 + "a = 1" + ")" * 10_000).accepts({"a": "1"})
+    long_list = ", ".join(f"'{number}'" for number in range(5_000))
+    assert parse(f"a IN ({long_list})").accepts({"a": "4999"})
+
+
+def test_the_parser_lets_other_threads_run() -> None:
+    """Between the tokens of a long expression."""
+    pauses = []
+
+    parse("a IN ('0'" + ", '1'" * 1_000 + ")", pause=lambda: pauses.append(1))
+
+    assert len(pauses) > 20
