@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
 from halfmq.store.files.page_cache import NotInMemoryError
+from halfmq.store.format.queue_entry import QueueEntry
 from halfmq.store.format.record import Record
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.queue.pull_selection import GetResult
@@ -158,6 +159,8 @@ class StoredQueues(Protocol):
     def get(
         self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
     ) -> GetResult: ...
+
+    def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[QueueEntry]: ...
 
     def store_time_at(self, topic: str, queue_id: int, offset: int) -> int: ...
 

@@ -39,10 +39,11 @@ from .disk.retention_schedule import RetentionSchedule
 from .disk.send_refusal import SendRefusal
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
 from .handlers.admin.changes import Changes
+from .handlers.admin.consume_queue import ConsumeQueueHandlers
 from .handlers.admin.consumption import ConsumptionHandlers
 from .handlers.admin.groups import GroupHandlers
 from .handlers.admin.kv_config import KvConfigHandlers
-from .handlers.admin.offsets import OffsetResetHandlers
+from .handlers.admin.offsets import GroupOffsetHandlers
 from .handlers.admin.relays import RelayHandlers
 from .handlers.admin.statistics import StatisticsHandlers
 from .handlers.admin.topics import TopicHandlers
@@ -404,6 +405,7 @@ class Broker:
             ),
             GroupHandlers(
                 tables.groups,
+                tables.topics,
                 tables.offsets,
                 tables.registry,
                 changes,
@@ -411,14 +413,17 @@ class Broker:
                 monotonic_ms=self._monotonic_ms,
             ),
             KvConfigHandlers(tables.kv_config, changes),
-            OffsetResetHandlers(
+            GroupOffsetHandlers(
                 tables.topics,
                 tables.groups,
                 tables.offsets,
+                tables.registry,
                 self._store,
                 changes,
                 self.config.topics,
+                now_ms=self._now_ms,
             ),
+            ConsumeQueueHandlers(tables.registry, self._store),
             RelayHandlers(
                 tables.registry,
                 tables.topics,

@@ -172,6 +172,34 @@ def encode_time_spans(spans: Sequence[Entry]) -> bytes:
     return dump({"consumeTimeSpanSet": spans})
 
 
+def encode_correction_offsets(offsets: Mapping[int, int]) -> bytes:
+    """Return the body of an answer to QUERY_CORRECTION_OFFSET (308), by queue id."""
+    return dump({"correctionOffsets": {str(number): value for number, value in offsets.items()}})
+
+
+def encode_forbidden(group: str, topic: str, *, readable: bool) -> bytes:
+    """Return the body of an answer to UPDATE_AND_GET_GROUP_FORBIDDEN (353)."""
+    return dump({"group": group, "readable": readable, "topic": topic})
+
+
+def encode_consume_queue(
+    first: int,
+    end: int,
+    entries: Sequence[Entry] | None,
+    filter_data: str | None,
+    subscription: SubscriptionData | None,
+) -> bytes:
+    """Return the body of an answer to QUERY_CONSUME_QUEUE (321)."""
+    found: dict[str, object] = {"maxQueueIndex": end, "minQueueIndex": first}
+    if filter_data is not None:
+        found["filterData"] = filter_data
+    if entries is not None:
+        found["queueData"] = entries
+    if subscription is not None:
+        found["subscriptionData"] = subscription
+    return dump(found)
+
+
 def queue_entry(queue: QueueKey) -> Entry:
     """Return a queue as a JSON object."""
     return {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}

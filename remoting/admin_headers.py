@@ -140,6 +140,14 @@ class CloneGroupOffsetRequestHeader(Header, frozen=True, kw_only=True):
     offline: bool = False
 
 
+class QueryCorrectionOffsetHeader(Header, frozen=True, kw_only=True):
+    """QUERY_CORRECTION_OFFSET (308)."""
+
+    topic: str
+    compare_group: str
+    filter_groups: str | None = None  # "a,b"
+
+
 class GetBrokerConfigResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to GET_BROKER_CONFIG (26)."""
 

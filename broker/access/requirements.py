@@ -165,6 +165,11 @@ def _consume_queue(header: Any, _body: bytes) -> Sequence[Requirement]:
     return (of_topic, group(header.consumer_group, GET)) if header.consumer_group else (of_topic,)
 
 
+def _correction_offsets(header: Any, _body: bytes) -> Sequence[Requirement]:
+    groups = [header.compare_group, *(header.filter_groups or "").split(",")]
+    return topic(header.topic, GET), *(group(name, GET) for name in groups if name)
+
+
 # -- rows of codes whose headers have no class yet, or whose names are in the body
 
 
@@ -177,11 +182,6 @@ def _pop(*actions: Action) -> Row:
         topic(_text(header, "topic"), *actions),
         group(_text(header, "consumerGroup"), *actions),
     )
-
-
-def _correction_offsets(header: Any, _body: bytes) -> Sequence[Requirement]:
-    groups = [_text(header, "compareGroup"), *_text(header, "filterGroups").split(",")]
-    return topic(_text(header, "topic"), GET), *(group(name, GET) for name in groups if name)
 
 
 class _Named(msgspec.Struct, rename="camel", gc=False):

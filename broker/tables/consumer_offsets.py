@@ -84,9 +84,16 @@ class ConsumerOffsetTable:
 
         Raises what ``commit`` raises.
         """
+        self.place(group, topic, queue_id, offset)
+        self._resets[group, topic, queue_id] = offset
+
+    def place(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set the next offset to consume, instead of one from a reset, too.
+
+        Raises what ``commit`` raises.
+        """
         self._resets.pop((group, topic, queue_id), None)
         self.commit(group, topic, queue_id, offset)
-        self._resets[group, topic, queue_id] = offset
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return where the consumer of a queue is to go, once; None if it goes on."""

@@ -248,6 +248,25 @@ class GroupTable:
         self._groups[made.name] = made
         await self._save_beside(made.name, before)
 
+    async def forbid_reading(self, group: str, topic: str, *, forbidden: bool) -> None:
+        """Forbid or allow a group to consume a topic, at once; return when that is on disk.
+
+        Raises:
+            RequestRefusedError: It cannot be saved, and is as it was.
+        """
+        before = self._forbidden
+        topics = dict(as_object(before.get(group)))
+        mask = as_integer(topics.get(topic), 0)
+        topics[topic] = mask | _READ_FORBIDDEN if forbidden else mask & ~_READ_FORBIDDEN
+        left = {name: mask for name, mask in topics.items() if mask}
+        others = {name: entry for name, entry in before.items() if name != group}
+        self._forbidden = {**others, group: left} if left else others
+        try:
+            await self._save_beside(group, self._groups.get(group))
+        except RequestRefusedError:
+            self._forbidden = before
+            raise
+
     async def delete(self, name: str) -> None:
         """Remove a group, at once; return when that is on disk. An unknown one is no error.
 

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ..format.queue_entry import PRE_BLANK
+from ..format.queue_entry import PRE_BLANK, QueueEntry, unpack_entries
 from ..ports import LogOffsets
 from .consume_queue import ConsumeQueue
 from .pull_selection import GetResult, select
@@ -95,6 +95,16 @@ class QueueReader:
             tag_codes=tag_codes,
             wait=wait,
         )
+
+    def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[QueueEntry]:
+        """Return up to ``count`` entries from a queue offset on; [] outside of the queue."""
+        queue = self._table.get((topic, queue_id))
+        if queue is None:
+            return []
+        end = min(offset + count, queue.visible_end(self._log.readable_offset))
+        if not queue.begin <= offset < end:
+            return []
+        return list(unpack_entries(queue.entries(offset, end - offset)))
 
     def warm(self, topic: str, queue_id: int, offset: int) -> None:
         """Load queue entries from an offset on into memory, waiting for the disk; any thread.

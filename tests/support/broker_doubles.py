@@ -16,6 +16,7 @@ from halfmq.remoting.replies import encode_request
 from halfmq.store.files.page_cache import Missing, NotInMemoryError
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_properties
+from halfmq.store.format.queue_entry import QueueEntry
 from halfmq.store.format.record import Record, decode_record, encode_record, new_record
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.message_store import GetResult, GetStatus
@@ -295,6 +296,10 @@ class FakeLog:
         if later:
             return later[0]
         return max(first, end - 1) if upper else end
+
+    def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[QueueEntry]:
+        records = self.queue(topic, queue_id)[offset : offset + count]
+        return [QueueEntry(one.physical_offset, one.total_size, 0) for one in records]
 
     def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
         for record in self.queue(topic, queue_id):

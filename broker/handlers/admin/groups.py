@@ -1,4 +1,6 @@
-"""Administration of consumer groups: create, update, delete (200, 225, 207), and who is connected.
+"""Administration of consumer groups: create, update, delete (200, 225, 207), forbid topics (353).
+
+And who is connected, and how groups subscribe.
 
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor`.
 """
@@ -17,6 +19,7 @@ from halfmq.remoting.admin_bodies import (
     decode_entry,
     encode_consumer_connections,
     encode_entry,
+    encode_forbidden,
     encode_group_list,
     encode_group_table,
     encode_member,
@@ -29,6 +32,7 @@ from halfmq.remoting.admin_headers import (
     DeleteSubscriptionGroupRequestHeader,
     GetSubscriptionGroupConfigRequestHeader,
     GroupAndTopicRequestHeader,
+    GroupForbiddenRequestHeader,
     ProducerGroupRequestHeader,
     TopicRequestHeader,
 )
@@ -44,7 +48,7 @@ from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry, Member
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.groups import BUILT_IN_GROUPS, GroupConfig, GroupTable
-from ...tables.topics import QUEUES_MAX
+from ...tables.topics import QUEUES_MAX, TopicTable
 from .changes import Changes
 from .sliced import collect
 
@@ -66,6 +70,7 @@ class GroupHandlers:
     def __init__(
         self,
         groups: GroupTable,
+        topics: TopicTable,
         offsets: ConsumerOffsetTable,
         registry: ClientRegistry,
         changes: Changes,
@@ -75,6 +80,7 @@ class GroupHandlers:
     ) -> None:
         """Wire it; ``monotonic_ms`` is the clock of the registry."""
         self._groups = groups
+        self._topics = topics
         self._offsets = offsets
         self._registry = registry
         self._changes = changes
@@ -86,6 +92,7 @@ class GroupHandlers:
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update_group,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_groups,
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
+            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: self.group_forbidden,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.group_config,
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
@@ -97,6 +104,29 @@ class GroupHandlers:
         }
 
     # --- changes
+
+    def group_forbidden(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+        """Answer whether a group may consume a topic, after forbidding or allowing it if asked."""
+        header = request.header
+        assert isinstance(header, GroupForbiddenRequestHeader)
+        group, topic, readable = header.group, header.topic, header.readable
+        if readable is None:
+            body = encode_forbidden(group, topic, readable=self._groups.may_read(group, topic))
+            return encode_reply(request, body=body)
+        if group not in self._groups:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} does not exist"
+            )
+        if topic not in self._topics:
+            raise RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} does not exist")
+
+        async def change() -> bytes:
+            await self._groups.forbid_reading(group, topic, forbidden=not readable)
+            return encode_forbidden(group, topic, readable=readable)
+
+        what = f"group {group} may consume topic {topic}: {readable}"
+        self._changes.make(change, what, request, connection)
+        return None
 
     def update_group(self, request: RemotingCommand, connection: Connection) -> None:
         """Create a group, or replace its settings."""

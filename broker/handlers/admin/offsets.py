@@ -1,53 +1,81 @@
-"""Reset of a group's offsets (222), in the broker: also for a group that is not connected.
+"""Offsets of groups: reset (222), clone (314), compare (308), and how late a group is (303).
 
-The new offsets are committed at once. A consumer that is connected goes there at its next pull, at
-most one suspension of a pull later (15 s); until then its own commits are ignored.
+A reset is made in the broker, so also for a group that is not connected. The new offsets are
+committed at once. A consumer that is connected goes there at its next pull, at most one suspension
+of a pull later (15 s); until then its own commits are ignored.
 
-Source: RocketMQ 5.3.3 `AdminBrokerProcessor#resetOffsetInner`.
+Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `ConsumerOffsetManager`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 
-from halfmq.remoting.admin_headers import ResetOffsetRequestHeader
+from halfmq.remoting.admin_bodies import (
+    Entry,
+    encode_correction_offsets,
+    encode_time_spans,
+    queue_entry,
+)
+from halfmq.remoting.admin_headers import (
+    CloneGroupOffsetRequestHeader,
+    GroupAndTopicRequestHeader,
+    QueryCorrectionOffsetHeader,
+    ResetOffsetRequestHeader,
+)
 from halfmq.remoting.bodies import QueueKey, encode_offset_table
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import INT64_MAX, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.replies import encode_reply
 from halfmq.store.message_store import MessageStore
 
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
+from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.groups import GroupTable
 from ...tables.topics import Identity, TopicConfig, TopicTable
 from .changes import Changes
+from .groups import topics_of
 from .sliced import collect
 
 
-class OffsetResetHandlers:
-    """Sends groups to other messages."""
+class GroupOffsetHandlers:
+    """Shows operators where groups are, and sends groups to other messages."""
 
     def __init__(
         self,
         topics: TopicTable,
         groups: GroupTable,
         offsets: ConsumerOffsetTable,
+        registry: ClientRegistry,
         store: MessageStore,
         changes: Changes,
         identity: Identity,
+        *,
+        now_ms: Callable[[], int],
     ) -> None:
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
+        self._registry = registry
         self._store = store
         self._changes = changes
         self._broker_name = identity.broker_name
+        self._now_ms = now_ms
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
-        return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
+        return {
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
+            RequestCode.CLONE_GROUP_OFFSET: self.clone,
+            RequestCode.QUERY_CORRECTION_OFFSET: self.correction_offsets,
+            RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_spans,
+        }
+
+    # --- reset
 
     def reset(self, request: RemotingCommand, connection: Connection) -> None:
         """Set the offsets of a group in one or all queues of a topic, and answer with them."""
@@ -99,6 +127,128 @@ class OffsetResetHandlers:
                 for queue_id, offset in targets.items()
             }
         )
+
+    # --- clone
+
+    def clone(self, request: RemotingCommand, connection: Connection) -> None:
+        """Give a group the offsets that another one has, in one or all of its topics.
+
+        Unless ``offline``, topics are left out to which the other one is connected and does not
+        subscribe.
+        """
+        header = request.header
+        assert isinstance(header, CloneGroupOffsetRequestHeader)
+        source, target = header.src_group, header.dest_group
+        if target not in self._groups:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {target} does not exist"
+            )
+        names = (
+            [header.topic]
+            if header.topic and not header.topic.isspace()
+            else topics_of(request, connection, self._offsets, source)
+        )
+        connected = self._registry.consumer_groups.get(source)
+        if not header.offline and connected is not None and connected.subscriptions:
+            names = [name for name in names if name in connected.subscriptions]
+        copied = {
+            name: dict(self._offsets.queues(source, name)) for name in names if name in self._topics
+        }
+        change = partial(self._clone, target, copied)
+        what = f"offsets of group {target}, as of group {source} in topics {sorted(copied)[:20]}"
+        self._changes.make(change, what, request, connection)
+
+    async def _clone(self, group: str, copied: Mapping[str, Mapping[int, int]]) -> None:
+        for topic, offsets in copied.items():
+            for queue_id, offset in offsets.items():
+                self._offsets.place(group, topic, queue_id, offset)
+        await self._offsets.save_now()
+
+    # --- queries
+
+    def correction_offsets(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer the lowest offset that any group has in each queue of a topic.
+
+        Where the group to compare with is lower, INT64_MAX: it holds the others up itself.
+        """
+        header = request.header
+        assert isinstance(header, QueryCorrectionOffsetHeader)
+        prefix, left_out = f"{header.topic}@", (header.filter_groups or "").split(",")
+        batches = collect(
+            request,
+            connection,
+            self._offsets.key_batches,
+            lambda keys: [
+                group
+                for key in keys
+                if key.startswith(prefix) and (group := key.removeprefix(prefix)) not in left_out
+            ],
+            is_last=False,
+        )
+        groups = [group for batch in batches for group in batch]
+        lowest: dict[int, int] = {}
+        offsets_of_groups = collect(
+            request,
+            connection,
+            lambda: groups,
+            lambda group: dict(self._offsets.queues(group, header.topic)),
+            stage=1,
+        )
+        for offsets in offsets_of_groups:
+            for queue_id, offset in offsets.items():
+                first, _ = self._store.queues.bounds(header.topic, queue_id)
+                if offset >= first:
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, INT64_MAX))
+        compared = self._offsets.queues(header.compare_group, header.topic)
+        for queue_id, offset in lowest.items():
+            if offset > compared.get(queue_id, INT64_MAX):
+                lowest[queue_id] = INT64_MAX
+        return encode_reply(request, body=encode_correction_offsets(lowest))
+
+    def time_spans(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer from when to when each queue has messages, and up to when a group is."""
+        header = request.header
+        assert isinstance(header, GroupAndTopicRequestHeader)
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestRefusedError(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist"
+            )
+        spans = collect(
+            request,
+            connection,
+            lambda: range(topic.write_queue_nums),
+            lambda queue_id: self._time_span(header.group, header.topic, queue_id),
+        )
+        return encode_reply(request, body=encode_time_spans(spans))
+
+    def _time_span(self, group: str, topic: str, queue_id: int) -> Entry:
+        queues = self._store.queues
+        first, end = queues.bounds(topic, queue_id)
+        consumed = self._offsets.query(group, topic, queue_id)
+        oldest_ms = queues.store_time_at(topic, queue_id, first)
+        consumed_ms = (
+            queues.store_time_at(topic, queue_id, consumed - 1) if consumed > 0 else oldest_ms
+        )
+        waiting_ms = queues.store_time_at(topic, queue_id, max(consumed, first))
+        times = {
+            "consumeTimeStamp": consumed_ms,
+            "maxTimeStamp": queues.store_time_at(topic, queue_id, end - 1),
+            "minTimeStamp": oldest_ms,
+        }
+        queue = QueueKey(broker_name=self._broker_name, queue_id=queue_id, topic=topic)
+        return {
+            **times,
+            **{f"{name}Str": _local_time(time_ms) for name, time_ms in times.items()},
+            "delayTime": self._now_ms() - waiting_ms if waiting_ms >= 0 else 0,
+            "messageQueue": queue_entry(queue),
+        }
+
+
+def _local_time(time_ms: int) -> str:
+    """Return a time as RocketMQ prints it. Source: ``UtilAll.YYYY_MM_DD_HH_MM_SS_SSS``."""
+    local = datetime.fromtimestamp(time_ms / 1_000, UTC).astimezone()
+    return f"{local:%Y-%m-%d#%H:%M:%S}:{local.microsecond // 1_000:03d}"
 
 
 def _queues(topic: TopicConfig, header: ResetOffsetRequestHeader) -> range:

@@ -17,6 +17,7 @@ from halfmq.remoting.admin_headers import (
     GetConsumeStatsRequestHeader,
     GetSubscriptionGroupConfigRequestHeader,
     GroupAndTopicRequestHeader,
+    GroupForbiddenRequestHeader,
     ProducerGroupRequestHeader,
     TopicRequestHeader,
 )
@@ -323,6 +324,64 @@ async def test_the_progress_of_a_group_is_shown_by_queue(rig: Rig) -> None:
     assert len(bills) == 4
     await consume(await rig.peer(member=False), "bills")
     assert await progress() == {}
+
+
+async def forbid(
+    peer: Peer, readable: bool | None, topic: str = "orders", group: str = "readers"
+) -> RemotingCommand:
+    header = GroupForbiddenRequestHeader(group=group, topic=topic, readable=readable)
+    return await peer.call(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, header)
+
+
+@windowed()
+async def test_a_group_is_kept_from_a_topic_until_it_is_allowed_again(rig: Rig) -> None:
+    """On disk as RocketMQ keeps it, with what else is forbidden there."""
+    peer = await rig.peer()
+    await create(peer)
+    for topic in ("orders", "bills"):
+        await peer.plain("K", topic=topic)
+        answer = await forbid(peer, False, topic)
+        assert json.loads(answer.body) == {"group": "readers", "readable": False, "topic": topic}
+    assert on_disk(rig)["forbiddenTable"] == {"readers": {"orders": 4, "bills": 4}}
+    await rig.kill()
+    peer = await rig.peer()
+    assert not rig.tables.groups.may_read("readers", "orders")
+    assert json.loads((await forbid(peer, None)).body)["readable"] is False
+
+    assert json.loads((await forbid(peer, True)).body)["readable"] is True
+    assert on_disk(rig)["forbiddenTable"] == {"readers": {"bills": 4}}  # RocketMQ clears both
+    assert rig.tables.groups.may_read("readers", "orders")
+    await forbid(peer, True, "bills")
+    assert on_disk(rig)["forbiddenTable"] == {}
+
+
+@windowed()
+async def test_only_existing_groups_are_kept_from_existing_topics(rig: Rig) -> None:
+    """Names that nobody knows would stay in the file for ever; to look at them is harmless."""
+    peer = await rig.peer()
+    await create(peer)
+    await peer.plain("K")
+    assert (await forbid(peer, False, group="none")).code == 26
+    assert (await forbid(peer, False, "none")).code == 17
+    assert json.loads((await forbid(peer, None, "none", "none")).body)["readable"] is True
+
+
+@windowed()
+async def test_what_cannot_be_saved_is_not_forbidden(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator gets the reason, and consumers go on."""
+    peer = await rig.peer()
+    await create(peer)
+    await peer.plain("K")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("halfmq.broker.tables.table_file.save_table", fail)
+        assert (await forbid(peer, False)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert rig.tables.groups.may_read("readers", "orders")
 
 
 def test_every_request_has_an_access_rule() -> None:

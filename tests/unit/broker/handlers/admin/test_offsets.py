@@ -1,17 +1,24 @@
-"""Operators send groups to other messages, whether a consumer is connected or not."""
+"""Operators see where groups are, and send them to other messages, connected or not."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from halfmq.broker.access.requirements import REQUIREMENTS
-from halfmq.broker.handlers.admin.offsets import OffsetResetHandlers
-from halfmq.remoting.admin_headers import ResetOffsetRequestHeader
+from halfmq.broker.handlers.admin.offsets import GroupOffsetHandlers
+from halfmq.remoting.admin_headers import (
+    CloneGroupOffsetRequestHeader,
+    GroupAndTopicRequestHeader,
+    QueryCorrectionOffsetHeader,
+    ResetOffsetRequestHeader,
+)
 from halfmq.remoting.bodies import decode_offset_table
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import INT64_MAX, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.fastjson import parse
 from halfmq.remoting.headers import (
     PullMessageRequestHeader,
     PullMessageResponseHeader,
@@ -46,8 +53,12 @@ async def filled(rig: Rig) -> Peer:
 
 
 async def commit(peer: Peer, offset: int) -> RemotingCommand:
+    return await commit_of(peer, "readers", offset)
+
+
+async def commit_of(peer: Peer, group: str, offset: int) -> RemotingCommand:
     header = UpdateConsumerOffsetRequestHeader(
-        consumer_group="readers", topic="orders", queue_id=0, commit_offset=offset
+        consumer_group=group, topic="orders", queue_id=0, commit_offset=offset
     )
     return await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
@@ -151,7 +162,143 @@ async def test_a_reset_is_forgotten_with_its_group(rig: Rig) -> None:
     assert kept(rig) == 3
 
 
+async def clone(peer: Peer, **fields: Any) -> RemotingCommand:
+    header: dict[str, Any] = {"src_group": "readers", "dest_group": "others", **fields}
+    return await peer.call(RequestCode.CLONE_GROUP_OFFSET, CloneGroupOffsetRequestHeader(**header))
+
+
+def offsets_of_others(rig: Rig) -> dict[str, int]:
+    offsets = rig.broker._tables.offsets
+    return {topic: offsets.query("others", topic, 0) for topic in ("orders", "bills")}
+
+
+async def two_topics(rig: Rig) -> Peer:
+    """A group with offsets in two topics, and another one without."""
+    peer = await filled(rig)
+    await peer.plain("K", topic="bills")
+    rig.broker._tables.groups.ensure("others")
+    rig.broker._tables.offsets.commit("readers", "bills", 0, 1)
+    rig.broker._tables.offsets.commit("readers", "deleted", 0, 1)
+    return peer
+
+
+@pytest.mark.parametrize(
+    ("fields", "offsets"),
+    [
+        ({}, {"orders": 2, "bills": 1}),
+        ({"topic": " "}, {"orders": 2, "bills": 1}),
+        ({"topic": "orders"}, {"orders": 2, "bills": -1}),
+        ({"topic": "none"}, {"orders": -1, "bills": -1}),
+        ({"src_group": "nobody"}, {"orders": -1, "bills": -1}),
+    ],
+)
+@windowed()
+async def test_a_group_gets_the_offsets_of_another(
+    rig: Rig, fields: dict[str, Any], offsets: dict[str, int]
+) -> None:
+    """In one topic or all that exist; they are on disk when it is answered."""
+    peer = await two_topics(rig)
+    answer = await clone(peer, **fields)
+
+    assert answer.code == 0, answer.remark
+    await rig.kill()
+    assert offsets_of_others(rig) == offsets
+
+
+@pytest.mark.parametrize("offline", [False, True])
+@windowed()
+async def test_of_a_connected_group_only_its_topics_are_cloned(rig: Rig, offline: bool) -> None:
+    """Offsets in a topic that it does not consume any more are old."""
+    peer = await two_topics(rig)
+    member = await rig.peer("readers", member=False)
+    await member.consume("orders")
+    await clone(peer, offline=offline)
+
+    assert offsets_of_others(rig) == {"orders": 2, "bills": 1 if offline else -1}
+
+
+@windowed()
+async def test_a_clone_takes_the_place_of_a_reset(rig: Rig) -> None:
+    """The operator's last word counts."""
+    peer = await two_topics(rig)
+    await reset(peer, group="others", timestamp=0)
+    await clone(peer)
+
+    assert offsets_of_others(rig)["orders"] == 2
+    await commit_of(peer, "others", 3)
+    assert offsets_of_others(rig)["orders"] == 3
+
+
+@windowed()
+async def test_a_group_that_does_not_exist_gets_no_offsets(rig: Rig) -> None:
+    """RocketMQ would keep offsets that no list of groups shows."""
+    peer = await two_topics(rig)
+    answer = await clone(peer, dest_group="none")
+    assert (answer.code, answer.remark) == (26, "Group none does not exist")
+
+
+@windowed()
+async def test_the_lowest_offset_of_all_groups_is_found(rig: Rig) -> None:
+    """Without groups that are left out, and none where the compared group is lower itself."""
+    peer = await two_topics(rig)
+    for group, offset in (("slow", 1), ("others", 3)):
+        rig.broker._tables.offsets.commit(group, "orders", 0, offset)
+
+    async def lowest(compared: str, left_out: str | None = None) -> dict[str, int]:
+        header = QueryCorrectionOffsetHeader(
+            topic="orders", compare_group=compared, filter_groups=left_out
+        )
+        answer = await peer.call(RequestCode.QUERY_CORRECTION_OFFSET, header)
+        found: dict[str, int] = parse(answer.body)["correctionOffsets"]
+        return found
+
+    assert await lowest("others") == {"0": 1}
+    assert await lowest("none", "slow,nobody") == {"0": 2}
+    assert await lowest("slow", "slow") == {"0": INT64_MAX}
+    assert await lowest("slow") == {"0": 1}
+    assert rig.broker._tables.offsets.query("slow", "orders", 0) == 1  # RocketMQ would delete it
+
+
+@windowed()
+async def test_times_tell_how_late_a_group_is(rig: Rig) -> None:
+    """From the first to the last message, and the one that the group has had last."""
+    peer = await rig.peer()
+    rig.broker._tables.groups.ensure("readers")
+    for number in range(3):
+        await peer.plain(f"K{number}")
+        await rig.wait(1_000)
+    await commit(peer, 2)
+    header = GroupAndTopicRequestHeader(group="readers", topic="orders")
+    answer = await peer.call(RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+    spans = parse(answer.body)["consumeTimeSpanSet"]
+
+    assert [span["messageQueue"]["queueId"] for span in spans] == [0, 1, 2, 3]
+    assert spans[0] | {"messageQueue": 0, "delayTime": 0} == {
+        "consumeTimeStamp": START_MS + 1_000,
+        "consumeTimeStampStr": local_time(START_MS + 1_000),
+        "delayTime": 0,
+        "maxTimeStamp": START_MS + 2_000,
+        "maxTimeStampStr": local_time(START_MS + 2_000),
+        "messageQueue": 0,
+        "minTimeStamp": START_MS,
+        "minTimeStampStr": local_time(START_MS),
+    }
+    assert 1_000 <= spans[0]["delayTime"] < 2_000
+    assert spans[1]["delayTime"] == 0  # nothing waits there
+    assert spans[1]["minTimeStamp"] == spans[1]["maxTimeStamp"] == -1
+
+    unknown = GroupAndTopicRequestHeader(group="readers", topic="none")
+    refused = await peer.call(RequestCode.QUERY_CONSUME_TIME_SPAN, unknown)
+    assert (refused.code, refused.remark) == (17, "topic[none] not exist")
+
+
+def local_time(time_ms: int) -> str:
+    """As RocketMQ prints it."""
+    seconds, milliseconds = divmod(time_ms, 1_000)
+    return f"{time.strftime('%Y-%m-%d#%H:%M:%S', time.localtime(seconds))}:{milliseconds:03d}"
+
+
 def test_every_request_has_an_access_rule() -> None:
     """A code without a rule would be open to everybody, or to nobody."""
-    handlers = OffsetResetHandlers.handlers(OffsetResetHandlers.__new__(OffsetResetHandlers))
+    handlers = GroupOffsetHandlers.handlers(GroupOffsetHandlers.__new__(GroupOffsetHandlers))
     assert handlers.keys() <= REQUIREMENTS.keys()
