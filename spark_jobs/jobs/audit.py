@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     ):
         if options.output:
             job.write(transactions=audit.transactions, anomalies=audit.anomaly_rows.coalesce(1))
-        job.publish(summary(audit), [table(audit)])
+        job.publish(summary(audit), table(audit))
         if options.html:
             job.step(f"writing {options.html}")
             write_page(

@@ -1,13 +1,15 @@
-"""What all jobs have in common: options, the run, its results.
+"""What all jobs share: options, a run over a log, and its results.
 
-A job is a module with ``add``, which adds its parser to those of the others and names the function
-that runs it. That function returns an exit code, and raises ``SparkJobsError`` or ``OSError`` for
-what ends as one sentence on standard error.
+A job is a module with a function ``add``, which adds its parser and names the function that runs
+it. That function returns an exit code. ``SparkJobsError`` and ``OSError`` end the command with one
+sentence on standard error.
 """
 
 import argparse
 import re
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,11 +24,11 @@ from pyspark.logger import PySparkLogger
 from ..errors import SparkFailedError, root_cause
 from ..log.log_end import survey
 from ..log.segments import LogExtent
+from ..report.tables import Rows
 from ..source.roles import read_log
 from .interrupt import restore
 from .output import Output
 from .session import spark_session
-from .steps import Report, step_reporter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,9 +38,8 @@ if TYPE_CHECKING:
 CLEAN: Final = 0
 FINDINGS: Final = 1
 FAILED: Final = 2
-Rows = list[dict[str, Any]]
+Report = Callable[[str], None]
 
-_QUERIES: Final = ("SQL", "DataFrame")
 _AGE: Final = re.compile(r"(\d{1,9})([smhd])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -56,8 +57,8 @@ def add_job(
 ) -> argparse.ArgumentParser:
     """Add the parser of a job.
 
-    ``ends`` says what its exit codes mean, ``writes`` what it puts in the directory ``--output``,
-    which it may demand.
+    ``ends`` explains its exit codes, ``writes`` what it puts into the directory ``--output``, which
+    is required with ``must_write``.
     """
     parser = jobs.add_parser(
         name,
@@ -107,7 +108,8 @@ class Run:
     _opened: ExitStack
 
     def log(self, *columns: str, **options: object) -> "DataFrame":
-        """Read columns of the log as far as it went when the run began."""
+        """Read columns of the log up to its end when the run began."""
+        self.step(f"reading {self.extent.size:,} bytes of log")
         return read_log(
             self.spark,
             self.options.directory,
@@ -118,32 +120,32 @@ class Run:
         )
 
     def cached(self, frame: "DataFrame") -> "DataFrame":
-        """Keep in memory, as long as the run, what several queries use."""
+        """Keep in memory, until the end of the run, what several queries use."""
         self._opened.callback(frame.persist().unpersist)
         return frame
 
     def write(self, **results: "DataFrame") -> None:
-        """Write results as Parquet if there is an ``--output``."""
+        """Write results as Parquet if ``--output`` is given."""
         if self.options.output:
             self.step(f"writing {self.options.output}")
             for name, frame in results.items():
                 self._output.parquet(name, frame)
 
     def publish(self, summary: dict[str, Any], table: Iterable[str]) -> None:
-        """Show the table, then write the JSON."""
+        """Print the table, then write the JSON."""
         self._output.publish(summary, table)
 
     def about_log(self) -> dict[str, Any]:
-        """Say in JSON which part of which log was read."""
+        """Return the JSON that says which part of which log was read."""
         return about_log(self.options.directory, self.extent)
 
 
 @contextmanager
 def running(options: argparse.Namespace, *results: str) -> Iterator[Run]:
-    """Begin a run that writes these results: look at all places, then start Spark.
+    """Begin a run that writes these results: check the log and all outputs, then start Spark.
 
     Raises:
-        SparkJobsError: There is no log, a place cannot be written, or Spark fails in the context.
+        SparkJobsError: There is no log, an output cannot be written, or Spark fails.
     """
     extent = survey(options.directory)
     output = Output(options.job, options.json, options.output, *results)
@@ -154,39 +156,41 @@ def running(options: argparse.Namespace, *results: str) -> Iterator[Run]:
 
 @contextmanager
 def spark_for(extent: LogExtent, step: Report) -> "Iterator[SparkSession]":
-    """Give a session to read a log with; ``step`` reports its start, which takes seconds.
+    """Provide a session to read a log with; ``step`` reports its start, which takes seconds.
 
     Raises:
         JavaNotFoundError: There is no Java for it.
-        SparkFailedError: Spark could not do what it was asked inside the context.
+        SparkFailedError: Spark raised an error inside the context.
     """
     step("starting Spark")
+    for kind in ("SQL", "DataFrame"):  # PySpark would log what it raises as well
+        PySparkLogger.getLogger(f"{kind}QueryContextLogger").disabled = True
     handler = signal.getsignal(signal.SIGINT)
     with spark_session(log_bytes=extent.size) as spark:
         restore(handler)
         try:
-            with _no_log_of_queries():
-                yield spark
+            yield spark
         except (PySparkException, Py4JError) as error:
             raise SparkFailedError(root_cause(error)) from error
 
 
-@contextmanager
-def _no_log_of_queries() -> Iterator[None]:
-    """Have PySpark not print what it raises as well."""
-    loggers = [PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in _QUERIES]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        yield
-    finally:
-        for logger, was_disabled in zip(loggers, before, strict=True):
-            logger.disabled = was_disabled
+def step_reporter(job: str) -> Report:
+    """Return a function that prints a step and the seconds since now to standard error.
+
+    Each step is printed when it begins, so that a log shows where a job hangs. On a terminal,
+    Spark's own progress bar is below it.
+    """
+    began = time.monotonic()
+
+    def report(step: str) -> None:
+        sys.stderr.write(f"{job}: {time.monotonic() - began:.1f} s: {step}\n")
+        sys.stderr.flush()
+
+    return report
 
 
 def about_log(directory: str, extent: LogExtent) -> dict[str, Any]:
-    """Say in JSON which part of a log was read."""
+    """Return the JSON that says which part of a log was read."""
     return {
         "directory": directory,
         "log": {

@@ -1,4 +1,4 @@
-"""The log against an outside ledger, as functions from DataFrame to DataFrame.
+"""Compare a log with an outside ledger: functions from DataFrame to DataFrame.
 
 Only messages that consumers see count: finals of transactions, not their halves. ``messages`` and
 ``rows`` bring both sides to a common form, ``differences`` compares them.
@@ -18,10 +18,9 @@ not matched by another key: an order and its customer can both be keys.
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import reduce
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 from pyspark.sql.types import NumericType, TimestampNTZType, TimestampType
 
@@ -44,42 +43,77 @@ COLUMNS: Final = (
     "recordType",
 )
 
-# Kinds of differences.
-ROW_WITHOUT_MESSAGE: Final = "row_without_message"
-MESSAGE_WITHOUT_ROW: Final = "message_without_row"
-ROW_TWICE: Final = "row_twice"
-MESSAGE_TWICE: Final = "message_twice"
-ROW_WITHOUT_KEY: Final = "row_without_key"
-MESSAGE_WITHOUT_KEY: Final = "message_without_key"
-FINDINGS: Final = (
-    ROW_WITHOUT_MESSAGE,
-    MESSAGE_WITHOUT_ROW,
-    ROW_TWICE,
-    MESSAGE_TWICE,
-    ROW_WITHOUT_KEY,
-    MESSAGE_WITHOUT_KEY,
+FINDINGS: Final = (  # the kinds of differences that should not exist
+    "row_without_message",
+    "message_without_row",
+    "row_twice",
+    "message_twice",
+    "row_without_key",
+    "message_without_key",
 )
-# Kinds that prove nothing wrong: a row without a message,
-WAITING: Final = "waiting"  # which was sent, and is delivered later;
-TOO_YOUNG: Final = "too_young"  # which may come behind the log's end;
-TOO_OLD: Final = "too_old"  # which the log may have had before its first record.
-
-DIFFERENCE: Final = (
-    "kind",
-    "key",
-    "rows",
-    "messages",
-    "offsets",  # physical: the first and last message; of a row without one, a hidden record
-    "hidden",  # role of the record at offsets, which is not visible
-    "at",  # when the (last) message or row is from, if that is known
-)
+# Rows without a message that prove nothing: the message waits for its delivery (waiting), may come
+# after the end of the log (too_young), or may have left the log before its first record (too_old).
+# Of several hidden records with a key, the one that says most counts: a delayed message will come.
+_DIFFERENCES: Final = """
+    with seen as (
+        select * from {messages} where hidden is null and key is not null
+    ), known as (
+        select * from {rows} where key is not null
+    ), matched as (
+        select * from seen left semi join known on seen.key = known.key
+    ), by_another_key as (
+        select physicalOffset from matched where keys > 1
+    ), unmatched as (
+        select * from seen left anti join known on seen.key = known.key
+            left anti join by_another_key on seen.physicalOffset = by_another_key.physicalOffset
+    ), hidden as (
+        select key, max_by(
+            struct(hidden, physicalOffset),
+            struct(decode(hidden, 'delayed', 2, 'parked', 1, 0), physicalOffset)
+        ) as best
+        from {messages} where hidden is not null group by key
+    ), found as (
+        select
+            case
+                when best.hidden = 'delayed' then 'waiting'
+                when due > 0 then 'row_without_message'
+                when young > 0 then 'too_young'
+                else 'too_old'
+            end as kind,
+            key, rows, 0 as messages, array_compact(array(best.physicalOffset)) as offsets,
+            best.hidden as hidden, at
+        from (
+            select * from known left anti join seen on known.key = seen.key where known.judged > 0
+        )
+            left join hidden using (key)
+        union all
+        select 'message_without_row', array_join(sort_array(collect_set(key)), ' '), 0, 1,
+            array(physicalOffset), null, max(at)
+        from unmatched where judged group by physicalOffset
+        union all
+        select 'message_twice', key, null, count(*),
+            array(min(physicalOffset), max(physicalOffset)), null, max(at)
+        from (select * from matched union all select * from unmatched)
+        group by key having count(*) > 1 and count_if(judged) > 0
+        union all
+        select 'row_twice', key, rows, null, null, null, at
+        from known where rows > 1 and judged > 0
+        union all
+        select 'row_without_key', null, rows, null, null, null, at
+        from {rows} where key is null and judged > 0
+        union all
+        select 'message_without_key', null, null, 1, array(physicalOffset), null, at
+        from {messages} where hidden is null and key is null and judged
+    )
+    select kind, key, rows, messages, offsets, hidden, timestamp_millis(at) as at from found
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """What is judged: rows and messages of a stretch of time, ms; None is without a limit.
+    """The time range whose rows and messages are judged, in milliseconds; None sets no limit.
 
-    What they are compared with may lie ``grace`` before and behind it.
+    What they are compared with may lie ``grace`` before and after it.
     """
 
     since_ms: int | None = None
@@ -92,14 +126,14 @@ class Range:
         return self.grace // timedelta(milliseconds=1)
 
     def holds(self, at: Column, *, wider: bool = False) -> Column:
-        """Tell which times are in it; an unknown time is."""
+        """Return whether a time is in the range; an unknown time is."""
         more = self.grace_ms if wider else 0
-        told = F.lit(True)
+        is_inside = F.lit(True)
         if self.since_ms is not None:
-            told &= at >= self.since_ms - more
+            is_inside &= at >= self.since_ms - more
         if self.until_ms is not None:
-            told &= at < self.until_ms + more
-        return F.coalesce(told, F.lit(True))
+            is_inside &= at < self.until_ms + more
+        return F.coalesce(is_inside, F.lit(True))
 
 
 EVERYTHING: Final = Range()
@@ -139,7 +173,7 @@ def messages(
 def rows(
     ledger: DataFrame, key: str, time: str | None = None, within: Range = EVERYTHING
 ) -> DataFrame:
-    """Count the rows of a ledger by key: ``key, rows, judged, told, young, at``.
+    """Count the rows of a ledger by key: ``key, rows, judged, due, young, at``.
 
     ``key`` and ``time`` name columns. Keys are compared as texts; a time that is a number is in ms
     since 1970.
@@ -163,117 +197,36 @@ def rows(
         F.count("*").alias("rows"),
         F.count_if("judged").alias("judged"),
         F.count_if(F.col("judged") & F.col("age").isNull()).alias("due"),
-        F.count_if(F.col("age") == TOO_YOUNG).alias("young"),
+        F.count_if(F.col("age") == "too_young").alias("young"),
         F.max("at").alias("at"),
     )
 
 
 def differences(messages: DataFrame, rows: DataFrame) -> DataFrame:
-    """Compare what ``messages`` and ``rows`` gave: one row per difference, columns ``DIFFERENCE``.
+    """Compare what ``messages`` and ``rows`` return: one row per difference.
 
-    Kinds are the constants of this module; those in ``FINDINGS`` should not be. Both arguments are
-    read several times: persist them.
+    Columns: ``kind, key, rows, messages, offsets, hidden, at``. ``offsets`` are the physical
+    offsets of the first and last message; for a row without a message, the offset of a record that
+    consumers do not see, whose role is ``hidden``. ``at`` is the time of the (last) message or row,
+    if it is known. Both arguments are read several times: persist them.
     """
-    seen = messages.where("hidden is null")
-    keyed = seen.where("key is not null")
-    known = rows.where("key is not null")
-    matched = keyed.join(known.select("key"), "key", "left_semi")
-    unmatched = keyed.join(known.select("key"), "key", "left_anti").join(
-        matched.where("keys > 1").select("physicalOffset").distinct(), "physicalOffset", "left_anti"
-    )
-    found = (
-        _without_message(known, keyed, messages.where("hidden is not null")),
-        _without_row(unmatched),
-        _twice(matched.unionByName(unmatched)),
-        _difference(known.where("rows > 1 and judged > 0"), ROW_TWICE, rows="rows", at="at"),
-        _difference(
-            rows.where("key is null and judged > 0"), ROW_WITHOUT_KEY, rows="rows", at="at"
-        ),
-        _difference(
-            seen.where("key is null and judged"),
-            MESSAGE_WITHOUT_KEY,
-            messages="1",
-            offsets="array(physicalOffset)",
-            at="at",
-        ),
-    )
-    return reduce(DataFrame.unionByName, found)
+    return messages.sparkSession.sql(_DIFFERENCES, messages=messages, rows=rows)
 
 
 def first_of_each_kind(found: DataFrame, count: int) -> DataFrame:
     """Keep ``count`` differences of each kind, so that one kind does not hide another."""
-    order = Window.partitionBy("kind").orderBy("key", "at")
-    return (
-        found.withColumn("rank", F.row_number().over(order))
-        .where(F.col("rank") <= count)
-        .drop("rank")
-    )
+    text = """
+        select * except (rank) from (
+            select *, row_number() over (partition by kind order by key, at) as rank from {found}
+        ) where rank <= :count order by kind, key, at
+    """
+    return found.sparkSession.sql(text, {"count": count}, found=found)
 
 
 def matched_keys(messages: DataFrame, rows: DataFrame) -> DataFrame:
     """List the keys that have both a row and a message."""
     seen = messages.where("hidden is null").select("key").distinct()
     return seen.join(rows.select("key"), "key", "left_semi")
-
-
-def _without_message(known: DataFrame, keyed: DataFrame, hidden: DataFrame) -> DataFrame:
-    """List the keys of rows without a message, and why that may be so."""
-    # Of several hidden records the one counts that says most: a delayed message will come.
-    rank = F.when(F.col("hidden") == DELAYED, 2).when(F.col("hidden") == PARKED, 1).otherwise(0)
-    best = (
-        hidden.groupBy("key")
-        .agg(F.max_by(F.struct("hidden", "physicalOffset"), F.struct(rank, "physicalOffset")))
-        .toDF("key", "best")
-    )
-    lacking = known.where("judged > 0").join(keyed.select("key").distinct(), "key", "left_anti")
-    kind = (
-        F.when(F.col("best.hidden") == DELAYED, WAITING)
-        .when(F.col("due") > 0, ROW_WITHOUT_MESSAGE)
-        .when(F.col("young") > 0, TOO_YOUNG)
-        .otherwise(TOO_OLD)
-    )
-    return _difference(
-        lacking.join(best, "key", "left").withColumn("kind", kind),
-        rows="rows",
-        messages="0",
-        offsets="array_compact(array(best.physicalOffset))",
-        hidden="best.hidden",
-        at="at",
-    )
-
-
-def _without_row(unmatched: DataFrame) -> DataFrame:
-    """List the messages none of whose keys has a row."""
-    alone = (
-        unmatched.where("judged")
-        .groupBy("physicalOffset")
-        .agg(F.array_join(F.sort_array(F.collect_set("key")), " ").alias("key"), F.max("at"))
-        .toDF("physicalOffset", "key", "at")
-    )
-    return _difference(
-        alone, MESSAGE_WITHOUT_ROW, rows="0", messages="1", offsets="array(physicalOffset)", at="at"
-    )
-
-
-def _twice(entries: DataFrame) -> DataFrame:
-    counted = entries.groupBy("key").agg(
-        F.count("*").alias("messages"),
-        F.count_if("judged").alias("judged"),
-        F.array(F.min("physicalOffset"), F.max("physicalOffset")).alias("offsets"),
-        F.max("at").alias("at"),
-    )
-    double = counted.where("messages > 1 and judged > 0")
-    return _difference(double, MESSAGE_TWICE, messages="messages", offsets="offsets", at="at")
-
-
-def _difference(frame: DataFrame, kind: str | None = None, **columns: str) -> DataFrame:
-    """Bring one kind of differences to the columns ``DIFFERENCE``; those not given are null."""
-    types = {"rows": "bigint", "messages": "bigint", "offsets": "array<bigint>", "hidden": "string"}
-    told = [F.col("kind") if kind is None else F.lit(kind).alias("kind"), F.col("key")]
-    told += [
-        F.expr(columns.get(name, "null")).cast(type_).alias(name) for name, type_ in types.items()
-    ]
-    return frame.select(*told, F.timestamp_millis(F.expr(columns.get("at", "null"))).alias("at"))
 
 
 def _keys(name: str) -> Column:
@@ -288,14 +241,14 @@ def _keys(name: str) -> Column:
 
 
 def _age(within: Range) -> Column:
-    """Say of rows why their message may lie outside of the log; null where it may not."""
+    """Return why the message of a row may be outside the log; null if it may not."""
     if within.log is None:
         return F.lit(None).cast("string")
     young = F.col("at") >= within.log.last - within.grace_ms
-    told = F.when(young, TOO_YOUNG)
+    reason = F.when(young, "too_young")
     if within.log.first is not None:
-        told = told.when(F.col("at") < within.log.first + within.grace_ms, TOO_OLD)
-    return told
+        reason = reason.when(F.col("at") < within.log.first + within.grace_ms, "too_old")
+    return reason
 
 
 def _time(ledger: DataFrame, name: str) -> Column:

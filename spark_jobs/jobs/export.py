@@ -1,16 +1,15 @@
 """The job ``export``: messages as Parquet files, each exactly once.
 
-An export is a Spark stream of the log that ends when all of it is read (``availableNow``). Spark's
-checkpoint, ``_halfmq/checkpoint``, notes which offsets a batch has before it is written, so that a
-batch which was interrupted is repeated with the same records. A batch is written to
-``_halfmq/staging`` and becomes visible by one rename, to ``batch=N``. If it is visible already, it
-is a repeated one, and what was staged is thrown away. So whoever lists the files, with Spark or
-without it, sees each message once.
+An export is a Spark stream of the log that ends at the end of the log (``availableNow``). Spark
+saves the offsets of a batch in ``_halfmq/checkpoint`` before the batch is written, so an
+interrupted batch is repeated with the same records. A batch is written to ``_halfmq/staging`` and
+becomes visible by one rename, to ``batch=N``. If ``batch=N`` exists, the batch is a repetition and
+the staged files are dropped. So every reader of the files sees each message once.
 
-``_halfmq/export.json`` says what is exported how, up to which offset, and by which record the log
-is known again.
+``_halfmq/export.json`` holds the settings, the offset up to which the log is exported, and the last
+exported record, by which the next run recognizes the log.
 
-``exported`` alone, from DataFrame to DataFrame, is for notebooks and for streams into other sinks.
+``exported`` maps a DataFrame to a DataFrame, for notebooks and for streams into other sinks.
 """
 
 import argparse
@@ -31,12 +30,12 @@ from ..errors import PlaceError
 from ..log.log_end import survey
 from ..log.segment_reader import SegmentReader
 from ..log.segments import LogExtent
+from ..report.tables import fact, listing
 from ..source.columns import CORRUPT, MESSAGE
 from ..source.roles import location, role
 from ..source.schema import ddl
-from .command import CLEAN, FINDINGS, about_log, add_job, spark_for
+from .command import CLEAN, FINDINGS, about_log, add_job, spark_for, step_reporter
 from .output import Output, probe_folder
-from .steps import step_reporter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,14 +64,14 @@ COLUMNS: Final = (
     "properties",
     "error",
 )
-_BESIDE: Final = ("recordType", "size")  # needed on the way, and not exported
+_NOT_EXPORTED: Final = ("recordType", "size")  # needed to choose and count rows
 PARTITIONED_BY: Final = ("topic", "date")
 _DAY_MS: Final = 86_400_000
 _BATCH_BYTES: Final = 1 << 30  # of log per batch, as in a segment; a kill repeats less than that
-FOLDER: Final = "_halfmq"  # readers of Parquet pass over names that begin with an underscore
+FOLDER: Final = "_halfmq"  # readers of Parquet skip names that begin with an underscore
 _VERSION: Final = 2
 _CUT: Final = (
-    "it was cut, or is another one. What is exported stays as it is; export the log as it is now"
+    "it was cut, or is another log. What is exported stays as it is; export the log as it is now"
     " into another directory"
 )
 
@@ -82,25 +81,11 @@ class Range(NamedTuple):
 
     start: int
     end: int
-    segment: int  # file base of the one that it begins in
+    segment: int  # base of the file that contains the start
     rows: int
-    damaged_bytes: int  # that are no record, and are not exported
-    bad_crcs: int  # rows whose body does not fit its CRC; they are exported
+    damaged_bytes: int  # bytes that are no record, and are not exported
+    bad_crcs: int  # rows whose body does not match its CRC; they are exported
     bad_bodies: int  # rows without a body, because it cannot be decompressed
-
-
-class Outcome(NamedTuple):
-    """What one run has done."""
-
-    ranges: list[Range]  # that it has exported
-    missing: list[tuple[int, int]]  # offsets that had left the log before they were exported
-    left: int  # bytes of the active segment that are for a later run
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether everything that should be there is, and is sound."""
-        damaged = (one.damaged_bytes + one.bad_crcs + one.bad_bodies for one in self.ranges)
-        return not self.missing and not any(damaged)
 
 
 @dataclass(slots=True)
@@ -108,18 +93,19 @@ class _State:
     """The content of ``export.json``."""
 
     settings: dict[str, Any]  # the same in every run into one directory
-    end: int | None = None  # up to where the log is exported
-    last: list[int] | None = None  # exported record: its physical offset, when it was stored in ms
+    end: int | None = None  # up to this offset the log is exported
+    last: list[int] | None = None  # exported record: physical offset, store time in ms
     version: int = _VERSION
 
 
 def exported(records: DataFrame, topics: Sequence[str] | None = None) -> DataFrame:
-    """Choose the rows and columns that an export has.
+    """Select the rows and columns of an export.
 
-    ``records`` is a log with ``COLUMNS`` and ``recordType``. Without ``topics`` it is all that
-    consumers see, without retries and dead letters. ``date`` is the day of storing in UTC.
+    ``records`` is a log with ``COLUMNS`` and ``recordType``. Without ``topics``, all messages that
+    consumers see are selected, except retries and dead letters. ``date`` is the UTC day on which
+    the broker stored the message.
     """
-    # Counted in days, so that it does not depend on the time zone of the session.
+    # Counted in days, so it does not depend on the time zone of the session.
     days = F.floor(F.unix_millis("timestamp") / F.lit(_DAY_MS)).cast("int")
     return records.where(_is_wanted(topics)).select(
         *COLUMNS, F.date_add(F.lit("1970-01-01").cast("date"), days).alias("date")
@@ -133,7 +119,7 @@ def _is_wanted(topics: Sequence[str] | None) -> Column:
 
 
 class Export:
-    """One export into one directory, over as many runs as it takes."""
+    """One export into one directory, over any number of runs."""
 
     def __init__(
         self,
@@ -145,7 +131,7 @@ class Export:
     ) -> None:
         """Export ``topics``, or all but the broker's own, retries and dead letters.
 
-        ``decompress`` unpacks the bodies that their producers have compressed.
+        ``decompress`` unpacks bodies that producers compressed.
         """
         self._directory = directory
         self._topics = None if topics is None else sorted(set(topics))
@@ -155,12 +141,16 @@ class Export:
         self._checkpoint = self._home / FOLDER / "checkpoint"
         self._state_file = self._home / FOLDER / "export.json"
 
-    def run(self, extent: LogExtent, *, active: bool = False) -> Outcome:
-        """Export what is not exported yet; Spark starts only when there is something.
+    def run(self, extent: LogExtent, *, active: bool = False) -> dict[str, Any]:
+        """Export what is not exported yet; start Spark only if there is something.
+
+        Returns the results as JSON: ``rows`` exported, the ``ranges`` (``Range``), offsets that are
+        ``missing`` because they left the log before they were exported, and ``left_bytes`` of the
+        active segment for a later run.
 
         Raises:
-            PlaceError: The directory holds something else, or an export of another log or with
-                other settings; another export is running.
+            PlaceError: The directory holds other files, or an export of another log or with other
+                settings; or another export is running in it.
         """
         with self._locked():
             self._state = self._begun()
@@ -176,16 +166,19 @@ class Export:
                 with spark_for(extent, step) as spark:
                     step(f"exporting offsets {start} to {end}")
                     self._stream(spark, end, fail_on_data_loss=not missing)
-                if missing:  # what was deleted meanwhile was passed over too
+                if missing:  # what was deleted during the run was skipped too
                     missing = list(survey(self._directory).gaps(start, end))
-            return Outcome(self._ranges, missing, max(0, extent.end_offset - max(start, end)))
-
-    # --- the steps of a run
+            return {
+                "rows": sum(one.rows for one in self._ranges),
+                "ranges": [one._asdict() for one in self._ranges],
+                "missing": [{"start": start, "end": end} for start, end in missing],
+                "left_bytes": max(0, extent.end_offset - max(start, end)),
+            }
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other exports out, as long as this one lives."""
-        import fcntl  # noqa: PLC0415  Windows has none, and the other jobs
+        """Keep other exports out of the directory."""
+        import fcntl  # noqa: PLC0415  Windows lacks it, and runs the other jobs
 
         (self._home / FOLDER).mkdir(parents=True, exist_ok=True)
         with (self._home / FOLDER / "lock").open("w") as lock:
@@ -216,13 +209,13 @@ class Export:
             begun = state.settings.get(name)
             if begun != value:
                 raise self._error(
-                    f"the export was begun with {name} = {begun}, not {value}: go on with the same,"
-                    " or into another directory"
+                    f"the export was begun with {name} = {begun}, not {value}: use the same again,"
+                    " or another directory"
                 )
         return state
 
     def _check_log(self, extent: LogExtent) -> None:
-        """Make sure that the log is the one that the export is of."""
+        """Raise an error if this is not the log that was exported so far."""
         end, last = self._state.end, self._state.last
         if end is not None and end > extent.end_offset:
             raise self._error(
@@ -235,13 +228,13 @@ class Export:
         record = reader.record_at(last[0] - segment.base) if last[0] < segment.end else None
         if record is None or int(record.field("store_timestamp")[0]) != last[1]:
             raise self._error(
-                f"at offset {last[0]} the log has not the record that was exported: {_CUT}"
+                f"at offset {last[0]} the log does not have the record that was exported: {_CUT}"
             )
 
     def _stream(self, spark: "SparkSession", end: int, *, fail_on_data_loss: bool) -> None:
         register(spark)
         self._save()
-        reader = spark.readStream.format(FORMAT).schema(ddl(*COLUMNS, *_BESIDE))
+        reader = spark.readStream.format(FORMAT).schema(ddl(*COLUMNS, *_NOT_EXPORTED))
         if self._topics is not None:
             reader = reader.option("subscribe", ",".join(self._topics))
         log = reader.options(
@@ -258,10 +251,10 @@ class Export:
         writer.foreachBatch(self._write).trigger(availableNow=True).start().awaitTermination()
 
     def _write(self, batch: DataFrame, number: int) -> None:
-        """Write a batch, which may be one that an interrupted run has written already."""
+        """Write a batch, perhaps one that an interrupted run has already written."""
         from ..source.stream import OFFSET  # noqa: PLC0415  from Spark 4.2 on
 
-        # The last line of Spark's note is what the source said.
+        # The last line of Spark's offset file is the offset of the source.
         note = self._checkpoint / "offsets" / str(number)
         end = int(json.loads(note.read_text("utf-8").splitlines()[-1])[OFFSET])
         first = self._extent.first_offset
@@ -269,24 +262,24 @@ class Export:
         if end <= start:
             return
         seen = Observation()
-        is_wanted = _is_wanted(self._topics)
-        rows = exported(batch.observe(seen, *_measures(is_wanted)), self._topics)
+        counted = batch.observe(seen, *_counts(_is_wanted(self._topics)))
+        rows = exported(counted, self._topics)
         self._publish(rows, self._home / f"batch={number:08}", note)
         self._keep(start, end, seen.get)
 
     def _publish(self, rows: DataFrame, place: Path, note: Path) -> None:
         rows.write.mode("overwrite").partitionBy(*PARTITIONED_BY).parquet(str(self._staging))
         if not place.exists() and any(self._staging.glob(f"{PARTITIONED_BY[0]}=*")):
-            # What is visible outlives a power cut, and so does Spark's note of its offsets.
+            # A visible batch survives a power cut, and so do its offsets in the checkpoint.
             _sync(note, *note.parents[:3])
             _sync(*self._staging.rglob("*"), self._staging)
             self._staging.rename(place)
             _sync(self._home)
 
-    def _keep(self, start: int, end: int, told: dict[str, Any]) -> None:
-        last = told.pop("last")
+    def _keep(self, start: int, end: int, counts: dict[str, Any]) -> None:
+        last = counts.pop("last")
         segment = self._extent.segment_at(start).base
-        self._ranges.append(Range(start=start, end=end, segment=segment, **told))
+        self._ranges.append(Range(start=start, end=end, segment=segment, **counts))
         self._state.end = end
         if last is not None:
             self._state.last = list(last)
@@ -304,24 +297,23 @@ class Export:
 
 
 def _full_end(extent: LogExtent) -> int:
-    """Return where the part of a log ends that a broker does not write to any more."""
+    """Return the end of the segments that a broker no longer writes to."""
     if not extent.segments or extent.end_offset == extent.segments[-1].end:
         return extent.end_offset
     return extent.segments[-1].base
 
 
-def _measures(is_wanted: Column) -> list[Column]:
-    """Return what is counted while a batch is read."""
+def _counts(is_wanted: Column) -> list[Column]:
+    """Return the fields of ``Range`` that are counted while a batch is written, and ``last``."""
     is_wanted = F.coalesce(is_wanted, F.lit(False))
-    is_damaged = F.col("recordType") == CORRUPT
+    damaged = F.when(F.col("recordType") == CORRUPT, F.col("size"))
     last = F.struct("physicalOffset", F.unix_millis("timestamp"))
-    at = F.when(is_wanted, F.col("physicalOffset"))
     return [
         F.count_if(is_wanted).alias("rows"),
         F.count_if(is_wanted & ~F.col("crcOk")).alias("bad_crcs"),
         F.count_if(is_wanted & F.col("error").isNotNull()).alias("bad_bodies"),
-        F.coalesce(F.sum(F.when(is_damaged, F.col("size"))), F.lit(0)).alias("damaged_bytes"),
-        F.max_by(last, at).alias("last"),
+        F.coalesce(F.sum(damaged), F.lit(0)).alias("damaged_bytes"),
+        F.max_by(last, F.when(is_wanted, F.col("physicalOffset"))).alias("last"),
     ]
 
 
@@ -337,7 +329,7 @@ def _sync(*paths: Path) -> None:
 
 # --- the command
 
-SHOWN_MAX: Final = 50  # ranges in the table
+_DAMAGE: Final = ("damaged_bytes", "bad_crcs", "bad_bodies")
 
 
 def add(jobs: "Jobs") -> None:
@@ -349,7 +341,7 @@ def add(jobs: "Jobs") -> None:
         run,
         ends="0 done, 1 done, but parts of the log are damaged or were deleted before, 2 not done",
         example="~/.halfmq/store --topic orders --output orders",
-        writes="where the export is; a further run adds what is new. Partitioned by topic and date",
+        writes="directory of the export, partitioned by topic and date; each run adds what is new",
         must_write=True,
     )
     parser.add_argument(
@@ -362,7 +354,7 @@ def add(jobs: "Jobs") -> None:
     parser.add_argument(
         "--active",
         action="store_true",
-        help="export the segment that is being written too, as far as its records are whole",
+        help="also export the segment that is being written, up to its last whole record",
     )
     parser.add_argument(
         "--decompress", action="store_true", help="decompress bodies that producers compressed"
@@ -377,30 +369,19 @@ def run(options: argparse.Namespace) -> int:
     export = Export(
         options.directory, options.output, topics=options.topic, decompress=options.decompress
     )
-    outcome = export.run(extent, active=options.active)
-    summary = {
-        **about_log(options.directory, extent),
-        "rows": sum(one.rows for one in outcome.ranges),
-        "ranges": [one._asdict() for one in outcome.ranges],
-        "missing": [{"start": start, "end": end} for start, end in outcome.missing],
-        "left_bytes": outcome.left,
-    }
+    summary = about_log(options.directory, extent) | export.run(extent, active=options.active)
     output.publish(summary, _table(options, summary))
-    return CLEAN if outcome.is_clean else FINDINGS
+    damaged = (one[name] for one in summary["ranges"] for name in _DAMAGE)
+    return FINDINGS if summary["missing"] or any(damaged) else CLEAN
 
 
 def _table(options: argparse.Namespace, summary: dict[str, Any]) -> Iterator[str]:
-    yield f"commit log    {summary['directory']}"
-    yield f"export        {options.output}"
-    yield f"exported      {summary['rows']:,} messages of {len(summary['ranges']):,} ranges"
-    for one in summary["ranges"][:SHOWN_MAX]:
-        wrong = f", {one['damaged_bytes']:,} bytes damaged" if one["damaged_bytes"] else ""
-        wrong += f", {one['bad_crcs']:,} bodies with a wrong CRC" if one["bad_crcs"] else ""
-        wrong += f", {one['bad_bodies']:,} not decompressed" if one["bad_bodies"] else ""
-        yield f"  {one['start']} to {one['end']}: {one['rows']:,} messages{wrong}"
-    if len(summary["ranges"]) > SHOWN_MAX:
-        yield f"  and {len(summary['ranges']) - SHOWN_MAX:,} more: see --json"
-    for gap in summary["missing"]:
-        yield f"missing       {gap['start']} to {gap['end']} left the log before it was exported"
+    yield fact("commit log", summary["directory"])
+    yield fact("export", options.output)
+    yield fact("exported", f"{summary['rows']:,} messages")
     if summary["left_bytes"]:
-        yield f"left          {summary['left_bytes']:,} bytes of the segment that is being written"
+        yield fact("left", f"{summary['left_bytes']:,} bytes of the segment that is being written")
+    for gap in summary["missing"]:
+        yield fact("missing", f"{gap['start']} to {gap['end']} left the log before the export")
+    names = [name for name in Range._fields if name != "segment"]
+    yield from listing(summary["ranges"], *names)

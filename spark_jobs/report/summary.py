@@ -1,16 +1,15 @@
-"""The outcome of an audit for people, for programs and for further queries."""
+"""The outcome of an audit as JSON for programs and as a table for people."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ..audit.judge import State
 from ..audit.statistics import PERCENTILES
+from .tables import ROWS_MAX, fact, listing
 
 if TYPE_CHECKING:
-    from ..audit.auditor import Anomaly, Audit
+    from ..audit.auditor import Audit
 
-ROWS_SHOWN: Final = 50  # anomalies in the table; a terminal holds no more, and files have all
-DELAYS_SHOWN: Final = 10  # producer groups and topics in the table
 _COUNTED: Final = (
     State.COMMITTED,
     State.ROLLED_BACK,
@@ -62,62 +61,45 @@ def summary(audit: "Audit") -> dict[str, object]:
     }
 
 
-def table(audit: "Audit") -> str:
-    """Return what a person wants to see first."""
-    parts = (_log_lines(audit), _state_lines(audit), _delay_lines(audit), _anomaly_lines(audit))
-    return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
-
-
-def _log_lines(audit: "Audit") -> Iterator[str]:
+def table(audit: "Audit") -> Iterator[str]:
+    """Yield the lines that a person wants to see first."""
     log = audit.log
-    yield f"commit log    {audit.directory}"
-    yield f"segments      {log.segments}"
-    yield f"records       {log.records:,} in {log.bytes:,} bytes"
-    yield f"offsets       {log.first_offset} to {log.end_offset}"
+    yield fact("commit log", audit.directory)
+    yield fact("segments", log.segments)
+    yield fact("records", f"{log.records:,} in {log.bytes:,} bytes")
+    yield fact("offsets", f"{log.first_offset} to {log.end_offset}")
     if log.tail:
-        yield f"behind that   {log.tail}"
+        yield fact("after that", log.tail)
     for check in audit.checks:
         if not check.checked:
-            yield f"not checked   {check.what}: {check.why}"
+            yield fact("not checked", f"{check.what}: {check.why}")
     for remark in audit.remarks:
-        yield f"remark        at {', '.join(map(str, remark.offsets))}: {remark.detail}"
-
-
-def _state_lines(audit: "Audit") -> Iterator[str]:
-    yield f"transactions  {sum(audit.states[state] for state in _COUNTED):,}"
+        yield fact("remark", f"at {', '.join(map(str, remark.offsets))}: {remark.detail}")
+    yield ""
+    yield fact("transactions", sum(audit.states[state] for state in _COUNTED))
     for state in _COUNTED:
         if state is not State.UNDETERMINED or audit.states[state]:
-            yield f"  {state.replace('_', ' '):12}{audit.states[state]:,}"
+            yield fact(f"  {state.replace('_', ' ')}", audit.states[state])
     if audit.states[State.EXPIRED]:
         yield f"  (and {audit.states[State.EXPIRED]:,} decisions on halves no longer in the log)"
+    yield from _delay_lines(audit)
+    yield ""
+    yield fact("anomalies", audit.anomaly_count)
+    anomalies = [anomaly._asdict() for anomaly in audit.anomalies[:ROWS_MAX]]
+    names = ("kind", "transaction_id", "offsets", "detail")
+    yield from listing(anomalies, *names, total=audit.anomaly_count)
 
 
 def _delay_lines(audit: "Audit") -> Iterator[str]:
-    """Tell how long decisions took, for the groups and topics with the most transactions."""
-    delays = sorted(audit.delays, key=lambda delays: -delays.prepared)
-    if delays:
-        yield (
-            "decided after " + "".join(f"{name:>10}" for name in PERCENTILES) + "   checks, at most"
-        )
-    for one in delays[:DELAYS_SHOWN]:
-        took = "".join(f"{one.took_ms.get(name, '-'):>10}" for name in PERCENTILES)
-        yield f"  milliseconds{took}{one.checks['max']:>10}   {one.producer_group} / {one.topic}"
-    if delays:
-        yield "  (checks: the copies that RocketMQ writes when it asks; halfmq logs none)"
-    if len(delays) > DELAYS_SHOWN:
-        yield f"  and {len(delays) - DELAYS_SHOWN:,} more producer groups and topics"
-
-
-def _anomaly_lines(audit: "Audit") -> Iterator[str]:
-    yield f"anomalies     {audit.anomaly_count:,}"
-    shown = audit.anomalies[:ROWS_SHOWN]
-    for anomaly in shown:
-        yield _anomaly_line(anomaly)
-    if audit.anomaly_count > len(shown):
-        yield f"  and {audit.anomaly_count - len(shown):,} more: see --json or --output"
-
-
-def _anomaly_line(anomaly: "Anomaly") -> str:
-    places = ", ".join(map(str, anomaly.offsets))
-    who = f"{anomaly.transaction_id} " if anomaly.transaction_id else ""
-    return f"  {anomaly.kind:22} {who}at {places}: {anomaly.detail}"
+    """Show how long decisions took, for the groups and topics with the most transactions."""
+    delays = [
+        {
+            **{name: one.took_ms.get(name) for name in PERCENTILES},
+            "checks, at most": one.checks["max"],
+            "producer group": one.producer_group,
+            "topic": one.topic,
+        }
+        for one in sorted(audit.delays, key=lambda one: -one.prepared)
+    ]
+    title = "time to decision in ms (checks: copies that RocketMQ writes; halfmq logs none)"
+    yield from listing(delays, *(delays[0] if delays else ()), title=title)

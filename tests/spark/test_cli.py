@@ -47,7 +47,7 @@ def test_a_clean_log_ends_with_0_and_a_table(
     assert "committed 1" in lines
     assert "rolled back 1" in lines
     assert "pending 1" in lines
-    assert "milliseconds 1 1 1 1 0 pg / orders" in lines
+    assert "1 1 1 1 0 pg orders" in lines
     assert "anomalies 0" in lines
     steps = [line.split(" s: ")[1] for line in shown.err.splitlines()]
     assert steps == [

@@ -15,7 +15,7 @@ from halfmq.spark_jobs.jobs import java
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts stand for Java")
 
 
-def fake_java(home: Path, version: str, *, release: bool = True) -> Path:
+def fake_java(home: Path, version: str) -> Path:
     """Make a Java home whose java prints its arguments, or its version."""
     executable = home / "bin" / "java"
     executable.parent.mkdir(parents=True)
@@ -25,8 +25,6 @@ def fake_java(home: Path, version: str, *, release: bool = True) -> Path:
         'for argument do echo "$argument"; done\n'
     )
     executable.chmod(0o755)
-    if release:
-        (home / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
     return executable
 
 
@@ -53,7 +51,7 @@ def test_java_home_comes_first(bare: pytest.MonkeyPatch, tmp_path: Path) -> None
 def test_a_java_that_is_too_old_is_passed_over(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Spark 4 does not start on it."""
     fake_java(tmp_path / "home", "1.8.0_292")
-    on_path = fake_java(tmp_path / "path", "17.0.15", release=False)
+    on_path = fake_java(tmp_path / "path", "17.0.15")
     bare.setenv("JAVA_HOME", str(tmp_path / "home"))
     bare.setenv("PATH", f"{on_path.parent}:{os.defpath}")
 
