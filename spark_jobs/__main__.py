@@ -3,14 +3,14 @@
 Exit codes: 0 nothing to report, 1 there are findings, 2 the job could not be done, 130 Ctrl-C.
 """
 
-# ruff: noqa: E402  what stands first answers Ctrl-C while the rest is imported
+# ruff: noqa: E402  the first lines handle Ctrl-C while the rest is imported
 
 import os
 import signal
 
 
 def _end_at_once(*_: object) -> None:
-    """Answer Ctrl-C before there is a process to end but this one."""
+    """Handle Ctrl-C while there are no child processes."""
     os.write(2, b"interrupted\n")
     os._exit(130)
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{options.job}: {error}\n")
         out = sys.__stdout__
         if isinstance(error, OSError) and out is not None and sys.stdout is out:
-            # What standard output could not take would be tried again at exit, with a trace.
+            # At exit, Python would write the rest of standard output again, and print a trace.
             os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
         return FAILED
     except KeyboardInterrupt:
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_one_pipe() -> bool:
-    """Tell whether standard error would be mixed into what a program reads from standard output.
+    """Return whether standard output and standard error are the same pipe or file.
 
     ``spark-submit`` gives a Python program one pipe for both.
     """

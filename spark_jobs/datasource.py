@@ -1,4 +1,4 @@
-"""The data sources, for ``spark.read.format``; the modules of ``source/`` describe them."""
+"""Register the data sources of this package for ``spark.read.format``."""
 
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,8 @@ __all__ = ["EVENT_FORMAT", "FORMAT", "QUEUE_FORMAT", "register"]
 
 
 def register(spark: "SparkSession") -> None:
-    """Make the formats known to a session.
-
-    They are ``rocketmq-commitlog``, ``rocketmq-consumequeue`` and ``rocketmq-transactions``.
-    """
-    use_this_python(spark)  # it becomes part of what is registered
+    """Register ``rocketmq-commitlog``, ``rocketmq-consumequeue`` and ``rocketmq-transactions``."""
+    use_this_python(spark)  # what is registered includes the interpreter
     spark.dataSource.register(CommitLogDataSource)
     spark.dataSource.register(ConsumeQueueDataSource)
     spark.dataSource.register(TransactionDataSource)

@@ -1,13 +1,13 @@
-"""What can go wrong before or while a commit log is read by Spark.
+"""Errors raised before or while Spark reads a commit log.
 
 SparkJobsError
 ├── LogDirectoryError    the directory holds no commit log that could be read
-├── PlaceError           a file, directory or database that a job was given cannot be used
+├── PlaceError           a file, directory or database in the options of a job cannot be used
 ├── OptionError          an option or column that does not exist, or has a wrong value
 ├── CorruptLogError      with mode FAILFAST: bytes that are no whole record
-├── DataLossError        a stream needs a part of the log that is no longer there
+├── DataLossError        a stream needs a part of the log that no longer exists
 ├── JavaNotFoundError    no Java that this Spark can run on
-└── SparkFailedError     Spark could not do what it was asked
+└── SparkFailedError     Spark raised an error
 """
 
 import re
@@ -18,33 +18,33 @@ from typing import Final, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The lines in the traces of Java and Python that say what happened; the last is the root cause.
+# The lines with the errors in traces of Java and Python; the last is the root cause.
 _RAISED: Final = re.compile(
     r"^(?:: |Caused by: )?(?:[\w$]+\.)*[\w$]+(?:Error|Exception): (?!Traceback)(.+)$", re.MULTILINE
 )
 
 
 class SparkJobsError(Exception):
-    """Catch this to catch everything that these jobs raise on purpose."""
+    """Base class of all errors of this package."""
 
     def __str__(self) -> str:
         return ": ".join(map(str, self.args))
 
 
 class LogDirectoryError(SparkJobsError):
-    """A directory holds no commit log that could be read; its path, and the reason."""
+    """A directory has no readable commit log: its path, and the reason."""
 
 
 class PlaceError(SparkJobsError):
-    """A place that a job was given cannot be used; its path or URL, and the reason."""
+    """A file, directory or database cannot be used: its path or URL, and the reason."""
 
 
 class OptionError(SparkJobsError):
-    """An option or a column is unknown, or a value is not what it takes."""
+    """An option or column is unknown, or has a wrong value."""
 
 
 class CorruptLogError(SparkJobsError):
-    """At ``offset`` there are ``size`` bytes that are no record; the reader was told to stop."""
+    """``size`` bytes at ``offset`` are no record, and the mode is FAILFAST."""
 
     def __init__(self, path: str, offset: int, size: int, reason: str) -> None:
         super().__init__(path, offset, size, reason)
@@ -55,7 +55,7 @@ class CorruptLogError(SparkJobsError):
 
 
 class DataLossError(SparkJobsError):
-    """What a stream has to read next, from ``start`` to ``end``, is not in the log any more."""
+    """The offsets that a stream reads next, ``start`` to ``end``, are no longer in the log."""
 
     def __init__(self, path: str, start: int, end: int, reason: str) -> None:
         super().__init__(path, start, end, reason)
@@ -64,35 +64,35 @@ class DataLossError(SparkJobsError):
     def __str__(self) -> str:
         return (
             f"{self.path}: the stream needs offsets {self.start} to {self.end}, but {self.reason};"
-            " failOnDataLoss=false goes on with what is there"
+            " failOnDataLoss=false continues with the next record in the log"
         )
 
 
 class JavaNotFoundError(SparkJobsError):
-    """There is no Java on which Spark could run."""
+    """No Java was found on which Spark can run."""
 
 
 class SparkFailedError(SparkJobsError):
-    """Spark could not do what it was asked; says what a worker or Spark itself told of it."""
+    """Spark raised an error: the message of its root cause."""
 
 
 def in_one_sentence(step: Callable[P, T]) -> Callable[P, T]:
-    """Have an error of ours leave a data source without the way that it took.
+    """Drop the traceback of an error of this package that leaves a data source.
 
-    Spark puts the whole traceback of a worker into the message that its user sees.
+    Spark puts the whole traceback of a worker into the message that the user sees.
     """
 
     @wraps(step)
-    def told(*arguments: P.args, **named: P.kwargs) -> T:
+    def call(*arguments: P.args, **named: P.kwargs) -> T:
         try:
             return step(*arguments, **named)
         except SparkJobsError as error:
             raise error.with_traceback(None) from None
 
-    return told
+    return call
 
 
 def root_cause(error: Exception) -> str:
-    """Return what a Spark worker or Java raised first, from the traces in Spark's message."""
+    """Return the message of the first error in a worker or Java, from the traces in Spark's."""
     raised = _RAISED.findall(str(error))
     return raised[-1] if raised else str(error).strip().partition("\n")[0]

@@ -1,8 +1,8 @@
-"""Ctrl-C: one line, exit code 130, and no process of ours left behind.
+"""Ctrl-C: one line, exit code 130, and no process left running.
 
-Python would raise ``KeyboardInterrupt`` wherever it is: inside an import, in a callback of Py4J, in
-the wait for a JVM that starts, each with a trace of its own. So the handler ends the process
-itself. It needs nothing that takes long to import, to be in place before all else.
+Python would raise ``KeyboardInterrupt`` wherever it is: inside an import, in a callback of Py4J,
+while a JVM starts, each with another trace. So the handler ends the process itself. This module
+imports nothing slow, so that the handler is in place early.
 """
 
 import os
@@ -22,12 +22,12 @@ _process = os.getpid()
 
 
 def end_on_interrupt() -> None:
-    """Have SIGINT end this process."""
+    """Make SIGINT end this process and its children."""
     signal.signal(signal.SIGINT, _end)
 
 
 def restore(handler: object) -> None:
-    """Set the handler again where ``SparkContext`` has replaced it by its own."""
+    """Set the handler again after ``SparkContext`` has replaced it with its own."""
     if handler is _end:
         end_on_interrupt()
 
@@ -35,7 +35,7 @@ def restore(handler: object) -> None:
 def _end(*_: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getpid() != _process:
-        os._exit(INTERRUPTED)  # a fork that is about to become the JVM; one line is enough
+        os._exit(INTERRUPTED)  # a fork that is about to become the JVM; the parent prints the line
     with suppress(OSError):
         sys.stderr.write("\r\x1b[Kinterrupted\n" if sys.stderr.isatty() else "interrupted\n")
         sys.stderr.flush()

@@ -26,7 +26,7 @@ _INT64_MAX: Final = 2**63 - 1
 
 
 class GroupOffset(NamedTuple):
-    """Where a group goes on in one queue: the columns of ``DDL``."""
+    """Where a group continues in one queue: the columns of ``DDL``."""
 
     group: str
     topic: str
@@ -43,9 +43,9 @@ class OffsetTable(NamedTuple):
 
 
 def offset_file(directory: str | Path) -> Path:
-    """Return where a store keeps the table; for a folder of segments, where its store does.
+    """Return the path of a store's table, which may be missing.
 
-    The file may be missing.
+    For a folder of segments, it is that of the store around it.
     """
     root = Path(directory).absolute()
     if not (root / "commitlog").is_dir() and root.name == "commitlog":
@@ -89,7 +89,7 @@ def known_groups(config: Path) -> frozenset[str]:
 
 
 def is_brokers_own(group: str) -> bool:
-    """Tell whether a group belongs to the broker itself or to its tools."""
+    """Return whether a group belongs to the broker itself or to its tools."""
     return group in _BROKERS_GROUPS or group.startswith(_BROKERS_PREFIXES)
 
 

@@ -1,7 +1,8 @@
-"""Where a job's results go: looked at before the run, written after the table is shown.
+"""The outputs of a job: checked before the run, written after it.
 
-A job replaces in ``--output`` what an earlier run of it wrote, and nothing else. It knows that by
-the names: ``RESULT/halfmq-JOB-00000.parquet``, and ``summary.json`` by its first key.
+A job replaces in ``--output`` what a previous run of the same job wrote, and nothing else. It
+recognizes its files by their names, ``RESULT/halfmq-JOB-00000.parquet``, and ``summary.json`` by
+its keys.
 """
 
 import json
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SUMMARY: Final = "summary.json"
-_PROBE: Final = b"\0" * 4096  # bytes; a disk without room for so much is full
+_PROBE: Final = b"\0" * 4096  # a disk without space for these bytes is full
 
 
 class Output:
-    """The places for the results of one run."""
+    """The outputs of one run."""
 
     def __init__(
         self, job: str, json_file: str | None, folder: Path | None = None, *results: str
     ) -> None:
-        """Make the directory; ``results`` are the folders of Parquet files in it.
+        """Create the directory; ``results`` names the folders of Parquet files in it.
 
         Raises:
-            PlaceError: Something else is in a place, or it cannot be written.
+            PlaceError: An output cannot be written, or other files are in its place.
         """
         self._job = job
         self._folder = folder and folder.absolute()
@@ -51,7 +52,7 @@ class Output:
             probe_file(self._json)
 
     def parquet(self, name: str, frame: "DataFrame") -> None:
-        """Write a result; ``publish`` raises what went wrong."""
+        """Write a result; an error is raised by ``publish``."""
         if self._folder is None or self._failed:
             return
         staging, place = self._folder / f".halfmq-{self._job}", self._folder / name
@@ -68,7 +69,7 @@ class Output:
             self._failed = PlaceError(self._folder, f"cannot be written: {root_cause(error)}")
 
     def publish(self, summary: Mapping[str, object], table: Iterable[str]) -> None:
-        """Show the table, then write the JSON.
+        """Print the table, then write the JSON.
 
         Raises:
             PlaceError, OSError: The first file that could not be written.
@@ -87,7 +88,7 @@ class Output:
         if not place.exists():
             return
         probe_folder(place)
-        ours = (f"halfmq-{self._job}-", "_", ".")  # readers pass over the others
+        ours = (f"halfmq-{self._job}-", "_", ".")  # readers skip the last two
         foreign = [path.name for path in place.iterdir() if not path.name.startswith(ours)]
         if foreign:
             raise self._foreign(place / min(foreign))
@@ -103,15 +104,15 @@ class Output:
             raise self._foreign(place)
 
     def _foreign(self, place: Path) -> PlaceError:
-        reason = f"no earlier {self._job} wrote this: remove it, or name another --output"
+        reason = f"not written by a previous {self._job}: remove it, or name another --output"
         return PlaceError(place, reason)
 
 
 def probe_folder(folder: Path) -> None:
-    """Make a directory if need be, and see that it takes files.
+    """Create a directory if it is missing, and check that files can be written to it.
 
     Raises:
-        PlaceError: It does not.
+        PlaceError: They cannot.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,7 @@ def probe_folder(folder: Path) -> None:
 
 
 def probe_file(place: Path) -> None:
-    """See that a file can be written or replaced; its directory is made.
+    """Check that a file can be written or replaced; its directory is created.
 
     Raises:
         PlaceError: It cannot.
@@ -141,7 +142,7 @@ def probe_file(place: Path) -> None:
 
 
 def utc(time: datetime) -> str:
-    """Spell a time that has a zone."""
+    """Return a time with a zone as ISO 8601 in UTC, with milliseconds."""
     text = time.astimezone(UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 

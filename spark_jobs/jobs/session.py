@@ -1,7 +1,6 @@
-"""A Spark session that starts quickly, keeps quiet and listens on loopback only.
+"""A Spark session that starts quickly, logs nothing and listens on loopback only.
 
-What a session of the user's already says is left alone: ``spark_session`` uses the active
-session where there is one, and a master that ``spark-submit`` has set.
+An active session and the settings of ``spark-submit`` take precedence.
 """
 
 import os
@@ -22,13 +21,13 @@ from ..errors import JavaNotFoundError
 from .java import java_for_spark
 
 SMALL_LOG: Final = 256 << 20  # bytes; below, starting the JVM costs more than reading the log
-_SHUFFLE_BYTES: Final = 256 << 20  # of log per shuffle partition: some 25 MB of it are shuffled
+_SHUFFLE_BYTES: Final = 256 << 20  # of log per shuffle partition; about 25 MB of it are shuffled
 _HEAP_MAX: Final = 4 << 30  # bytes; an audit of ten million messages needs one
 
-_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # set where spark-submit has started a JVM and this
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which has started the JVM
 
-# Spark's own lines explain nothing to whoever runs an audit; errors arrive as exceptions.
-# The shell's logger is named because Spark otherwise announces that it changes the root's level.
+# Spark's log lines do not help a user of a job; errors arrive as exceptions. The shell's logger is
+# named because Spark otherwise prints that it changes the level of the root logger.
 _QUIET_LOG: Final = """\
 rootLogger.level = fatal
 logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
@@ -40,23 +39,18 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %p %c{1}: %m%n
 """
-# For a short life: no second compiler, no parallel collector to set up.
-_SHORT_LIFE: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# Rows live for moments, and nobody waits for a pause: collectors that work beside the program, as
-# the JVM would choose one, take a third more of the processor for a read.
-_LONG_LIFE: Final = "-XX:+UseParallelGC"
-_LONG_LIFE_ON_FEW: Final = "-XX:+UseSerialGC"  # measured on two cores
-# Compilers take a quarter of the processor time of an audit; most of what they compile by default
-# runs too short to pay for it.
-_COMPILE_LESS: Final = "-XX:CompileThresholdScaling=3"
-_FEW_CORES: Final = 2
+_SMALL_LOG_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # starts fastest
+# Measured on two cores: the default collector, G1, takes a third more processor time for a read;
+# compilers with the default thresholds take a quarter of the processor time of an audit.
+_LARGE_LOG_JVM: Final = "-XX:CompileThresholdScaling=3"
+_FEW_CORES: Final = 2  # up to these, the serial collector is faster than the parallel one
 
 
 @contextmanager
 def spark_session(*, log_bytes: int = 0) -> Iterator[SparkSession]:
-    """Give the active Spark session, or a new local one that ends with the context.
+    """Return the active Spark session, or a new local one that ends with the context.
 
-    ``log_bytes`` is how much will be read: it decides how the JVM is tuned.
+    ``log_bytes`` is the size of the log to read, by which the JVM is tuned.
 
     Raises:
         JavaNotFoundError: There is no Java for it.
@@ -74,7 +68,7 @@ def spark_session(*, log_bytes: int = 0) -> Iterator[SparkSession]:
 
 
 def _mute(session: SparkSession) -> None:
-    """Have a JVM that is about to end say nothing of what it cuts off, as a needless broadcast."""
+    """Silence a JVM that is about to end: it would report each broadcast that it interrupts."""
     with suppress(Py4JError, OSError):  # it may have ended by itself
         java = session._jvm.java  # type: ignore[union-attr]  # noqa: SLF001  there is no other way
         nowhere = java.io.PrintStream(java.io.OutputStream.nullOutputStream())
@@ -82,9 +76,9 @@ def _mute(session: SparkSession) -> None:
 
 
 def start_session(*, log_bytes: int = 0, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Start a local session, or the one that ``spark-submit`` asks for; the caller stops it.
+    """Start a local session, or the one of ``spark-submit``; the caller stops it.
 
-    ``settings`` are more of Spark's own.
+    ``settings`` are additional settings of Spark.
     """
     if _SUBMITTED in os.environ:
         return _submitted_session(log_bytes)
@@ -108,12 +102,12 @@ def start_session(*, log_bytes: int = 0, settings: Mapping[str, str] | None = No
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
             try:
                 return builder.getOrCreate()
-            except PySparkRuntimeError as error:  # it has said more on standard error
+            except PySparkRuntimeError as error:  # the JVM has printed more on standard error
                 raise JavaNotFoundError(f"the JVM for Spark did not start: {error}") from error
 
 
 def _submitted_session(log_bytes: int) -> SparkSession:
-    """Start a session in the JVM that ``spark-submit`` has started, as it was told to."""
+    """Start a session in the JVM of ``spark-submit``, with its settings."""
     session = SparkSession.builder.appName("halfmq").getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     given = session.sparkContext.getConf()
@@ -132,21 +126,21 @@ def _settings(log_bytes: int) -> dict[str, str]:
         "spark.driver.memory": f"{_heap() >> 20}m",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
-        # A wrong option is told in a line, not with the way that it took through a worker.
+        # A wrong option is reported in a line, without the trace of a worker.
         "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
         "spark.sql.shuffle.partitions": str(max(cores, log_bytes // _SHUFFLE_BYTES)),
-        # Compiling a query, or planning it again amid its run, takes longer than the rest of it.
+        # Compiling or replanning a query takes longer than the rest of it for a small log.
         "spark.sql.adaptive.enabled": str(not short_life).lower(),
         "spark.sql.codegen.wholeStage": str(not short_life).lower(),
         "spark.sql.codegen.factoryMode": "NO_CODEGEN" if short_life else "FALLBACK",
         "spark.sql.session.timeZone": "UTC",
-        # What is cached is numbers of high entropy; compressing them only costs.
+        # Cached rows are mostly hashes, which do not compress.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
     }
 
 
 def _heap() -> int:
-    """Half of the machine's memory, at most what an audit can use."""
+    """Return half of the machine's memory in bytes, at most what an audit can use."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not on this platform
@@ -157,6 +151,6 @@ def _heap() -> int:
 def _java_options(log_settings: Path, log_bytes: int) -> str:
     options = f"-Dlog4j2.configurationFile={log_settings.as_uri()}"
     if log_bytes < SMALL_LOG:
-        return f"{options} {_SHORT_LIFE}"
-    has_few = (os.cpu_count() or 1) <= _FEW_CORES
-    return f"{options} {_COMPILE_LESS} {_LONG_LIFE_ON_FEW if has_few else _LONG_LIFE}"
+        return f"{options} {_SMALL_LOG_JVM}"
+    collector = "Serial" if (os.cpu_count() or 1) <= _FEW_CORES else "Parallel"
+    return f"{options} {_LARGE_LOG_JVM} -XX:+Use{collector}GC"

@@ -1,7 +1,7 @@
 """Which anomalies a report shows, and the bytes to look at."""
 
-from collections.abc import Iterable
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -40,21 +40,17 @@ class Dump(NamedTuple):
 
 
 def shown_kinds(
-    anomalies: Iterable["Anomaly"], counts: dict[str, int], most: int
+    anomalies: Sequence["Anomaly"], counts: Mapping[str, int], most: int
 ) -> list[ShownKind]:
-    """Choose up to ``most`` rows, so that a flood of one kind does not hide the others."""
-    by_kind: dict[str, list[Anomaly]] = {str(kind): [] for kind in Kind}
-    for anomaly in anomalies:
-        by_kind[anomaly.kind].append(anomaly)
-    rounds = zip_longest(*by_kind.values())
-    fair = (one for together in rounds for one in together if one is not None)
-    chosen = {id(one) for one, _ in zip(fair, range(most), strict=False)}
+    """Select up to ``most`` rows of each kind, so that one kind does not hide another."""
     shown: list[ShownKind] = []
     first = 1
-    for kind, all_of_it in by_kind.items():
+    for kind in Kind:
         if counts.get(kind):
-            rows = list(enumerate((one for one in all_of_it if id(one) in chosen), first))
-            shown.append(ShownKind(kind, KINDS[Kind(kind)], counts[kind], rows))
+            rows = list(islice((one for one in anomalies if one.kind == kind), most))
+            shown.append(
+                ShownKind(str(kind), KINDS[kind], counts[kind], list(enumerate(rows, first)))
+            )
             first += len(rows)
     return shown
 

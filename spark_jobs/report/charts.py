@@ -23,14 +23,14 @@ _UNWANTED: Final = ("defs", "desc", "title")
 
 
 def states_chart(timeline: Timeline, labels: dict[str, str]) -> Markup:
-    """Draw how many transactions were prepared when, divided by what became of them."""
+    """Draw how many transactions were prepared in each interval, by state."""
     chart = pygal.StackedBar(_config(timeline, "states"), spacing=2)
     for state, counts in timeline.prepared.items():
         chart.add(labels[state], counts)
     said = ", ".join(
         f"{number(sum(counts))} {labels[state]}" for state, counts in timeline.prepared.items()
     )
-    title = "Transactions by the time of their preparation, and what became of them"
+    title = "Transactions by time of preparation and by state"
     return _svg(chart, "states-chart", title, f"In all: {said}.")
 
 
@@ -40,7 +40,7 @@ def undecided_chart(timeline: Timeline) -> Markup:
     chart = pygal.Line(_config(timeline, "undecided"), fill=True, show_dots=False)
     chart.add("undecided", waiting)
     said = f"At most {number(max(waiting))}, in the end {number(waiting[-1])}."
-    return _svg(chart, "undecided-chart", "Transactions that nobody had decided, over time", said)
+    return _svg(chart, "undecided-chart", "Undecided transactions over time", said)
 
 
 def _config(timeline: Timeline, name: str) -> pygal.Config:

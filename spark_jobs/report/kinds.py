@@ -1,4 +1,4 @@
-"""What each kind of anomaly means to whoever has the log, and what to do about it."""
+"""The meaning of each kind of anomaly, and what to do about it."""
 
 from typing import Final, NamedTuple
 
@@ -13,9 +13,9 @@ class Explanation(NamedTuple):
     remedy: str
 
 
-_TELL_CONSUMERS: Final = "Look for its effects where the topic is consumed."
+_EFFECTS: Final = "Look for its effects where the topic is consumed."
 _VERIFY: Final = (
-    "halfmq store verify says more. A broker makes its queues anew from the log when their folder"
+    "Run halfmq store verify for details. A broker rebuilds its queues from the log if their folder"
     " is moved away while it is stopped."
 )
 _DISK: Final = "Check the disk and restore the range from a replica or backup, if there is one."
@@ -24,31 +24,31 @@ KINDS: Final = {
     Kind.COMMITTED_TWICE: Explanation(
         "Committed twice",
         "Consumers see the message more than once.",
-        f"Let consumers drop repeats by the transaction's id. {_TELL_CONSUMERS}",
+        f"Let consumers drop repeats by the transaction's id. {_EFFECTS}",
     ),
     Kind.COMMIT_AFTER_ROLLBACK: Explanation(
         "Committed after a rollback",
-        "Consumers see a message whose producer was told that it is rolled back.",
+        "Consumers see a message whose producer got the answer that it is rolled back.",
         "Compare with the producer's database; compensate if its row is not there.",
     ),
     Kind.ROLLBACK_AFTER_COMMIT: Explanation(
         "Rolled back after a commit",
-        "Consumers see the message; a producer was told that it is rolled back.",
+        "Consumers see the message; a producer got the answer that it is rolled back.",
         "Compare with the producer's database; compensate if its row is not there.",
     ),
     Kind.DECISION_WITHOUT_HALF: Explanation(
         "Decision without half message",
-        "A final message or a rollback record names a half message that is not there.",
+        "A final message or a rollback record names a half message that is not in the log.",
         "If it is a final message, consumers have seen it: compare with the producer's database.",
     ),
     Kind.OP_WITHOUT_HALF: Explanation(
         "Op without half message",
         "An op message marks something as done that was never prepared.",
-        "Nobody sees op messages. Find out what else wrote to the store.",
+        "Consumers do not see op messages. Find out what else wrote to the store.",
     ),
     Kind.PARKED_WITHOUT_HALF: Explanation(
         "Parked without half message",
-        "A message was given up whose half message is not there.",
+        "A message was parked whose half message is not in the log.",
         "Compare with the producer's database, and send the message again if its row is there.",
     ),
     Kind.DUPLICATE_PREPARE: Explanation(
@@ -60,7 +60,7 @@ KINDS: Final = {
     Kind.MISSING_FINAL: Explanation(
         "Final message missing",
         "A transaction was committed, and its message, or one of several, never reached its queue.",
-        "Send the message again: its content stands in the half message at the offset shown.",
+        "Send the message again: its content is in the half message at the offset shown.",
     ),
     Kind.MISSING_DECISION: Explanation(
         "Decision missing",
@@ -71,13 +71,13 @@ KINDS: Final = {
     ),
     Kind.ALTERED_FINAL: Explanation(
         "Final message differs from its half",
-        "Consumers see something else than what was prepared; the row says what differs.",
-        f"The half message at the offset shown has what the producer sent. {_TELL_CONSUMERS}",
+        "Consumers see a message that differs from what was prepared; the row says what differs.",
+        f"The half message at the offset shown has what the producer sent. {_EFFECTS}",
     ),
     Kind.UNLINKED_DELIVERY: Explanation(
         "Delivered outside of its transaction",
         "A record delivers the message though it is no final message of the transaction.",
-        f"Find out what wrote it: a broker delivers final messages only. {_TELL_CONSUMERS}",
+        f"Find out what wrote it: a broker delivers final messages only. {_EFFECTS}",
     ),
     Kind.UNMARKED_FINAL: Explanation(
         "Final message without its mark",
@@ -92,7 +92,7 @@ KINDS: Final = {
     Kind.DELIVERED_TWICE: Explanation(
         "Delayed message delivered twice",
         "A committed message with a delay was put into its topic more than once.",
-        f"Let consumers drop repeats by the transaction's id. {_TELL_CONSUMERS}",
+        f"Let consumers drop repeats by the transaction's id. {_EFFECTS}",
     ),
     Kind.SPLIT_GROUP: Explanation(
         "Several messages, not decided alike",
@@ -101,13 +101,14 @@ KINDS: Final = {
     ),
     Kind.OVERDUE_HALF: Explanation(
         "Undecided for too long",
-        "A half message has waited longer than the age that was asked for. Copies whose original"
+        "A half message has been undecided for longer than --pending-age. Copies whose original"
         " has left the log are not counted.",
         "See that a producer of the group is connected and answers checks: halfmq tx list.",
     ),
     Kind.LOST_PARKING: Explanation(
         "Neither decided nor parked",
-        "The broker stopped asking about a half message and left nothing behind.",
+        "The broker stopped asking about a half message, and the log has neither a decision nor a"
+        " parked copy.",
         "Compare with the producer's database, and send the message again if its row is there.",
     ),
     Kind.OUT_OF_ORDER: Explanation(
@@ -136,7 +137,7 @@ KINDS: Final = {
         "CRC mismatch", "The bytes of a record are not those that were written.", _DISK
     ),
     Kind.GAP: Explanation(
-        "Gap in the log", "A stretch of the log was never written, or is lost.", _DISK
+        "Gap in the log", "A range of the log was never written, or is lost.", _DISK
     ),
     Kind.OVERLAP: Explanation(
         "Overlapping segments",

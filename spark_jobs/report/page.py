@@ -1,9 +1,9 @@
 """The report of an audit as one HTML file, made from ``templates/report.html``.
 
-The file stands alone: no request leaves it, and a policy in its head forbids any, as well as every
-script and style but those that are written into it, known by their hashes. It can be read without a
-script. All numbers were counted by Spark; anomalies are shown up to ``ROWS_MAX``, so the file stays
-small however bad the log is (about 3 kB for each row), and says what it left out and where that is.
+The file stands alone: it makes no request, and a policy in its head forbids any, and all scripts
+and styles except the two in the file, which are identified by their hashes. It can be read without
+scripts. Spark counted all numbers. At most ``ROWS_MAX`` anomalies of each kind are shown (about
+3 kB each), so the file stays small for any log; it says how many are left out and where they are.
 """
 
 import base64
@@ -25,7 +25,7 @@ from .anomalies import dump, shown_kinds
 if TYPE_CHECKING:
     from ..audit.auditor import Audit
 
-ROWS_MAX: Final = 200  # anomalies with their bytes; more are no reading matter
+ROWS_MAX: Final = 20  # anomalies of each kind, with their bytes; nobody reads more
 CHECKS: Final = {
     "crc": "CRC of records",
     "queues": "Consume queues",
@@ -46,9 +46,7 @@ class _Table(NamedTuple):
     rows: list[list[str]]
 
 
-def page(
-    audit: "Audit", *, written_ms: int, details: Path | None = None, rows_max: int = ROWS_MAX
-) -> str:
+def page(audit: "Audit", *, written_ms: int, details: Path | None = None) -> str:
     """Return the report as HTML.
 
     ``written_ms`` is the time to put into it, ``details`` the folder with the Parquet files.
@@ -57,7 +55,7 @@ def page(
     timeline = audit.timeline
     labels = {str(state): str(state).replace("_", " ") for state in timeline.prepared}
     placed = sum(map(sum, timeline.prepared.values()))
-    kinds = shown_kinds(audit.anomalies, dict(audit.anomaly_kinds), rows_max)
+    kinds = shown_kinds(audit.anomalies, audit.anomaly_kinds, ROWS_MAX)
     delays = sorted(audit.delays, key=lambda one: -one.prepared)
     return (
         _environment()

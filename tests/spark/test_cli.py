@@ -210,7 +210,7 @@ def test_what_no_audit_wrote_is_never_replaced(
     foreign.write_text("mine")
 
     assert main(["audit", str(log), "--output", str(tmp_path / "out")]) == 2
-    assert "no earlier audit wrote this" in capsys.readouterr().err
+    assert "not written by a previous audit" in capsys.readouterr().err
     assert foreign.read_text() == "mine"
 
 
