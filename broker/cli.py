@@ -26,7 +26,7 @@ from typing import Any, Final
 from halfmq.store.config import FlushMode
 from halfmq.store.errors import DirectoryInUseError, StoreError
 
-from .config import BrokerConfig, load_config
+from .config import BrokerConfig, LoadedConfig, load_config
 from .errors import AddressTakenError, ConfigurationError
 from .logs import configure_logging
 from .service import Broker
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise_descriptor_limit()
     reserve_descriptor_table()
     try:
-        _run(_serve(loaded.config))
+        _run(_serve(loaded))
     except ConfigurationError as error:
         return _fail(ExitCode.CONFIGURATION, error)
     except DirectoryInUseError as error:
@@ -144,13 +144,14 @@ def _run(main_coroutine: Coroutine[Any, Any, None]) -> None:
         uvloop.run(main_coroutine)
 
 
-async def _serve(config: BrokerConfig) -> None:
+async def _serve(loaded: LoadedConfig) -> None:
+    config = loaded.config
     started = time.monotonic()
     asked_to_stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop.set)
-    broker = Broker(config)
+    broker = Broker(loaded)
     # A start creates tables of millions of objects and almost no garbage. Collections that visit
     # them repeatedly while they grow would take a fifth of its time.
     gc.disable()

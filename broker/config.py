@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -98,13 +99,25 @@ class TopicDefaults:
         "brokerClusterName", "DefaultCluster", _NAME, "name of its cluster in routes"
     )
     auto_create: bool = setting(
-        "autoCreateTopicEnable", True, SWITCH, "create a topic at its first message"
+        "autoCreateTopicEnable",
+        True,
+        SWITCH,
+        "create a topic at its first message",
+        live=True,
     )
     default_queue_nums: int = setting(
-        "defaultTopicQueueNums", 8, integer(1, 1_024, "queues"), "most queues of such a topic"
+        "defaultTopicQueueNums",
+        8,
+        integer(1, 1_024, "queues"),
+        "most queues of such a topic",
+        live=True,
     )
     auto_create_groups: bool = setting(
-        "autoCreateSubscriptionGroup", True, SWITCH, "create a consumer group at its first use"
+        "autoCreateSubscriptionGroup",
+        True,
+        SWITCH,
+        "create a consumer group at its first use",
+        live=True,
     )
     store_replies: bool = setting(
         "storeReplyMessageEnable",
@@ -124,6 +137,7 @@ class ConsumerConfig:
         SWITCH,
         "refuse a consumer whose topics or filters differ from those of its group's other members; "
         "otherwise it is a warning, and the group misses messages while it lasts",
+        live=True,
     )
 
 
@@ -202,12 +216,14 @@ class StoreSettings:
         72,
         integer(0, 1_000_000, "hours"),
         "hours that messages are kept at least; then whole files of the log are deleted",
+        live=True,
     )
     delete_when: str = setting(
         "deleteWhen",
         "04",
         pattern(_HOURS, "hours of the day from 00 to 23, several separated by ;"),
         "local hours in which that happens; at any hour when the disk gets scarce",
+        live=True,
     )
 
     def store_config(self, delay_levels_ms: tuple[int, ...]) -> StoreConfig:
@@ -237,6 +253,7 @@ class DiskConfig:
         75,
         _PERCENT,
         "from here on a warning, and old files are deleted at any hour",
+        live=True,
     )
     refuse_ratio: int = setting(
         "diskSpaceWarningLevelRatio",
@@ -244,6 +261,7 @@ class DiskConfig:
         _PERCENT,
         "from here on messages and halves are refused with SERVICE_NOT_AVAILABLE, on which clients "
         "try another broker; consumption, decisions and checks go on in what is left",
+        live=True,
     )
 
 
@@ -256,30 +274,42 @@ class TransactionConfig:
         6_000,
         duration(1, 30 * _DAY_MS),
         "ms; age at which the first check is due",
+        live=True,
     )
     check_interval_ms: int = setting(
-        "transactionCheckInterval", 30_000, duration(1, 30 * _DAY_MS), "ms between two checks"
+        "transactionCheckInterval",
+        30_000,
+        duration(1, 30 * _DAY_MS),
+        "ms between two checks",
+        live=True,
     )
     check_max: int = setting(
         "transactionCheckMax",
         15,
         integer(1, 1_000_000),
         "delivered checks, then the message is parked",
+        live=True,
     )
     pending_max: int = setting(
         "transactionPendingMax",
         1_000_000,
         integer(1, 100_000_000, "halves"),
         "undecided half messages, 300 MiB of memory per million; beyond, more are SYSTEM_BUSY",
+        live=True,
     )
     group_pending_max: int = setting(
         "transactionPendingMaxPerGroup",
         0,
         integer(0, 100_000_000, "transactions; 0: no limit"),
         "undecided transactions of one producer group; beyond, more of it are SYSTEM_BUSY",
+        live=True,
     )
     reject: bool = setting(
-        "rejectTransactionMessage", False, SWITCH, "answer NO_PERMISSION to half messages"
+        "rejectTransactionMessage",
+        False,
+        SWITCH,
+        "answer NO_PERMISSION to half messages",
+        live=True,
     )
     unflushed_topics: frozenset[str] = setting(
         "transactionAsyncFlushTopics",
@@ -391,6 +421,8 @@ class LoadedConfig:
     config: BrokerConfig
     origins: dict[str, Origin]
     warnings: list[str]
+    file: Path | None = None
+    """The file of `--conf`."""
 
     def lines(self) -> Iterator[str]:
         """Yield each key with value, default and source, for `--print-config`."""
@@ -409,9 +441,7 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
     Raises:
         ConfigurationError: The file cannot be read, a line is no `key=value`, or a value is wrong.
     """
-    known = {
-        item.key: (name, item) for name, part in _SECTIONS.items() for item in settings_of(part)
-    }
+    known = known_settings()
     own = [*(_read_file(file) if file else ()), *_read_overrides(overrides)]
     entries = [*_tls_properties(own), *own]
     warnings: list[str] = []
@@ -419,7 +449,7 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
     chosen: dict[str, dict[str, object]] = {name: {} for name in _SECTIONS}
     for key, value, source in entries:
         if key not in known:
-            warnings.append(f"{source}: {_unknown_key(key, known)}")
+            warnings.append(f"{source}: {unknown_key(key, known)}; ignored")
             continue
         file_of_key = _file_of(origins[key].source) if key in origins else None
         if file_of_key is not None and file_of_key == _file_of(source):
@@ -437,7 +467,46 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
         folder = file.parent if file else config.store.root / "config"
         access = replace(config.access, plain_acl_file=folder / "plain_acl.yml")
         config = replace(config, access=access)
-    return LoadedConfig(config, origins, warnings)
+    return LoadedConfig(config, origins, warnings, file)
+
+
+@cache
+def known_settings() -> Mapping[str, tuple[str, Setting]]:
+    """Return section and declaration of each setting by key."""
+    return {
+        item.key: (name, item) for name, part in _SECTIONS.items() for item in settings_of(part)
+    }
+
+
+def with_value(config: BrokerConfig, key: str, value: str) -> BrokerConfig:
+    """Return a configuration with another value of one setting.
+
+    Raises:
+        ConfigurationError: The value is wrong.
+    """
+    section, item = known_settings()[key]
+    parsed = _parse(item, value, "")
+    changed = replace(getattr(config, section), **{item.attribute: parsed})
+    return replace(config, **{section: changed})
+
+
+def decode_settings(body: bytes) -> dict[str, str]:
+    """Return the settings in a body of ``key=value`` lines, as tools of RocketMQ send it.
+
+    Raises:
+        ConfigurationError: A line is none.
+    """
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError("line", "", "", "text in UTF-8") from error
+    return {key: value for key, value, _source in _parse_lines(text, "line")}
+
+
+def key_of_line(line: str) -> str | None:
+    """Return the setting of one line of a file; None of a comment."""
+    stripped = line.strip()
+    return None if stripped[:1] in ("", "#", "!") else stripped.partition("=")[0].strip()
 
 
 def _tls_properties(entries: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
@@ -464,14 +533,15 @@ def _parse(item: Setting, value: str, source: str) -> object:
         raise ConfigurationError(source, item.key, shown, item.kind.expected) from cause
 
 
-def _unknown_key(key: str, known: Iterable[str]) -> str:
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """Return what is wrong with a key that is no setting."""
     if key in _ROCKETMQ_ONLY:
-        return f"{key} is a RocketMQ setting without effect here; ignored"
+        return f"{key} is a RocketMQ setting without effect here"
     if key in _GONE:
-        return f"{key} is a setting of earlier versions and ignored; {_GONE[key]} alone counts"
+        return f"{key} is a setting of earlier versions; {_GONE[key]} alone counts"
     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"unknown key {key}; ignored{hint}"
+    return f"unknown key {key}{hint}"
 
 
 def _read_file(file: Path) -> Iterator[tuple[str, str, str]]:
@@ -482,6 +552,10 @@ def _read_file(file: Path) -> Iterator[tuple[str, str, str]]:
         raise ConfigurationError(
             str(file), "--conf", str(file), f"a readable file ({reason})"
         ) from error
+    yield from _parse_lines(text, str(file))
+
+
+def _parse_lines(text: str, name: str) -> Iterator[tuple[str, str, str]]:
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if not stripped or stripped[0] in "#!":
@@ -489,9 +563,9 @@ def _read_file(file: Path) -> Iterator[tuple[str, str, str]]:
         key, separator, value = stripped.partition("=")
         if not separator or not key.strip():
             raise ConfigurationError(
-                f"{file}:{number}", stripped, "", "a line of the form key=value"
+                f"{name}:{number}", stripped, "", "a line of the form key=value"
             )
-        yield key.strip(), value.strip(), f"{file}:{number}"
+        yield key.strip(), value.strip(), f"{name}:{number}"
 
 
 def _read_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str, str]]:

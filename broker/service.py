@@ -31,7 +31,7 @@ from halfmq.store.recovery.recovery import RecoveryReport
 
 from .access.build import AccessSetup, Reloading
 from .access.tls import tls_context
-from .config import BrokerConfig
+from .config import BrokerConfig, LoadedConfig
 from .delay.delivery import DelayService
 from .delay.levels import DelayLevels, parse_delay_levels
 from .disk.disk_limits import DiskLimits, Space, space_of
@@ -45,6 +45,7 @@ from .handlers.admin.groups import GroupHandlers
 from .handlers.admin.kv_config import KvConfigHandlers
 from .handlers.admin.offsets import GroupOffsetHandlers
 from .handlers.admin.relays import RelayHandlers
+from .handlers.admin.settings import SettingsHandlers
 from .handlers.admin.statistics import StatisticsHandlers
 from .handlers.admin.topics import TopicHandlers
 from .handlers.admin.transactions import AdminHandlers
@@ -61,6 +62,7 @@ from .handlers.subjects import may_ask
 from .handlers.transactions.end import TransactionHandler
 from .handlers.transactions.prepare import PrepareHandler
 from .lifecycle import Service, ServiceStack
+from .live_settings import LiveSettings
 from .loop.fetches import Fetches
 from .loop.slices import PAUSE_S, PeriodicWork
 from .loop.ticker import Ticker
@@ -121,7 +123,7 @@ class Broker:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        config: BrokerConfig | LoadedConfig,
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         monotonic_ms: Callable[[], int] = lambda: int(time.monotonic() * 1_000),
@@ -130,11 +132,14 @@ class Broker:
     ) -> None:
         """Wire the parts.
 
+        A loaded ``config`` can be changed while the broker runs, in the file that it is from.
         ``now_ms`` is the wall clock: store timestamps, delivery at a time, the age of files.
         ``monotonic_ms`` is the clock of checks, delays, locks and heartbeats.
         ``worker`` creates the store's helper threads; ``disk_space`` returns the space of a disk.
         """
-        self.config = config
+        loaded = config if isinstance(config, LoadedConfig) else LoadedConfig(config, {}, [])
+        self.config = config = loaded.config
+        self._settings = LiveSettings(loaded, self._configure, now_ms=now_ms)
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
         self._levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
@@ -235,7 +240,6 @@ class Broker:
             TopicDestinations(
                 self._tables.topics,
                 self._levels.after_commit,
-                default_queue_nums=self.config.topics.default_queue_nums,
                 now_ms=self._now_ms,
             ),
             self.config.transaction,
@@ -441,6 +445,7 @@ class Broker:
                 self.config.topics,
             ),
             StatisticsHandlers(self._statistics),
+            SettingsHandlers(self._settings, changes),
         ]
 
     def _make_access_handlers(self, changes: Changes) -> list[HandlerPart]:
@@ -536,6 +541,16 @@ class Broker:
             now_ms=self._now_ms,
             credentials=self.config.access.inner_credentials,
         )
+
+    def _configure(self, config: BrokerConfig) -> None:
+        """Hand settings that were changed to the parts that use them."""
+        self.config = config
+        self._tables.topics.configure(config.topics)
+        self._tables.groups.auto_create = config.topics.auto_create_groups
+        self._tables.registry.refuse_unequal = config.consumers.refuse_unequal
+        self._retention.configure(config.store)
+        self._disk_limits.configure(config.disk)
+        self.transactions.configure(config.transaction)
 
     # --- life
 

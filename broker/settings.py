@@ -39,15 +39,20 @@ class Setting:
     kind: ValueKind
     default: Any
     note: str
+    is_live: bool
+    """Whether it can be changed while the broker runs."""
 
 
 _METADATA_KEY: Final = "halfmq.setting"
 
 
-def setting(key: str, default: T, kind: ValueKind, note: str = "") -> T:
-    """Declare a field that `broker.conf` sets by `key`; `note` holds its unit or effect."""
+def setting(key: str, default: T, kind: ValueKind, note: str = "", *, live: bool = False) -> T:
+    """Declare a field that `broker.conf` sets by `key`; `note` holds its unit or effect.
+
+    A `live` one can be changed while the broker runs: the part that uses it has `configure`.
+    """
     made: T = field(
-        default=default, repr=not kind.is_secret, metadata={_METADATA_KEY: (key, kind, note)}
+        default=default, repr=not kind.is_secret, metadata={_METADATA_KEY: (key, kind, note, live)}
     )
     return made
 
@@ -56,7 +61,7 @@ def settings_of(section: type) -> list[Setting]:
     """The settings declared in one section, in the order of declaration."""
     fields = section.__dataclass_fields__  # type: ignore[attr-defined]
     return [
-        Setting(made[0], name, made[1], item.default, made[2])
+        Setting(made[0], name, made[1], item.default, made[2], made[3])
         for name, item in fields.items()
         if (made := item.metadata.get(_METADATA_KEY)) is not None
     ]

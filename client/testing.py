@@ -58,12 +58,15 @@ class BrokerStartError(RuntimeError):
 class BrokerProcess:
     """A broker in a separate process, created by :func:`broker_process`."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, directory: Path, settings: Mapping[str, str], conf: Path | None = None
+    ) -> None:
         self.directory = directory
         """The broker's directory, with ``store`` and ``broker.log``."""
         self.ready: dict[str, str] = {}
         """The fields of the ready line: listen, namesrv, store, flush, recovery_ms, start_ms."""
         self._settings = dict(settings)
+        self._conf = conf
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
@@ -113,6 +116,8 @@ class BrokerProcess:
 
     def _start_on(self, port: str) -> None:
         command = [sys.executable, "-m", "halfmq.broker"]
+        if self._conf is not None:
+            command += ["--conf", str(self._conf)]
         for key, value in (self._settings | {"listenPort": port}).items():
             command += ["--set", f"{key}={value}"]
         with (self.directory / "broker.log").open("ab") as log:
@@ -168,14 +173,18 @@ class BrokerProcess:
 
 @contextlib.contextmanager
 def broker_process(
-    directory: str | os.PathLike[str] | None = None, **settings: object
+    directory: str | os.PathLike[str] | None = None,
+    *,
+    conf: object = None,
+    **settings: object,
 ) -> Iterator[BrokerProcess]:
     """Run a broker for the duration of the block.
 
     Args:
         directory: For the broker's files, such as pytest's ``tmp_path``; None: a temporary
             directory that is removed at the end.
-        settings: Keys of ``broker.conf``, such as ``transactionTimeOut=1000``.
+        conf: The path of a file of settings, which operators may change while the broker runs.
+        settings: Keys of ``broker.conf``, such as ``transactionTimeOut=1000``; they win over it.
     """
     with contextlib.ExitStack() as stack:
         if directory is None:
@@ -189,7 +198,8 @@ def broker_process(
             "storePathRootDir": str(path / "store"),
             "mappedFileSizeCommitLog": str(LOG_FILE_SIZE),
         }
-        broker = BrokerProcess(path, defaults | _texts(settings))
+        file = None if conf is None else Path(str(conf))
+        broker = BrokerProcess(path, defaults | _texts(settings), file)
         broker.start()
         try:
             yield broker

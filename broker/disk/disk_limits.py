@@ -84,6 +84,10 @@ class DiskLimits:
         self.is_full = False
         """Whether messages are refused."""
 
+    def configure(self, config: DiskConfig) -> None:
+        """Take over other limits, from the next test on."""
+        self._config = config
+
     def tick(self) -> float:
         """Test the disk and apply the limits; return the seconds until the next call."""
         try:

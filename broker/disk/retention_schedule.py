@@ -101,8 +101,7 @@ class RetentionSchedule:
         memory and calls back on this thread; `wake` schedules `tick` soon.
         """
         self._log = log
-        self._reserved_ms = settings.file_reserved_hours * _HOUR_MS
-        self._hours = frozenset(map(int, settings.delete_when.split(";")))
+        self.configure(settings)
         self._oldest_pending, self._oldest_delayed = oldest_pending, oldest_delayed
         self._on_blocked = on_blocked
         self._is_scarce = is_scarce
@@ -115,6 +114,11 @@ class RetentionSchedule:
         self._asked = 0  # scans left of an operator's request
         self._kept_from = -1  # offset from which old files are kept; -1: none
         self._delay_logged = -1  # the delayed message last logged for keeping files
+
+    def configure(self, settings: StoreSettings) -> None:
+        """Take over how long messages are kept, and when files are deleted."""
+        self._reserved_ms = settings.file_reserved_hours * _HOUR_MS
+        self._hours = frozenset(map(int, settings.delete_when.split(";")))
 
     def ask(self) -> None:
         """Delete old files soon, at any hour."""

@@ -140,8 +140,8 @@ class ClientRegistry:
         registrations_max: int = REGISTRATIONS_MAX,
         refuse_unequal: bool = False,
     ) -> None:
-        """`refuse_unequal` refuses a consumer that subscribes differently from its group."""
-        self._refuse_unequal = refuse_unequal
+        self.refuse_unequal = refuse_unequal
+        """Whether a consumer is refused that subscribes differently from its group."""
         self._now_ms = now_ms
         self._registrations_max = registrations_max
         self._consumers: dict[str, ConsumerGroup] = {}
@@ -455,7 +455,7 @@ class ClientRegistry:
         self, group: ConsumerGroup, client_id: str, filters: Filters, connection: Connection
     ) -> bool:
         """Refuse a consumer that differs from its group, if the setting requires it."""
-        if not self._refuse_unequal:
+        if not self.refuse_unequal:
             return False
         difference = group.variants.difference(group.name, client_id, filters)
         if difference is None:

@@ -147,7 +147,8 @@ class GroupTable:
         groups_max: int = GROUPS_MAX,
     ) -> None:
         self._file = TableFile(path, now_ms, holds="subscriptionGroupTable")
-        self._auto_create = auto_create
+        self.auto_create = auto_create
+        """Whether a group is created at its first use."""
         self._groups_max = groups_max
         self._groups = {name: GroupConfig(name=name) for name in BUILT_IN_GROUPS}
         self._forbidden: JsonObject = {}
@@ -205,7 +206,7 @@ class GroupTable:
         known = self._groups.get(name)
         if known is not None:
             return known
-        if not (self._auto_create or name.startswith(SYSTEM_GROUP_PREFIX)):
+        if not (self.auto_create or name.startswith(SYSTEM_GROUP_PREFIX)):
             return None
         if validate_group(name) is not None:
             return None

@@ -217,7 +217,8 @@ class TopicTable:
         """When it `saves_beside`, requests that make a topic wait without the event loop."""
         self._file = TableFile(path, now_ms, derived=[_DELETED], holds="topicConfigTable")
         self._auto_create = identity.auto_create
-        self._queue_nums = identity.default_queue_nums
+        self.default_queue_nums = identity.default_queue_nums
+        """Most queues of a topic that is created automatically."""
         self._topics_max = topics_max
         self._topics = built_in_topics(identity, delay_levels)
         self._built_in = frozenset(self._topics)
@@ -234,6 +235,14 @@ class TopicTable:
             if saves_beside
             else None
         )
+
+    def configure(self, identity: Identity) -> None:
+        """Take over whether, and with how many queues, topics are created automatically."""
+        self._auto_create = identity.auto_create
+        self.default_queue_nums = identity.default_queue_nums
+        if self._auto_create and DEFAULT_TOPIC not in self._topics:
+            everything = PERM_READ | PERM_WRITE | PERM_INHERIT
+            self._topics[DEFAULT_TOPIC] = _topic(DEFAULT_TOPIC, self.default_queue_nums, everything)
 
     def load(self) -> None:
         """Lay the entries of the file over the built-in topics."""
@@ -280,7 +289,7 @@ class TopicTable:
         known = self._topics.get(name)
         if known is None:
             of_group = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
-            queues = count if of_group else max(count, self._queue_nums)
+            queues = count if of_group else max(count, self.default_queue_nums)
             return _topic(name, queues, PERM_READ | PERM_WRITE)
         return replace(
             known,

@@ -36,14 +36,12 @@ class TopicDestinations:
         topics: TopicTable,
         delayed: Callable[[AppendRequest, int], AppendRequest],
         *,
-        default_queue_nums: int,
         now_ms: Callable[[], int],
     ) -> None:
         """Wire it; ``delayed`` returns what a commit at a time stores for a delayed message."""
         self._topics = topics
         self._get = topics.get
         self._delayed = delayed
-        self._default_queue_nums = default_queue_nums
         self._now_ms = now_ms
 
     def resolve(self, final: AppendRequest) -> AppendRequest:
@@ -65,7 +63,7 @@ class TopicDestinations:
 
     def _reassigned(self, known: TopicConfig | None, topic: str, queue_id: int) -> tuple[str, int]:
         if known is None:
-            known = self._topics.ensure(topic, self._default_queue_nums)
+            known = self._topics.ensure(topic, self._topics.default_queue_nums)
         # A topic without write queues still has read queues for its consumers.
         queues = known.write_queue_nums or known.read_queue_nums or 1
         reassigned = queue_id % queues

@@ -83,6 +83,11 @@ class Prepares:
         self.recent_prepares = RecentPrepares()
         self._duplicates = DuplicateFinder(halves.read, self.recent_prepares, lookup.state_of)
 
+    def configure(self, config: TransactionConfig) -> None:
+        """Take over other limits."""
+        self._config = config
+        self._pending_max = 0 if config.reject else config.pending_max
+
     def refill(self) -> None:
         """Read the newest halves of the log at a start: they may be sent again."""
         self.recent_prepares.refill(self._halves)

@@ -159,6 +159,11 @@ class TransactionService:
         )
         self._min_offset = 0  # of the log, when expired halves were last dropped
 
+    def configure(self, config: TransactionConfig) -> None:
+        """Take over other limits and times of checks."""
+        self.prepares.configure(config)
+        self._checker.configure(config)
+
     # --- start and stop
 
     def rebuild(self) -> None:

@@ -143,6 +143,24 @@ def test_offsets_are_reset(tool: Mqadmin) -> None:
         assert message.body == b"body 0"
 
 
+def test_settings_are_shown_and_changed(tool: Mqadmin) -> None:
+    """The tools getBrokerConfig, updateBrokerConfig, getNamesrvConfig and updateNamesrvConfig."""
+    assert "fileReservedTime = 72" in tool.run("getBrokerConfig", *tool.at)
+    change = ("-k", "fileReservedTime", "-v", "24")
+    assert tool.run("updateBrokerConfig", *tool.at, *change) == [
+        f"update broker config success, {tool.broker.address}"
+    ]
+    assert "fileReservedTime = 24" in tool.run("getBrokerConfig", *tool.at)
+    assert "fileReservedTime=24" in (tool.home / "broker.conf").read_text()
+    refused = tool.failure("updateBrokerConfig", *tool.at, "-k", "listenPort", "-v", "1")
+    assert "listenPort takes effect at a start only" in refused
+    assert "fileReservedTime = 24" in tool.run("getNamesrvConfig")
+    changed = tool.run("updateNamesrvConfig", "-k", "fileReservedTime", "-v", "48")
+    assert any("success" in line for line in changed), changed
+    tool.broker.restart()
+    assert "fileReservedTime = 48" in tool.run("getBrokerConfig", *tool.at)
+
+
 def test_rates_and_progress_are_shown(tool: Mqadmin) -> None:
     """The tools statsAll, brokerStatus, clusterList and brokerConsumeStats."""
     tool.run("updateTopic", *tool.at, "-t", "rates", "-r", "1", "-w", "1")

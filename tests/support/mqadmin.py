@@ -73,7 +73,9 @@ def mqadmin(stack: ExitStack, version: str, home: Path, **settings: object) -> M
         pytest.skip(f"{missing}; mqadmin {version} is NOT tested")
     (home / "conf").mkdir(exist_ok=True)
     (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
-    broker = stack.enter_context(broker_process(home / "broker", **settings))
+    conf = home / "broker.conf"
+    conf.touch()
+    broker = stack.enter_context(broker_process(home / "broker", conf=conf, **settings))
     kind = Kind(version, (f"-Drocketmq.home.dir={home}",))
     client = stack.enter_context(java_client(kind, broker.address, home / "client"))
     return Mqadmin(broker, client, home)

@@ -188,6 +188,11 @@ class Checker:
         self.delivered = 0
         self.not_taken = 0  # refused, lost with the connection, or not acknowledged in time
 
+    def configure(self, config: TransactionConfig) -> None:
+        """Take over other times, for checks that are scheduled from now on."""
+        self._config = config
+        self._timeout_ms = config.timeout_ms
+
     # --- events
 
     def schedule_first(self, entry: Pending) -> None:

@@ -59,7 +59,7 @@ def test_a_setting_of_an_earlier_version_is_told(tmp_path: Path, key: str, inste
     """It is no typo: the warning says that it is ignored, and which setting counts."""
     (warning,) = load_config(_file(tmp_path, f"{key}=80\n")).warnings
 
-    assert f"{key} is a setting of earlier versions and ignored; {instead} alone counts" in warning
+    assert f"{key} is a setting of earlier versions; {instead} alone counts; ignored" in warning
 
 
 @pytest.mark.parametrize(

@@ -421,6 +421,7 @@ class Topics(TopicTable):
     """A table of topics by name."""
 
     def __init__(self, **write_queues: int) -> None:
+        self.default_queue_nums = 3
         self.topics = {
             name: TopicConfig(name=name, read_queue_nums=8, write_queue_nums=count)
             for name, count in write_queues.items()
@@ -435,9 +436,7 @@ class Topics(TopicTable):
 
 
 def _resolved(topics: Topics, topic: str, queue_id: int) -> tuple[str, int]:
-    destinations = TopicDestinations(
-        topics, lambda final, _now_ms: final, default_queue_nums=3, now_ms=lambda: 0
-    )
+    destinations = TopicDestinations(topics, lambda final, _now_ms: final, now_ms=lambda: 0)
     final = destinations.resolve(message(topic, queue_id=queue_id))
     return final.topic, final.queue_id
 

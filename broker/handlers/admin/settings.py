@@ -1,0 +1,69 @@
+"""Settings of the broker (25, 26), and of the name server that is part of it (318, 319).
+
+Both are one process with one configuration.
+
+Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `DefaultRequestProcessor` of the name server.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Final
+
+from halfmq.remoting.admin_headers import GetBrokerConfigResponseHeader
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.replies import encode_reply
+
+from ...config import decode_settings
+from ...errors import ConfigurationError, RequestRefusedError
+from ...live_settings import LiveSettings
+from ...ports import Connection, Handler
+from .changes import Changes
+
+SETTINGS_BYTES_MAX: Final = 65_536
+"""Bytes of one request to change settings; all of them take a tenth."""
+
+
+class SettingsHandlers:
+    """Shows and changes settings."""
+
+    def __init__(self, settings: LiveSettings, changes: Changes) -> None:
+        self._settings = settings
+        self._changes = changes
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.GET_BROKER_CONFIG: self.get,
+            RequestCode.UPDATE_BROKER_CONFIG: self.update,
+            RequestCode.GET_NAMESRV_CONFIG: self.get_of_name_server,
+            RequestCode.UPDATE_NAMESRV_CONFIG: self.update,
+        }
+
+    def get(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with all settings as ``key=value`` lines."""
+        version = json.dumps(self._settings.data_version, separators=(",", ":"))
+        header = GetBrokerConfigResponseHeader(version=version)
+        return encode_reply(request, header=header, body=self._settings.text().encode())
+
+    def get_of_name_server(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with the same without a version."""
+        return encode_reply(request, body=self._settings.text().encode())
+
+    def update(self, request: RemotingCommand, connection: Connection) -> None:
+        """Change settings; all of the request or none."""
+        if len(request.body) > SETTINGS_BYTES_MAX:
+            raise _invalid(f"{len(request.body)} bytes, the limit is {SETTINGS_BYTES_MAX}")
+        try:
+            wanted = decode_settings(request.body)
+        except ConfigurationError as error:
+            raise _invalid(str(error)) from error
+        self._settings.check(wanted)
+        what = f"settings {', '.join(sorted(wanted))}"
+        self._changes.make(partial(self._settings.change, wanted), what, request, connection)
+
+
+def _invalid(remark: str) -> RequestRefusedError:
+    return RequestRefusedError(ResponseCode.INVALID_PARAMETER, remark)

@@ -1,0 +1,156 @@
+"""Settings that operators read and change while the broker runs (requests 25 and 26).
+
+A change is written to the file of ``--conf`` first, so that it holds after a restart as well; then
+the parts of the broker take it over. Only the line of the setting changes in the file, and at every
+moment there is a whole file. What cannot be changed this way is refused by name:
+
+* a setting that takes effect at a start only, or that is a secret
+* one that ``--set`` gives: it would win over the file at the next start
+* anything, if there is no file
+
+RocketMQ takes every key, ignores unknown ones and wrong values silently, and writes all its
+settings to the file without the comments.
+
+Source: RocketMQ 5.3.3 ``Configuration``, ``AdminBrokerProcessor#updateBrokerConfig``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from halfmq.remoting.codes import ResponseCode
+
+from .config import BrokerConfig, LoadedConfig, key_of_line, known_settings, unknown_key, with_value
+from .errors import ConfigurationError, RequestRefusedError
+
+logger = logging.getLogger(__name__)
+
+_FIXED: Final[Mapping[str, str]] = {"brokerId": "0", "brokerRole": "ASYNC_MASTER"}
+"""What tools of RocketMQ ask for beside the settings that exist here."""
+
+
+class LiveSettings:
+    """The settings in force."""
+
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        apply: Callable[[BrokerConfig], None],
+        *,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Wire it; ``apply`` hands a changed configuration to the parts of the broker."""
+        self._config = loaded.config
+        self._origins = loaded.origins
+        self._file = loaded.file
+        self._apply = apply
+        self._now_ms = now_ms
+        self.data_version = {"counter": 0, "stateVersion": 0, "timestamp": now_ms()}
+        """Counts the changes of this run, as RocketMQ does."""
+
+    def text(self) -> str:
+        """Return ``key=value`` lines of all settings by name; secrets are hidden."""
+        shown = {
+            key: item.kind.show(getattr(getattr(self._config, section), item.attribute))
+            for key, (section, item) in known_settings().items()
+        }
+        return "".join(f"{key}={value}\n" for key, value in sorted({**_FIXED, **shown}.items()))
+
+    def check(self, wanted: Mapping[str, str]) -> BrokerConfig:
+        """Return the configuration with other values.
+
+        Raises:
+            RequestRefusedError: One of them cannot be changed, or has a wrong value.
+        """
+        config = self._config
+        for key, value in wanted.items():
+            self._check_changeable(key)
+            try:
+                config = with_value(config, key, value)
+            except ConfigurationError as error:
+                remark = f"{key}={error.value}: expected {error.expected}"
+                raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, remark) from error
+        return config
+
+    def _check_changeable(self, key: str) -> None:
+        known = known_settings()
+        if key not in known:
+            raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, unknown_key(key, known))
+        if not known[key][1].is_live:
+            raise _forbidden(
+                f"{key} takes effect at a start only: set it in the file of --conf and restart"
+            )
+        if self._file is None:
+            raise _forbidden(
+                f"{key} cannot be changed: the broker runs without --conf FILE, in which the "
+                "change would be kept"
+            )
+        origin = self._origins.get(key)
+        if origin is not None and origin.source == "--set":
+            raise _forbidden(
+                f"{key} cannot be changed: --set gives it, and wins over the file at the next start"
+            )
+
+    async def change(self, wanted: Mapping[str, str]) -> None:
+        """Keep other values and have them take effect.
+
+        Raises what ``check`` raises; RequestRefusedError also if the file cannot be written.
+        """
+        config = self.check(wanted)
+        if not wanted:
+            return
+        assert self._file is not None
+        file = self._file.resolve()  # a symbolic link stays one
+        try:
+            await asyncio.to_thread(_rewrite, file, wanted)
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR, f"{file} cannot be written: {error}"
+            ) from error
+        for key, value in wanted.items():
+            section, item = known_settings()[key]
+            old = item.kind.show(getattr(getattr(self._config, section), item.attribute))
+            logger.info("event=setting_changed key=%s old=%s new=%s file=%s", key, old, value, file)
+        self._config = config
+        self.data_version = {
+            "counter": self.data_version["counter"] + 1,
+            "stateVersion": 0,
+            "timestamp": self._now_ms(),
+        }
+        self._apply(config)
+
+
+def _rewrite(file: Path, wanted: Mapping[str, str]) -> None:
+    """Replace the lines of settings in a file, durably; add those that it does not have."""
+    with file.open(encoding="utf-8", newline="") as stream:
+        lines = stream.read().splitlines(keepends=True)
+    left = dict(wanted)
+    for number in reversed(range(len(lines))):  # of two lines of a key, the last counts
+        key = key_of_line(lines[number])
+        if key in left:
+            ending = lines[number][len(lines[number].rstrip("\r\n")) :]
+            lines[number] = f"{key}={left.pop(key)}{ending}"
+    if left and lines and not lines[-1].endswith(("\n", "\r")):
+        lines[-1] += "\n"
+    lines += [f"{key}={value}\n" for key, value in left.items()]
+    new = file.with_name(f"{file.name}.tmp")
+    with new.open("w", encoding="utf-8", newline="") as stream:
+        os.fchmod(stream.fileno(), file.stat().st_mode & 0o7777)  # it may hold secrets
+        stream.write("".join(lines))
+        stream.flush()
+        os.fsync(stream.fileno())
+    new.replace(file)
+    directory = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _forbidden(remark: str) -> RequestRefusedError:
+    return RequestRefusedError(ResponseCode.NO_PERMISSION, remark)

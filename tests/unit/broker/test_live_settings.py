@@ -1,0 +1,234 @@
+"""Settings are shown, and changed while the broker runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from halfmq.broker.access.requirements import REQUIREMENTS
+from halfmq.broker.config import BrokerConfig, known_settings, load_config, with_value
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.handlers.admin.settings import SETTINGS_BYTES_MAX, SettingsHandlers
+from halfmq.broker.live_settings import LiveSettings
+from halfmq.broker.service import Broker
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from tests.support.broker_parts import tables_of
+from tests.support.peers import Peer
+from tests.support.race_windows import Rig, windowed
+
+FILE: Final = """# our broker
+fileReservedTime=48
+
+  deleteWhen = 03
+#deleteWhen=05
+someUnknownKey=kept
+initAuthenticationUser={"username":"root","password":"geheim"}
+"""
+OPERATIONS: Final = Path(__file__).parents[3] / "docs" / "operations.md"
+
+
+class Front:
+    """Live settings of a file, and what was applied."""
+
+    def __init__(self, directory: Path, content: str = FILE, *overrides: str) -> None:
+        self.file = directory / "broker.conf"
+        self.file.write_text(content)
+        self.applied: list[BrokerConfig] = []
+        loaded = load_config(self.file, overrides)
+        self.settings = LiveSettings(loaded, self.applied.append, now_ms=lambda: 7)
+
+    async def refused(self, **wanted: str) -> RequestRefusedError:
+        """Try a change; nothing of it happens."""
+        before = self.file.read_bytes()
+        with pytest.raises(RequestRefusedError) as caught:
+            await self.settings.change(wanted)
+        assert self.file.read_bytes() == before
+        assert not self.applied
+        return caught.value
+
+
+async def test_a_change_is_kept_in_the_file_and_takes_effect(tmp_path: Path) -> None:
+    """Only the lines of the settings change; what is not there is added."""
+    front = Front(tmp_path)
+    front.file.chmod(0o600)
+    await front.settings.change({"deleteWhen": "02;14", "transactionCheckMax": "3"})
+
+    assert front.file.read_text() == (
+        FILE.replace("  deleteWhen = 03", "deleteWhen=02;14") + "transactionCheckMax=3\n"
+    )
+    assert front.file.stat().st_mode & 0o777 == 0o600
+    assert not front.file.with_name("broker.conf.tmp").exists()
+    (config,) = front.applied
+    assert (config.store.delete_when, config.transaction.check_max) == ("02;14", 3)
+    assert config.store.file_reserved_hours == 48
+    assert load_config(front.file).config == config
+    lines = front.settings.text().splitlines()
+    assert "deleteWhen=02;14" in lines
+    assert front.settings.data_version["counter"] == 1
+
+
+async def test_the_line_that_counts_is_replaced_and_line_ends_stay(tmp_path: Path) -> None:
+    """Of two lines of a key the last one counts; a file may come from Windows."""
+    front = Front(tmp_path, "deleteWhen=01\r\ndeleteWhen=02\r\nfileReservedTime=1")
+    await front.settings.change({"deleteWhen": "03", "transactionCheckMax": "3"})
+
+    assert front.file.read_bytes() == (
+        b"deleteWhen=01\r\ndeleteWhen=03\r\nfileReservedTime=1\ntransactionCheckMax=3\n"
+    )
+
+
+async def test_a_link_to_the_file_stays_one(tmp_path: Path) -> None:
+    """Configurations are often linked into place."""
+    front = Front(tmp_path)
+    link = tmp_path / "link.conf"
+    link.symlink_to(front.file)
+    linked = LiveSettings(load_config(link), front.applied.append, now_ms=lambda: 7)
+    await linked.change({"fileReservedTime": "1"})
+
+    assert link.is_symlink()
+    assert "fileReservedTime=1\n" in front.file.read_text()
+
+
+async def test_a_change_is_logged_with_old_and_new_value(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who reads the log sees what was changed."""
+    caplog.set_level("INFO")
+    front = Front(tmp_path)
+    await front.settings.change({"fileReservedTime": "24"})
+
+    assert f"key=fileReservedTime old=48 new=24 file={front.file}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "code", "remark"),
+    [
+        ("listenPort", "1", ResponseCode.NO_PERMISSION, "listenPort takes effect at a start only"),
+        ("initAuthenticationUser", "x", ResponseCode.NO_PERMISSION, "at a start only"),
+        ("brokerRole", "SLAVE", ResponseCode.INVALID_PARAMETER, "without effect here"),
+        ("deleteWen", "04", ResponseCode.INVALID_PARAMETER, "did you mean deleteWhen?"),
+        ("deleteWhen", "24", ResponseCode.INVALID_PARAMETER, "deleteWhen=24: expected hours"),
+    ],
+)
+async def test_what_cannot_be_changed_is_refused_by_name(
+    tmp_path: Path, key: str, value: str, code: ResponseCode, remark: str
+) -> None:
+    """And nothing else of the request is changed."""
+    front = Front(tmp_path)
+    refusal = await front.refused(**{"fileReservedTime": "1", key: value})
+
+    assert refusal.code == code
+    assert remark in refusal.remark
+
+
+async def test_what_would_not_hold_after_a_restart_is_refused(tmp_path: Path) -> None:
+    """A setting of --set, any without a file, and one whose file cannot be written."""
+    front = Front(tmp_path, FILE, "fileReservedTime=9")
+    assert "--set gives it" in (await front.refused(fileReservedTime="1")).remark
+
+    without = LiveSettings(load_config(None), front.applied.append, now_ms=lambda: 7)
+    with pytest.raises(RequestRefusedError, match="without --conf FILE"):
+        await without.change({"fileReservedTime": "1"})
+
+    front.file.unlink()
+    with pytest.raises(RequestRefusedError, match="cannot be written"):
+        await front.settings.change({"deleteWhen": "01"})
+    assert not front.applied
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    """Neither by 26 nor in the objects' text."""
+    front = Front(tmp_path)
+    assert "geheim" not in front.settings.text()
+    assert "initAuthenticationUser=***\n" in front.settings.text()
+    keys = {line.partition("=")[0] for line in front.settings.text().splitlines()}
+    assert keys == known_settings().keys() | {"brokerId", "brokerRole"}
+
+
+def test_the_document_lists_what_is_live() -> None:
+    """An operator reads which settings need no restart."""
+    (listed,) = re.findall(r"take effect at once:((?:.|\n)*?)\n\n", OPERATIONS.read_text())
+    live = {key for key, (_, item) in known_settings().items() if item.is_live}
+    assert set(re.findall(r"`(\w+)`", listed)) == live
+
+
+def _changed(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(not value).lower()
+    return "05" if isinstance(value, str) else str(value + 1)
+
+
+def test_every_live_setting_reaches_the_part_that_uses_it(tmp_path: Path) -> None:
+    """None is taken and ignored: something of the broker holds another value afterwards."""
+    for key, (_, item) in known_settings().items():
+        if not item.is_live:
+            continue
+        front = Front(tmp_path, f"storePathRootDir={tmp_path}\nlistenPort=0\nnamesrvListenPort=0\n")
+        loaded = load_config(front.file)
+        before, after = _held(Broker(loaded)), _held(broker := Broker(loaded))
+        assert before == after
+        wanted = {key: _changed(item.default)}
+        broker._configure(broker._settings.check(wanted))
+        assert _held(broker) != after, key
+
+
+def _held(broker: Broker) -> list[Any]:
+    tables = tables_of(broker)
+    prepares, checker = broker.transactions.prepares, broker.transactions._checker
+    retention = broker._retention
+    return [
+        (tables.topics._auto_create, tables.topics.default_queue_nums),
+        tables.groups.auto_create,
+        tables.registry.refuse_unequal,
+        (retention._reserved_ms, retention._hours),
+        broker._disk_limits._config,
+        (prepares._config, prepares._pending_max),
+        (checker._config, checker._timeout_ms),
+    ]
+
+
+async def ask(peer: Peer, code: RequestCode, body: bytes = b"") -> tuple[int, str, str]:
+    answer = await peer.call(code, None, body)
+    return answer.code, answer.body.decode(), answer.remark or ""
+
+
+@windowed()
+async def test_requests_show_and_change_settings(rig: Rig) -> None:
+    """Of the broker, and of the name server, which is the same process."""
+    peer = await rig.peer()
+    for code in (RequestCode.GET_BROKER_CONFIG, RequestCode.GET_NAMESRV_CONFIG):
+        assert "fileReservedTime=72\n" in (await ask(peer, code))[1]
+    for code in (RequestCode.UPDATE_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG):
+        answered, _, remark = await ask(peer, code, b"fileReservedTime=1\n")
+        assert answered == ResponseCode.NO_PERMISSION
+        assert "without --conf" in remark
+        answered, _, remark = await ask(peer, code, b"nonsense")
+        assert answered == ResponseCode.INVALID_PARAMETER
+        assert "a line of the form key=value" in remark
+        answered, _, _ = await ask(peer, code, b"#" * (SETTINGS_BYTES_MAX + 1))
+        assert answered == ResponseCode.INVALID_PARAMETER
+        assert (await ask(peer, code, b""))[0] == ResponseCode.SUCCESS
+
+
+@windowed()
+async def test_topics_are_created_as_soon_as_that_is_switched_on(rig: Rig) -> None:
+    """With the template that clients ask for, which a start without it does not make."""
+    peer, config = await rig.peer(), rig.broker.config
+    rig.broker._configure(with_value(config, "autoCreateTopicEnable", "false"))
+    assert (await peer.plain("K", topic="new")).code == ResponseCode.TOPIC_NOT_EXIST
+    await rig.restart()
+    del rig.tables.topics._topics["TBW102"]
+    rig.broker._configure(with_value(config, "autoCreateTopicEnable", "true"))
+    peer = await rig.peer()
+
+    assert rig.tables.topics.offered("TBW102") is not None
+    assert (await peer.plain("K", topic="new")).code == ResponseCode.SUCCESS
+
+
+def test_every_request_has_an_access_rule() -> None:
+    """A code without a rule would be open to everybody, or to nobody."""
+    handlers = SettingsHandlers.handlers(SettingsHandlers.__new__(SettingsHandlers))
+    assert handlers.keys() <= REQUIREMENTS.keys()
