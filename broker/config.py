@@ -139,6 +139,12 @@ class ConsumerConfig:
         "otherwise it is a warning, and the group misses messages while it lasts",
         live=True,
     )
+    property_filter: bool = setting(
+        "enablePropertyFilter",
+        True,
+        SWITCH,
+        "serve consumers that select messages by an SQL92 filter on their properties",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

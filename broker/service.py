@@ -37,6 +37,7 @@ from .delay.levels import DelayLevels, parse_delay_levels
 from .disk.disk_limits import DiskLimits, Space, space_of
 from .disk.retention_schedule import RetentionSchedule
 from .disk.send_refusal import SendRefusal
+from .filters.sql_filters import SqlFilters
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
 from .handlers.admin.changes import Changes
 from .handlers.admin.consume_queue import ConsumeQueueHandlers
@@ -194,8 +195,9 @@ class Broker:
             space_of=disk_space,
         )
         self._store_service = self._make_store_service()
+        self._filters = SqlFilters(enabled=config.consumers.property_filter)
         self._clients = ClientHandlers(
-            self._tables.registry, self._tables.topics, self._tables.groups
+            self._tables.registry, self._tables.topics, self._tables.groups, self._filters
         )
         self._pull = self._make_pull_handler()
         self._router = Router(
@@ -297,6 +299,7 @@ class Broker:
         return [
             self._store_service,
             self._disk_limits,
+            self._filters,
             self._pull,
             self._fetches,
             self._polling,
@@ -351,6 +354,7 @@ class Broker:
             tables.offsets,
             self._polling,
             self._statistics,
+            self._filters,
         )
 
     def _make_handlers(self) -> list[HandlerPart]:

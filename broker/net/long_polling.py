@@ -25,10 +25,15 @@ import msgspec
 
 from halfmq.remoting.command import RemotingCommand
 
+from ..filters.sql_filter import SqlFilter
 from ..loop.slices import Slice
 from ..ports import Connection, LogPositions
 
 QueueKey = tuple[str, int]
+
+Wanted = frozenset[int] | SqlFilter | None
+"""What a pull selects: messages whose tag has one of these hashes, or that match a filter; None
+selects all."""
 
 HELD_PULLS_MAX: Final = 100_000
 """Pulls held at one time, about 1 KiB each; further ones are answered at once, like a time-out."""
@@ -46,7 +51,7 @@ class HeldPull(msgspec.Struct):
     connection: Connection
     deadline: float  # loop time, seconds
     next_offset: int  # continue here: entries before it were filtered out
-    tag_codes: frozenset[int] | None
+    wanted: Wanted
     looked_until: int  # the log's readable offset before the search for messages
 
 

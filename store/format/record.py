@@ -68,6 +68,8 @@ assert len(_CRC_TAIL_BLANK) == CRC_TAIL_SIZE
 RECORD_SIZE_MIN: Final = HEAD_V4.size + TOPIC_LENGTH_V1.size + PROPERTIES_LENGTH.size
 
 _SYS_FLAG: Final = struct_of("sys_flag")
+_BEFORE_HOSTS: Final = struct_of("total_size", "magic", "queue_offset", "sys_flag")
+_BODY_SIZE: Final = {hosts: struct_of("body_size", hosts=hosts) for hosts in HOST_MIXES}
 _STORE_TIMESTAMP: Final = {hosts: struct_of("store_timestamp", hosts=hosts) for hosts in HOST_MIXES}
 
 
@@ -317,6 +319,31 @@ def decode_records(buffer: Buffer, *, check_crc: bool = True) -> list[Record]:
         records.append(record)
         position += record.total_size
     return records
+
+
+def properties_at(buffer: bytes, position: int) -> tuple[int, int, bytes]:
+    """Return size, queue offset and properties of a record; nothing else of it is decoded.
+
+    Raises:
+        CorruptRecordError: There is no whole record here; no CRC is checked. The offset in it is
+            the position.
+    """
+    try:
+        size, magic, queue_offset, sys_flag = _BEFORE_HOSTS.unpack_from(buffer, position)
+        body_size_at = _BODY_SIZE[sys_flag & HOSTS_MASK]
+        (body_size,) = body_size_at.unpack_from(buffer, position)
+        topic_at = position + body_size_at.size + body_size
+        length = TOPIC_LENGTH_V2 if magic == MAGIC_V2 else TOPIC_LENGTH_V1
+        (topic_size,) = length.unpack_from(buffer, topic_at)
+        length_at = topic_at + length.size + topic_size
+        (properties_size,) = PROPERTIES_LENGTH.unpack_from(buffer, length_at)
+    except struct.error:
+        raise CorruptRecordError(position, "cut short") from None
+    start, end = length_at + PROPERTIES_LENGTH.size, position + size
+    fits = position < topic_at < length_at and start <= end <= len(buffer)
+    if not fits or start + properties_size != end or magic not in {MAGIC_V1, MAGIC_V2}:
+        raise CorruptRecordError(position, "lengths that do not add up")
+    return size, queue_offset, buffer[start:end]
 
 
 def store_timestamp(buffer: Buffer, position: int, sys_flag: int) -> int:

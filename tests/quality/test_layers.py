@@ -51,6 +51,7 @@ ROOMS = {
         "ports",
         "broker/access",
         "broker/disk",
+        "broker/filters",
         "broker/loop",
         "broker/tables",
     },

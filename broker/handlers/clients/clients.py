@@ -21,6 +21,7 @@ from halfmq.remoting.bodies import (
     TAG,
     ConsumerData,
     HeartbeatData,
+    SubscriptionData,
     decode_heartbeat,
     decode_subscription,
     encode_consumer_list,
@@ -41,6 +42,7 @@ from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.transaction_bodies import encode_entries
 
 from ...errors import RequestRefusedError
+from ...filters.sql_filters import SqlFilters
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry, ConsumerGroup
 from ...tables.groups import GroupTable
@@ -52,7 +54,14 @@ logger = logging.getLogger(__name__)
 class ClientHandlers:
     """Maintains the registry of clients and notifies consumers of changes."""
 
-    def __init__(self, registry: ClientRegistry, topics: TopicTable, groups: GroupTable) -> None:
+    def __init__(
+        self,
+        registry: ClientRegistry,
+        topics: TopicTable,
+        groups: GroupTable,
+        filters: SqlFilters,
+    ) -> None:
+        self._filters = filters
         self._registry = registry
         self._topics = topics
         self._groups = groups
@@ -144,11 +153,12 @@ class ClientHandlers:
     def check_client_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Refuse, before the consumer starts, a filter that pulls would refuse."""
         if request.body:
-            kind = _decode_subscription_type(request.body)
-            if kind != TAG:
-                raise RequestRefusedError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"The broker does not support consumer to filter message by {kind}",
+            subscription = _decode_subscription(request.body)
+            if subscription.expression_type != TAG:
+                self._filters.compiled(
+                    subscription.expression_type,
+                    subscription.sub_string,
+                    ResponseCode.SUBSCRIPTION_PARSE_FAILED,
                 )
         return encode_reply(request)
 
@@ -221,9 +231,9 @@ def _decode_heartbeat(request: RemotingCommand) -> HeartbeatData:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
 
 
-def _decode_subscription_type(body: bytes) -> str:
+def _decode_subscription(body: bytes) -> SubscriptionData:
     try:
         _, _, subscription = decode_subscription(body)
     except BodyError as error:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-    return subscription.expression_type
+    return subscription

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import add
 from typing import Final, TypeVar
 
 from halfmq.remoting.bodies import SUBSCRIBE_ALL, subscription_data
@@ -26,7 +27,9 @@ from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
 from halfmq.store.message_store import GetResult, GetStatus, MessageStore
 
 from ...errors import RequestRefusedError
-from ...net.long_polling import HeldPull, LongPolling
+from ...filters.sql_filter import SqlFilter
+from ...filters.sql_filters import SqlFilters
+from ...net.long_polling import HeldPull, LongPolling, Wanted
 from ...net.replay_pace import ReplayPace
 from ...net.router import serve
 from ...ports import Connection, Handler
@@ -35,6 +38,7 @@ from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.groups import GroupTable
 from ...tables.statistics import Statistics
 from ...tables.topics import TopicTable
+from .sql_search import Search, Searcher
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ _Call = tuple[Callable[..., None], tuple[object, ...]]  # costs a third of a `pa
 COMMIT_OFFSET_FLAG: Final = 1
 SUSPEND_FLAG: Final = 2
 SUBSCRIPTION_FLAG: Final = 4
+CLASS_FILTER_FLAG: Final = 8
 """Bits of a pull's sysFlag. Source: `PullSysFlag`."""
 
 UNDECIDED_TOPICS: Final = frozenset({HALF_TOPIC, OP_TOPIC})
@@ -108,6 +113,7 @@ class PullHandler:
         offsets: ConsumerOffsetTable,
         long_polling: LongPolling,
         statistics: Statistics,
+        filters: SqlFilters,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -115,6 +121,7 @@ class PullHandler:
         self._registry = registry
         self._offsets = offsets
         self._long_polling = long_polling
+        self._filters = filters
         self._delivered = statistics.delivered
         self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
         self._cold_reads = 0
@@ -139,7 +146,7 @@ class PullHandler:
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
         self._admit(header, connection)
-        tag_codes = self._tag_codes(header)
+        wanted = self._wanted(header)
         reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if reset is not None:
             return self._moved(request, header, reset)
@@ -147,7 +154,7 @@ class PullHandler:
             self._offsets.commit(
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
             )
-        return self._look(request, connection, tag_codes)
+        return self._look(request, connection, wanted)
 
     def _moved(
         self, request: RemotingCommand, header: PullMessageRequestHeader, offset: int
@@ -168,11 +175,13 @@ class PullHandler:
         self,
         request: RemotingCommand,
         connection: Connection,
-        tag_codes: frozenset[int] | None,
+        wanted: Wanted,
         *,
         wait: bool = False,
         paced: bool = False,
     ) -> bytes | None:
+        if isinstance(wanted, SqlFilter):
+            return self._search(request, connection, wanted, wait=wait, paced=paced)
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
         readable_offset = self._store.readable_offset
@@ -182,19 +191,32 @@ class PullHandler:
             header.queue_offset,
             max_count=min(max(header.max_msg_nums, 1), MESSAGES_MAX),
             max_bytes=BYTES_MAX,
-            tag_codes=tag_codes,
+            tag_codes=wanted,
             wait=wait,
         )
         if result.status is _FOUND:
             if not paced and not self._pace.admits(
-                result.ranges[0][0], self._look_later, request, connection, tag_codes
+                result.ranges[0][0], self._look_later, request, connection, wanted
             ):
                 return None
             self._delivered(header.topic, header.consumer_group, header.queue_id, result)
             return self._found(request, connection, result, at_once=paced)
         if result.status is GetStatus.NOT_IN_MEMORY:
-            self._warm(request, connection, tag_codes)
+            self._warm(request, connection, wanted)
             return None
+        return self._not_found(request, connection, wanted, result, readable_offset)
+
+    def _not_found(
+        self,
+        request: RemotingCommand,
+        connection: Connection,
+        wanted: Wanted,
+        result: GetResult,
+        readable_offset: int,
+    ) -> bytes | None:
+        """Hold the pull if it asks for it and there may be messages later; else answer."""
+        header = request.header
+        assert isinstance(header, PullMessageRequestHeader)
         code, next_offset = _not_found(result, header.queue_offset)
         if code is ResponseCode.PULL_NOT_FOUND and header.sys_flag & SUSPEND_FLAG:
             held = HeldPull(
@@ -203,18 +225,104 @@ class PullHandler:
                 connection=connection,
                 deadline=_deadline(header.suspend_timeout_millis),
                 next_offset=next_offset,
-                tag_codes=tag_codes,
+                wanted=wanted,
                 looked_until=readable_offset,
             )
             if self._long_polling.hold(held):
                 return None
         return _empty(request, code, result, next_offset)
 
-    def _look_later(
-        self, request: RemotingCommand, connection: Connection, tag_codes: frozenset[int] | None
-    ) -> None:
+    def _look_later(self, request: RemotingCommand, connection: Connection, wanted: Wanted) -> None:
         if not connection.closed:
-            serve(partial(self._look, tag_codes=tag_codes, paced=True), request, connection)
+            serve(partial(self._look, wanted=wanted, paced=True), request, connection)
+
+    # --- SQL92 filters
+
+    def _search(
+        self,
+        request: RemotingCommand,
+        connection: Connection,
+        wanted: SqlFilter,
+        *,
+        wait: bool,
+        paced: bool,
+    ) -> bytes | None:
+        header = request.header
+        assert isinstance(header, PullMessageRequestHeader)
+        readable_offset = self._store.readable_offset
+        searcher = self._searcher(header, wanted)
+        found = searcher.look(header.queue_offset, wait=wait)
+        if (
+            found.result.status is _FOUND
+            and not paced
+            and not self._pace.admits(
+                found.result.ranges[0][0], self._look_later, request, connection, wanted
+            )
+        ):
+            return None
+        searcher.search(found, wait=wait)
+        if found.records:
+            return self._matching(request, found)
+        if found.is_cold:
+            self._search_on_disk(request, connection, wanted, found)
+            return None
+        if found.next_offset != header.queue_offset or found.result.status is _FOUND:
+            return _retry(request, found.result, found.next_offset)
+        if found.result.status is GetStatus.NOT_IN_MEMORY:
+            self._warm(request, connection, wanted)
+            return None
+        return self._not_found(request, connection, wanted, found.result, readable_offset)
+
+    def _searcher(self, header: PullMessageRequestHeader, wanted: SqlFilter) -> Searcher:
+        max_count = min(max(header.max_msg_nums, 1), MESSAGES_MAX)
+        return Searcher(self._store, header, wanted, max_count=max_count, max_bytes=BYTES_MAX)
+
+    def _search_on_disk(
+        self, request: RemotingCommand, connection: Connection, wanted: SqlFilter, found: Search
+    ) -> None:
+        """Have a thread read the next messages; then answer with those that match."""
+        header = request.header
+        assert isinstance(header, PullMessageRequestHeader)
+
+        def answer(content: bytes) -> bytes:
+            self._searcher(header, wanted).take(found, content)
+            if found.records:
+                return self._matching(request, found)
+            return _retry(request, found.result, found.next_offset)
+
+        self._find_on_disk(request, connection, result=found.result, answer=answer)
+
+    def _matching(self, request: RemotingCommand, found: Search) -> bytes:
+        header = request.header
+        assert isinstance(header, PullMessageRequestHeader)
+        result = GetResult(
+            _FOUND,
+            found.next_offset,
+            found.result.min_offset,
+            found.result.max_offset,
+            [],  # the records are here already
+            len(found.records),
+            found.size,
+        )
+        self._delivered(header.topic, header.consumer_group, header.queue_id, result)
+        return b"".join([_full(request, result), *found.records])
+
+    def _answer_held_search(
+        self, held: HeldPull, wanted: SqlFilter, timed_out: bool
+    ) -> bytes | None:
+        """Do for an SQL92 filter what `_answer_held` does."""
+        request = held.command
+        header = request.header
+        assert isinstance(header, PullMessageRequestHeader)
+        searcher = self._searcher(header, wanted)
+        found = searcher.look(held.next_offset)
+        searcher.search(found)
+        if found.records:
+            return self._matching(request, found)
+        held.next_offset, status = found.next_offset, found.result.status
+        if status is _FOUND or status is GetStatus.NOT_IN_MEMORY:  # there is more to search
+            return _retry(request, found.result, held.next_offset)
+        return self._nothing_new(held, found.result, timed_out)
 
     # --- answers
 
@@ -269,13 +377,24 @@ class PullHandler:
         serve(partial(self._find_on_disk, result=result), request, connection)
 
     def _find_on_disk(
-        self, request: RemotingCommand, connection: Connection, *, result: GetResult
+        self,
+        request: RemotingCommand,
+        connection: Connection,
+        *,
+        result: GetResult,
+        answer: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        """Have a thread read the messages, and answer then."""
+        """Have a thread read the messages, and answer then.
+
+        Without ``answer``, which makes the reply of them, it is all of them.
+        """
         future = self._on_thread(
             lambda: self._store.reader.read_cold(result.ranges, ahead=READ_AHEAD)
         )
-        finish = partial(self._cold_done, request=request, connection=connection, result=result)
+        answer = answer or partial(add, _full(request, result))
+        finish = partial(
+            self._cold_done, request=request, connection=connection, result=result, answer=answer
+        )
         future.add_done_callback(lambda done: self._pace.spend(lambda: finish(done)))
 
     def _on_thread(self, work: Callable[[], _Read]) -> asyncio.Future[_Read]:
@@ -290,14 +409,14 @@ class PullHandler:
         self,
         request: RemotingCommand,
         connection: Connection,
-        tag_codes: frozenset[int] | None,
+        wanted: Wanted,
     ) -> None:
         """Have the queue's entries brought into memory, and answer then."""
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
         topic, queue_id, offset = header.topic, header.queue_id, header.queue_offset
 
-        look = partial(self._look, tag_codes=tag_codes, wait=True, paced=True)
+        look = partial(self._look, wanted=wanted, wait=True, paced=True)
 
         def warmed(done: asyncio.Future[None]) -> None:
             self._cold_reads -= 1
@@ -317,13 +436,14 @@ class PullHandler:
         request: RemotingCommand,
         connection: Connection,
         result: GetResult,
+        answer: Callable[[bytes], bytes],
     ) -> None:
         self._cold_reads -= 1
         if done.cancelled():
             return
         error = done.exception()
         if error is None:
-            reply = _full(request, result) + done.result()
+            reply = answer(done.result())
         elif isinstance(error, FileNotFoundError):  # deleted by age meanwhile
             asked = request.header
             assert isinstance(asked, PullMessageRequestHeader)
@@ -336,6 +456,8 @@ class PullHandler:
 
     def _answer_held(self, held: HeldPull, timed_out: bool) -> bytes | None:
         """Look again for a held pull; None when there is nothing and its time is not up."""
+        if isinstance(held.wanted, SqlFilter):
+            return self._answer_held_search(held, held.wanted, timed_out)
         request = held.command
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
@@ -345,7 +467,7 @@ class PullHandler:
             held.next_offset,
             max_count=min(max(header.max_msg_nums, 1), MESSAGES_MAX),
             max_bytes=BYTES_MAX,
-            tag_codes=held.tag_codes,
+            tag_codes=held.wanted,
             wait=False,
         )
         if result.status is GetStatus.NOT_IN_MEMORY:
@@ -359,6 +481,12 @@ class PullHandler:
             return answer
         if result.status is GetStatus.NO_MATCHED_MESSAGE:
             held.next_offset = result.next_offset
+        return self._nothing_new(held, result, timed_out)
+
+    def _nothing_new(self, held: HeldPull, result: GetResult, timed_out: bool) -> bytes | None:
+        request = held.command
+        header = request.header
+        assert isinstance(header, PullMessageRequestHeader)
         if not timed_out:
             return None
         if held.next_offset != header.queue_offset:
@@ -404,10 +532,15 @@ class PullHandler:
                 f"consumer:[/{connection.name}]",
             )
 
-    def _tag_codes(self, header: PullMessageRequestHeader) -> frozenset[int] | None:
-        """The tags that pass, as hash codes; None passes everything."""
+    def _wanted(self, header: PullMessageRequestHeader) -> Wanted:
+        """Return what the consumer subscribes to, by this request or by its heartbeat."""
+        if header.sys_flag & CLASS_FILTER_FLAG:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                "The broker does not support consumer to filter message by class, only by SQL92",
+            )
         if header.sys_flag & SUBSCRIPTION_FLAG:
-            return self._codes_of_request(header)
+            return self._wanted_by_request(header)
         group, topic = header.consumer_group, header.topic
         if not self._groups.may_broadcast(group) and self._registry.is_broadcasting(group):
             raise RequestRefusedError(
@@ -431,13 +564,19 @@ class PullHandler:
             raise RequestRefusedError(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
             )
-        _refuse_sql(subscription.expression_type)
-        return subscription.codes
+        kind = subscription.expression_type
+        if kind in TAG_TYPES:
+            return subscription.codes
+        return self._filters.compiled(
+            kind, subscription.sub_string, ResponseCode.FILTER_DATA_NOT_EXIST
+        )
 
-    def _codes_of_request(self, header: PullMessageRequestHeader) -> frozenset[int] | None:
-        _refuse_sql(header.expression_type)
-        if header.expression_type not in TAG_TYPES:
-            return None  # RocketMQ lets everything pass, and the client filters
+    def _wanted_by_request(self, header: PullMessageRequestHeader) -> Wanted:
+        kind = header.expression_type
+        if kind is not None and kind not in TAG_TYPES:
+            return self._filters.compiled(
+                kind, header.subscription or "", ResponseCode.SUBSCRIPTION_PARSE_FAILED
+            )
         if header.subscription == SUBSCRIBE_ALL:
             return None  # as nearly all do; not worth an object
         try:
@@ -446,14 +585,6 @@ class PullHandler:
             raise RequestRefusedError(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
             ) from error
-
-
-def _refuse_sql(expression_type: str | None) -> None:
-    if expression_type == "SQL92":
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            "The broker does not support consumer to filter message by SQL92",
-        )
 
 
 def _deadline(suspend_ms: int) -> float:

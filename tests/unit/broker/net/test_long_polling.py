@@ -68,7 +68,7 @@ class Broker:
             connection=client,
             deadline=deadline,
             next_offset=0,
-            tag_codes=None,
+            wanted=None,
             looked_until=readable,
         )
         assert self.polling.hold(held)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.filters.sql_filters import SqlFilters
 from halfmq.broker.handlers.clients.clients import ClientHandlers
 from halfmq.broker.handlers.clients.locks import LockHandlers
 from halfmq.broker.tables.client_registry import EXPIRY_MS, ClientRegistry
@@ -48,7 +49,7 @@ class Parts:
         )
         self.groups.load()
         self.registry = ClientRegistry(now_ms=self.clock, refuse_unequal=refuse_unequal)
-        self.clients = ClientHandlers(self.registry, self.topics, self.groups)
+        self.clients = ClientHandlers(self.registry, self.topics, self.groups, SqlFilters())
         self.handlers = self.clients.handlers()
 
     def beat(
@@ -316,8 +317,8 @@ def test_the_members_of_an_unknown_group_are_an_error(parts: Parts) -> None:
         ({"topic": "T", "subString": "*"}, None),
         ({"topic": "T", "subString": "a||b", "expressionType": "TAG"}, None),
         (
-            {"topic": "T", "subString": "a > 1", "expressionType": "SQL92"},
-            "The broker does not support consumer to filter message by SQL92",
+            {"topic": "T", "subString": "a > 1", "expressionType": "JS"},
+            "The broker does not support consumer to filter message by JS",
         ),
     ],
 )

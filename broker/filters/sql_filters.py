@@ -1,0 +1,142 @@
+"""Compiles each SQL92 filter once and keeps it while it is used.
+
+Consumers of many groups may have the same expression, and each pull needs its filter, so filters
+are kept by expression. They are compiled on a thread: the first one imports the parser, and a long
+expression takes tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+from halfmq.remoting.codes import ResponseCode
+
+from ..errors import NotYetError, RequestRefusedError
+from .errors import FilterSyntaxError
+from .sql_filter import SqlFilter
+
+logger = logging.getLogger(__name__)
+
+SQL92: Final = "SQL92"
+"""The expression type. Source: RocketMQ ``ExpressionType``."""
+
+LENGTH_MAX: Final = 65_536
+"""Characters of an expression; enough for a list of three thousand order numbers after IN."""
+
+WEIGHT_MAX: Final = 32 << 20
+"""Estimated bytes of all filters that are kept. The one unused for longest leaves, and is compiled
+again when it is needed."""
+
+WEIGHT_EACH: Final = 1_024
+OPERATOR_WEIGHT: Final = 512
+"""Estimated bytes of a filter, and of each operator in it, besides twice its text."""
+
+WAITING_MAX: Final = 1_024
+"""Requests that wait for a filter; further ones are refused."""
+
+PAUSE_S: Final = 0.0005
+"""Seconds for which the thread lets the event loop run, between tokens of a long expression."""
+
+Waiting = Callable[[RequestRefusedError | None], None]
+_Compiled = SqlFilter | FilterSyntaxError
+
+
+class SqlFilters:
+    """The compiled filters, by expression."""
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self._enabled = enabled
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sql-filter")
+        self._known: OrderedDict[str, _Compiled] = OrderedDict()  # the longest unused first
+        self._weight = 0
+        self._waiting: dict[str, list[Waiting]] = {}
+        self._waiting_count = 0
+
+    async def start(self) -> None:
+        """Do nothing; the thread starts with the first filter."""
+
+    async def stop(self) -> None:
+        """Wait for the filter that is being compiled, and compile no more."""
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+
+    def compiled(self, kind: str, expression: str, code: ResponseCode) -> SqlFilter:
+        """Return the filter of an expression.
+
+        Raises:
+            RequestRefusedError: The kind is not SQL92, or that is switched off; or, with ``code``,
+                the expression is wrong. The remark says at which character.
+            NotYetError: It is not compiled yet.
+        """
+        if kind != SQL92 or not self._enabled:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {kind}",
+            )
+        if len(expression) > LENGTH_MAX:
+            raise RequestRefusedError(
+                code,
+                f"the SQL92 filter has {len(expression)} characters, the limit is {LENGTH_MAX}",
+            )
+        found = self._known.get(expression)
+        if found is None:
+            raise NotYetError(partial(self._wait, expression))
+        self._known.move_to_end(expression)
+        if isinstance(found, FilterSyntaxError):
+            raise RequestRefusedError(code, str(found)) from found
+        return found
+
+    def _wait(self, expression: str, on_compiled: Waiting, _size: int) -> None:
+        if self._waiting_count >= WAITING_MAX:
+            on_compiled(
+                RequestRefusedError(ResponseCode.SYSTEM_BUSY, "too many filters are being compiled")
+            )
+            return
+        self._waiting_count += 1
+        waiting = self._waiting.setdefault(expression, [])
+        waiting.append(on_compiled)
+        if len(waiting) == 1:
+            future = asyncio.get_running_loop().run_in_executor(self._thread, _compile, expression)
+            future.add_done_callback(partial(self._done, expression))
+
+    def _done(self, expression: str, done: asyncio.Future[_Compiled]) -> None:
+        waiting = self._waiting.pop(expression)
+        self._waiting_count -= len(waiting)
+        if done.cancelled():
+            return
+        refusal = None
+        if (error := done.exception()) is None:
+            self._keep(expression, done.result())
+        else:
+            logger.error("event=filter_not_compiled filter=%.200r", expression, exc_info=error)
+            refusal = RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR, "the filter could not be compiled, see the broker's log"
+            )
+        for on_compiled in waiting:
+            on_compiled(refusal)
+
+    def _keep(self, expression: str, compiled: _Compiled) -> None:
+        self._known[expression] = compiled
+        self._weight += _weight(expression, compiled)
+        while self._weight > WEIGHT_MAX:
+            self._weight -= _weight(*self._known.popitem(last=False))
+
+
+def _weight(expression: str, compiled: _Compiled) -> int:
+    operators = compiled.operators if isinstance(compiled, SqlFilter) else 0
+    return WEIGHT_EACH + 2 * len(expression) + OPERATOR_WEIGHT * operators
+
+
+def _compile(expression: str) -> _Compiled:
+    from .grammar import parse  # noqa: PLC0415  # not before the first filter: see there
+
+    try:
+        return parse(expression, pause=lambda: time.sleep(PAUSE_S))
+    except FilterSyntaxError as error:
+        return error
