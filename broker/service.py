@@ -156,7 +156,7 @@ class Broker:
         self._polling = LongPolling()
         self._refusal = SendRefusal()
         self._release = ReplyRelease(self._store, self._refusal, on_released=self._polling.wake)
-        self._group = GroupAppend(self._store, on_answered=self._release.write_ready)
+        self._group = GroupAppend(self._store, call_soon=self._release.before_replies)
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
         self._statistics = Statistics(
@@ -600,7 +600,7 @@ class Broker:
             if len(group) >= FLUSHED_ALONE:
                 # Large enough for its own flush, during which the next group is processed.
                 self._store.request_flush()
-            self._release.ask_flush()
+            self._release.request_flush()
         else:
             self._polling.wake_soon()
 

@@ -59,19 +59,13 @@ class GroupAppend:
         self,
         log: AppendLog,
         *,
-        on_answered: Callable[[], None] = lambda: None,
         call_soon: Callable[[Callable[[], None]], object] = _call_soon,
     ) -> None:
-        """Wire it.
-
-        ``on_answered`` is called after the requests of a group were answered. ``call_soon``
-        schedules a function for the end of this pass of the event loop.
-        """
+        """``call_soon`` schedules a function for the end of this pass of the event loop."""
         self._append = log.append
-        self._on_answered = on_answered
         self._call_soon = call_soon
         self._staged: list[tuple[Staged, Handler]] = []
-        self._records = 0
+        self._requests: list[AppendRequest] = []  # of all that is staged
 
     def stage(self, staged: Staged, alone: Handler) -> None:
         """Append records at the end of this pass; if that fails, `alone` serves their request.
@@ -80,20 +74,18 @@ class GroupAppend:
         """
         waiting = self._staged
         waiting.append((staged, alone))
-        self._records += len(staged.requests)
+        self._requests += staged.requests
         if len(waiting) == 1:
             self._call_soon(self.append_staged)
-        if self._records >= GROUP_MAX:
+        if len(self._requests) >= GROUP_MAX:
             self.append_staged()
 
     def append_staged(self) -> None:
         """Append all staged records now, if there are any."""
-        group, self._staged, self._records = self._staged, [], 0
-        if not group:
+        if not self._staged:
             return
-        requests: list[AppendRequest] = []
-        for staged, _ in group:
-            requests += staged.requests
+        group, self._staged = self._staged, []
+        requests, self._requests = self._requests, []
         try:
             results = self._append(requests)
         except Exception as error:  # each request must be answered
@@ -102,7 +94,6 @@ class GroupAppend:
             _serve_alone(group)
         else:
             _answer(group, results)
-        self._on_answered()
 
 
 def _answer(group: Sequence[tuple[Staged, Handler]], results: Sequence[AppendResult]) -> None:

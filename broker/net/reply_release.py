@@ -69,11 +69,13 @@ class ReplyRelease:
         """``refusal`` is set while messages are refused; ``on_released`` follows each release."""
         self._log = log
         self._refusal = refusal or SendRefusal()
+        self._end_of_pass_scheduled = False
+        self._before_replies: list[Callable[[], None]] = []  # called at the end of this pass
         self._ready: dict[Connection, list[bytes]] = {}  # to be written at the end of this pass
         self._ready_bytes = 0
         self._waiting: deque[tuple[int, Connection, bytes]] = deque()
         self._stalled: list[Callable[[], None]] = []
-        self._flush_asked = False
+        self._flush_wanted = False  # at the end of this pass
         self._has_more = False  # whether durable replies are left for the next pass
         self._on_released = on_released
         self._idle_futures: list[asyncio.Future[None]] = []
@@ -93,29 +95,52 @@ class ReplyRelease:
         if durable_at and durable_at > self._log.durable_offset:
             if not request.flag & FLAG_ONE_WAY:
                 self._waiting.append((durable_at, connection, reply))
-            self.ask_flush()
+            self.request_flush()
         elif not (request.flag & FLAG_ONE_WAY or connection.closed):
             self._ready_bytes += len(reply)
             replies = self._ready.get(connection)
-            if replies is not None:
-                replies.append(reply)
-            else:
-                if not self._ready and self._loop is not None:
-                    self._loop.call_soon(self.write_ready)
+            if replies is None:
                 self._ready[connection] = [reply]
+                self._schedule_end_of_pass()
+            else:
+                replies.append(reply)
             if self._ready_bytes > READY_BYTES_MAX:
                 self.write_ready()
+
+    def before_replies(self, work: Callable[[], None]) -> None:
+        """Call `work` at the end of this pass, before its replies are written."""
+        self._before_replies.append(work)
+        self._schedule_end_of_pass()
+
+    def request_flush(self) -> None:
+        """Request a flush of the log at the end of this pass."""
+        self._flush_wanted = True
+        self._schedule_end_of_pass()
+
+    def _schedule_end_of_pass(self) -> None:
+        if not self._end_of_pass_scheduled and self._loop is not None:
+            self._end_of_pass_scheduled = True
+            self._loop.call_soon(self._end_pass)
+
+    def _end_pass(self) -> None:
+        """Run the work left to the end of this pass, write its replies and request its flush.
+
+        All in one callback: each further one would cost the loop another look at its sockets.
+        """
+        work, self._before_replies = self._before_replies, []
+        try:
+            for call in work:
+                call()
+        finally:
+            self._end_of_pass_scheduled = False
+        self.write_ready()
+        if self._flush_wanted:
+            self._flush()
 
     def write_ready(self) -> None:
         """Write the replies that were kept for the end of this pass, if there are any."""
         ready, self._ready, self._ready_bytes = self._ready, {}, 0
         _write(ready)
-
-    def ask_flush(self) -> None:
-        """Request a flush of the log after this pass of the loop."""
-        if not self._flush_asked and self._loop is not None:
-            self._flush_asked = True
-            self._loop.call_soon(self._flush)
 
     def over_limit(self) -> bool:
         """Return whether too much waits for the disk to read more from the network."""
@@ -173,7 +198,7 @@ class ReplyRelease:
             self._idle_futures.append(future)
 
     def _flush(self) -> None:
-        self._flush_asked = False
+        self._flush_wanted = False
         self._log.request_flush()
         # If a flush ends before its reply is held, no other releases that reply.
         if self._waiting and self._waiting[0][0] <= self._log.durable_offset:
@@ -212,7 +237,7 @@ class ReplyRelease:
             self._has_more = True
             self._loop.call_soon(self._release_more)
         elif waiting:
-            self.ask_flush()
+            self.request_flush()
         elif self._idle_futures:
             idle, self._idle_futures = self._idle_futures, []
             for future in idle:

@@ -79,7 +79,7 @@ def _early(*modules: str) -> Callable[[Any], Any]:
             caller = sys._getframe(1).f_globals["__name__"].rpartition(".")[2]
             if caller in modules:
                 original(self, request, reply)
-                self._shared.release.ask_flush()
+                self._shared.release.request_flush()
             else:
                 original(self, request, reply, durable_at)
 

@@ -30,7 +30,7 @@ class StagedMessage(msgspec.Struct, gc=False):
         result, command = results[0], self.command
         reply = encode_send_reply(
             command,
-            offset_message_id(self.requests[0].store_host, result.physical_offset),
+            offset_message_id(self.connection.store_host, result.physical_offset),
             self.queue_id,
             result.queue_offset,
             self.unique_key,

@@ -97,6 +97,23 @@ async def test_replies_of_a_pass_leave_in_one_write_for_each_peer() -> None:
     assert [peer.written for peer in peers] == [[b"02"], [b"13"]]
 
 
+async def test_a_pass_ends_in_one_callback() -> None:
+    """What the end of a pass appends is flushed and answered by the same callback."""
+    log, peer = Log(), Peer()
+    release = _release(log)
+
+    def append() -> None:
+        release.respond(peer, REQUEST, b"stored")
+        release.respond(peer, REQUEST, b"on disk", 100)
+
+    release.before_replies(append)
+    assert peer.written == []
+    await asyncio.sleep(0)  # of the callbacks scheduled so far
+
+    assert peer.written == [b"stored"]
+    assert log.flushes == 1
+
+
 async def test_replies_do_not_pile_up_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept for the end of a pass has a limit."""
     monkeypatch.setattr(release_module, "READY_BYTES_MAX", 300)
