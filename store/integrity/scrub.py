@@ -13,6 +13,7 @@ logged, and a marker makes this start or the next one rebuild all queues, or the
 import logging
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,12 +24,14 @@ from ..files.checkpoint import Marker, rebuild_marker
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.digest import BLOCK
 from ..format.index import is_index_file_name
-from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entry
+from ..format.queue_entry import ENTRY_SIZE, unpack_entry
 from ..format.record import MAGIC_BLANK, PREFIX
+from ..log.log_reader import LogReader
 from ..log.log_scan import find_records
 from ..log.resync import OpenLogFile, candidate_at, candidates
 from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_table import QueueTable
+from .expected_entries import is_sound
 from .file_digest import Block, Digest, digest_of, digest_path
 
 logger = logging.getLogger(__name__)
@@ -166,7 +169,7 @@ def queue_targets(root: Path, queues: QueueTable, log: MappedFileQueue) -> Itera
                 max(queue.kept_end * ENTRY_SIZE - base, 0)
             )  # this start has written the rest
         used = queue.next_offset * ENTRY_SIZE - base  # the digest may be longer after a kill
-        yield ScrubTarget(path, digest, 0, used, partial(_is_true, queue, log), rebuild)
+        yield ScrubTarget(path, digest, 0, used, partial(_is_sound, queue, log, base), rebuild)
 
 
 def repair_queues(root: Path, queues: QueueTable, log: MappedFileQueue) -> None:
@@ -175,27 +178,13 @@ def repair_queues(root: Path, queues: QueueTable, log: MappedFileQueue) -> None:
         queues.load()  # the repair may have changed the end of a queue
 
 
-def _is_true(queue: ConsumeQueue, log: MappedFileQueue, fd: int, position: int) -> bool:
-    """Return whether the entry at a position refers to a record of its queue, or is blank.
-
-    For a record that retention has deleted, a plausible entry counts as valid.
-    """
-    entry = unpack_entry(disk.pread(fd, ENTRY_SIZE, position - position % ENTRY_SIZE))
-    if entry.size == PRE_BLANK.size:
-        return True
-    if not entry.is_valid or entry.physical_offset < (log.bases or [0])[0]:
-        return entry.is_valid
-    base = log.base_of(entry.physical_offset)
-    try:
-        with disk.opened(log.path(base)) as log_fd:
-            content = disk.pread(log_fd, entry.size, entry.physical_offset - base)
-    except FileNotFoundError:
-        return False
-    for found in find_records(content, entry.physical_offset, check_crc=False):
-        _, size, _, queue_id, _, topic_at, topic_end, _ = found
-        place = content[topic_at:topic_end], queue_id
-        return size == entry.size and place == (queue.topic.encode(), queue.queue_id)
-    return False
+def _is_sound(queue: ConsumeQueue, log: MappedFileQueue, base: int, fd: int, position: int) -> bool:
+    """Return whether the entry that holds a byte of a queue file fits its record."""
+    start = position - position % ENTRY_SIZE
+    entry = unpack_entry(disk.pread(fd, ENTRY_SIZE, start))
+    queue_offset, log_start = (base + start) // ENTRY_SIZE, (log.bases or [0])[0]
+    with closing(LogReader(log)) as reader:
+        return is_sound(entry, queue, queue_offset, log_start=log_start, record_at=reader.record_at)
 
 
 def index_targets(root: Path, paths: Sequence[Path]) -> Iterator[ScrubTarget]:

@@ -34,6 +34,7 @@ RESERVE_STEP: Final = 1 << 16
 # memory, and the map saves 3 us per pull for consumers that lag by up to 13 000 messages.
 FRESH_BYTES: Final = 1 << 18
 WARMED_BYTES: Final = 1 << 18  # read at once, so that the next 13 000 entries are in memory too
+BLANKS_MAX: Final = 16 << 20  # most blank entries in a row: 320 MB
 _PAGE: Final = 4096
 assert PROPERTIES_SIZE_MAX < 1 << 15  # RocketMQ writes the length as int16
 
@@ -291,7 +292,7 @@ class ConsumeQueue:
     def skip_to(self, queue_offset: int) -> None:
         """Continue at a higher offset; the records in between are missing in the log."""
         gap = queue_offset - self.next_offset
-        if self.next_offset == self.first_offset or gap > self._files.file_size // ENTRY_SIZE:
+        if self.next_offset == self.first_offset or gap > BLANKS_MAX:
             self._start_at(queue_offset)
         else:
             self.extend(PRE_BLANK.pack() * gap, self.last_end)

@@ -27,7 +27,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from ..config import StoreConfig
@@ -35,10 +34,9 @@ from ..files import disk
 from ..files.checkpoint import Checkpoint, rebuild_marker
 from ..files.mapped_file import write_again, zero_tail
 from ..files.mapped_file_queue import MappedFileQueue
-from ..format.flags import INNER_BATCH
-from ..format.queue_entry import PRE_BLANK, QueueEntry
+from ..format.queue_entry import PRE_BLANK
 from ..format.record import PREFIX, Record
-from ..log.dispatch import inner_batch_size
+from ..integrity.expected_entries import find_batch_queues, is_sound
 from ..log.log_reader import LogReader
 from ..log.log_scan import LogScan, Trust
 from ..log.resync import Damage
@@ -130,7 +128,7 @@ class Recovery:
         """
         began = time.monotonic()
         log_start = self._log_start = self._files.bases[0] if self._files.bases else 0
-        self._batch_queues = _batch_queues(self._config.root / "batchconsumequeue")
+        self._batch_queues = find_batch_queues(self._config.root)
         if not self._files.bases:
             for queue in self._queues.values():
                 queue.cut(0)  # without a log there are no records for them
@@ -237,27 +235,14 @@ class Recovery:
 
     def _prove(self, queue: ConsumeQueue, end: int) -> None:
         """Check that the last entry before ``end`` fits its record, if that still exists."""
-        if end <= queue.first_offset:
-            return
-        last = queue.entry(end - 1)
-        if last == PRE_BLANK or self._is_expired(last):
-            return
-        if not self._is_entry_of(queue, end - 1, last):
+        if end > queue.first_offset and not is_sound(
+            queue.entry(end - 1),
+            queue,
+            end - 1,
+            log_start=self._log_start,
+            record_at=self._record_at,
+        ):
             raise IncompleteError(f"entry {end - 1} of {queue.topic}:{queue.queue_id} is false")
-
-    def _is_expired(self, entry: QueueEntry) -> bool:
-        """Return whether an entry refers to a deleted record; invalid data rarely does."""
-        return entry.is_valid and entry.physical_offset < self._log_start
-
-    def _is_entry_of(self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry) -> bool:
-        """Return whether the record that an entry refers to has its queue and queue offset."""
-        record = self._record_at(entry.physical_offset)
-        if record is None or (record.topic, record.queue_id) != (queue.topic, queue.queue_id):
-            return False
-        last_offset = record.queue_offset
-        if record.sys_flag & INNER_BATCH and (queue.topic, queue.queue_id) in self._batch_queues:
-            last_offset += inner_batch_size(record.properties, record.queue_offset) - 1
-        return (last_offset, record.total_size) == (queue_offset, entry.size)
 
     def _killed_start(self, checkpoint: Checkpoint) -> int:
         """Return the offset of a record or file below which log and queues can be trusted."""
@@ -323,7 +308,7 @@ class Recovery:
         for chunk_offset, chunk, found in scan:
             stored += [before] * (len(scan.damages) - len(stored))
             before = scan.last_timestamp
-            rebuild.dispatch(chunk_offset, chunk, found)
+            rebuild.expected.take(chunk_offset, chunk, found)
             progress.done, progress.records = scan.end_offset - start, scan.records
             if time.monotonic() - logged >= PROGRESS_EVERY:
                 logged = time.monotonic()
@@ -338,22 +323,23 @@ class Recovery:
 
     def _repair(self, rebuild: QueueRebuild, damages: list[tuple[Damage, int]]) -> None:
         """Add fillers for lost records to log and queues."""
-        scans = rebuild.finish()
-        damages = sorted(damages + rebuild.given_up)
+        rebuild.finish()
+        expected = rebuild.expected
+        damages = sorted(damages + expected.given_up)
         self._damages += [damage for damage, _ in damages]
         repair = Repair(self._files, damages)
-        blank_count = repair.fill_missing(rebuild.missing_entries)
-        for scan in scans:
-            repair.repair_end(scan)
-            if scan.queue.next_offset < scan.before.end:
+        blank_count = repair.fill_missing(expected.missing)
+        for queue, before in self._before.items():
+            repair.repair_end(queue, before)
+            if queue.next_offset < before.end:
                 # Removed entries must not reappear after a power cut and be trusted then.
-                scan.queue.sync()
+                queue.sync()
         repair.write(self._config.root / DAMAGED)
-        if blank_count or rebuild.left_out:
+        if blank_count or expected.left_out:
             logger.error(
                 "event=queues_damaged places_without_message=%d records_without_place=%d",
                 blank_count,
-                rebuild.left_out,
+                expected.left_out,
             )
 
     def _held(self, queue: ConsumeQueue) -> int:
@@ -378,7 +364,8 @@ class Recovery:
 
     def _may_be_expired(self, queue: ConsumeQueue, queue_offset: int) -> bool:
         entry = queue.entry(queue_offset)
-        return entry == PRE_BLANK or self._is_expired(entry)
+        is_expired = entry.is_valid and entry.physical_offset < self._log_start
+        return entry == PRE_BLANK or is_expired
 
     # The end --------------------------------------------------------------------------------
 
@@ -432,16 +419,6 @@ class Recovery:
                 write_again(
                     files.path(base), max(durable - base, 0), min(end - base, files.file_size)
                 )
-
-
-def _batch_queues(directory: Path) -> frozenset[tuple[str, int]]:
-    """Return topic and queue id of RocketMQ's batch queues."""
-    return frozenset(
-        (topic.name, int(queue.name))
-        for topic in disk.directories(directory)
-        for queue in disk.directories(topic)
-        if queue.name.isdecimal() and disk.entries(queue)
-    )
 
 
 def _log_report(report: RecoveryReport) -> None:

@@ -32,9 +32,11 @@ from ..format.filler import (
 )
 from ..format.queue_entry import QueueEntry
 from ..format.record import BLANK_SIZE, blank
+from ..integrity.expected_entries import MissingEntries
 from ..log.log_scan import QueuePlace, legible
 from ..log.resync import Damage
-from .queue_rebuild import LastEntries, MissingEntry, QueueScan
+from ..queue.consume_queue import ConsumeQueue
+from .queue_rebuild import LastEntries
 
 logger = logging.getLogger(__name__)
 
@@ -112,29 +114,27 @@ class Repair:
             for place in legible(files, part.start, part.end)
         }
 
-    def fill_missing(self, entries: Iterable[MissingEntry]) -> int:
+    def fill_missing(self, entries: Iterable[MissingEntries[ConsumeQueue]]) -> int:
         """Add fillers for missing queue entries; return how many entries stay blank."""
         blank_count = 0
-        for missing in entries:
-            entry = self._fill(missing)
-            if entry is None:
-                blank_count += 1
-            else:
-                missing.queue.replace(missing.queue_offset, entry)
+        for queue, queue_offsets, after, before in entries:
+            for queue_offset in queue_offsets:
+                entry = self._fill(_place(queue, queue_offset), after, before)
+                if entry is None:
+                    blank_count += 1
+                else:
+                    queue.replace(queue_offset, entry)
         return blank_count
 
-    def repair_end(self, scan: QueueScan) -> None:
+    def repair_end(self, queue: ConsumeQueue, before: LastEntries) -> None:
         """Add fillers for entries that a queue had after its last record, in damaged ranges."""
-        queue = scan.queue
-        known_end = self._known_end(scan.before)
+        known_end = self._known_end(before)
         while True:
-            missing = MissingEntry(queue, queue.next_offset, queue.last_end, _NO_END)
-            legible = self._legible.get(_place(missing))
-            if missing.queue_offset >= known_end and (
-                legible is None or legible.start < missing.after
-            ):
+            lost, after = _place(queue, queue.next_offset), queue.last_end
+            legible = self._legible.get(lost)
+            if lost.queue_offset >= known_end and (legible is None or legible.start < after):
                 return
-            entry = self._fill(missing)
+            entry = self._fill(lost, after, _NO_END)
             if entry is None:
                 return
             queue.extend(entry.pack(), entry.physical_offset + entry.size)
@@ -148,13 +148,12 @@ class Repair:
                 return before.first + number + 1
         return 0
 
-    def _fill(self, missing: MissingEntry) -> QueueEntry | None:
-        """Add a filler to a damaged range between the records around a missing entry."""
-        lost = _place(missing)
+    def _fill(self, lost: QueuePlace, after: int, before: int) -> QueueEntry | None:
+        """Add a filler to a damaged range between two physical offsets."""
         named = self._legible.get(lost)
-        first = bisect_left(self._filled_ranges, missing.after, key=lambda part: part.start)
+        first = bisect_left(self._filled_ranges, after, key=lambda part: part.start)
         between = takewhile(
-            lambda part: part.end <= missing.before, islice(self._filled_ranges, first, None)
+            lambda part: part.end <= before, islice(self._filled_ranges, first, None)
         )
         for part in sorted(between, key=lambda part: part is not named):
             entry = part.take(lost)
@@ -183,8 +182,8 @@ class Repair:
             disk.close(fd)
 
 
-def _place(missing: MissingEntry) -> QueuePlace:
-    return QueuePlace(missing.queue.topic, missing.queue.queue_id, missing.queue_offset)
+def _place(queue: ConsumeQueue, queue_offset: int) -> QueuePlace:
+    return QueuePlace(queue.topic, queue.queue_id, queue_offset)
 
 
 def _filled_ranges(damage: Damage, files: MappedFileQueue, timestamp: int) -> Iterator[FilledRange]:

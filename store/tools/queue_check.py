@@ -1,66 +1,74 @@
 """Compare consume queues with the log, in both directions.
 
-The log is read once, from its beginning to its end. What each record says of its queue entry is
-collected by queue in runs of consecutive entries, and a run is compared with the file of the queue
-as one piece of bytes. So checking an intact store takes little longer than reading it, and the size
-of the runs bounds the memory.
+The log is read once, from its beginning to its end. The entries that its records should have are
+those that a start would write (``integrity/expected_entries.py``). They are compared with the files
+of their queue, many as one piece of bytes, so that checking an intact store takes little longer
+than reading it.
 
-This checks the entry of each record. In the other direction, ``finish`` examines all entries
-without a record: those before the first record of the log, which must refer to earlier offsets;
-those between two runs, which must be blank; and those after the last run.
+In the other direction, ``finish`` examines all entries without a record: those before the first
+record of the log, which must refer to earlier offsets; those of missing records, which must be
+blank; and those after the last record.
 """
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..config import DELAY_LEVELS_MS
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.filler import FILLER_BIT, is_filler
-from ..format.flags import NO_QUEUE_ENTRY
-from ..format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
-from ..format.record import RECORD_SIZE_MIN, decode_record, store_timestamp
+from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entries
+from ..format.record import RECORD_SIZE_MIN, decode_record
 from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
-from ..log.dispatch import entry_code
+from ..integrity.expected_entries import ExpectedEntries, find_batch_queues
+from ..queue.consume_queue import is_directory_name
 from ..queue.queue_extension import is_extension
 from .data_files import list_files, list_queues
 from .findings import Findings
 from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, DamagedRange
 from .state import StoreState
 
-ENTRIES_HELD: Final = 1 << 16  # collected before they are compared: about 6 MB
 _ENTRIES_READ: Final = 1 << 12  # unclaimed entries examined at once
-_UNUSUAL: Final = NO_QUEUE_ENTRY | FILLER_BIT
 _SECOND: Final = 1000  # ms; delay levels are whole seconds
 
-# Why a run of entries is wrong. Each run becomes one finding.
+RIGHT: Final = ""
 MISSING: Final = "entry_missing"
 WRONG: Final = "entry_wrong"
 
-
-class Unclaimed(NamedTuple):
-    """What is known about a store when entries without a record are judged."""
-
-    log_start: int
-    log_end: int
-    state: StoreState
+Verdict = tuple[str, bool]
+"""The kind of a finding about an entry, and whether it is harmless; consecutive ones are one."""
 
 
-@dataclass(slots=True)
-class _Run:
-    """A queue, and its collected entries that are not compared yet."""
+class _CheckedQueue:
+    """A queue whose expected entries are compared with its files."""
 
-    files: MappedFileQueue
-    start: int = 0  # queue offset of the first of them
-    next_offset: int = 0  # after the last of them
-    entries: list[bytes] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)  # their records' store times, of delayed ones
-    claimed: list[tuple[int, int]] = field(default_factory=list)  # compared so far, merged
-    is_schedule: bool = False
-    skipped: bool = False
+    def __init__(
+        self,
+        files: MappedFileQueue,
+        next_offset: int,
+        compare: Callable[["_CheckedQueue", bytes], None],
+    ) -> None:
+        self.files = files
+        self.topic = files.directory.parent.name
+        self.queue_id = int(files.directory.name)
+        self.next_offset = next_offset
+        self.last_end = 0
+        self.gaps: list[range] = []  # queue offsets without a record
+        self._compare = compare
+
+    def extend(self, entries: bytes, physical_end: int) -> None:
+        """Compare the next entries; the record of the last one ends at ``physical_end``."""
+        self._compare(self, entries)
+        self.next_offset += len(entries) // ENTRY_SIZE
+        self.last_end = physical_end
+
+    def skip_to(self, queue_offset: int) -> None:
+        """Continue at a higher offset; the records in between are missing in the log."""
+        self.gaps.append(range(self.next_offset, queue_offset))
+        self.next_offset = queue_offset
 
 
 class QueueCheck:
@@ -73,6 +81,7 @@ class QueueCheck:
         state: StoreState,
         damaged_ranges: list[DamagedRange],
         *,
+        log_start: int,
         unsettled_from: int | None = None,
     ) -> None:
         """From physical offset ``unsettled_from`` on, the next start rewrites entries.
@@ -81,42 +90,30 @@ class QueueCheck:
         """
         self._root = root
         self._directory = root / "consumequeue"
-        self._batch_directory = root / "batchconsumequeue"
         self._findings = findings
         self._state = state
         self._damaged_ranges = damaged_ranges
         self._unsettled_from = unsettled_from
-        self._runs: dict[tuple[bytes, int], _Run] = {}
-        self._held = 0
+        self._queues: dict[tuple[str, int], _CheckedQueue] = {}  # with records
+        self._batch_queues = find_batch_queues(root)
+        self._expected = ExpectedEntries(
+            self._begin,
+            log_start=log_start,
+            delay_levels_ms=DELAY_LEVELS_MS,
+            batch_queues=self._batch_queues,
+            on_left_out=self._report_record,
+        )
         self.entries = 0
         self.file_size = self._usual_file_size()
 
     # Records to entries -----------------------------------------------------------------------
 
     def take(self, chunk: Chunk) -> None:
-        """Collect the queue entries of the records in a chunk."""
-        offset, content, found = chunk
-        runs, pack = self._runs, LAYOUT.pack
-        for record in found:
-            position, size, sys_flag, queue_id, queue_offset, topic_at, topic_end, _ = record
-            if sys_flag & _UNUSUAL and is_filler(content, position, sys_flag):
+        """Collect the queue entries of the records in a chunk, and compare many at a time."""
+        for position, size, sys_flag, *_ in chunk.found:
+            if sys_flag & FILLER_BIT and is_filler(chunk.content, position, sys_flag):
                 self._report_filler(chunk, position, size)
-            if sys_flag & NO_QUEUE_ENTRY:
-                continue
-            key = (content[topic_at:topic_end], queue_id)
-            run = runs.get(key) or self._meet(key, offset + position)
-            if queue_offset != run.next_offset and (
-                run.skipped or not self._go_to(run, key, queue_offset, offset + position)
-            ):
-                continue
-            if run.is_schedule:
-                run.times.append(store_timestamp(content, position, sys_flag))
-            code = entry_code(content, record, DELAY_LEVELS_MS)
-            run.entries.append(pack(offset + position, size, code))
-            run.next_offset = queue_offset + 1
-        self._held += len(found)
-        if self._held >= ENTRIES_HELD:
-            self._compare_all()
+        self._expected.take(*chunk)
 
     def _report_filler(self, chunk: Chunk, position: int, size: int) -> None:
         """Report a lost record that a start has replaced with a filler."""
@@ -132,216 +129,139 @@ class QueueCheck:
             harmless=True,
         )
 
-    def _meet(self, key: tuple[bytes, int], offset: int) -> _Run:
-        """Prepare a queue for its first record."""
-        topic, queue_id = key[0].decode(errors="replace"), key[1]
-        directory = self._directory / topic / str(queue_id)
-        files = MappedFileQueue(directory, self.file_size)
-        run = self._runs[key] = _Run(files, is_schedule=topic == SCHEDULE_TOPIC)
-        if "\0" in topic or "/" in topic or queue_id < 0:
-            self._findings.add(
-                "record_wrong",
-                self._directory,
-                f"a record of topic {topic!r}, queue {queue_id}",
-                offset=offset,
-            )
-            run.skipped, run.next_offset = True, -1
-        elif disk.is_directory(self._batch_directory / topic):
-            run.skipped, run.next_offset = (
-                True,
-                -1,
-            )  # its entries have another format, in another place
-        else:
-            run.files = self._files_of(directory)
-        return run
+    def _report_record(self, offset: int, reason: str) -> None:
+        """Report a record without an entry, which cannot be consumed."""
+        detail = f"the record at {offset} has {reason}"
+        self._findings.add("record_wrong", self._directory, detail, offset=offset)
 
-    def _go_to(self, run: _Run, key: tuple[bytes, int], queue_offset: int, offset: int) -> bool:
-        """Begin a new run at a queue offset; False if an earlier record has that offset."""
-        if run.next_offset and queue_offset < run.next_offset:
-            self._findings.add(
-                "queue_offset_repeated",
-                run.files.directory,
-                f"the record at {offset} has queue offset {queue_offset} of "
-                f"{key[0].decode(errors='replace')}:{key[1]}, as an earlier one has",
-                position=queue_offset * ENTRY_SIZE,
-                offset=offset,
-            )
-            return False
-        self._compare(run)
-        run.start = run.next_offset = queue_offset
-        return True
+    def _begin(self, topic: str, queue_id: int, queue_offset: int) -> _CheckedQueue:
+        """Return a queue for its first record.
 
-    def _compare_all(self) -> None:
-        for run in self._runs.values():
-            self._compare(run)
-        self._held = 0
+        Raises:
+            ValueError: No queue can have such a name.
+        """
+        if not is_directory_name(topic) or queue_id < 0:
+            raise ValueError(f"topic {topic!r}, queue {queue_id} cannot name a directory")
+        files = self._files_of(self._directory / topic / str(queue_id))
+        first = min([max(queue_offset, 0), *(base // ENTRY_SIZE for base in files.bases[:1])])
+        queue = self._queues[topic, queue_id] = _CheckedQueue(files, first, self._compare)
+        return queue
 
-    def _compare(self, run: _Run) -> None:
-        """Compare the collected entries of a queue with its files."""
-        if not run.entries:
+    def _compare(self, queue: _CheckedQueue, expected: bytes) -> None:
+        """Compare the next entries of a queue with its files."""
+        if not queue.files.bases and (queue.topic, queue.queue_id) in self._batch_queues:
+            return  # only RocketMQ has written it, in another format
+        self.entries += len(expected) // ENTRY_SIZE
+        found = self._found(queue, expected)
+        if found == expected:
             return
-        expected = b"".join(run.entries)
-        if (found := self._found(run, expected)) != expected:
-            self._report_differences(run, expected, found)
-        if run.claimed and run.claimed[-1][1] == run.start:
-            run.claimed[-1] = (run.claimed[-1][0], run.next_offset)
-        else:
-            run.claimed.append((run.start, run.next_offset))
-        self.entries += len(run.entries)
-        run.entries.clear()
-        run.times.clear()
-        run.start = run.next_offset
+        wanted, there = [*unpack_entries(expected)], [*unpack_entries(found)]
+        judged = [self._difference(queue, *pair) for pair in zip(wanted, there, strict=True)]
+        self._report(queue, queue.next_offset, judged, there, wanted)
 
-    def _found(self, run: _Run, expected: bytes) -> bytes:
+    def _found(self, queue: _CheckedQueue, expected: bytes) -> bytes:
         """Read the entries; RocketMQ writes entries a moment after their records."""
         deadline = time.monotonic() + SETTLE_TIME
         while True:
-            found = _read_entries(run.files, run.start, len(run.entries))
+            found = _read_entries(queue.files, queue.next_offset, len(expected) // ENTRY_SIZE)
             done = found == expected or self._state is not StoreState.OPEN
             if done or time.monotonic() > deadline:
                 return found
             time.sleep(SETTLE_PAUSE)
 
-    def _report_differences(self, run: _Run, expected: bytes, found: bytes) -> None:
-        """Report the entries that differ, consecutive ones in one finding."""
-        previous = ""
-        first = count = 0
-        for index, (wanted, there) in enumerate(
-            zip(unpack_entries(expected), unpack_entries(found), strict=True)
-        ):
-            kind = self._difference(run, index, wanted, there)
-            if kind != previous and count:
-                self._report(run, previous, first, count, expected, found)
-                count = 0
-            if kind:
-                first = first if count else index
-                count += 1
-            previous = kind
-        if count:
-            self._report(run, previous, first, count, expected, found)
-
-    def _difference(self, run: _Run, index: int, wanted: QueueEntry, there: QueueEntry) -> str:
-        """Return what is wrong with an entry; nothing if it is equivalent to the expected one."""
+    def _difference(self, queue: _CheckedQueue, wanted: QueueEntry, there: QueueEntry) -> Verdict:
+        """Judge an entry; one that is equivalent to the expected one is right."""
+        kind = MISSING if not any(there) else WRONG
         if there == wanted:
-            return ""
-        if not any(there):
-            return MISSING
-        if there[:2] != wanted[:2]:
-            return WRONG
-        if run.is_schedule:
-            # The levels are a setting, and may have changed since. One flipped bit makes no whole
-            # seconds of whole seconds: no power of two is a multiple of a thousand.
-            delay = there.tags_code - run.times[index]
-            return "" if delay > 0 and delay % _SECOND == 0 else WRONG
-        topic, queue_id = run.files.directory.parts[-2:]
-        codes = there.tags_code, wanted.tags_code
-        return "" if is_extension(self._root, topic, int(queue_id), *codes) else WRONG
-
-    def _report(
-        self, run: _Run, kind: str, first: int, count: int, expected: bytes, found: bytes
-    ) -> None:
-        at = first * ENTRY_SIZE
-        wanted = QueueEntry._make(LAYOUT.unpack_from(expected, at))
-        there = QueueEntry._make(LAYOUT.unpack_from(found, at))
-        queue_offset = run.start + first
-        path, position = _place(run.files, queue_offset)
-        last = f" to {queue_offset + count - 1}" if count > 1 else ""
-        is_or_are = "is" if count == 1 else "are"
-        detail = (
-            f"queue offset {queue_offset}{last} {is_or_are} missing"
-            if kind == MISSING
-            else f"queue offset {queue_offset}{last}: {tuple(there)} instead of {tuple(wanted)}"
-        )
-        self._findings.add(
-            kind,
-            path,
-            detail,
-            position=position,
-            count=count,
-            offset=wanted.physical_offset,
-            harmless=self._is_unsettled(wanted.physical_offset),
-        )
+            kind = RIGHT
+        elif there[:2] == wanted[:2] and queue.topic == SCHEDULE_TOPIC:
+            # The levels are a setting, and may have changed since. A flipped bit changes a time
+            # by no whole seconds: no power of two is a multiple of a thousand.
+            kind = WRONG if (there.tags_code - wanted.tags_code) % _SECOND else RIGHT
+        elif there[:2] == wanted[:2]:
+            codes = there.tags_code, wanted.tags_code
+            if is_extension(self._root, queue.topic, queue.queue_id, *codes):
+                kind = RIGHT
+        return kind, self._is_unsettled(wanted.physical_offset)
 
     def _is_unsettled(self, offset: int) -> bool:
         return self._unsettled_from is not None and offset >= self._unsettled_from
 
+    def _report(
+        self,
+        queue: _CheckedQueue,
+        start: int,
+        judged: list[Verdict],
+        there: list[QueueEntry],
+        wanted: list[QueueEntry],
+    ) -> None:
+        """Report entries from queue offset ``start`` on; ``wanted`` is empty without records."""
+        for (kind, harmless), run in groupby(range(len(judged)), key=judged.__getitem__):
+            if kind == RIGHT:
+                continue
+            first, *more = run
+            position = (start + first) * ENTRY_SIZE
+            base = queue.files.base_of(position)
+            detail = f"queue offset {start + first}"
+            detail += f" to {start + more[-1]}" if more else ""
+            detail += ": no entry" if kind == MISSING else f": {tuple(there[first])}"
+            self._findings.add(
+                kind,
+                queue.files.path(base),
+                f"{detail} instead of {tuple(wanted[first])}" if wanted else detail,
+                position=position - base,
+                count=1 + len(more),
+                offset=wanted[first].physical_offset if wanted else None,
+                harmless=harmless,
+            )
+
     # Entries to records -----------------------------------------------------------------------
 
-    def finish(self, known: Unclaimed) -> None:
-        """Compare the remaining entries, then judge those without a record."""
-        self._compare_all()
-        claimed = {run.files.directory: run for run in self._runs.values()}
+    def finish(self, log_start: int, log_end: int) -> None:
+        """Compare the remaining entries, then judge those without a record in the log."""
+        self._expected.finish()
+        log = range(log_start, log_end)
         for directory in self._queue_directories():
-            run = claimed.get(directory)
-            if run is None:
-                run = _Run(self._files_of(directory))
-            if not run.skipped:
-                self._judge_unclaimed(run, known)
+            queue = self._queues.get((directory.parent.name, int(directory.name)))
+            if queue is None:
+                files = self._files_of(directory)
+                first = files.bases[0] // ENTRY_SIZE if files.bases else 0
+                queue = _CheckedQueue(files, first, self._compare)
+            if queue.files.bases:
+                for gap in queue.gaps:
+                    self._judge(queue, gap, log, between=True)
+                end = (queue.files.bases[-1] + queue.files.file_size) // ENTRY_SIZE
+                self._judge(queue, range(queue.next_offset, end), log)
 
-    def _judge_unclaimed(self, run: _Run, known: Unclaimed) -> None:
-        bases = run.files.bases
-        if not bases:
-            return
-        at = bases[0] // ENTRY_SIZE
-        for start, end in run.claimed:
-            self._judge(run, range(at, start), known, between=True)
-            at = max(at, end)
-        self._judge(run, range(at, (bases[-1] + run.files.file_size) // ENTRY_SIZE), known)
-
-    def _judge(self, run: _Run, offsets: range, known: Unclaimed, *, between: bool = False) -> None:
-        """Judge entries without a record; after the last record they end with a zero."""
-        for part, has_file in _file_ranges(run.files, offsets):
-            step = _ENTRIES_READ if has_file else part.stop - part.start
-            for start in range(part.start, part.stop, step):
-                count = min(step, part.stop - start)
-                content = _read_entries(run.files, start, count) if has_file else b""
-                if not any(content):
-                    if between:
-                        self._report_unclaimed(run, start, MISSING, "no entry", count)
-                        continue
-                    return
-                for queue_offset, entry in enumerate(unpack_entries(content), start):
-                    if not between and not entry.is_valid:
-                        return
-                    self._judge_one(run, queue_offset, entry, known)
-                self.entries += count
-
-    def _judge_one(self, run: _Run, queue_offset: int, entry: QueueEntry, known: Unclaimed) -> None:
-        physical_offset, size, _ = entry
-        if entry == PRE_BLANK:
-            return
-        end = physical_offset + size
-        if physical_offset >= 0 and size >= RECORD_SIZE_MIN and end <= known.log_start:
-            return  # retention has deleted its record
-        if any(damaged.start <= physical_offset < damaged.end for damaged in self._damaged_ranges):
-            kind, harmless = "entry_of_damaged_record", True
-        elif physical_offset < known.log_end:
-            kind, harmless = "entry_without_record", self._is_unsettled(physical_offset)
-        elif known.state is StoreState.OPEN:
-            return  # its record was written since
-        else:
-            kind, harmless = "entry_behind_log", known.state is StoreState.NOT_CLOSED
-        self._report_unclaimed(run, queue_offset, kind, str(tuple(entry)), harmless=harmless)
-
-    def _report_unclaimed(
-        self,
-        run: _Run,
-        queue_offset: int,
-        kind: str,
-        what: str,
-        count: int = 1,
-        *,
-        harmless: bool = False,
+    def _judge(
+        self, queue: _CheckedQueue, offsets: range, log: range, *, between: bool = False
     ) -> None:
-        path, position = _place(run.files, queue_offset)
-        self._findings.add(
-            kind,
-            path,
-            f"queue offset {queue_offset}: {what}",
-            position=position,
-            count=count,
-            harmless=harmless,
-        )
+        """Judge entries without a record; after the last record they end with a zero."""
+        for start in range(offsets.start, offsets.stop, _ENTRIES_READ):
+            count = min(_ENTRIES_READ, offsets.stop - start)
+            there = [*unpack_entries(_read_entries(queue.files, start, count))]
+            if not between:
+                there = [*takewhile(lambda entry: entry.is_valid, there)]
+            self.entries += len(there)
+            self._report(queue, start, [self._verdict(entry, log) for entry in there], there, [])
+            if len(there) < count:
+                return
+
+    def _verdict(self, entry: QueueEntry, log: range) -> Verdict:
+        """Judge an entry without a record."""
+        offset, size, _ = entry
+        is_deleted = offset >= 0 and size >= RECORD_SIZE_MIN and offset + size <= log.start
+        if entry == PRE_BLANK or is_deleted:
+            return RIGHT, True
+        if not any(entry):
+            return MISSING, False
+        if any(damaged.start <= offset < damaged.end for damaged in self._damaged_ranges):
+            return "entry_of_damaged_record", True
+        if offset < log.stop:
+            return "entry_without_record", self._is_unsettled(offset)
+        if self._state is StoreState.OPEN:
+            return RIGHT, True  # its record was written since
+        return "entry_behind_log", self._state is StoreState.NOT_CLOSED
 
     # Files ------------------------------------------------------------------------------------
 
@@ -370,41 +290,13 @@ class QueueCheck:
 
     def end_of(self, topic: str, queue_id: int) -> int | None:
         """Return the queue offset after the last record of a queue; None without a record."""
-        run = self._runs.get((topic.encode(), queue_id))
-        return None if run is None or not run.claimed else run.claimed[-1][1]
+        queue = self._queues.get((topic, queue_id))
+        return None if queue is None else queue.next_offset
 
     @property
     def queues(self) -> int:
         """The number of queues with records."""
         return len(list(self._queue_directories()))
-
-
-def _place(files: MappedFileQueue, queue_offset: int) -> tuple[Path, int]:
-    position = queue_offset * ENTRY_SIZE
-    base = files.base_of(position)
-    return files.path(base), position - base
-
-
-def _file_ranges(files: MappedFileQueue, offsets: range) -> Iterator[tuple[range, bool]]:
-    """Split queue offsets into ranges with a file and ranges without.
-
-    A flipped bit in a queue offset may skip more entries than could ever be read.
-    """
-    start, per_file = offsets.start, files.file_size // ENTRY_SIZE
-    for base in files.bases:
-        first = base // ENTRY_SIZE
-        if first >= offsets.stop:
-            break
-        if first + per_file <= start:
-            continue
-        if start < first:
-            yield range(start, first), False
-            start = first
-        end = min(first + per_file, offsets.stop)
-        yield range(start, end), True
-        start = end
-    if start < offsets.stop:
-        yield range(start, offsets.stop), False
 
 
 def _read_entries(files: MappedFileQueue, start: int, count: int) -> bytes:
@@ -413,18 +305,12 @@ def _read_entries(files: MappedFileQueue, start: int, count: int) -> bytes:
     pieces: list[bytes] = []
     while position < end:
         base = files.base_of(position)
-        wanted = min(end, base + files.file_size) - position
-        pieces.append(_read(files.path(base), position - base, wanted).ljust(wanted, b"\0"))
-        position += wanted
+        size = min(end, base + files.file_size) - position
+        try:
+            with disk.opened(files.path(base)) as fd:
+                piece = disk.pread(fd, size, position - base)
+        except FileNotFoundError:
+            piece = b""
+        pieces.append(piece.ljust(size, b"\0"))
+        position += size
     return b"".join(pieces)
-
-
-def _read(path: Path, position: int, size: int) -> bytes:
-    try:
-        fd = disk.open_file(path, disk.READ)
-    except FileNotFoundError:
-        return b""
-    try:
-        return disk.pread(fd, size, position)
-    finally:
-        disk.close(fd)

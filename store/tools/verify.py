@@ -23,7 +23,7 @@ from .data_files import find_log, list_queues
 from .digest_check import DigestCheck
 from .findings import Findings
 from .log_walk import Chunk, DamagedRange, LogWalk
-from .queue_check import QueueCheck, Unclaimed
+from .queue_check import QueueCheck
 from .state import Condition, StoreState, check_checkpoint, read_condition, unsettled_from
 from .table_check import check_snapshot, check_tables
 
@@ -123,7 +123,12 @@ class _Verification:
         if bare:
             unsettled = 0  # without queues every start rebuilds all of them
         self._queues = QueueCheck(
-            root, self._findings, state, self._damaged_ranges, unsettled_from=unsettled
+            root,
+            self._findings,
+            state,
+            self._damaged_ranges,
+            log_start=self._files.bases[0] if self._files.bases else 0,
+            unsettled_from=unsettled,
         )
         self._index = _index_files(root / "index")
         if self._files.bases and not self._index:
@@ -140,7 +145,7 @@ class _Verification:
         digests.run(self._ends)
         if self._condition.checkpoint.is_ours:  # RocketMQ does not update digests
             digests.check_index(self._index)
-        self._queues.finish(Unclaimed(log_start, walk.end_offset, state))
+        self._queues.finish(log_start, walk.end_offset)
         if (
             not self._damaged_ranges or self._damaged_ranges[-1].end < walk.end_offset
         ):  # the last record is there

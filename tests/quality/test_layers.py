@@ -36,6 +36,7 @@ ROOMS = {
         "errors",
         "store/files",
         "store/format",
+        "store/integrity",
         "store/log",
         "store/queue",
     },

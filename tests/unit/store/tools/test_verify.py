@@ -39,7 +39,7 @@ DAMAGED_STATES = {
     # name → what is damaged in it; notes are not asked for
     "clean-cq-short": {"entry_missing": 5},
     "plain-badcrc": {"record_damaged": 1},
-    "plain-cq-short": {"entry_missing": 121},
+    "plain-cq-short": {"entry_missing": 18},  # those after the checkpoint are notes
     "stale-cq": {"entry_without_record": 7},  # RocketMQ brought them back
 }
 
@@ -210,7 +210,7 @@ def test_a_wrong_queue_offset_is_found_whichever_bit_it_is(root: Path, bit: int)
     report = verify(root)
 
     assert "bytes_changed" in kinds(report), "by the digest"
-    assert {"entry_missing", "entry_without_record"} & {*kinds(report)}, "and by its queue"
+    assert {"record_wrong", "entry_without_record"} <= {*kinds(report)}, "and by its queue"
     assert report.records == RECORDS + 1
 
 
