@@ -15,9 +15,9 @@ from halfmq.store.files.durable_mark import DurableMark
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry
 from halfmq.store.index import index_builder
+from halfmq.store.integrity.expected_entries import QueueScan
 from halfmq.store.message_store import MessageStore, RecoveryReport
 from halfmq.store.recovery import recovery
-from halfmq.store.integrity.expected_entries import QueueScan
 from tests.support.store_child import SteppingClock
 from tests.support.stores import (
     Clock,
