@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ..errors import StoreError
+from ..log.resync import Damage
 from .copying import Border, copy_log
 from .dump import Dumped, dump
 from .findings import StoreFinding
-from .log_walk import DamagedRange
 from .verify import VerifyReport, verify
 
 DONE: Final = 0
@@ -184,13 +184,9 @@ def _dump(options: argparse.Namespace) -> int:
     )
     for one in found:
         if options.json:
-            _say(
-                json.dumps(
-                    _range_json(one) if isinstance(one, DamagedRange) else _record(one, options)
-                )
-            )
-        elif isinstance(one, DamagedRange):
-            _say(f"{one.start:>12}  DAMAGED: {one.end - one.start} bytes, {one.reason}")
+            _say(json.dumps(_range_json(one) if isinstance(one, Damage) else _record(one, options)))
+        elif isinstance(one, Damage):
+            _say(f"{one.offset:>12}  DAMAGED: {one.length} bytes, {one.reason}")
         else:
             _say(_printable(one.as_text(body=options.bodies)))
     return DONE
@@ -200,8 +196,8 @@ def _record(one: Dumped, options: argparse.Namespace) -> dict[str, Any]:
     return one.as_json(body=options.bodies)
 
 
-def _range_json(damaged: DamagedRange) -> dict[str, Any]:
-    return {"offset": damaged.start, "size": damaged.end - damaged.start, "damaged": damaged.reason}
+def _range_json(damaged: Damage) -> dict[str, Any]:
+    return {"offset": damaged.offset, "size": damaged.length, "damaged": damaged.reason}
 
 
 def _copy(options: argparse.Namespace) -> int:

@@ -24,11 +24,11 @@ from ..errors import UnusableFileError
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entries
-from ..format.record import store_timestamp
 from ..log.log_reader import LogReader
+from ..log.resync import Damage
 from .data_files import find_log, list_files, list_queues
 from .findings import Findings
-from .log_walk import Chunk, DamagedRange, LogWalk
+from .log_walk import Chunk, LogWalk
 from .state import StoreState, read_condition
 
 _PIECE: Final = 1 << 20  # bytes copied at once
@@ -145,8 +145,7 @@ def _first_time(files: MappedFileQueue, base: int) -> int | None:
         return record.store_timestamp
     for part in LogWalk(files, start=base, end=base + files.file_size):  # its first one is damaged
         if isinstance(part, Chunk):
-            position, _, sys_flag, *_ = part.found[0]
-            return store_timestamp(part.content, position, sys_flag)
+            return part.stored(0)
     return None
 
 
@@ -170,15 +169,16 @@ def _find_stop(files: MappedFileQueue, base: int, end: Border | None, *, live: b
     walk = LogWalk(files, start=base, end=base + files.file_size, live=live)
     found, timestamp, damaged = base, 0, 0
     for part in walk:
-        if isinstance(part, DamagedRange):
+        if isinstance(part, Damage):
             damaged += 1
             continue
-        for position, size, sys_flag, *_ in part.found:
-            stored = store_timestamp(part.content, position, sys_flag)
+        for number, (position, size, *_) in enumerate(part.found):
+            stored = part.stored(number)
             if end is not None and _is_after(end, part.offset + position, stored):
                 return _Stop(found, timestamp, found - base, damaged)
             found, timestamp = part.offset + position + size, stored
-    full = walk.ends_with_blank(walk.end_offset)
+    is_followed = walk.end_offset >= base + files.file_size  # by another file
+    full = is_followed or walk.ends_with_blank(walk.end_offset)
     return _Stop(found, timestamp, files.file_size if full else found - base, damaged)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..integrity.file_digest import Block, digest_of
+from ..log.resync import Damage
 from .findings import Findings
-from .log_walk import DamagedRange
 
 
 class DigestCheck:
@@ -18,7 +18,7 @@ class DigestCheck:
         self,
         root: Path,
         files: MappedFileQueue,
-        damaged_ranges: list[DamagedRange],
+        damaged_ranges: list[Damage],
         findings: Findings,
     ) -> None:
         """``files`` are those of the log; ``damaged_ranges`` of it are reported already."""
@@ -71,7 +71,7 @@ class DigestCheck:
             detail = f"bit {bit} of this byte is flipped"
         offset = None if base is None else base + start
         if offset is not None and any(
-            damaged.start < offset + stop - start and offset < damaged.end
+            damaged.offset < offset + stop - start and offset < damaged.end
             for damaged in self._damaged_ranges
         ):
             return  # further damage in the block cannot be detected

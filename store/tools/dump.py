@@ -13,9 +13,10 @@ from ..format.filler import is_filler
 from ..format.flags import transaction_type
 from ..format.ids import unpack_host
 from ..format.record import Record, crc_tail_matches, decode_record
+from ..log.resync import Damage
 from .data_files import find_log
 from .findings import Findings
-from .log_walk import Chunk, DamagedRange, LogWalk
+from .log_walk import Chunk, LogWalk
 from .state import StoreState, read_condition
 
 
@@ -94,7 +95,7 @@ def dump(
     topic: str | None = None,
     start: int | None = None,
     end: int | None = None,
-) -> Iterator[Dumped | DamagedRange]:
+) -> Iterator[Dumped | Damage]:
     """Yield the records that begin from ``start`` to before ``end``, and damaged ranges there.
 
     With ``topic``, only its records, and only damage that may have been one of them.
@@ -109,7 +110,7 @@ def dump(
     walk = LogWalk(files, start=_first(files, start), live=state is StoreState.OPEN)
     low = walk.start if start is None else start
     for part in walk:
-        if (part.start if isinstance(part, DamagedRange) else part.offset) >= (end or 1 << 63):
+        if part.offset >= (end or 1 << 63):
             return
         if isinstance(part, Chunk):
             yield from _records(part, wanted, low, end)
@@ -140,9 +141,9 @@ def _records(chunk: Chunk, topic: bytes | None, start: int, end: int | None) -> 
         yield Dumped(record=record, crc_ok=True, property_crc_ok=tail_ok, lost=lost)
 
 
-def _damaged(walk: LogWalk, damaged: DamagedRange) -> Dumped | None:
+def _damaged(walk: LogWalk, damaged: Damage) -> Dumped | None:
     """Return the record that fills a damaged range except for its CRC; else None."""
-    content = walk.read(damaged.start, damaged.end - damaged.start)
+    content = walk.read(damaged.offset, damaged.length)
     try:
         record = decode_record(content, check_crc=False)
     except CorruptRecordError:

@@ -24,11 +24,12 @@ from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entri
 from ..format.record import RECORD_SIZE_MIN, decode_record
 from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
 from ..integrity.expected_entries import ExpectedEntries, find_batch_queues
+from ..log.resync import Damage
 from ..queue.consume_queue import is_directory_name
 from ..queue.queue_extension import is_extension
 from .data_files import list_files, list_queues
 from .findings import Findings
-from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, DamagedRange
+from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk
 from .state import StoreState
 
 _ENTRIES_READ: Final = 1 << 12  # unclaimed entries examined at once
@@ -79,7 +80,7 @@ class QueueCheck:
         root: Path,
         findings: Findings,
         state: StoreState,
-        damaged_ranges: list[DamagedRange],
+        damaged_ranges: list[Damage],
         *,
         log_start: int,
         unsettled_from: int | None = None,
@@ -118,7 +119,7 @@ class QueueCheck:
     def _report_filler(self, chunk: Chunk, position: int, size: int) -> None:
         """Report a lost record that a start has replaced with a filler."""
         offset = chunk.offset + position
-        self._damaged_ranges.append(DamagedRange(offset, offset + size, "a filler"))
+        self._damaged_ranges.append(Damage(offset, size, "a filler"))
         record = decode_record(chunk.content, position, check_crc=False)
         self._findings.add(
             "record_lost",
@@ -255,7 +256,7 @@ class QueueCheck:
             return RIGHT, True
         if not any(entry):
             return MISSING, False
-        if any(damaged.start <= offset < damaged.end for damaged in self._damaged_ranges):
+        if any(damaged.offset <= offset < damaged.end for damaged in self._damaged_ranges):
             return "entry_of_damaged_record", True
         if offset < log.stop:
             return "entry_without_record", self._is_unsettled(offset)

@@ -19,10 +19,11 @@ from ..files import disk
 from ..format.crc import crc32
 from ..format.index import FIRST_ITEM, HEADER_SIZE, is_index_file_name, unpack_header
 from ..log.log_reader import LogReader
+from ..log.resync import Damage, what_is_wrong
 from .data_files import find_log, list_queues
 from .digest_check import DigestCheck
 from .findings import Findings
-from .log_walk import Chunk, DamagedRange, LogWalk
+from .log_walk import Chunk, LogWalk
 from .queue_check import QueueCheck
 from .state import Condition, StoreState, check_checkpoint, read_condition, unsettled_from
 from .table_check import check_snapshot, check_tables
@@ -117,7 +118,7 @@ class _Verification:
         self._condition: Condition = read_condition(root, self._findings)
         state = self._condition.state
         unsettled = unsettled_from(self._condition, self._files)
-        self._damaged_ranges: list[DamagedRange] = []
+        self._damaged_ranges: list[Damage] = []
         self._ends: dict[int, int] = {}  # of the records of each file, by its first offset
         bare = next(list_queues(root / "consumequeue"), None) is None
         if bare:
@@ -183,7 +184,7 @@ class _Verification:
         total = len(self._files.bases) * self._files.file_size
         reported = 0
         for part in walk:
-            if isinstance(part, DamagedRange):
+            if isinstance(part, Damage):
                 self._damaged_ranges.append(part)
                 self._report_range(part)
             else:
@@ -197,14 +198,14 @@ class _Verification:
         self._ends[self._files.base_of(chunk.offset)] = chunk.end
         self._queues.take(chunk)
 
-    def _report_range(self, damaged: DamagedRange) -> None:
-        base = self._files.base_of(damaged.start)
+    def _report_range(self, damaged: Damage) -> None:
+        base = self._files.base_of(damaged.offset)
         self._findings.add(
             "record_damaged" if base in self._files.bases else "file_missing",
             self._files.path(base),
-            f"{damaged.end - damaged.start} bytes at offset {damaged.start}: {damaged.reason}",
-            position=damaged.start - base,
-            offset=damaged.start,
+            f"{damaged.length} bytes at offset {damaged.offset}: {damaged.reason}",
+            position=damaged.offset - base,
+            offset=damaged.offset,
         )
 
     def _check_end(self, walk: LogWalk) -> None:
@@ -219,7 +220,7 @@ class _Verification:
             self._findings.add(
                 "bytes_behind_log",
                 self._files.path(base),
-                f"{tail} bytes after the end at {end}: {walk.what_is_at(end)}",
+                f"{tail} bytes after the end at {end}: {what_is_wrong(self._files, end)}",
                 position=end - base,
                 offset=end,
                 harmless=True,

@@ -17,6 +17,7 @@ from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry
 from halfmq.store.index import index_builder
 from halfmq.store.integrity.expected_entries import QueueScan
 from halfmq.store.message_store import MessageStore, RecoveryReport
+from halfmq.store.queue.consume_queue import ConsumeQueue
 from halfmq.store.recovery import recovery
 from tests.support.store_child import SteppingClock
 from tests.support.stores import (
@@ -508,7 +509,7 @@ def test_a_start_that_was_killed_while_it_rebuilt_queues_is_made_good(
     mark_aborted(root)
     write = QueueScan.write
 
-    def killed_at_old(scan: QueueScan) -> None:
+    def killed_at_old(scan: QueueScan[ConsumeQueue]) -> None:
         if scan.queue.topic == "OLD":
             raise KeyboardInterrupt
         write(scan)

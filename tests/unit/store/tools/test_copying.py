@@ -57,6 +57,14 @@ def test_a_whole_copy_is_the_log(root: Path, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["commitlog"]
 
 
+def test_a_copy_of_full_files_has_them_unchanged(root: Path, tmp_path: Path) -> None:
+    """With the blank that ends the last of them, though more of the log follows."""
+    first, second, *_ = sorted((root / "commitlog").iterdir())
+    copy_log(root, tmp_path / "copy", end=int(second.name))
+
+    assert only(tmp_path / "copy" / "commitlog").read_bytes() == first.read_bytes()
+
+
 def test_a_copy_is_sound_and_opens(root: Path, tmp_path: Path) -> None:
     """A broker rebuilds queues and index, and goes on."""
     copy_log(root, tmp_path / "copy")

@@ -12,9 +12,9 @@ import pytest
 from halfmq.command.main import main
 from halfmq.store.files import disk
 from halfmq.store.format.flags import TransactionType
+from halfmq.store.log.resync import Damage
 from halfmq.store.message_store import MessageStore
 from halfmq.store.tools.dump import Dumped, dump
-from halfmq.store.tools.log_walk import DamagedRange
 from tests.support.damage import fill, filled_store, flip, only
 from tests.support.golden_store import NAMES, unpack
 from tests.support.stores import Clock, append_durably, draft, small_config
@@ -34,7 +34,7 @@ def lines(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def offsets(found: list[Dumped | DamagedRange]) -> list[int]:
+def offsets(found: list[Dumped | Damage]) -> list[int]:
     return [one.record.physical_offset for one in found if isinstance(one, Dumped)]
 
 
