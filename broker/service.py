@@ -40,6 +40,7 @@ from .disk.send_refusal import SendRefusal
 from .filters.sql_filters import SqlFilters
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
 from .handlers.admin.changes import Changes
+from .handlers.admin.cleaning import CleaningHandlers
 from .handlers.admin.consume_queue import ConsumeQueueHandlers
 from .handlers.admin.consumption import ConsumptionHandlers
 from .handlers.admin.groups import GroupHandlers
@@ -48,6 +49,7 @@ from .handlers.admin.offsets import GroupOffsetHandlers
 from .handlers.admin.relays import RelayHandlers
 from .handlers.admin.settings import SettingsHandlers
 from .handlers.admin.statistics import StatisticsHandlers
+from .handlers.admin.tables import TableHandlers
 from .handlers.admin.topics import TopicHandlers
 from .handlers.admin.transactions import AdminHandlers
 from .handlers.clients.clients import ClientHandlers
@@ -394,8 +396,9 @@ class Broker:
                 store.reader.record_at,
                 self._group,
                 self._make_runtime_info(),
-                self._retention.ask,
             ),
+            CleaningHandlers(self._retention.ask, self._store.retention.clean_queues),
+            TableHandlers(tables.offsets, self._delay.saved_offsets),
             *self._make_admin_handlers(changes),
             *self._make_access_handlers(changes),
         ]

@@ -46,7 +46,12 @@ def encode_group_table(
     )
 
 
-def encode_member(name: str, entry: Entry) -> bytes:
+def encode_offset_members(members: Iterable[bytes], data_version: Mapping[str, int]) -> bytes:
+    """Return the body of an answer to 43 or 45; members are ``encode_member``'s."""
+    return b'{"dataVersion":%b,"offsetTable":{%b}}' % (dump(data_version), b",".join(members))
+
+
+def encode_member(name: str, entry: object) -> bytes:
     """Return one member of a table: its name and its entry."""
     return b"%b:%b" % (dump(name), dump(entry))
 

@@ -130,6 +130,15 @@ class Retention:
         self._wanted[1:] = [(end, self._log.write_offset)]
         self._request_flush()
 
+    def clean_queues(self) -> None:
+        """Delete queue files that lead to nothing any more, on the helper thread.
+
+        Each deletion of log files does so; this is for what an interrupted one has left.
+        """
+        bases = self._files.bases
+        if bases:
+            self._do(self._search_of_queues(bases[0]))
+
     def set_urgent(self, *, is_urgent: bool) -> None:
         """Free the space of deleted files at once, which may stop the machine for a moment."""
         self._deferred.is_urgent = is_urgent
@@ -257,7 +266,7 @@ class Retention:
 
     def _search(self, queue: ConsumeQueue, log_start: int) -> None:
         begin = queue.first_at_or_after(log_start)
-        if begin > queue.min_offset:
+        if begin > queue.min_offset or queue.has_obsolete_files:
             self._begun.append((queue, begin))
 
     def _deletion_of_queue_files(self, paths: list[Path]) -> Callable[[], bool]:

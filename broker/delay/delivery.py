@@ -474,9 +474,15 @@ class DelayService:
                 queue.saved_offset = queue.unsaved.popleft().next_offset
                 self._saves.dirty = True
 
+    def saved_offsets(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the next message of each level that is in use, and the version of that table."""
+        self._advance_saved_offsets()
+        table = {str(one.level): one.saved_offset for one in self._queues if self._is_used(one)}
+        return table, self._file.data_version
+
     def _job(self) -> Callable[[], None]:
         self._file.step()
-        table = {str(one.level): one.saved_offset for one in self._queues if self._is_used(one)}
+        table, _ = self.saved_offsets()
         return self._saves.job(self._file.prepare(lambda: {"offsetTable": table}), "delay_offsets")
 
     def _is_used(self, queue: _Level) -> bool:

@@ -141,6 +141,15 @@ class ConsumerOffsetTable:
         keys = list(self._offsets)
         return [keys[at : at + KEYS_PER_STEP] for at in range(0, len(keys), KEYS_PER_STEP)]
 
+    def queues_of_key(self, key: str) -> Mapping[int, int]:
+        """Return the offsets of one `topic@group` by queue id."""
+        return self._offsets.get(key, {})
+
+    @property
+    def data_version(self) -> dict[str, int]:
+        """The version of the table as RocketMQ writes it."""
+        return self._file.data_version
+
     def queues(self, group: str, topic: str) -> Mapping[int, int]:
         """Return the offsets of the group in the topic by queue id."""
         return self._offsets.get(f"{topic}@{group}", {})

@@ -525,6 +525,13 @@ class ConsumeQueue:
                 break
         return low
 
+    @property
+    def has_obsolete_files(self) -> bool:
+        """Whether files before the begin are left, by a deletion that a crash interrupted."""
+        files = self._files
+        begin = min(self.min_offset * ENTRY_SIZE, self._active_base)
+        return len(files.bases) > 1 and files.bases[0] + files.file_size <= begin
+
     def begin_at(self, queue_offset: int) -> list[Path]:
         """Begin the queue at an offset; return its files without an entry from there on.
 

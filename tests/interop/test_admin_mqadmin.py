@@ -161,6 +161,13 @@ def test_settings_are_shown_and_changed(tool: Mqadmin) -> None:
     assert "fileReservedTime = 48" in tool.run("getBrokerConfig", *tool.at)
 
 
+def test_the_store_is_cleaned(tool: Mqadmin) -> None:
+    """The tools cleanExpiredCQ, cleanUnusedTopic and deleteExpiredCommitLog."""
+    for command in ("cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"):
+        for where in (tool.at, tool.cluster):
+            assert tool.run(command, *where) == ["success"], command
+
+
 def test_rates_and_progress_are_shown(tool: Mqadmin) -> None:
     """The tools statsAll, brokerStatus, clusterList and brokerConsumeStats."""
     tool.run("updateTopic", *tool.at, "-t", "rates", "-r", "1", "-w", "1")

@@ -1,8 +1,7 @@
 """What an operator asks: which transactions are undecided, what is to become of one, how it goes.
 
 QUERY_TRANSACTIONS (9000) and DECIDE_TRANSACTION (9003) are ours, see ``docs/wire.md``;
-RESUME_CHECK_HALF_MESSAGE (323), GET_BROKER_RUNTIME_INFO (28) and DELETE_EXPIRED_COMMITLOG (329) are
-RocketMQ's.
+RESUME_CHECK_HALF_MESSAGE (323) and GET_BROKER_RUNTIME_INFO (28) are RocketMQ's.
 
 An operator's decision is a decision like a producer's: the first one wins, and its answer waits for
 the disk. Each is a line in the log, with the reason the operator gave.
@@ -58,22 +57,18 @@ class AdminHandlers:
         record_at: Callable[[int], Record | None],
         group: GroupAppend,
         runtime_info: Callable[[], Mapping[str, str]],
-        delete_expired: Callable[[], None],
     ) -> None:
-        """Wire it; ``delete_expired`` has old files deleted soon, whatever the hour."""
         self._view = view
         self._actions = actions
         self._record_at = record_at
         self._group = group
         self._runtime_info = runtime_info
-        self._delete_expired = delete_expired
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
         return {
             RequestCode.GET_BROKER_RUNTIME_INFO: self.get_runtime_info,
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume_check,
-            RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_expired,
             RequestCode.QUERY_TRANSACTIONS: self.query_transactions,
             RequestCode.DECIDE_TRANSACTION: self.decide_transaction,
         }
@@ -81,12 +76,6 @@ class AdminHandlers:
     def get_runtime_info(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with what can be measured here, all values as text."""
         return encode_reply(request, body=encode_table(self._runtime_info()))
-
-    def delete_expired(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Have files of the log deleted that are old enough; answered at once, as by RocketMQ."""
-        logger.info("event=deletion_asked peer=%s", connection.name)
-        self._delete_expired()
-        return encode_reply(request)
 
     def query_transactions(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with a page of undecided transactions, oldest first, or with the one asked for."""

@@ -190,6 +190,28 @@ def test_deleted_files_take_queues_and_index_with_them(aged: Aged) -> None:
     assert everything(aged.store) == kept
 
 
+def test_queue_files_that_an_interrupted_deletion_left_are_deleted_when_asked(aged: Aged) -> None:
+    """Without waiting for the log to begin later once more."""
+    directory = aged.root / "consumequeue" / "U" / "0"
+    files = {path: path.read_bytes() for path in directory.iterdir()}
+    aged.store.retention.delete_before(3 * LOG_FILE + 1)
+    aged.settle()
+    left = set(directory.iterdir())
+    aged.store.close()
+    for path, content in files.items():
+        if path not in left:
+            path.write_bytes(content)
+    aged.open()
+    served = everything(aged.store)
+    assert set(directory.iterdir()) == files.keys()
+
+    aged.store.retention.clean_queues()
+    aged.settle()
+
+    assert set(directory.iterdir()) == left
+    assert everything(aged.store) == served
+
+
 def test_old_index_files_are_deleted(tmp_path: Path) -> None:
     """Except for the newest, all whose records are gone."""
     aged = Aged(tmp_path)

@@ -121,7 +121,6 @@ class Front:
                 self.log.record_at,
                 self.group,
                 lambda: {"k": "v"},
-                lambda: None,
             ).handlers()
         )
 

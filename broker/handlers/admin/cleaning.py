@@ -1,0 +1,56 @@
+"""Cleaning at an operator's wish: old files of the log (329), queue files (306, 316).
+
+RocketMQ's queues without messages, and those of topics that it does not know, stay until these
+requests; here the files of both go with the files of the log. What is left to do is a search for
+what an interrupted deletion has left.
+
+Source: RocketMQ 5.3.3 `AdminBrokerProcessor#cleanExpiredConsumeQueue`, `#cleanUnusedTopic`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.replies import encode_reply
+
+from ...ports import Connection, Handler
+
+logger = logging.getLogger(__name__)
+
+
+class CleaningHandlers:
+    """Has old files deleted; answers at once, as RocketMQ does."""
+
+    def __init__(
+        self, delete_expired: Callable[[], None], delete_queue_files: Callable[[], None]
+    ) -> None:
+        """Wire it.
+
+        ``delete_expired`` has old files of the log deleted soon, whatever the hour, and
+        ``delete_queue_files`` those of queues that lead to nothing.
+        """
+        self._delete_expired = delete_expired
+        self._delete_queue_files = delete_queue_files
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self.clean_log,
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
+            RequestCode.CLEAN_UNUSED_TOPIC: self.clean_queues,
+        }
+
+    def clean_log(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Have files of the log deleted that are old enough."""
+        logger.info("event=deletion_asked what=log peer=%s", connection.name)
+        self._delete_expired()
+        return encode_reply(request)
+
+    def clean_queues(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Have queue files deleted whose messages are gone."""
+        logger.info("event=deletion_asked what=queues peer=%s", connection.name)
+        self._delete_queue_files()
+        return encode_reply(request)

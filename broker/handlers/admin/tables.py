@@ -1,0 +1,68 @@
+"""Tables as other brokers and exports read them: offsets of consumers (43) and of delays (45).
+
+Source: RocketMQ 5.3.3 `AdminBrokerProcessor#getAllConsumerOffset`, `#getAllDelayOffset`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from halfmq.remoting.admin_bodies import encode_member, encode_offset_members
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.replies import encode_reply
+
+from ...errors import RequestRefusedError
+from ...ports import Connection, Handler
+from ...tables.consumer_offsets import ConsumerOffsetTable
+from .sliced import collect
+
+ANSWER_BYTES_MAX: Final = 16_000_000
+"""Bytes of an answer. Clients take no frame of more than 16 MiB."""
+
+DelayOffsets = Callable[[], tuple[Mapping[str, int], Mapping[str, int]]]
+"""Returns the offset of each delay level, and the version of that table."""
+
+
+class TableHandlers:
+    """Serves whole tables."""
+
+    def __init__(self, offsets: ConsumerOffsetTable, delay_offsets: DelayOffsets) -> None:
+        self._offsets = offsets
+        self._delay_offsets = delay_offsets
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.consumer_offsets,
+            RequestCode.GET_ALL_DELAY_OFFSET: self.delay_offsets,
+        }
+
+    def consumer_offsets(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer with the offsets of all groups."""
+        batches = collect(request, connection, self._offsets.key_batches, self._members)
+        size = sum(map(len, batches))
+        if size > ANSWER_BYTES_MAX:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the table of offsets has {size} bytes, and no answer more than "
+                f"{ANSWER_BYTES_MAX}: read config/consumerOffset.json instead",
+            )
+        members = [batch for batch in batches if batch]
+        body = encode_offset_members(members, self._offsets.data_version)
+        return encode_reply(request, body=body)
+
+    def _members(self, keys: list[str]) -> bytes:
+        found = ((key, self._offsets.queues_of_key(key)) for key in keys)
+        return b",".join(
+            encode_member(key, {str(queue): offset for queue, offset in queues.items()})
+            for key, queues in found
+            if queues
+        )
+
+    def delay_offsets(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with the next message of each delay level."""
+        offsets, version = self._delay_offsets()
+        members = [encode_member(level, offset) for level, offset in offsets.items()]
+        return encode_reply(request, body=encode_offset_members(members, version))
