@@ -37,7 +37,7 @@ from .delay.levels import DelayLevels, parse_delay_levels
 from .disk.disk_limits import DiskLimits, Space, space_of
 from .disk.retention_schedule import RetentionSchedule
 from .disk.send_refusal import SendRefusal
-from .filters.sql_filters import SqlFilters
+from .filters.filters_in_use import FiltersInUse
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
 from .handlers.admin.changes import Changes
 from .handlers.admin.cleaning import CleaningHandlers
@@ -197,7 +197,7 @@ class Broker:
             space_of=disk_space,
         )
         self._store_service = self._make_store_service()
-        self._filters = SqlFilters(enabled=config.consumers.property_filter)
+        self._filters = FiltersInUse(enabled=config.consumers.property_filter)
         self._clients = ClientHandlers(
             self._tables.registry, self._tables.topics, self._tables.groups, self._filters
         )

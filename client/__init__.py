@@ -26,6 +26,7 @@ from .access import Acl, AclEntry, PolicyType, User
 from .admin import Admin, PendingTransaction, Topic
 from .config import ClientConfig
 from .consumer import Consumer
+from .consuming.filters import SqlFilter
 from .credentials import Credentials, CredentialsSource
 from .errors import (
     AccessDeniedError,
@@ -104,6 +105,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "SendTimeoutError",
+    "SqlFilter",
     "TlsError",
     "Topic",
     "TopicMissing",

@@ -52,6 +52,7 @@ from . import transaction as aio_transaction
 from .access import Acl, AclEntry, PolicyType, User
 from .admin import PAGE_SIZE, PendingTransaction, State, Topic
 from .config import ClientConfig
+from .consuming.filters import SqlFilter
 from .credentials import Credentials, CredentialsSource
 from .errors import ClientClosedError, ClientError, ForkedError
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
@@ -92,6 +93,7 @@ __all__ = [
     "Producer",
     "SendResult",
     "SendStatus",
+    "SqlFilter",
     "Topic",
     "TopicMissing",
     "Transaction",

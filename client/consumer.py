@@ -25,6 +25,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Final, Self
 
@@ -36,6 +37,7 @@ from halfmq.remoting.bodies import (
     MessageModel,
     SubscriptionData,
     decode_consumer_list,
+    encode_subscription_check,
     subscription_data,
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -51,7 +53,7 @@ from halfmq.store.format.topics import RETRY_PREFIX, retry_topic
 from .arguments import INT32, check_callable, check_count, check_kind, check_seconds
 from .config import ClientConfig
 from .consuming.delivery import Delivery, DeliveryBuffer
-from .consuming.filters import normalise_filter
+from .consuming.filters import SQL92, SqlFilter, normalise_filter, sql_error
 from .consuming.in_flight import InFlightWindow
 from .consuming.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker_address
 from .consuming.pulling import QueuePuller
@@ -107,7 +109,7 @@ class Consumer(BaseClient):
     def __init__(
         self,
         group: str,
-        subscriptions: Mapping[str, str],
+        subscriptions: Mapping[str, str | SqlFilter],
         *,
         start_from: StartFrom = "last",
         ack_timeout: float | None = 60.0,
@@ -129,8 +131,8 @@ class Consumer(BaseClient):
 
         Args:
             group: The consumer group.
-            subscriptions: Topic to filter: tags as in ``"created || paid"``, or ``"*"`` for all
-                messages.
+            subscriptions: Topic to filter: tags as in ``"created || paid"``, ``"*"`` for all
+                messages, or properties as in ``SqlFilter("amount > 100")``.
             start_from: Where the group starts in a queue for which it has no offset. With
                 ``"last"``, RocketMQ's default, it still starts at the first message of a topic so
                 young that none of it has been deleted or paged out, and of a topic that is created
@@ -152,7 +154,8 @@ class Consumer(BaseClient):
             config: All other settings.
 
         Raises:
-            FilterError: A filter is not valid; says at which character.
+            FilterError: A filter of tags is not valid; says at which character. ``start`` raises it
+                for an ``SqlFilter``.
             ConfigurationError: Another argument cannot be used; says which.
         """
         super().__init__(
@@ -293,11 +296,28 @@ class Consumer(BaseClient):
         await session.start(topics=tuple(self._subscriptions))
         for refused in self._denials.values():
             raise refused
+        await self._check_sql_filters(session)
         self._buffer = DeliveryBuffer(self.config, self._ack_timeout, self._send_back)
         self._tasks = [
             asyncio.create_task(self._rebalance_forever(session), name=f"rebalance {self.group}"),
             asyncio.create_task(self._commit_forever(session), name=f"commit {self.group}"),
         ]
+
+    async def _check_sql_filters(self, session: Session) -> None:
+        """Have every broker read the SQL92 filters.
+
+        Raises:
+            FilterError: A filter is wrong.
+            BrokerRefusedError: The broker has no such filters.
+        """
+        filters = [one for one in self._subscriptions.values() if one.expression_type == SQL92]
+        for subscription, address in product(filters, sorted(session.routes.addresses)):
+            body = encode_subscription_check(session.client_id, self.group, subscription)
+            answer = await session.call(address, RequestCode.CHECK_CLIENT_CONFIG, None, body)
+            if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+                raise sql_error(subscription.topic, subscription.sub_string, answer.remark or "")
+            if answer.code != ResponseCode.SUCCESS:
+                raise error_from_response(answer)
 
     def _make_heartbeat(self, client_id: str) -> HeartbeatData:
         if isinstance(self._start_from, datetime):
@@ -544,7 +564,7 @@ def missing_topic_interval(missing: int) -> float:
     return max(MISSING_TOPIC_INTERVAL, missing / MISSING_TOPIC_RATE)
 
 
-def _subscribe(subscriptions: Mapping[str, str]) -> dict[str, SubscriptionData]:
+def _subscribe(subscriptions: Mapping[str, str | SqlFilter]) -> dict[str, SubscriptionData]:
     given: object = subscriptions
     if not isinstance(given, Mapping) or not given:
         raise ConfigurationError(
@@ -555,6 +575,9 @@ def _subscribe(subscriptions: Mapping[str, str]) -> dict[str, SubscriptionData]:
     for topic, expression in subscriptions.items():
         if not is_topic(topic):
             raise ConfigurationError("subscriptions", topic, f"a topic: {topic_error(topic)}")
+        if isinstance(expression, SqlFilter):
+            found[topic] = subscription_data(topic, expression.expression, SQL92, version)
+            continue
         if not isinstance(expression, str):
             raise ConfigurationError("subscriptions", expression, f"text, {FILTER_EXPECTED}")
         wanted = normalise_filter(topic, expression)

@@ -94,13 +94,22 @@ class ConfigurationError(ClientError, ValueError):
 class FilterError(ConfigurationError):
     """The filter expression for ``topic`` is neither ``*`` nor tags separated by ``||``.
 
+    Or it is a wrong SQL92 expression; then it is raised by ``start``, since the broker reads it.
+
     ``position`` counts characters from 0: ``expression[position]`` is where parsing stopped. It is
     ``len(expression)`` if something is missing at the end.
     """
 
-    def __init__(self, topic: str, expression: str, position: int, reason: str) -> None:
-        super().__init__("subscriptions", expression, FILTER_EXPECTED)
-        self.args = (topic, expression, position, reason)
+    def __init__(
+        self,
+        topic: str,
+        expression: str,
+        position: int,
+        reason: str,
+        expected: str = FILTER_EXPECTED,
+    ) -> None:
+        super().__init__("subscriptions", expression, expected)
+        self.args = (topic, expression, position, reason, expected)
         self.topic, self.expression = topic, expression
         self.position, self.reason = position, reason
 
@@ -111,7 +120,7 @@ class FilterError(ConfigurationError):
         caret = " " * (self.position - begin) + "^"
         return (
             f"filter of topic {self.topic}, position {self.position} (the first is 0): "
-            f"{self.reason}; expected {FILTER_EXPECTED}\n    {line}\n    {caret}"
+            f"{self.reason}; expected {self.expected}\n    {line}\n    {caret}"
         )
 
 

@@ -18,9 +18,9 @@ from typing import Final
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
 
 from . import expressions as build
+from .compiled_filter import CompiledFilter
 from .errors import FilterSyntaxError
 from .expressions import Node
-from .sql_filter import SqlFilter
 
 TOKENS_PER_STEP: Final = 64
 """Tokens, of about 10 us each, between two calls of ``pause``."""
@@ -195,7 +195,7 @@ _PARSER: Final = Lark(
 )
 
 
-def parse(text: str, pause: Callable[[], object] = lambda: None) -> SqlFilter:
+def parse(text: str, pause: Callable[[], object] = lambda: None) -> CompiledFilter:
     """Return the filter that an expression states.
 
     ``pause`` is called now and then, to let other threads run.
@@ -218,7 +218,7 @@ def parse(text: str, pause: Callable[[], object] = lambda: None) -> SqlFilter:
     except UnexpectedToken as error:
         position = _start(error.token) if error.token.type != "$END" else len(text)
         raise FilterSyntaxError(position, _hint(text, position)) from None
-    return SqlFilter(condition, names)
+    return CompiledFilter(condition, names)
 
 
 def _hint(text: str, position: int) -> str:

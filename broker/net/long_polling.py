@@ -25,13 +25,13 @@ import msgspec
 
 from halfmq.remoting.command import RemotingCommand
 
-from ..filters.sql_filter import SqlFilter
+from ..filters.compiled_filter import CompiledFilter
 from ..loop.slices import Slice
 from ..ports import Connection, LogPositions
 
 QueueKey = tuple[str, int]
 
-Wanted = frozenset[int] | SqlFilter | None
+Wanted = frozenset[int] | CompiledFilter | None
 """What a pull selects: messages whose tag has one of these hashes, or that match a filter; None
 selects all."""
 

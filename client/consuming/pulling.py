@@ -48,7 +48,12 @@ _WITH_OFFSETS: Final = frozenset(
     }
 )
 _SUBSCRIPTION_UNKNOWN: Final = frozenset(
-    {ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST}
+    {
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        ResponseCode.FILTER_DATA_NOT_EXIST,
+        ResponseCode.FILTER_DATA_NOT_LATEST,
+    }
 )
 
 

@@ -42,7 +42,7 @@ from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.transaction_bodies import encode_entries
 
 from ...errors import RequestRefusedError
-from ...filters.sql_filters import SqlFilters
+from ...filters.filters_in_use import FiltersInUse
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry, ConsumerGroup
 from ...tables.groups import GroupTable
@@ -59,7 +59,7 @@ class ClientHandlers:
         registry: ClientRegistry,
         topics: TopicTable,
         groups: GroupTable,
-        filters: SqlFilters,
+        filters: FiltersInUse,
     ) -> None:
         self._filters = filters
         self._registry = registry

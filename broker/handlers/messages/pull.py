@@ -27,8 +27,8 @@ from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
 from halfmq.store.message_store import GetResult, GetStatus, MessageStore
 
 from ...errors import RequestRefusedError
-from ...filters.sql_filter import SqlFilter
-from ...filters.sql_filters import SqlFilters
+from ...filters.compiled_filter import CompiledFilter
+from ...filters.filters_in_use import FiltersInUse
 from ...net.long_polling import HeldPull, LongPolling, Wanted
 from ...net.replay_pace import ReplayPace
 from ...net.router import serve
@@ -113,7 +113,7 @@ class PullHandler:
         offsets: ConsumerOffsetTable,
         long_polling: LongPolling,
         statistics: Statistics,
-        filters: SqlFilters,
+        filters: FiltersInUse,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -180,7 +180,7 @@ class PullHandler:
         wait: bool = False,
         paced: bool = False,
     ) -> bytes | None:
-        if isinstance(wanted, SqlFilter):
+        if isinstance(wanted, CompiledFilter):
             return self._search(request, connection, wanted, wait=wait, paced=paced)
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
@@ -242,7 +242,7 @@ class PullHandler:
         self,
         request: RemotingCommand,
         connection: Connection,
-        wanted: SqlFilter,
+        wanted: CompiledFilter,
         *,
         wait: bool,
         paced: bool,
@@ -273,12 +273,16 @@ class PullHandler:
             return None
         return self._not_found(request, connection, wanted, found.result, readable_offset)
 
-    def _searcher(self, header: PullMessageRequestHeader, wanted: SqlFilter) -> Searcher:
+    def _searcher(self, header: PullMessageRequestHeader, wanted: CompiledFilter) -> Searcher:
         max_count = min(max(header.max_msg_nums, 1), MESSAGES_MAX)
         return Searcher(self._store, header, wanted, max_count=max_count, max_bytes=BYTES_MAX)
 
     def _search_on_disk(
-        self, request: RemotingCommand, connection: Connection, wanted: SqlFilter, found: Search
+        self,
+        request: RemotingCommand,
+        connection: Connection,
+        wanted: CompiledFilter,
+        found: Search,
     ) -> None:
         """Have a thread read the next messages; then answer with those that match."""
         header = request.header
@@ -308,7 +312,7 @@ class PullHandler:
         return b"".join([_full(request, result), *found.records])
 
     def _answer_held_search(
-        self, held: HeldPull, wanted: SqlFilter, timed_out: bool
+        self, held: HeldPull, wanted: CompiledFilter, timed_out: bool
     ) -> bytes | None:
         """Do for an SQL92 filter what `_answer_held` does."""
         request = held.command
@@ -456,7 +460,7 @@ class PullHandler:
 
     def _answer_held(self, held: HeldPull, timed_out: bool) -> bytes | None:
         """Look again for a held pull; None when there is nothing and its time is not up."""
-        if isinstance(held.wanted, SqlFilter):
+        if isinstance(held.wanted, CompiledFilter):
             return self._answer_held_search(held, held.wanted, timed_out)
         request = held.command
         header = request.header

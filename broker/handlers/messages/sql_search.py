@@ -19,7 +19,7 @@ from halfmq.store.format.errors import CorruptRecordError
 from halfmq.store.format.record import properties_at
 from halfmq.store.message_store import GetResult, GetStatus, MessageStore
 
-from ...filters.sql_filter import SqlFilter
+from ...filters.compiled_filter import CompiledFilter
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Searcher:
         self,
         store: MessageStore,
         header: PullMessageRequestHeader,
-        wanted: SqlFilter,
+        wanted: CompiledFilter,
         *,
         max_count: int,
         max_bytes: int,

@@ -17,7 +17,7 @@ import pytest
 
 from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
 from halfmq.broker.disk.send_refusal import SendRefusal
-from halfmq.broker.filters.sql_filters import SqlFilters
+from halfmq.broker.filters.filters_in_use import FiltersInUse
 from halfmq.broker.handlers.clients.clients import ClientHandlers
 from halfmq.broker.handlers.clients.locks import LockHandlers
 from halfmq.broker.handlers.clients.offsets import OffsetHandlers
@@ -141,7 +141,7 @@ class Broker:
         self.offsets = ConsumerOffsetTable(config_path(root, "o.json"), now_ms=clock)
         levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
         parts = (
-            ClientHandlers(self.registry, self.topics, self.groups, SqlFilters(enabled=False)),
+            ClientHandlers(self.registry, self.topics, self.groups, FiltersInUse(enabled=False)),
             LockHandlers(self.locks),
             OffsetHandlers(self.log, self.offsets, self.topics, self.groups),
             QueryHandlers(self.log),

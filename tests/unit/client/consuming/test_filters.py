@@ -14,10 +14,11 @@ from halfmq.client import (
     FilterError,
     InvalidMessageError,
     Message,
+    SqlFilter,
     blocking,
 )
 from halfmq.client.arguments import is_tag
-from halfmq.client.consuming.filters import normalise_filter
+from halfmq.client.consuming.filters import normalise_filter, sql_error
 from halfmq.remoting.bodies import subscription_data
 
 EXPRESSIONS = st.text(st.sampled_from("ab é=|*,> \t\u00a0\ud800") | st.characters(), max_size=12)
@@ -80,7 +81,7 @@ def test_the_mistake_is_shown_with_a_caret() -> None:
     assert str(refusal.value).splitlines() == [
         (
             "filter of topic orders, position 7 (the first is 0): > cannot be part of a tag; "
-            'SQL92 filters are not supported; expected "*", or tags separated by || '
+            'SQL92 expressions are given as SqlFilter(…); expected "*", or tags separated by || '
             'such as "created || paid"'
         ),
         "    amount > 5",
@@ -99,6 +100,32 @@ def test_only_the_surroundings_of_a_mistake_are_shown() -> None:
     first, line, caret = str(refusal.value).splitlines()
     assert line[caret.index("^")] == ">"
     assert len(first) + len(line) < 400
+
+
+def test_the_mistake_of_an_sql_filter_is_where_the_broker_says() -> None:
+    """An official broker does not say where."""
+    ours = sql_error(
+        "orders", "a == 5", "SQL92 filter is wrong at character 4: write = for equality"
+    )
+    official = sql_error("orders", "a == 5", "Invalid MessageSelector. ")
+
+    assert str(ours).splitlines() == [
+        (
+            "filter of topic orders, position 3 (the first is 0): write = for equality; "
+            "expected an SQL92 expression"
+        ),
+        "    a == 5",
+        "       ^",
+    ]
+    assert (official.position, official.reason) == (0, "Invalid MessageSelector. ")
+    assert str(pickle.loads(pickle.dumps(ours))) == str(ours)
+
+
+@pytest.mark.parametrize("expression", [None, 5, "", "  "])
+def test_an_sql_filter_that_is_no_text_is_named(expression: object) -> None:
+    """Before anything is sent."""
+    with pytest.raises(ConfigurationError, match="expected an SQL92 expression"):
+        SqlFilter(expression)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("expression", [None, 5, ["a", "b"]])

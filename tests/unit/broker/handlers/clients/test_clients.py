@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.filters.sql_filters import SqlFilters
+from halfmq.broker.filters.filters_in_use import FiltersInUse
 from halfmq.broker.handlers.clients.clients import ClientHandlers
 from halfmq.broker.handlers.clients.locks import LockHandlers
 from halfmq.broker.tables.client_registry import EXPIRY_MS, ClientRegistry
@@ -49,7 +49,7 @@ class Parts:
         )
         self.groups.load()
         self.registry = ClientRegistry(now_ms=self.clock, refuse_unequal=refuse_unequal)
-        self.clients = ClientHandlers(self.registry, self.topics, self.groups, SqlFilters())
+        self.clients = ClientHandlers(self.registry, self.topics, self.groups, FiltersInUse())
         self.handlers = self.clients.handlers()
 
     def beat(

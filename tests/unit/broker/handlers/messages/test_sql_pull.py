@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.filters import sql_filters
+from halfmq.broker.filters import filters_in_use
 from halfmq.broker.filters.expressions import OPERATORS_MAX
 from halfmq.broker.handlers.messages import sql_search
 from halfmq.remoting.bodies import (
@@ -316,7 +316,7 @@ async def test_what_is_no_filter_is_refused(rig: Rig) -> None:
 def test_filters_can_be_switched_off() -> None:
     """As RocketMQ has it by default, with its remark."""
     with pytest.raises(RequestRefusedError) as caught:
-        sql_filters.SqlFilters(enabled=False).compiled(
+        filters_in_use.FiltersInUse(enabled=False).compiled(
             SQL92, "TRUE", ResponseCode.SUBSCRIPTION_PARSE_FAILED
         )
 
@@ -330,14 +330,14 @@ async def test_a_filter_is_compiled_once_until_there_are_too_many(
 ) -> None:
     """For all pulls and groups; the memory of all filters is bounded."""
     compiled: list[str] = []
-    compile_ = sql_filters._compile  # that it is called shows in no answer
+    compile_ = filters_in_use._compile  # that it is called shows in no answer
 
     def counted(expression: str) -> object:
         compiled.append(expression)
         return compile_(expression)
 
-    monkeypatch.setattr(sql_filters, "_compile", counted)
-    monkeypatch.setattr(sql_filters, "WEIGHT_MAX", 3 * sql_filters.WEIGHT_EACH)
+    monkeypatch.setattr(filters_in_use, "_compile", counted)
+    monkeypatch.setattr(filters_in_use, "WEIGHT_MAX", 3 * filters_in_use.WEIGHT_EACH)
     consumer = await consumer_of(rig)
 
     for expression in ["TRUE", "TRUE", "a", "a", "TRUE", "NULL", "TRUE", "a"]:

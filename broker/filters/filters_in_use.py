@@ -19,8 +19,8 @@ from typing import Final
 from halfmq.remoting.codes import ResponseCode
 
 from ..errors import NotYetError, RequestRefusedError
+from .compiled_filter import CompiledFilter
 from .errors import FilterSyntaxError
-from .sql_filter import SqlFilter
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +45,10 @@ PAUSE_S: Final = 0.0005
 """Seconds for which the thread lets the event loop run, between tokens of a long expression."""
 
 Waiting = Callable[[RequestRefusedError | None], None]
-_Compiled = SqlFilter | FilterSyntaxError
+_Compiled = CompiledFilter | FilterSyntaxError
 
 
-class SqlFilters:
+class FiltersInUse:
     """The compiled filters, by expression."""
 
     def __init__(self, *, enabled: bool = True) -> None:
@@ -66,7 +66,7 @@ class SqlFilters:
         """Wait for the filter that is being compiled, and compile no more."""
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
-    def compiled(self, kind: str, expression: str, code: ResponseCode) -> SqlFilter:
+    def compiled(self, kind: str, expression: str, code: ResponseCode) -> CompiledFilter:
         """Return the filter of an expression.
 
         Raises:
@@ -129,7 +129,7 @@ class SqlFilters:
 
 
 def _weight(expression: str, compiled: _Compiled) -> int:
-    operators = compiled.operators if isinstance(compiled, SqlFilter) else 0
+    operators = compiled.operators if isinstance(compiled, CompiledFilter) else 0
     return WEIGHT_EACH + 2 * len(expression) + OPERATOR_WEIGHT * operators
 
 

@@ -15,7 +15,7 @@ NAMES_FEW: Final = 4
 message need not be decoded then."""
 
 
-class SqlFilter:
+class CompiledFilter:
     """Tells which messages match an expression."""
 
     __slots__ = ("_names", "evaluate", "operators")

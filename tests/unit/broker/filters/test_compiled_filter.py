@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
+from halfmq.broker.filters.compiled_filter import NAMES_FEW
 from halfmq.broker.filters.errors import FilterSyntaxError
 from halfmq.broker.filters.expressions import DEPTH_MAX, OPERATORS_MAX
 from halfmq.broker.filters.grammar import parse
-from halfmq.broker.filters.sql_filter import NAMES_FEW
 from halfmq.store.format.properties import encode_properties
 
 ORDER = {"amount": "120", "region": "EU", "status": "paid", "note": "it's late", "weight": "1.5"}
