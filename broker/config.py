@@ -82,11 +82,24 @@ class NetworkConfig:
         integer(0, 20_000, "connections; 0: no limit"),
         "connections from one address; one more is closed at once",
     )
+    advertised_host: str = setting(
+        "brokerIP1",
+        "",
+        checked(lambda text: text and ipaddress.ip_address(text), "an IP address, or empty"),
+        "address of this broker that clients and name servers are told; empty: the one by which "
+        "each of them came",
+    )
     namesrv_addr: str = setting(
         "namesrvAddr",
         "",
         pattern(_ADDRESS_LIST, "host:port, several separated by ;"),
-        "real name servers to register with as well",
+        "name servers to register with as well: RocketMQ's, or other halfmq brokers",
+    )
+    ha_listen_port: int = setting(
+        "haListenPort",
+        10_912,
+        _PORT,
+        "port of the replication address that name servers are told; nothing listens there",
     )
 
 
@@ -95,6 +108,12 @@ class TopicDefaults:
     """Names of this broker, and what it creates automatically."""
 
     broker_name: str = setting("brokerName", "broker-a", _NAME, "name of this broker in routes")
+    broker_id: int = setting(
+        "brokerId",
+        0,
+        integer(0, 2**31 - 1, "0: the master"),
+        "number of this process among those of its name; producers send to the master only",
+    )
     cluster_name: str = setting(
         "brokerClusterName", "DefaultCluster", _NAME, "name of its cluster in routes"
     )
@@ -378,9 +397,7 @@ _SECTIONS: Final = {
 _ROCKETMQ_ONLY: Final = frozenset(
     {
         "abortFile",
-        "brokerIP1",
         "brokerIP2",
-        "brokerId",
         "brokerRole",
         "destroyMapedFileIntervalForcibly",
         "diskSpaceCleanForciblyRatio",

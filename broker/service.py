@@ -52,6 +52,7 @@ from .handlers.admin.statistics import StatisticsHandlers
 from .handlers.admin.tables import TableHandlers
 from .handlers.admin.topics import TopicHandlers
 from .handlers.admin.transactions import AdminHandlers
+from .handlers.clients.brokers import BrokerHandlers
 from .handlers.clients.clients import ClientHandlers
 from .handlers.clients.locks import LockHandlers
 from .handlers.clients.offsets import OffsetHandlers
@@ -75,9 +76,10 @@ from .net.registration import NameServerRegistration
 from .net.reply_release import ReplyRelease
 from .net.router import Router
 from .net.server import Server
-from .ports import Handler
+from .ports import Connection, Handler
 from .runtime_info import RuntimeInfo
 from .store_service import PersistTicker, StoreService
+from .tables.broker_table import BrokerTable
 from .tables.client_registry import SCAN_S, ClientRegistry
 from .tables.consumer_offsets import ConsumerOffsetTable
 from .tables.groups import GroupTable
@@ -119,6 +121,7 @@ class Tables:
     registry: ClientRegistry
     locks: QueueLocks
     kv_config: KvConfig
+    brokers: BrokerTable
 
 
 class Broker:
@@ -235,6 +238,7 @@ class Broker:
             ),
             locks=QueueLocks(now_ms=self._monotonic_ms),
             kv_config=KvConfig(self._table_path("kvConfig.json"), now_ms),
+            brokers=BrokerTable(self._monotonic_ms),
         )
 
     def _make_transactions(self) -> TransactionService:
@@ -288,8 +292,9 @@ class Broker:
             self._router,
             self._release,
             self._fetches.begin,
-            self._clients.connection_lost,
+            self._connection_lost,
             host=network.bind_address,
+            advertised_host=network.advertised_host,
             listen_port=network.listen_port,
             namesrv_port=network.namesrv_listen_port,
             tls=self._tls,
@@ -389,7 +394,8 @@ class Broker:
             OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
             QueryHandlers(store),
             LockHandlers(tables.locks),
-            RouteHandlers(tables.topics, self.config.topics),
+            RouteHandlers(tables.topics, tables.brokers, self.config.topics),
+            BrokerHandlers(tables.brokers, tables.kv_config, self.config.topics),
             AdminHandlers(
                 self.transactions.view,
                 self.transactions.operator,
@@ -409,6 +415,7 @@ class Broker:
             TopicHandlers(
                 tables.topics,
                 tables.offsets,
+                tables.brokers,
                 self._store,
                 changes,
                 self.config.topics,
@@ -524,7 +531,9 @@ class Broker:
             Ticker("disk", self._disk_limits.tick),
             Ticker(
                 "clients",
-                PeriodicWork(SCAN_S, self._clients.expire, tables.locks.expire).tick,
+                PeriodicWork(
+                    SCAN_S, self._clients.expire, tables.locks.expire, tables.brokers.expire
+                ).tick,
                 pause=PAUSE_S,
                 traffic=lambda: self._server.reads,
             ),
@@ -539,12 +548,14 @@ class Broker:
         ]
 
     def _make_registration(self) -> NameServerRegistration:
+        network = self.config.network
         return NameServerRegistration(
-            _addresses(self.config.network.namesrv_addr),
+            _addresses(network.namesrv_addr),
             self._tables.topics,
-            broker_name=self.config.topics.broker_name,
-            cluster_name=self.config.topics.cluster_name,
+            self.config.topics,
+            advertised_host=network.advertised_host,
             port=lambda: self._server.port,
+            ha_port=network.ha_listen_port,
             now_ms=self._now_ms,
             credentials=self.config.access.inner_credentials,
         )
@@ -606,6 +617,10 @@ class Broker:
             self._release.request_flush()
         else:
             self._polling.wake_soon()
+
+    def _connection_lost(self, connection: Connection) -> None:
+        self._clients.connection_lost(connection)
+        self._tables.brokers.connection_lost(connection)
 
     def _durable(self, offset: int) -> None:
         self._release.durable_from_thread(offset)  # the store must exist before the release does

@@ -329,6 +329,16 @@ def decode_cluster_info(body: bytes) -> ClusterInfo:
     return _convert(_object(parse(body)), ClusterInfo)
 
 
+def encode_member_group(broker: BrokerData) -> bytes:
+    """Return the body of an answer to GET_BROKER_MEMBER_GROUP (901)."""
+    group = {
+        "brokerAddrs": {str(number): text for number, text in broker.broker_addrs.items()},
+        "brokerName": broker.broker_name,
+        "cluster": broker.cluster,
+    }
+    return dump({"brokerMemberGroup": group})
+
+
 # -- offset tables and other tables --------------------------------------------------------------
 
 

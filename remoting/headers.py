@@ -77,6 +77,12 @@ from .transaction_headers import (
 H = TypeVar("H", bound=Header)
 
 
+RECOGNITION_FIELD: Final = "halfmq"
+"""Ext field by which halfmq peers recognise each other. A client sends it with a route request, and
+it is in the answer if all brokers are halfmq's; our brokers register with it. Such pairs speak
+MSGPACK headers and know halfmq's own requests. Official peers ignore the field."""
+
+
 class EmptyHeader(Header, frozen=True, kw_only=True):
     """A header without fields, for answers that must still carry ``extFields``."""
 

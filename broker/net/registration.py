@@ -1,8 +1,9 @@
-"""Register this broker with external name servers, for teams that run some (`namesrvAddr`).
+"""Register this broker with other name servers (`namesrvAddr`): RocketMQ's, or halfmq brokers.
 
-halfmq answers route requests itself; this service only adds the broker to the routes of other name
-servers. It sends a full registration every 30 s and soon after a topic has changed, as RocketMQ
-does; an unreachable name server is retried each time and does not affect the broker.
+halfmq answers route requests itself; this service only adds the broker to the routes of others. It
+sends a full registration every 30 s and soon after a topic has changed, as RocketMQ does; an
+unreachable name server is tried again each second and does not affect the broker. Brokers that name
+each other here, and themselves, all answer with the same routes.
 
 Source: `BrokerOuterAPI#registerBrokerAll`, `RegisterBrokerBody`.
 """
@@ -10,7 +11,6 @@ Source: `BrokerOuterAPI#registerBrokerAll`, `RegisterBrokerBody`.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, cast
@@ -20,27 +20,30 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.ext_fields import texts_of
 from halfmq.remoting.framing import FrameDecoder
-from halfmq.remoting.headers import BrokerIdentityRequestHeader, RegisterBrokerRequestHeader
+from halfmq.remoting.headers import (
+    RECOGNITION_FIELD,
+    BrokerIdentityRequestHeader,
+    RegisterBrokerRequestHeader,
+)
+from halfmq.remoting.registration_bodies import DataVersion, encode_registration
 from halfmq.remoting.replies import encode_request
 from halfmq.remoting.signature import Signer, signed_fields
 from halfmq.store.format.crc import crc32
 
 from ..access.config import Credentials
-from ..tables.topics import TopicTable
+from ..tables.topics import Identity, TopicTable
 
 logger = logging.getLogger(__name__)
 
 REGISTER_S: Final = 30.0
 """Seconds between two registrations; name servers remove a broker after 120 s."""
 
-CHANGE_SCAN_S: Final = 1.0
-"""Seconds after which a new topic is registered at the latest."""
+SCAN_S: Final = 1.0
+"""Seconds after which a new topic is registered at the latest, or the broker again if a name server
+was not reached or has closed the connection."""
 
 ANSWER_S: Final = 6.0
 """Seconds for a name server to connect and answer, RocketMQ's `registerBrokerTimeoutMills` / 4."""
-
-MASTER_ID: Final = 0
-
 
 Sign = Callable[[Mapping[str, str], bytes], Mapping[str, str]]
 """Returns the ext fields of a request with this body as they are sent."""
@@ -99,89 +102,96 @@ class _NameServerLink(asyncio.Protocol):
         self._opaque += 1
         answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         self._answers[self._opaque] = answer
-        fields = self._sign(texts_of(header) or {}, body)
+        fields = self._sign({**(texts_of(header) or {}), RECOGNITION_FIELD: "1"}, body)
         self.transport.write(encode_request(code, opaque=self._opaque, header=fields, body=body))
         return await answer
 
 
 class NameServerRegistration:
-    """Keeps this broker registered with every name server of `addresses`."""
+    """Keeps this broker registered with name servers."""
 
     def __init__(
         self,
         addresses: Iterable[tuple[str, int]],
         topics: TopicTable,
+        identity: Identity,
         *,
-        broker_name: str,
-        cluster_name: str,
+        advertised_host: str,
         port: Callable[[], int],
+        ha_port: int,
         now_ms: Callable[[], int],
         credentials: Credentials | None = None,
     ) -> None:
+        """Wire it; without ``advertised_host``, each server gets the address it is reached from."""
         self._sign = _signing(credentials)
         self._links: dict[tuple[str, int], _NameServerLink | None] = dict.fromkeys(addresses)
         self._topics = topics
-        self._broker_name, self._cluster_name = broker_name, cluster_name
-        self._port = port
-        self._now_ms = now_ms
-        self._task: asyncio.Task[None] | None = None
+        self._identity = identity
+        self._advertised_host = advertised_host
+        self._port, self._ha_port = port, ha_port
+        self._started_ms = now_ms()
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Start registering; return before the first registration is answered."""
-        if self._links:
-            self._task = asyncio.create_task(self._keep_registered())
+        self._tasks = [
+            asyncio.create_task(self._keep_registered(address)) for address in self._links
+        ]
 
     async def stop(self) -> None:
         """Unregister from every name server."""
-        if self._task is None:
-            return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(self._leave(address) for address in self._links))
 
-    async def _keep_registered(self) -> None:
+    async def _keep_registered(self, address: tuple[str, int]) -> None:
+        failure = ""  # of the registration before
         while True:
             version = self._topics.version
-            await asyncio.gather(*(self._register(address) for address in self._links))
+            before, failure = failure, await self._register(address)
+            if failure and failure != before:
+                logger.warning(
+                    "event=registration_failed namesrv=%s:%d error=%r", *address, failure
+                )
             waited = 0.0
             while waited < REGISTER_S and self._topics.version == version:
-                await asyncio.sleep(CHANGE_SCAN_S)
-                waited += CHANGE_SCAN_S
+                await asyncio.sleep(SCAN_S)
+                waited += SCAN_S
+                link = self._links[address]
+                if link is None or link.transport is None:
+                    break  # the name server has forgotten this broker
 
-    async def _register(self, address: tuple[str, int]) -> None:
+    async def _register(self, address: tuple[str, int]) -> str:
+        """Return why the name server did not accept it; empty if it did."""
         body = self._body()
         try:
             async with asyncio.timeout(ANSWER_S):
                 link = await self._connected(address)
                 header = RegisterBrokerRequestHeader(
-                    broker_name=self._broker_name,
-                    broker_addr=self._own_address(link),
-                    cluster_name=self._cluster_name,
-                    ha_server_addr=self._own_address(link),
-                    broker_id=MASTER_ID,
+                    broker_name=self._identity.broker_name,
+                    broker_addr=self._own_address(link, self._port()),
+                    cluster_name=self._identity.cluster_name,
+                    ha_server_addr=self._own_address(link, self._ha_port),
+                    broker_id=self._identity.broker_id,
                     body_crc32=crc32(body) & 0x7FFFFFFF,
                 )
                 answer = await link.ask(RequestCode.REGISTER_BROKER, header, body)
-        except (OSError, TimeoutError) as error:
-            logger.warning("event=registration_failed namesrv=%s:%d error=%r", *address, error)
-            return
-        if answer.code != 0:
-            logger.warning(
-                "event=registration_refused namesrv=%s:%d code=%d remark=%r",
-                *address,
-                answer.code,
-                answer.remark,
-            )
+        except TimeoutError:
+            return f"no answer within {ANSWER_S:.0f} s"
+        except OSError as error:
+            return str(error)
+        return f"code {answer.code}: {answer.remark}" if answer.code else ""
 
     async def _leave(self, address: tuple[str, int]) -> None:
         link = self._links[address]
         if link is None or link.transport is None:
             return
         header = BrokerIdentityRequestHeader(
-            broker_name=self._broker_name,
-            broker_addr=self._own_address(link),
-            cluster_name=self._cluster_name,
-            broker_id=MASTER_ID,
+            broker_name=self._identity.broker_name,
+            broker_addr=self._own_address(link, self._port()),
+            cluster_name=self._identity.cluster_name,
+            broker_id=self._identity.broker_id,
         )
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -199,19 +209,15 @@ class NameServerRegistration:
             logger.info("event=name_server_connected namesrv=%s:%d", *address)
         return link
 
-    def _own_address(self, link: _NameServerLink) -> str:
-        """Return the local address of the connection to the name server, which clients use too."""
+    def _own_address(self, link: _NameServerLink, port: int) -> str:
+        """Return `brokerIP1`, or the local address of the connection to the name server."""
         assert link.transport is not None
-        host = link.transport.get_extra_info("sockname")[0]
-        return f"{host}:{self._port()}"
+        host = self._advertised_host or link.transport.get_extra_info("sockname")[0]
+        return f"{host}:{port}"
 
     def _body(self) -> bytes:
-        version = {
-            "counter": self._topics.version,
-            "stateVersion": 0,
-            "timestamp": self._now_ms(),
-        }
-        table = {topic.name: topic.to_json() for topic in self._topics}
-        wrapper = {"dataVersion": version, "topicConfigTable": table}
-        content = {"filterServerList": [], "topicConfigSerializeWrapper": wrapper}
-        return json.dumps(content, separators=(",", ":")).encode()
+        # The time is the same until the next start, so that the version tells what has changed.
+        version = DataVersion(counter=self._topics.version, timestamp=self._started_ms)
+        return encode_registration(
+            ((topic.name, topic.to_json()) for topic in self._topics), version
+        )

@@ -121,6 +121,7 @@ class Shared:
         self.reads = 0  # of requests whose senders wait for an answer, or of parts of one
         self.untested_bytes = 0  # read since the last test of the disk limit
         self.unfinished_bytes = 0  # of incomplete frames
+        self.advertised_host = ""  # of this broker in routes; empty: as the client reached it
         self.listen_port = 0  # known when the first listener is bound
         self.stopping = False
 
@@ -182,8 +183,9 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self.remote_host = pack_host(peer[0], peer[1])
-        self.store_host = pack_host(local[0], shared.listen_port)
-        self.broker_address = _address_text(local[0], shared.listen_port)
+        own_host = shared.advertised_host or local[0]
+        self.store_host = pack_host(own_host, shared.listen_port)
+        self.broker_address = _address_text(own_host, shared.listen_port)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
         connected = transport.get_extra_info("socket")
         if connected is not None:
@@ -535,12 +537,14 @@ class Server:
         on_closed: Callable[[Connection], None],
         *,
         host: str,
+        advertised_host: str = "",
         listen_port: int,
         namesrv_port: int,
         tls: TlsContext | None = None,
         connections_per_address: int = 0,
     ) -> None:
         self._shared = Shared(router, release, fetch, on_closed)
+        self._shared.advertised_host = advertised_host
         self._host = host
         self._listen_port, self._namesrv_port = listen_port, namesrv_port
         self._release = release

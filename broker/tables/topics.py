@@ -170,6 +170,9 @@ class Identity(Protocol):
     def broker_name(self) -> str: ...
 
     @property
+    def broker_id(self) -> int: ...
+
+    @property
     def cluster_name(self) -> str: ...
 
 

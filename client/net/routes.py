@@ -6,8 +6,8 @@ route; producers then use the route of ``TBW102``, a topic that lists the broker
 topics on a first send, and their send creates the topic.
 
 Route requests also detect halfmq: they carry the ext field ``halfmq``, which an official name
-server ignores and a halfmq broker returns. Brokers in such an answer get MSGPACK headers, unless
-the configuration says otherwise, and support halfmq's own requests.
+server ignores and a halfmq broker returns if all brokers are halfmq's. They get MSGPACK headers,
+unless the configuration says otherwise, and support halfmq's own requests.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from halfmq.remoting.bodies import (
 )
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.errors import ProtocolError
+from halfmq.remoting.headers import RECOGNITION_FIELD
 from halfmq.store.format.topics import (
     DEAD_LETTER_PREFIX,
     DEFAULT_TOPIC,
@@ -44,9 +45,6 @@ from .name_servers import NameServers
 from .response_errors import error_from_response
 
 logger = logging.getLogger(__name__)
-
-RECOGNITION_FIELD: Final = "halfmq"
-"""Ext field of a route request and its answer by which halfmq peers recognise each other."""
 
 PERM_READ: Final = 4  # Source: RocketMQ PermName.java
 PERM_WRITE: Final = 2

@@ -1,7 +1,7 @@
 """Administration of topics: create, update, delete (17, 18, 215, 216), lists, queue offsets.
 
-The broker is its own name server, so the requests of both are here; what is deleted has no route
-any more, and request 216 has nothing left to do.
+The broker is its own name server, so the requests of both are here; a topic that is deleted has no
+route to this broker any more, and request 216 deletes those to brokers registered here.
 
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `DefaultRequestProcessor` of the name server.
 """
@@ -39,6 +39,7 @@ from ...errors import RequestRefusedError
 from ...loop.slices import in_slices
 from ...ports import Connection, Handler
 from ...tables.attributes import altered, parse_change
+from ...tables.broker_table import BrokerTable
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.topics import QUEUES_MAX, Identity, TopicConfig, TopicTable
 from .changes import Changes
@@ -61,6 +62,7 @@ class TopicHandlers:
         self,
         topics: TopicTable,
         offsets: ConsumerOffsetTable,
+        brokers: BrokerTable,
         store: MessageStore,
         changes: Changes,
         identity: Identity,
@@ -69,6 +71,7 @@ class TopicHandlers:
     ) -> None:
         self._topics = topics
         self._offsets = offsets
+        self._brokers = brokers
         self._store = store
         self._changes = changes
         self._stored_per_second = stored_per_second
@@ -160,8 +163,10 @@ class TopicHandlers:
         await self._offsets.save_now()
 
     def delete_route(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Confirm that a deleted topic has no route; one that exists keeps its route."""
-        assert isinstance(request.header, DeleteTopicFromNamesrvRequestHeader)
+        """Delete the routes to other brokers; a topic that exists here keeps its route."""
+        header = request.header
+        assert isinstance(header, DeleteTopicFromNamesrvRequestHeader)
+        self._brokers.delete_topic(header.topic, header.cluster_name)
         return encode_reply(request)
 
     def _check_name(self, name: str) -> None:
@@ -226,15 +231,19 @@ class TopicHandlers:
         )
 
     def topics_by_cluster(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with all topics if the cluster is ours; another one has none here."""
+        """Answer with the topics of all brokers of a cluster."""
         header = request.header
         assert isinstance(header, GetTopicsByClusterRequestHeader)
-        is_ours = header.cluster == self._cluster_name
-        return self._names(request, lambda _topic: is_ours)
+        names = self._brokers.topics(header.cluster)
+        if header.cluster == self._cluster_name:
+            names.update(topic.name for topic in self._topics)
+        return encode_reply(request, body=encode_topic_list(sorted(names)))
 
     def cluster_topics(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer with the topics that are named after cluster and broker, and its address."""
-        names = [self._cluster_name, self._broker_name]
+        """Answer with the names of clusters and brokers, which are topics, and our address."""
+        others = self._brokers.brokers()
+        clusters = {self._cluster_name, *(broker.cluster for broker in others)}
+        names = [*sorted(clusters), self._broker_name, *(one.broker_name for one in others)]
         return encode_reply(request, body=encode_topic_list(names, connection.broker_address))
 
     def system_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:

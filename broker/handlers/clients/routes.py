@@ -4,7 +4,8 @@ An operator takes the write permission out of all routes before a broker is stop
 it back (327); a restart puts it back too.
 
 The broker is its own name server, so a route comes straight from the topic table and is never
-stale. It names the address by which the client came: that one the client can reach.
+stale. It names `brokerIP1`, or else the address by which the client came: that one the client can
+reach. Brokers that have registered here (`brokers`) are in the same answers.
 
 Source: RocketMQ `ClientRequestProcessor`, `DefaultRequestProcessor` of the name server.
 """
@@ -12,7 +13,6 @@ Source: RocketMQ `ClientRequestProcessor`, `DefaultRequestProcessor` of the name
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from halfmq.remoting.admin_headers import (
     AddWritePermOfBrokerResponseHeader,
@@ -30,27 +30,24 @@ from halfmq.remoting.bodies import (
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.headers import GetRouteInfoRequestHeader
+from halfmq.remoting.headers import RECOGNITION_FIELD, GetRouteInfoRequestHeader
 from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
-from ...tables.topics import PERM_WRITE, Identity, TopicTable
+from ...tables.broker_table import BrokerTable
+from ...tables.topics import PERM_WRITE, Identity, TopicConfig, TopicTable
 
 logger = logging.getLogger(__name__)
-
-MASTER_ID: Final = 0
-
-OUR_MARK: Final = "halfmq"
-"""Ext field by which a client of ours asks whether this is a broker of ours, and its answer. Only
-such a pair speaks MSGPACK headers; official clients and brokers know nothing of the field."""
 
 
 class RouteHandlers:
     """Tells clients where topics are."""
 
-    def __init__(self, topics: TopicTable, identity: Identity) -> None:
+    def __init__(self, topics: TopicTable, brokers: BrokerTable, identity: Identity) -> None:
         self._topics = topics
+        self._brokers = brokers
+        self._broker_id = identity.broker_id
         self._broker_name = identity.broker_name
         self._cluster_name = identity.cluster_name
         self._is_writable = True  # whether routes show the write permission of topics
@@ -69,10 +66,14 @@ class RouteHandlers:
         """Answer where a topic's queues are; an unknown topic is never invented."""
         header = request.header
         assert isinstance(header, GetRouteInfoRequestHeader)
+        found = self._brokers.route(header.topic)
         topic = self._topics.offered(header.topic)
+        if topic is not None:
+            found.insert(0, (self._broker(connection), self._queues(topic)))
         # A topic whose name holds the mark gets the field too: no client minds.
-        mark = {OUR_MARK: "1"} if OUR_MARK.encode() in request.raw_header else None
-        if topic is None:
+        is_asked = RECOGNITION_FIELD.encode() in request.raw_header
+        mark = {RECOGNITION_FIELD: "1"} if is_asked and self._brokers.all_halfmq else None
+        if not found:
             raise RequestRefusedError(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"No topic route info in name server for the topic: {header.topic}\n"
@@ -80,30 +81,28 @@ class RouteHandlers:
                 mark,
             )
         route = TopicRouteData(
-            broker_datas=(self._broker(connection),),
-            queue_datas=(
-                QueueData(
-                    broker_name=self._broker_name,
-                    perm=topic.perm if self._is_writable else topic.perm & ~PERM_WRITE,
-                    read_queue_nums=topic.read_queue_nums,
-                    topic_sys_flag=topic.sys_flag,
-                    write_queue_nums=topic.write_queue_nums,
-                ),
-            ),
+            broker_datas=tuple(broker for broker, _ in found),
+            queue_datas=tuple(queues for _, queues in found),
         )
         return encode_reply(request, header=mark, body=encode_route(route))
 
     def cluster_info(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer who is in the cluster: this broker."""
+        """Answer which brokers there are: this one, and those that have registered here."""
+        brokers = [self._broker(connection), *self._brokers.brokers()]
+        clusters: dict[str, list[str]] = {}
+        for broker in brokers:
+            clusters.setdefault(broker.cluster, []).append(broker.broker_name)
         info = ClusterInfo(
-            broker_addr_table={self._broker_name: self._broker(connection)},
-            cluster_addr_table={self._cluster_name: [self._broker_name]},
+            broker_addr_table={broker.broker_name: broker for broker in brokers},
+            cluster_addr_table=clusters,
         )
         return encode_reply(request, body=encode_cluster_info(info))
 
     def topic_list(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the names of all topics."""
-        return encode_reply(request, body=encode_topic_list(topic.name for topic in self._topics))
+        own = [topic.name for topic in self._topics]
+        others = sorted(self._brokers.topics().difference(own))
+        return encode_reply(request, body=encode_topic_list([*own, *others]))
 
     def wipe_write_permission(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Have producers go elsewhere; what is sent all the same is stored."""
@@ -120,18 +119,28 @@ class RouteHandlers:
     def _set_writable(
         self, request: RemotingCommand, connection: Connection, *, is_writable: bool
     ) -> int:
-        """Return the number of topics whose routes it is about: none of another broker."""
+        """Return the number of topics whose routes it is about: none of an unknown broker."""
         header = request.header
         assert isinstance(header, BrokerNameRequestHeader)
-        if header.broker_name != self._broker_name:
-            return 0
+        name = header.broker_name
+        if name != self._broker_name:
+            return self._brokers.set_writable(name, is_writable=is_writable)
         self._is_writable = is_writable
         logger.info("event=routes_changed writable=%s peer=%s", is_writable, connection.name)
         return len(self._topics)
 
     def _broker(self, connection: Connection) -> BrokerData:
         return BrokerData(
-            broker_addrs={MASTER_ID: connection.broker_address},
+            broker_addrs={self._broker_id: connection.broker_address},
             broker_name=self._broker_name,
             cluster=self._cluster_name,
+        )
+
+    def _queues(self, topic: TopicConfig) -> QueueData:
+        return QueueData(
+            broker_name=self._broker_name,
+            perm=topic.perm if self._is_writable else topic.perm & ~PERM_WRITE,
+            read_queue_nums=topic.read_queue_nums,
+            topic_sys_flag=topic.sys_flag,
+            write_queue_nums=topic.write_queue_nums,
         )

@@ -25,6 +25,7 @@ from halfmq.broker.handlers.clients.routes import RouteHandlers
 from halfmq.broker.handlers.messages.queries import QueryHandlers
 from halfmq.broker.handlers.messages.send_back import SendBackHandler
 from halfmq.broker.net.router import Router
+from halfmq.broker.tables.broker_table import BrokerTable
 from halfmq.broker.tables.client_registry import ClientRegistry
 from halfmq.broker.tables.consumer_offsets import ConsumerOffsetTable
 from halfmq.broker.tables.groups import GroupTable
@@ -145,7 +146,7 @@ class Broker:
             LockHandlers(self.locks),
             OffsetHandlers(self.log, self.offsets, self.topics, self.groups),
             QueryHandlers(self.log),
-            RouteHandlers(self.topics, who),
+            RouteHandlers(self.topics, BrokerTable(clock), who),
             SendBackHandler(
                 self.log,
                 self.topics,

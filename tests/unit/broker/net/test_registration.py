@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from halfmq.broker.access.config import Credentials
 from halfmq.broker.config import TopicDefaults
 from halfmq.broker.net.registration import NameServerRegistration
@@ -12,13 +14,16 @@ from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.registration_bodies import RegisteredTopic, decode_registration
 from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.serialization import ext_fields
 from halfmq.remoting.signature import Signer, signed_text
 from tests.support.broker_doubles import Clock
 
 
-async def _registered(tmp_path: Path, credentials: Credentials | None) -> list[RemotingCommand]:
+async def _registered(
+    tmp_path: Path, credentials: Credentials | None = None, advertised_host: str = ""
+) -> list[RemotingCommand]:
     """Return what a name server is sent from a broker's start to its stop."""
     received: list[RemotingCommand] = []
     registered = asyncio.Event()
@@ -37,9 +42,10 @@ async def _registered(tmp_path: Path, credentials: Credentials | None) -> list[R
         registration = NameServerRegistration(
             [server.sockets[0].getsockname()[:2]],
             TopicTable(tmp_path / "topics.json", TopicDefaults(), now_ms=Clock()),
-            broker_name="broker-a",
-            cluster_name="DefaultCluster",
+            TopicDefaults(broker_id=3),
+            advertised_host=advertised_host,
             port=lambda: 10_911,
+            ha_port=10_912,
             now_ms=Clock(),
             credentials=credentials,
         )
@@ -68,7 +74,29 @@ async def test_requests_to_name_servers_are_signed_with_the_brokers_own_credenti
 
 async def test_without_credentials_nothing_is_signed(tmp_path: Path) -> None:
     """As name servers without access control expect it."""
-    received = await _registered(tmp_path, None)
+    received = await _registered(tmp_path)
 
     assert received
     assert not any("AccessKey" in ext_fields(command) for command in received)
+
+
+@pytest.mark.parametrize("advertised_host", ["", "10.0.0.9"])
+async def test_the_broker_is_registered_under_the_address_that_clients_reach(
+    tmp_path: Path, advertised_host: str
+) -> None:
+    """`brokerIP1`, or the address of the connection; replicas are told another port."""
+    host = advertised_host or "127.0.0.1"
+
+    register, leave = await _registered(tmp_path, advertised_host=advertised_host)
+
+    fields = ext_fields(register)
+    assert fields["brokerAddr"] == f"{host}:10911"
+    assert fields["haServerAddr"] == f"{host}:10912"
+    for command in (register, leave):
+        names = ("brokerName", "clusterName", "brokerId")
+        found = [ext_fields(command)[name] for name in names]
+        assert found == ["broker-a", "DefaultCluster", "3"]
+    registration = decode_registration(register.body)
+    assert registration.topics["broker-a"] == RegisteredTopic(
+        perm=7, read_queue_nums=1, write_queue_nums=1
+    )

@@ -11,6 +11,7 @@ from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.handlers.clients.routes import RouteHandlers
 from halfmq.broker.handlers.messages import queries
 from halfmq.broker.handlers.messages.queries import QueryHandlers
+from halfmq.broker.tables.broker_table import BrokerTable
 from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -149,7 +150,7 @@ def topics(tmp_path: Path) -> TopicTable:
 
 def route(topics: TopicTable, topic: str, **fields: str) -> RemotingCommand:
     command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, **fields})
-    handlers = RouteHandlers(topics, identity()).handlers()
+    handlers = RouteHandlers(topics, BrokerTable(Clock()), identity()).handlers()
     return call(handlers, command, FakeConnection(address="192.0.2.7:10911"))
 
 
@@ -200,7 +201,8 @@ def test_a_client_of_ours_learns_that_we_are_ours(topics: TopicTable) -> None:
 def test_the_cluster_is_this_broker(topics: TopicTable) -> None:
     """Tools find it under its names and at the address they came by."""
     answer = call(
-        RouteHandlers(topics, identity()).handlers(), request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        RouteHandlers(topics, BrokerTable(Clock()), identity()).handlers(),
+        request(RequestCode.GET_BROKER_CLUSTER_INFO),
     )
 
     assert json.loads(answer.body) == {
@@ -220,7 +222,7 @@ def test_the_cluster_is_this_broker(topics: TopicTable) -> None:
 def test_all_topics_are_listed(topics: TopicTable, header_type: HeaderType) -> None:
     """Built-in ones included."""
     answer = call(
-        RouteHandlers(topics, identity()).handlers(),
+        RouteHandlers(topics, BrokerTable(Clock()), identity()).handlers(),
         request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, header_type=header_type),
     )
 

@@ -1,0 +1,155 @@
+"""Other brokers register here (103, 104, 217, 322, 901, 904): the name server's part towards them.
+
+What they register is in the answers of ``routes``.
+
+Source: RocketMQ 5.3.3 `DefaultRequestProcessor` of the name server.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from halfmq.remoting.admin_headers import (
+    BrokerHeartbeatRequestHeader,
+    GetBrokerMemberGroupRequestHeader,
+    TopicRequestHeader,
+)
+from halfmq.remoting.bodies import (
+    BrokerData,
+    decode_route,
+    encode_member_group,
+    encode_table,
+)
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.headers import (
+    RECOGNITION_FIELD,
+    BrokerIdentityRequestHeader,
+    QueryDataVersionResponseHeader,
+    RegisterBrokerRequestHeader,
+    RegisterBrokerResponseHeader,
+)
+from halfmq.remoting.registration_bodies import (
+    QUEUES_MAX,
+    decode_data_version,
+    decode_registration,
+    encode_data_version,
+)
+from halfmq.remoting.replies import encode_reply
+from halfmq.remoting.serialization import ext_fields
+from halfmq.store.format.crc import crc32
+
+from ...errors import RequestRefusedError
+from ...ports import Connection, Handler
+from ...tables.broker_table import MASTER_ID, BrokerTable
+from ...tables.kv_config import KvConfig
+from ...tables.topics import Identity
+
+ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
+"""Namespace of the KV configuration that brokers get with each registration."""
+
+CRC_MASK: Final = 0x7FFFFFFF
+"""Checksums of bodies are without the sign bit."""
+
+
+class BrokerHandlers:
+    """Keeps the brokers of which this one is a name server."""
+
+    def __init__(self, brokers: BrokerTable, kv_config: KvConfig, identity: Identity) -> None:
+        self._brokers = brokers
+        self._kv_config = kv_config
+        self._broker_name = identity.broker_name
+        self._broker_id = identity.broker_id
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.REGISTER_BROKER: self.register,
+            RequestCode.UNREGISTER_BROKER: self.unregister,
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
+            RequestCode.QUERY_DATA_VERSION: self.data_version,
+            RequestCode.BROKER_HEARTBEAT: self.heartbeat,
+            RequestCode.GET_BROKER_MEMBER_GROUP: self.member_group,
+        }
+
+    def register(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Add a broker with its topics; answer where its master is."""
+        header = request.header
+        assert isinstance(header, RegisterBrokerRequestHeader)
+        if header.body_crc32 and header.body_crc32 != crc32(request.body) & CRC_MASK:
+            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
+        master = None
+        if header.broker_name != self._broker_name:
+            self._brokers.register(
+                header,
+                decode_registration(request.body),
+                connection,
+                is_halfmq=RECOGNITION_FIELD in ext_fields(request),
+            )
+            if header.broker_id != MASTER_ID:
+                master = self._brokers.master_of(header.broker_name)
+        elif header.broker_addr != connection.broker_address:  # not this broker itself
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the name server is a broker {self._broker_name}, too: each broker needs a "
+                "brokerName of its own",
+            )
+        address, ha_address = master or (None, None)
+        order_topics = self._kv_config.namespace(ORDER_TOPICS)
+        return encode_reply(
+            request,
+            header=RegisterBrokerResponseHeader(ha_server_addr=ha_address, master_addr=address),
+            body=b"" if order_topics is None else encode_table(order_topics),
+        )
+
+    def unregister(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Remove a broker that stops."""
+        header = request.header
+        assert isinstance(header, BrokerIdentityRequestHeader)
+        self._brokers.unregister(header.broker_name, header.broker_id)
+        return encode_reply(request)
+
+    def register_topic(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Add one topic of a registered broker."""
+        header = request.header
+        assert isinstance(header, TopicRequestHeader)
+        for queues in decode_route(request.body).queue_datas:
+            for count in (queues.read_queue_nums, queues.write_queue_nums):
+                if not 0 <= count <= QUEUES_MAX:
+                    raise RequestRefusedError(
+                        ResponseCode.SYSTEM_ERROR,
+                        f"topic[{header.topic}] has {count} queues, the limit is {QUEUES_MAX}",
+                    )
+            self._brokers.add_topic(header.topic, queues)
+        return encode_reply(request)
+
+    def data_version(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer whether a broker has to register its topics again."""
+        header = request.header
+        assert isinstance(header, BrokerIdentityRequestHeader)
+        known = self._brokers.renew(header.broker_name, header.broker_addr)
+        is_changed = known is None or known != decode_data_version(request.body)
+        return encode_reply(
+            request,
+            header=QueryDataVersionResponseHeader(changed=is_changed),
+            body=b"" if known is None else encode_data_version(known),
+        )
+
+    def heartbeat(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Note that a broker lives."""
+        header = request.header
+        assert isinstance(header, BrokerHeartbeatRequestHeader)
+        self._brokers.renew(header.broker_name, header.broker_addr)
+        return encode_reply(request)
+
+    def member_group(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer with the master and the replicas of one broker."""
+        header = request.header
+        assert isinstance(header, GetBrokerMemberGroupRequestHeader)
+        name, addresses = header.broker_name, {}
+        if name == self._broker_name:
+            addresses = {self._broker_id: connection.broker_address}
+        elif (known := self._brokers.get(name)) is not None:
+            addresses = known.broker_addrs
+        group = BrokerData(broker_addrs=addresses, broker_name=name, cluster=header.cluster_name)
+        return encode_reply(request, body=encode_member_group(group))

@@ -1,0 +1,263 @@
+"""The brokers that have registered here: this broker is the name server of others, too.
+
+A registration lives as long as its connection, and ends when its broker has been silent for longer
+than it said. It is kept in memory only: brokers repeat it every 30 seconds and with each new
+connection. Topics are added to those registered before, because a broker may send only what has
+changed; a topic goes when its route is deleted (216), or with its broker.
+
+Source: RocketMQ ``RouteInfoManager``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from halfmq.remoting.bodies import BrokerData, QueueData
+from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.headers import RegisterBrokerRequestHeader
+from halfmq.remoting.registration_bodies import DataVersion, RegisteredTopic, Registration
+
+from ..errors import RequestRefusedError
+from ..ports import Connection
+from .topics import PERM_WRITE
+
+logger = logging.getLogger(__name__)
+
+SILENCE_MS: Final = 120_000
+"""Milliseconds without a sign of life after which a broker is forgotten, unless it says less."""
+
+BROKERS_MAX: Final = 256
+"""Registered brokers, replicas included."""
+
+TOPICS_MAX: Final = 100_000
+"""Topics of all registered brokers: some 40 MB."""
+
+TEXT_MAX: Final = 255
+"""Characters of a name or an address, as of a topic's."""
+
+MASTER_ID: Final = 0
+
+
+@dataclass(slots=True)
+class _Member:
+    """One process of a broker: the master, or a replica."""
+
+    address: str
+    ha_address: str
+    version: DataVersion
+    is_halfmq: bool
+    connection: Connection
+    silence_ms: int
+    seen_ms: int
+
+
+@dataclass(slots=True)
+class _Broker:
+    """Processes with one broker name, by broker id, and their topics."""
+
+    cluster: str
+    members: dict[int, _Member] = field(default_factory=dict)
+    topics: dict[str, QueueData] = field(default_factory=dict)
+
+
+class BrokerTable:
+    """Registered brokers by name; this broker itself is not among them."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        """Wire it; ``now_ms`` is monotonic."""
+        self._now_ms = now_ms
+        self._brokers: dict[str, _Broker] = {}
+
+    @property
+    def all_halfmq(self) -> bool:
+        """Whether each of them is a halfmq broker; so if there are none."""
+        members = (one for broker in self._brokers.values() for one in broker.members.values())
+        return all(member.is_halfmq for member in members)
+
+    # --- changes
+
+    def register(
+        self,
+        header: RegisterBrokerRequestHeader,
+        registration: Registration,
+        connection: Connection,
+        *,
+        is_halfmq: bool,
+    ) -> None:
+        """Add a broker and its topics, or renew it.
+
+        Raises:
+            RequestRefusedError: There are too many, or a name or an address is too long.
+        """
+        name, broker_id = header.broker_name, header.broker_id
+        texts = name, header.broker_addr, header.ha_server_addr, header.cluster_name
+        for text in (*texts, *registration.topics):
+            if len(text) > TEXT_MAX:
+                raise _refused(f"{text[:50]}... has more than {TEXT_MAX} characters")
+        known = self._brokers.get(name)
+        broker = known or _Broker(header.cluster_name)
+        before = broker.members.get(broker_id)
+        is_first = before is None or before.address != header.broker_addr
+        topics = registration.topics
+        if before is None and len(topics) == 1:  # as RocketMQ: one topic only is an addition
+            raise _refused("register broker failed: a broker must register all its topics first")
+        self._check_room(broker, topics, adds=before is None)
+        if broker_id == MASTER_ID or MASTER_ID not in broker.members:
+            changed = is_first or before is None or before.version != registration.version
+            for topic, entry in topics.items():
+                if changed or topic not in broker.topics:
+                    broker.topics[topic] = _queues(name, entry)
+        broker.cluster = header.cluster_name
+        broker.members[broker_id] = _Member(
+            header.broker_addr,
+            header.ha_server_addr,
+            registration.version,
+            is_halfmq,
+            connection,
+            header.heartbeat_timeout_millis or SILENCE_MS,
+            self._now_ms(),
+        )
+        self._brokers[name] = broker
+        if is_first:
+            logger.info(
+                "event=broker_registered broker=%s id=%d address=%s topics=%d",
+                *(name, broker_id, header.broker_addr, len(broker.topics)),
+            )
+
+    def unregister(self, name: str, broker_id: int) -> None:
+        """Remove a broker that stops; an unknown one is no error."""
+        broker = self._brokers.get(name)
+        if broker is not None and broker_id in broker.members:
+            self._remove(name, broker_id, "it stops")
+
+    def renew(self, name: str, address: str) -> DataVersion | None:
+        """Note a sign of life; return the version that was registered, None if unknown."""
+        member = self._member(name, address)
+        if member is None:
+            return None
+        member.seen_ms = self._now_ms()
+        return member.version
+
+    def connection_lost(self, connection: Connection) -> None:
+        """Remove the brokers that registered on this connection last."""
+        lost = [one for one in self._processes() if one[2].connection is connection]
+        for name, broker_id, _member in lost:
+            self._remove(name, broker_id, "its connection is closed")
+
+    def expire(self) -> Iterator[None]:
+        """Remove the brokers that have been silent for too long."""
+        now_ms = self._now_ms()
+        for name, broker_id, member in list(self._processes()):
+            if now_ms - member.seen_ms > member.silence_ms:
+                self._remove(name, broker_id, "it is silent")
+            yield
+
+    def set_writable(self, name: str, *, is_writable: bool) -> int:
+        """Change the write permission in the routes of a broker; return of how many topics.
+
+        The broker's next registration with another version of its topics resets them.
+        """
+        broker = self._brokers.get(name)
+        if broker is None:
+            return 0
+        for topic, queues in broker.topics.items():
+            perm = queues.perm | PERM_WRITE if is_writable else queues.perm & ~PERM_WRITE
+            broker.topics[topic] = msgspec.structs.replace(queues, perm=perm)
+        return len(broker.topics)
+
+    def add_topic(self, topic: str, queues: QueueData) -> None:
+        """Add a new topic of a registered broker; of an unknown one nothing is kept."""
+        broker = self._brokers.get(queues.broker_name)
+        if broker is not None:
+            self._check_room(broker, [topic], adds=False)
+            broker.topics[topic] = queues
+
+    def delete_topic(self, topic: str, cluster: str | None) -> None:
+        """Delete the routes of a topic, in one cluster if it is named."""
+        for broker in self._brokers.values():
+            if cluster is None or broker.cluster == cluster:
+                broker.topics.pop(topic, None)
+
+    # --- queries
+
+    def brokers(self) -> list[BrokerData]:
+        """Return all of them."""
+        return [_data(name, broker) for name, broker in self._brokers.items()]
+
+    def get(self, name: str) -> BrokerData | None:
+        """Return one of them, or None."""
+        broker = self._brokers.get(name)
+        return None if broker is None else _data(name, broker)
+
+    def route(self, topic: str) -> list[tuple[BrokerData, QueueData]]:
+        """Return which of them have a topic, and with how many queues."""
+        return [
+            (_data(name, broker), broker.topics[topic])
+            for name, broker in self._brokers.items()
+            if topic in broker.topics
+        ]
+
+    def topics(self, cluster: str | None = None) -> set[str]:
+        """Return the names of their topics, of one cluster if it is named."""
+        found: set[str] = set()
+        for broker in self._brokers.values():
+            if cluster is None or broker.cluster == cluster:
+                found.update(broker.topics)
+        return found
+
+    def master_of(self, name: str) -> tuple[str, str] | None:
+        """Return the address of a broker's master, and that to which replicas connect."""
+        broker = self._brokers.get(name)
+        master = None if broker is None else broker.members.get(MASTER_ID)
+        return None if master is None else (master.address, master.ha_address)
+
+    # --- parts
+
+    def _processes(self) -> Iterator[tuple[str, int, _Member]]:
+        for name, broker in self._brokers.items():
+            for broker_id, member in broker.members.items():
+                yield name, broker_id, member
+
+    def _member(self, name: str, address: str) -> _Member | None:
+        broker = self._brokers.get(name)
+        members = () if broker is None else broker.members.values()
+        return next((one for one in members if one.address == address), None)
+
+    def _remove(self, name: str, broker_id: int, reason: str) -> None:
+        broker = self._brokers[name]
+        del broker.members[broker_id]
+        if not broker.members:
+            del self._brokers[name]
+        logger.info("event=broker_removed broker=%s id=%d reason=%r", name, broker_id, reason)
+
+    def _check_room(self, broker: _Broker, topics: Iterable[str], *, adds: bool) -> None:
+        if adds and sum(len(one.members) for one in self._brokers.values()) >= BROKERS_MAX:
+            raise _refused(f"{BROKERS_MAX} brokers are registered, the limit is {BROKERS_MAX}")
+        new = sum(topic not in broker.topics for topic in topics)
+        count = new + sum(len(one.topics) for one in self._brokers.values())
+        if count > TOPICS_MAX:
+            raise _refused(f"all brokers would have {count} topics, the limit is {TOPICS_MAX}")
+
+
+def _queues(broker_name: str, topic: RegisteredTopic) -> QueueData:
+    return QueueData(
+        broker_name=broker_name,
+        perm=topic.perm,
+        read_queue_nums=topic.read_queue_nums,
+        topic_sys_flag=topic.topic_sys_flag,
+        write_queue_nums=topic.write_queue_nums,
+    )
+
+
+def _data(name: str, broker: _Broker) -> BrokerData:
+    addresses = {broker_id: one.address for broker_id, one in sorted(broker.members.items())}
+    return BrokerData(broker_addrs=addresses, broker_name=name, cluster=broker.cluster)
+
+
+def _refused(remark: str) -> RequestRefusedError:
+    return RequestRefusedError(ResponseCode.SYSTEM_ERROR, remark)

@@ -1,0 +1,179 @@
+"""Several brokers: halfmq's that know each other, and official ones beside them.
+
+Two halfmq brokers with the same `namesrvAddr` answer with the same routes; official brokers
+register with a halfmq broker, and a halfmq broker with an official name server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.processes import free_ports
+from benchmarks.rocketmq_peer import PeerMissingError
+from halfmq.client import Decision, Message
+from halfmq.client.blocking import Admin, Consumer, Producer, TransactionProducer
+from halfmq.client.testing import BrokerProcess, broker_process
+from halfmq.remoting.bodies import decode_route
+from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.headers import GetRouteInfoRequestHeader
+from tests.support.java_clients import JavaMissingError, Kind, class_path, java_client
+from tests.support.patience import PATIENCE_S
+from tests.support.rocketmq_broker import Wire, rocketmq_broker
+
+POLL_S = 0.1
+COUNT = 64
+
+
+def wait_for_route(address: str, topic: str, names: set[str]) -> None:
+    """Return when the name server at an address has the topic on just these brokers."""
+    deadline = time.monotonic() + PATIENCE_S
+    found: set[str] = set()
+    while found != names:
+        assert time.monotonic() < deadline, f"{address} knows {topic} on {found}, not {names}"
+        time.sleep(POLL_S)
+        with Wire(address) as wire:
+            header = GetRouteInfoRequestHeader(topic=topic)
+            answer = wire.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        route = decode_route(answer.body) if answer.code == 0 else None
+        found = {queues.broker_name for queues in route.queue_datas} if route else set()
+
+
+class Pair:
+    """Two halfmq brokers that register with each other."""
+
+    def __init__(self, first: BrokerProcess, second: BrokerProcess) -> None:
+        self.brokers = {"halfmq-a": first, "halfmq-b": second}
+        self.namesrv = f"{first.address};{second.address}"
+
+    def wait_for_routes(self, topic: str, names: set[str]) -> None:
+        for name, broker in self.brokers.items():
+            if name in names:
+                wait_for_route(broker.address, topic, names)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    first = free_ports(6) + 2
+    ports = first, first + 3
+    namesrv = ";".join(f"127.0.0.1:{port}" for port in ports)
+    with contextlib.ExitStack() as stack:
+        brokers = [
+            stack.enter_context(
+                broker_process(
+                    tmp_path / name, brokerName=name, listenPort=port, namesrvAddr=namesrv
+                )
+            )
+            for name, port in zip(("halfmq-a", "halfmq-b"), ports, strict=True)
+        ]
+        pair = Pair(*brokers)
+        pair.wait_for_routes("TBW102", set(pair.brokers))
+        yield pair
+
+
+def consume(namesrv: str, topic: str, count: int, group: str = "readers") -> Counter[bytes]:
+    """Return the bodies of the messages, at least so many different ones."""
+    bodies: Counter[bytes] = Counter()
+    with Consumer(group, {topic: "*"}, namesrv=namesrv, start_from="first") as consumer:
+        for message in consumer:
+            bodies[message.body] += 1
+            message.ack()
+            if len(bodies) >= count:
+                return bodies
+    raise AssertionError
+
+
+def test_clients_spread_over_two_brokers_and_survive_losing_one(pair: Pair) -> None:
+    """Sends go on while one is dead, which was a name server too; nothing acknowledged is lost."""
+    with Admin(namesrv=pair.namesrv) as admin:
+        admin.create_topic("orders")
+    pair.wait_for_routes("orders", set(pair.brokers))
+    sent: list[bytes] = []
+
+    def send(producer: Producer) -> set[str]:
+        names = set()
+        for _ in range(COUNT):
+            sent.append(b"%d" % len(sent))
+            names.add(producer.send(Message("orders", sent[-1])).queue.broker_name)
+        return names
+
+    with Producer("writers", namesrv=pair.namesrv) as producer:
+        assert send(producer) == set(pair.brokers)
+        pair.brokers["halfmq-a"].kill()
+        assert send(producer) == {"halfmq-b"}
+    wait_for_route(pair.brokers["halfmq-b"].address, "orders", {"halfmq-b"})
+    pair.brokers["halfmq-a"].start()
+    pair.wait_for_routes("orders", set(pair.brokers))
+
+    assert set(consume(pair.namesrv, "orders", len(sent))) == set(sent)
+
+
+def test_a_transaction_is_decided_by_the_broker_that_has_its_half(pair: Pair) -> None:
+    """Whichever it is."""
+    with Admin(namesrv=pair.namesrv) as admin:
+        admin.create_topic("orders", queues=1)
+    pair.wait_for_routes("orders", set(pair.brokers))
+    bodies = [b"%d" % number for number in range(8)]
+    with TransactionProducer(
+        "writers", namesrv=pair.namesrv, checker=lambda _: Decision.UNKNOWN
+    ) as producer:
+        for body in bodies:
+            with producer.transaction(Message("orders", body)):
+                pass  # the end of the block commits
+
+    assert set(consume(pair.namesrv, "orders", len(bodies))) == set(bodies)
+
+
+@pytest.mark.campaign
+def test_an_official_broker_registers_with_halfmq(tmp_path: Path) -> None:
+    """Our client and an unmodified Java client send to both brokers, and consume from both."""
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(broker_process(tmp_path / "ours", brokerName="halfmq-a"))
+        _start_official(stack, tmp_path, namesrvAddr=ours.address)
+        _check_mixed(ours.address, tmp_path)
+
+
+@pytest.mark.campaign
+def test_halfmq_registers_with_an_official_name_server(tmp_path: Path) -> None:
+    """And is one broker among others there."""
+    with contextlib.ExitStack() as stack:
+        namesrv = _start_official(stack, tmp_path)
+        settings = {"brokerName": "halfmq-a", "namesrvAddr": namesrv}
+        stack.enter_context(broker_process(tmp_path / "ours", **settings))
+        _check_mixed(namesrv, tmp_path)
+
+
+def _start_official(stack: contextlib.ExitStack, home: Path, **settings: object) -> str:
+    """Start an official broker; return the address of the name server that it comes with."""
+    settings |= {"brokerName": "official", "autoCreateTopicEnable": "true"}
+    try:
+        class_path("5.3.3")
+        broker = stack.enter_context(rocketmq_broker(home / "store", home / "home", **settings))
+    except (PeerMissingError, JavaMissingError) as missing:
+        pytest.skip(f"{missing}; official brokers beside ours are NOT tested")
+    return broker.namesrv
+
+
+def _check_mixed(namesrv: str, home: Path) -> None:
+    both = {"halfmq-a", "official"}
+    wait_for_route(namesrv, "TBW102", both)
+    with java_client(Kind("5.3.3"), namesrv, home / "java") as client:
+        cluster = ["-c", "DefaultCluster", "-n"]
+        update = ["updateTopic", "-t", "orders", "-r", "2", "-w", "2", *cluster, namesrv]
+        (line,) = client.run("mqadmin", *update)
+        assert line["text"].count("success") == 2, line
+        wait_for_route(namesrv, "orders", both)
+        (line,) = client.run("mqadmin", "clusterList", "-n", namesrv)
+        assert all(name in line["text"] for name in both)
+        consumed = [line["body"] for line in client.run("send") if line["event"] == "consumed"]
+        assert sorted(consumed) == ["async-0", "async-1", "one-way", "sync-0", "sync-1"]
+    with Producer("writers", namesrv=namesrv) as producer:
+        sent = [b"%d" % number for number in range(COUNT)]
+        results = [producer.send(Message("orders", body)) for body in sent]
+    assert {result.queue.broker_name for result in results} == both
+    assert set(consume(namesrv, "orders", COUNT)) == set(sent)
