@@ -18,13 +18,12 @@ records at the end of the log. Three cases need more care:
 
 from bisect import bisect_left
 from collections.abc import Generator, Iterator
-from enum import Enum
 from typing import Final, NamedTuple
 
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.crc import crc32
-from ..format.flags import HOSTS_MASK, has_queue_entry
+from ..format.flags import HOSTS_MASK
 from ..format.record import (
     CRC_MASK,
     CRC_TAIL_SIZE,
@@ -43,7 +42,7 @@ from ..format.record_fields import (
     TOPIC_LENGTH_V2,
     struct_of,
 )
-from .resync import Damage, OpenLogFile, candidate_at, candidates, find_true, what_is_wrong
+from .resync import Damage, find_valid, what_is_wrong
 
 SECTOR: Final = 512  # bytes; a disk writes a sector as a whole
 SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not fit in the processor's cache
@@ -166,15 +165,6 @@ def is_garbled(chunk: bytes, position_in_file: int, found: Found) -> bool:
     return any(segment.find("\x01") < 1 for segment in segments if segment)
 
 
-class _Stop(Enum):
-    """Why the scan found no further record."""
-
-    BLANK = "the file ends, and the next one continues"
-    BAD = "the bytes here are not a valid record"
-    TORN = "a valid record whose properties were not fully written"
-    STALE = "a valid record that an earlier start cut off"
-
-
 class LogScan:
     """One scan of the log; iterate it once, then read its attributes.
 
@@ -215,46 +205,42 @@ class LogScan:
             base = self._files.base_of(self.end_offset)
             if base not in bases or (self._end is not None and self.end_offset >= self._end):
                 return
-            stop = yield from self._scan_file(base)
-            if stop is _Stop.BLANK:
+            is_blank = yield from self._scan_file(base)
+            if is_blank:
                 if base + file_size not in bases:
                     return
                 self.end_offset = base + file_size
-            elif not self._skip_damage(stop):
+            elif not self._skip_damage():
                 return
 
-    def _scan_file(self, base: int) -> Generator[tuple[int, bytes, list[Found]], None, _Stop]:
-        """Scan the rest of one file; return why the scan stopped."""
+    def _scan_file(self, base: int) -> Generator[tuple[int, bytes, list[Found]], None, bool]:
+        """Scan the rest of one file; return whether a blank ends it, not something invalid."""
         file_size = self._files.file_size
         end = file_size if self._end is None else min(file_size, self._end - base)
-        fd = disk.open_file(self._files.path(base), disk.READ)
-        try:
+        with disk.opened(self._files.path(base)) as fd:
             while (start := self.end_offset - base) + PREFIX.size <= end:
                 chunk = disk.pread(fd, min(SCAN_CHUNK, end - start), start)
                 if len(chunk) < PREFIX.size:
-                    return _Stop.BAD
+                    return False
                 size, magic = PREFIX.unpack_from(chunk)
                 if magic == MAGIC_BLANK and size == file_size - start:
-                    return _Stop.BLANK
+                    return True
                 if len(chunk) < size <= end - start and magic in {MAGIC_V1, MAGIC_V2}:
                     chunk = disk.pread(fd, size, start)
-                found, stop = self._counting(chunk, base + start)
-                if found:
-                    self._note(chunk, base + start, found)
-                    yield base + start, chunk, found
-                if not found or stop is not _Stop.BAD:
-                    return stop
-            return _Stop.BAD
-        finally:
-            disk.close(fd)
+                found = self._counting(chunk, base + start)
+                if not found:
+                    return False
+                self._note(chunk, base + start, found)
+                yield base + start, chunk, found
+        return False
 
-    def _counting(self, chunk: bytes, offset: int) -> tuple[list[Found], _Stop]:
-        """Return the records of a chunk that count, and why no more follow."""
+    def _counting(self, chunk: bytes, offset: int) -> list[Found]:
+        """Return the records at the beginning of a chunk that count."""
         check_crc = self._check_crc and offset + len(chunk) > self._sound_end
         found = find_records(chunk, offset, check_crc=check_crc)
         if found and self._trust is not None:
             return self._trusted(chunk, offset, found, self._trust)
-        return found, _Stop.BAD
+        return found
 
     def _note(self, chunk: bytes, offset: int, found: list[Found]) -> None:
         position, size, sys_flag, *_ = found[-1]
@@ -265,29 +251,27 @@ class LogScan:
 
     # Valid records that do not count --------------------------------------------------------
 
-    def _trusted(
-        self, chunk: bytes, offset: int, found: list[Found], trust: Trust
-    ) -> tuple[list[Found], _Stop]:
-        """Return the records before the first that does not count, and why that one does not."""
+    def _trusted(self, chunk: bytes, offset: int, found: list[Found], trust: Trust) -> list[Found]:
+        """Return the records before the first that does not count."""
         position = offset - self._files.base_of(offset)
         stale = self._first_stale(chunk, found, offset, trust)
         if stale < len(found):
-            return found[:stale], _Stop.STALE
+            return found[:stale]
         last = found[-1]
         known = trust.durable_offset >= 0
-        for number in range(self._first_young(chunk, found, offset, trust), len(found)):
+        for number in range(self._first_unflushed(chunk, found, offset, trust), len(found)):
             record = found[number]
             if is_torn(chunk, position, record):
-                return found[:number], _Stop.TORN
+                return found[:number]
             # Malformed properties count as damage by the disk only above the durable offset, where
             # nothing was acknowledged, or at the end of the log; a sender may have sent them.
             if (
                 (known or record is last)
                 and is_garbled(chunk, position, record)
-                and (known or self._next_true(offset + record[0]) is None)
+                and (known or self._next_valid(offset + record[0]) is None)
             ):
-                return found[:number], _Stop.TORN
-        return found, _Stop.BAD
+                return found[:number]
+        return found
 
     def _first_stale(self, chunk: bytes, found: list[Found], offset: int, trust: Trust) -> int:
         """Return the index of the first of the last records that an earlier start cut off.
@@ -304,12 +288,12 @@ class LogScan:
             number -= 1
             if not number:
                 break
-        if number == len(found) or self._next_true(offset + found[-1][0]) is None:
+        if number == len(found) or self._next_valid(offset + found[-1][0]) is None:
             return number
         return len(found)
 
     @staticmethod
-    def _first_young(chunk: bytes, found: list[Found], offset: int, trust: Trust) -> int:
+    def _first_unflushed(chunk: bytes, found: list[Found], offset: int, trust: Trust) -> int:
         """Return the index of the first record that may not have been on disk."""
         if trust.durable_offset >= 0:
             return bisect_left(found, trust.durable_offset - offset, key=lambda record: record[0])
@@ -321,18 +305,16 @@ class LogScan:
 
     # After a damaged position ---------------------------------------------------------------
 
-    def _skip_damage(self, stop: _Stop) -> bool:
+    def _skip_damage(self) -> bool:
         """Continue after a position without a record; return whether another record follows."""
         files, trust, start = self._files, self._trust, self.end_offset
-        if stop is _Stop.STALE:
-            return False
         if self._end is not None and start + PREFIX.size > self._end:
             return False
         if trust is not None and trust.closed_offset == start and self._is_unwritten(start):
             return False  # the log ends as expected; no need to search further
         if trust is not None and 0 <= trust.durable_offset <= start:
             return False
-        end = self._next_true(start)
+        end = self._next_valid(start)
         if end is None:
             return False
         self.damages.append(Damage(start, end - start, what_is_wrong(files, start)))
@@ -344,11 +326,11 @@ class LogScan:
         with disk.opened(self._files.path(base)) as fd:
             return not any(disk.pread(fd, PREFIX.size, offset - base))
 
-    def _next_true(self, damaged: int) -> int | None:
+    def _next_valid(self, damaged: int) -> int | None:
         """Return the offset of the next record after ``damaged`` that counts; None if none does."""
-        return find_true(self._files, damaged, self._end, self._is_true)
+        return find_valid(self._files, damaged, self._end, self._is_valid)
 
-    def _is_true(self, candidate: bytes, offset: int) -> bool:
+    def _is_valid(self, candidate: bytes, offset: int) -> bool:
         """Return whether the bytes at an offset are a valid record that counts."""
         found = find_records(candidate, offset, check_crc=True)
         if not found:
@@ -357,28 +339,3 @@ class LogScan:
         if trust is None or not 0 <= trust.fresh_offset <= offset:
             return True
         return store_timestamp(candidate, 0, found[0][2]) >= trust.fresh_timestamp
-
-
-class QueuePlace(NamedTuple):
-    """The position of a record in its queue."""
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-
-
-def legible(files: MappedFileQueue, start: int, end: int) -> Iterator[QueuePlace]:
-    """Yield the queue positions of records in a damaged range of one file that are consistent."""
-    base = files.base_of(start)
-    fd = disk.open_file(files.path(base), disk.READ)
-    try:
-        file = OpenLogFile(fd, base, end - base)
-        for position in candidates(file, start - base):
-            candidate = candidate_at(file, position)
-            for found in find_records(candidate, base + position, check_crc=False):
-                _, _, sys_flag, queue_id, queue_offset, topic_at, topic_end, _ = found
-                if has_queue_entry(sys_flag):
-                    topic = candidate[topic_at:topic_end].decode(errors="replace")
-                    yield QueuePlace(topic, queue_id, queue_offset)
-    finally:
-        disk.close(fd)

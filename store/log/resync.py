@@ -65,15 +65,15 @@ class OpenLogFile(NamedTuple):
         return disk.pread(self.fd, max(min(size, self.limit - position), 0), position)
 
 
-def find_true(
+def find_valid(
     files: MappedFileQueue,
     start: int,
     end: int | None,
-    is_true: Callable[[bytes, int], bool],
+    is_valid_at: Callable[[bytes, int], bool],
 ) -> int | None:
     """Return the physical offset of the next valid record after ``start``; None if there is none.
 
-    ``is_true`` gets the bytes of a candidate and its physical offset, and decides. With ``end``
+    ``is_valid_at`` gets the bytes of a candidate and its physical offset, and decides. With ``end``
     only records below it are found.
     """
     first = files.base_of(start)
@@ -86,7 +86,7 @@ def find_true(
             file = OpenLogFile(fd, base, limit)
             places = _places(file, start - base) if base == first else candidates(file, 0)
             for position in places:
-                if is_true(candidate_at(file, position), base + position):
+                if is_valid_at(candidate_at(file, position), base + position):
                     return base + position
         finally:
             disk.close(fd)

@@ -271,13 +271,13 @@ class ConsumeQueue:
         if bases and bases[-1] == self._active_base:
             removed = zero_tail(files.path(self._active_base), self.position) or removed
         if removed:
-            self.doubt_end()
+            self.sync_end_again()
         if end and not self.position:
             self._active_base -= files.file_size
             self.position = files.file_size
         self.last_end = self._end_of(end - 1) if end > self.first_offset else 0
 
-    def doubt_end(self) -> None:
+    def sync_end_again(self) -> None:
         """Make the next ``sync`` flush the zeros after the end, even if no entry was added.
 
         The zeros may not be on disk yet. After a power cut the removed entries would reappear, and

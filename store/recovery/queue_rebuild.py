@@ -3,9 +3,8 @@
 The scan gives each queue the entries that it should have (``integrity/expected_entries.py``).
 Entries of lost records are blank (``PRE_BLANK``) until the scan is done. Then each gets a filler in
 the damaged range that must have held its record (``repair``). An entry without such a range stays
-blank, and consumers skip it. The end of a queue is restored in the same way, from legible heads in
-damaged ranges and from the entries that the queue had: a queue offset that a consumer may have seen
-is never used again.
+blank, and consumers skip it. The end of a queue is restored in the same way, from the entries that
+the queue had: a queue offset that a consumer may have seen is not used again.
 """
 
 from collections.abc import Callable, Sequence

@@ -135,7 +135,7 @@ class Recovery:
         self._trust = self._trust_of(checkpoint, clean=clean, durable_offset=durable_offset)
         rebuilt = False
         try:
-            self._refuse_doubtful(checkpoint)
+            self._check_markers(checkpoint)
             start = self._clean_start(log_start) if clean else self._killed_start(checkpoint)
             scan = self._scan_from(start)
             if clean:
@@ -154,7 +154,7 @@ class Recovery:
         for queue in self._queues.values():
             queue.min_offset = queue.find_physical(log_start)
             if not clean:
-                queue.doubt_end()  # an earlier start may have cut it and been killed
+                queue.sync_end_again()  # an earlier start may have cut it and been killed
         report = RecoveryReport(
             clean=clean,
             start_offset=start,
@@ -197,7 +197,7 @@ class Recovery:
         """Return the physical offset of the next file."""
         return self._files.base_of(offset) + self._files.file_size
 
-    def _refuse_doubtful(self, checkpoint: Checkpoint) -> None:
+    def _check_markers(self, checkpoint: Checkpoint) -> None:
         """Refuse queues that are damaged, half rebuilt, or may hold fillers queued by RocketMQ."""
         if self._must_rebuild.is_set():
             raise IncompleteError("a block is damaged, or a start was killed while it rebuilt them")
@@ -217,7 +217,7 @@ class Recovery:
             if key not in self._queues:
                 raise IncompleteError(f"{key[0]}:{key[1]} is a batch queue of RocketMQ")
         for queue in self._queues.values():
-            self._prove(queue, queue.next_offset)
+            self._check_last(queue, queue.next_offset)
             start = max(start, queue.last_end)
         return start
 
@@ -233,7 +233,7 @@ class Recovery:
         if end == checkpoint.closed_offset and self._queues.digest() != checkpoint.queues_digest:
             raise IncompleteError("queues end elsewhere than at the last stop")
 
-    def _prove(self, queue: ConsumeQueue, end: int) -> None:
+    def _check_last(self, queue: ConsumeQueue, end: int) -> None:
         """Check that the last entry before ``end`` fits its record, if that still exists."""
         if end > queue.first_offset and not is_sound(
             queue.entry(end - 1),
@@ -255,12 +255,12 @@ class Recovery:
             and entries >= checkpoint.queue_entries
             and self._repair_log(start) >= offset
             and self._record_at(offset) is not None
-            and self._are_proven(offset)
+            and self._match_below(offset)
         ):
             return offset
         return start
 
-    def _are_proven(self, start: int) -> bool:
+    def _match_below(self, start: int) -> bool:
         """Return whether all queues pass the check of their entries for records below ``start``.
 
         A power cut may damage a sector that was rewritten, with entries that were on disk.
@@ -359,7 +359,7 @@ class Recovery:
             if queue.start_of(held - 1) >= 0:
                 raise IncompleteError(f"{queue.topic}:{queue.queue_id} has a blank end")
         else:
-            self._prove(queue, held)
+            self._check_last(queue, held)
         return held
 
     def _may_be_expired(self, queue: ConsumeQueue, queue_offset: int) -> bool:

@@ -1,10 +1,10 @@
 """Write fillers into damaged ranges of the log, so that later records keep their positions.
 
 A damaged range lies between two valid records and holds none. Its records are lost, but usually
-their queue offsets are known: the head of a record may be legible, an old queue entry may refer to
-it, or a queue continues after the range and misses an offset. Each lost record is replaced by a
-filler (``format/filler.py``) that takes its place in log and queue. The rest of the range becomes a
-filler of no queue or, if the range ends with its file, the blank at the end of the file.
+their queue offsets are known: a queue continues after the range and misses an offset, or an old
+queue entry refers to the range. Each lost record is replaced by a filler (``format/filler.py``)
+that takes its place in log and queue. The rest of the range becomes a filler of no queue or, if the
+range ends with its file, the blank at the end of the file.
 
 RocketMQ would end its scan at the damage and cut off all later records, so the bytes cannot stay as
 they are. They are first copied to ``damaged/`` below the root, one file per range, named by its
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..errors import DiskFullError
 from ..files import disk
@@ -33,7 +33,6 @@ from ..format.filler import (
 from ..format.queue_entry import QueueEntry
 from ..format.record import BLANK_SIZE, blank
 from ..integrity.expected_entries import MissingEntries
-from ..log.log_scan import QueuePlace, legible
 from ..log.resync import Damage
 from ..queue.consume_queue import ConsumeQueue
 from .queue_rebuild import LastEntries
@@ -45,6 +44,14 @@ ASIDE_SIZE_MAX: Final = 64 << 20  # bytes of all damaged ranges that are kept
 _COPY_SIZE: Final = 1 << 20  # bytes
 _FILLER_SIZE: Final = 1 << 20  # bytes
 _NO_END: Final = 1 << 63  # after every record
+
+
+class QueuePlace(NamedTuple):
+    """The position of a record in its queue."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
 
 
 class FilledRange:
@@ -107,12 +114,6 @@ class Repair:
             for damage, timestamp in damages
             for part in _filled_ranges(damage, files, timestamp)
         ]
-        # Queue positions from legible heads of damaged records.
-        self._legible = {
-            place: part
-            for part in self._filled_ranges
-            for place in legible(files, part.start, part.end)
-        }
 
     def fill_missing(self, entries: Iterable[MissingEntries[ConsumeQueue]]) -> int:
         """Add fillers for missing queue entries; return how many entries stay blank."""
@@ -129,12 +130,8 @@ class Repair:
     def repair_end(self, queue: ConsumeQueue, before: LastEntries) -> None:
         """Add fillers for entries that a queue had after its last record, in damaged ranges."""
         known_end = self._known_end(before)
-        while True:
-            lost, after = _place(queue, queue.next_offset), queue.last_end
-            legible = self._legible.get(lost)
-            if lost.queue_offset >= known_end and (legible is None or legible.start < after):
-                return
-            entry = self._fill(lost, after, _NO_END)
+        while queue.next_offset < known_end:
+            entry = self._fill(_place(queue, queue.next_offset), queue.last_end, _NO_END)
             if entry is None:
                 return
             queue.extend(entry.pack(), entry.physical_offset + entry.size)
@@ -150,12 +147,11 @@ class Repair:
 
     def _fill(self, lost: QueuePlace, after: int, before: int) -> QueueEntry | None:
         """Add a filler to a damaged range between two physical offsets."""
-        named = self._legible.get(lost)
         first = bisect_left(self._filled_ranges, after, key=lambda part: part.start)
         between = takewhile(
             lambda part: part.end <= before, islice(self._filled_ranges, first, None)
         )
-        for part in sorted(between, key=lambda part: part is not named):
+        for part in between:
             entry = part.take(lost)
             if entry is not None:
                 return entry

@@ -13,8 +13,7 @@ from ..log.log_reader import LogReader
 from ..recovery.recovery import checkpoint_start
 from .findings import Findings
 
-_CHECKPOINT_SIZES: Final = (4096,)  # bytes; RocketMQ maps a page of the system
-_ABORT_SIZE_MAX: Final = 32  # bytes of a process id; RocketMQ 4 leaves the file empty
+_CHECKPOINT_SIZE: Final = 4096  # bytes; RocketMQ maps a page of the system
 
 
 class StoreState(StrEnum):
@@ -45,19 +44,11 @@ def read_condition(root: Path, findings: Findings) -> Condition:
     if is_held(root):
         state = StoreState.OPEN
     path = root / "checkpoint"
-    if disk.exists(path) and disk.size_of(path) not in _CHECKPOINT_SIZES:
+    if disk.exists(path) and disk.size_of(path) != _CHECKPOINT_SIZE:
         findings.add("checkpoint_wrong", path, f"has {disk.size_of(path)} bytes instead of 4096")
     if closed_note_is_damaged(path):
         findings.add("checkpoint_wrong", path, "the note of the last clean stop fails its CRC")
-    if aborted:
-        _check_abort(root / "abort", findings)
     return Condition(state=state, checkpoint=load_checkpoint(path))
-
-
-def _check_abort(path: Path, findings: Findings) -> None:
-    content = disk.read_bytes(path)[:_ABORT_SIZE_MAX]
-    if content and not content.strip().isdigit():
-        findings.add("abort_wrong", path, "holds no process id", harmless=True)
 
 
 def unsettled_from(condition: Condition, files: MappedFileQueue) -> int | None:

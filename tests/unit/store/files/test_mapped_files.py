@@ -24,7 +24,7 @@ from halfmq.store.files.mapped_file import (
 )
 from halfmq.store.files.mapped_file_queue import MappedFileQueue
 from halfmq.store.format.queue_entry import ENTRY_SIZE, QueueEntry
-from halfmq.store.log.resync import find_true
+from halfmq.store.log.resync import find_valid
 from halfmq.store.message_store import MessageStore
 from halfmq.store.queue.consume_queue import ConsumeQueue, MapPool
 from tests.support.patience import PATIENCE_S
@@ -321,7 +321,7 @@ def test_space_that_was_never_written_is_not_searched(
 ) -> None:
     """For a record behind the place where the log ends."""
     read = read_of_a_reserved_file(
-        tmp_path, monkeypatch, lambda files: find_true(files, 100, None, lambda *_: False)
+        tmp_path, monkeypatch, lambda files: find_valid(files, 100, None, lambda *_: False)
     )
     assert 4 << 20 <= read < 5 << 20
 
