@@ -75,7 +75,7 @@ class ReplyRelease:
         self._ready_bytes = 0
         self._waiting: deque[tuple[int, Connection, bytes]] = deque()
         self._stalled: list[Callable[[], None]] = []
-        self._flush_wanted = False  # at the end of this pass
+        self._flush_scheduled = False
         self._has_more = False  # whether durable replies are left for the next pass
         self._on_released = on_released
         self._idle_futures: list[asyncio.Future[None]] = []
@@ -113,9 +113,13 @@ class ReplyRelease:
         self._schedule_end_of_pass()
 
     def request_flush(self) -> None:
-        """Request a flush of the log at the end of this pass."""
-        self._flush_wanted = True
-        self._schedule_end_of_pass()
+        """Request a flush of the log in the next pass.
+
+        By then the sockets that are readable now were served, so it covers their requests too.
+        """
+        if not self._flush_scheduled and self._loop is not None:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
 
     def _schedule_end_of_pass(self) -> None:
         if not self._end_of_pass_scheduled and self._loop is not None:
@@ -123,9 +127,9 @@ class ReplyRelease:
             self._loop.call_soon(self._end_pass)
 
     def _end_pass(self) -> None:
-        """Run the work left to the end of this pass, write its replies and request its flush.
+        """Run the work left to the end of this pass and write its replies.
 
-        All in one callback: each further one would cost the loop another look at its sockets.
+        In one callback: a second one would cost the loop another look at its sockets.
         """
         work, self._before_replies = self._before_replies, []
         try:
@@ -134,8 +138,6 @@ class ReplyRelease:
         finally:
             self._end_of_pass_scheduled = False
         self.write_ready()
-        if self._flush_wanted:
-            self._flush()
 
     def write_ready(self) -> None:
         """Write the replies that were kept for the end of this pass, if there are any."""
@@ -198,7 +200,7 @@ class ReplyRelease:
             self._idle_futures.append(future)
 
     def _flush(self) -> None:
-        self._flush_wanted = False
+        self._flush_scheduled = False
         self._log.request_flush()
         # If a flush ends before its reply is held, no other releases that reply.
         if self._waiting and self._waiting[0][0] <= self._log.durable_offset:
