@@ -21,10 +21,9 @@ from random import Random
 from typing import Final, cast
 
 from halfmq.broker.config import TransactionConfig
-from halfmq.broker.ports import OnAnswer
+from halfmq.broker.ports import Connection, OnAnswer
 from halfmq.broker.transaction.half import half_request
 from halfmq.broker.transaction.service import TransactionService
-from halfmq.broker.transaction.state.pending import Producer
 from halfmq.remoting.bodies import HeartbeatData, ProducerData, encode_heartbeat
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -92,8 +91,8 @@ class _Willing:
     def __init__(self) -> None:
         self.waiting: list[OnAnswer] = []
 
-    def producers_of(self, _group: str) -> Sequence[Producer]:
-        return (cast("Producer", self),)
+    def producers_of(self, _group: str) -> Sequence[Connection]:
+        return (cast("Connection", self),)
 
     def has_left(self, _group: str, _connection: object) -> bool:
         return False

@@ -13,13 +13,14 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from halfmq.broker.config import TransactionConfig
+from halfmq.broker.ports import Connection
 from halfmq.broker.transaction.deciding import DecisionRequest, PlannedDecision
+from halfmq.broker.transaction.destination import Destinations
 from halfmq.broker.transaction.half import half_request
 from halfmq.broker.transaction.service import TransactionService
-from halfmq.broker.transaction.state.pending import Producer
 from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.store.config import FlushMode, StoreConfig
 from halfmq.store.files.page_cache import NotInMemoryError
@@ -48,10 +49,10 @@ class Nobody:
     writable = False
     acknowledges = False
 
-    def producers_of(self, _group: str) -> list[Producer]:
+    def producers_of(self, _group: str) -> list[Connection]:
         return []
 
-    def has_left(self, _group: str, _connection: Producer) -> bool:
+    def has_left(self, _group: str, _connection: Connection) -> bool:
         return False
 
     def send_request(self, _code: int, _header: object, _body: bytes = b"") -> bool:
@@ -101,8 +102,11 @@ def fetch_at_once(missing: NotInMemoryError, on_fetched: Callable[[bool], None])
     on_fetched(True)
 
 
-class AsPrepared:
+class AsPrepared(Destinations):
     """Stores messages where they were prepared for."""
+
+    def __init__(self) -> None:
+        pass  # no topics
 
     def resolve(self, final: AppendRequest) -> AppendRequest:
         """Return it unchanged."""
@@ -176,8 +180,9 @@ def snapshot(root: Path, behind: int, body_size: int) -> dict[str, float]:
         time.sleep(min(wait, 0.01))
     taken = time.perf_counter() - began
     body = b"x" * body_size
+    gone = cast("Connection", Nobody())
     for number in range(count, count + behind):
-        (half,) = service.prepares.prepare_group([message(number, body)], GROUP, Nobody())
+        (half,) = service.prepares.prepare_group([message(number, body)], GROUP, gone)
         if number % 2:
             planned = service.decisions.plan(
                 DecisionRequest(half.physical_offset, half.queue_offset, GROUP, Event.ROLLBACK)

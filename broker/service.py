@@ -87,7 +87,7 @@ from .tables.kv_config import KvConfig
 from .tables.queue_locks import QueueLocks
 from .tables.statistics import Statistics
 from .tables.topics import TopicTable
-from .transaction.destination import TopicDestinations
+from .transaction.destination import Destinations
 from .transaction.service import TransactionService
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class Broker:
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
         self._statistics = Statistics(
-            self._store.queues,
+            self._store.queues.take_appended,
             cluster_name=config.topics.cluster_name,
             is_system=self._tables.topics.is_system,
             now_ms=now_ms,
@@ -245,7 +245,7 @@ class Broker:
         return TransactionService(
             self._store,
             self._tables.registry,
-            TopicDestinations(
+            Destinations(
                 self._tables.topics,
                 self._levels.after_commit,
                 now_ms=self._now_ms,

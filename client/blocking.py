@@ -43,7 +43,7 @@ import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from . import admin as aio_admin
 from . import consumer as aio_consumer
@@ -69,6 +69,7 @@ from .message import (
 from .message import (
     MessageView as AsyncMessageView,
 )
+from .net.base_client import BaseClient
 from .transaction import Transaction, TransactionListener
 from .transactional.check_back import Checker, as_decision, call_user_function
 
@@ -117,7 +118,7 @@ long it waits for that thread to respond."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
-A = TypeVar("A", bound="_AsyncClient")
+A = TypeVar("A", bound=BaseClient)
 F = TypeVar("F", bound="_Facade[Any]")
 
 
@@ -266,19 +267,6 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 _thread = _LoopThread()
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=_thread.reset_after_fork)
-
-
-class _AsyncClient(Protocol):
-    """The async client behind a facade."""
-
-    group: str
-
-    @property
-    def client_id(self) -> str: ...
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class _Facade(Generic[A]):

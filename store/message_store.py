@@ -118,7 +118,6 @@ class MessageStore:
         self.index: KeyIndex = self._make_index()
         self._flusher = Flusher(
             self._log,
-            self._log.files,
             interval_ms=config.flush_interval_ms,
             on_durable=self._durable,
             on_failure=self._fail,

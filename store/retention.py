@@ -35,12 +35,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from .files import disk
 from .files.deferred_delete import DeferredDeletes
 from .files.worker import WorkerFactory
 from .format.record import store_timestamp
+from .index.index_builder import KeyIndex
 from .index.index_file import IndexFile
 from .log.commit_log import CommitLog
 from .log.log_reader import LogReader
@@ -54,12 +55,6 @@ PIECE_PAUSE: Final = 0.005  # seconds between two pieces, for other users of dis
 PIECE_TIME: Final = 0.002  # seconds after which a piece ends
 PIECE_COUNT_MAX: Final = 256  # queues searched, or queue files unlinked, in a piece
 _IDLE: Final = 3600.0  # seconds; without work the helper sleeps until it is woken
-
-
-class KeyFiles(Protocol):
-    """The part of the index that retention uses."""
-
-    def forget_before(self, log_start: int) -> list[IndexFile]: ...
 
 
 @dataclass(slots=True)
@@ -80,7 +75,7 @@ class Retention:
         log: CommitLog,
         queues: QueueTable,
         reader: LogReader,
-        index: KeyFiles,
+        index: KeyIndex,
         *,
         request_flush: Callable[[], object],
         worker: WorkerFactory,

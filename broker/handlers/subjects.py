@@ -13,9 +13,9 @@ from halfmq.store.format.properties import get_property
 from ..access.control import Subject
 from ..access.requirements import PUB, topic
 from ..access.rules import Requirement
+from ..ports import Connection
 from ..transaction.deciding import MayDecide
 from ..transaction.half import StoredHalf, principal_of, with_principal
-from ..transaction.state.pending import Producer
 
 
 def require(request: RemotingCommand, requirement: Requirement) -> None:
@@ -50,7 +50,7 @@ def may_decide(request: RemotingCommand, *, from_check: bool) -> MayDecide | Non
     return partial(_check_decision, subject, from_check)
 
 
-def may_ask(producer: Producer, half: StoredHalf) -> bool:
+def may_ask(producer: Connection, half: StoredHalf) -> bool:
     """Whether a producer may be asked about a half, whose message the question shows it."""
     subject = producer.subject
     return not isinstance(subject, Subject) or subject.may(_publishing(half.properties))

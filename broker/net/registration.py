@@ -31,7 +31,8 @@ from halfmq.remoting.signature import Signer, signed_fields
 from halfmq.store.format.crc import crc32
 
 from ..access.config import Credentials
-from ..tables.topics import Identity, TopicTable
+from ..config import TopicDefaults
+from ..tables.topics import TopicTable
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class NameServerRegistration:
         self,
         addresses: Iterable[tuple[str, int]],
         topics: TopicTable,
-        identity: Identity,
+        identity: TopicDefaults,
         *,
         advertised_host: str,
         port: Callable[[], int],

@@ -16,7 +16,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from halfmq.store.queue.pull_selection import GetResult
 
@@ -99,26 +99,24 @@ class Periods(NamedTuple):
     day: Period
 
 
-class StoredCounts(Protocol):
-    """What was appended since the previous call; see ``QueueReader``."""
-
-    def take_appended(self) -> Iterator[tuple[str, int, int]]: ...
-
-
 class Statistics:
     """The counters of a broker."""
 
     def __init__(
         self,
-        queues: StoredCounts,
+        take_appended: Callable[[], Iterator[tuple[str, int, int]]],
         *,
         cluster_name: str,
         is_system: Callable[[str], bool],
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],
     ) -> None:
-        """Wire it; ``is_system`` tells the broker's own topics, which some totals leave out."""
-        self._queues = queues
+        """Wire it.
+
+        ``take_appended`` is ``QueueReader.take_appended``. ``is_system`` tells the broker's own
+        topics, which some totals leave out.
+        """
+        self._take_appended = take_appended
         self._cluster_name = cluster_name
         self._is_system = is_system
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
@@ -179,7 +177,7 @@ class Statistics:
 
     def _sample(self) -> Iterator[None]:
         now = self._monotonic_ms()
-        for topic, messages, size in self._queues.take_appended():
+        for topic, messages, size in self._take_appended():
             if messages > 0:
                 self._count_stored(topic, messages, size)
             yield

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files.json_table import EntryTexts
@@ -45,6 +45,7 @@ from halfmq.store.format.topics import (
     validate_topic,
 )
 
+from ..config import TopicDefaults
 from ..errors import NotYetError, RequestRefusedError
 from .awaited_save import AwaitedSave
 from .table_file import (
@@ -157,26 +158,7 @@ class TopicConfig:
         )
 
 
-class Identity(Protocol):
-    """Who the broker is and what it creates: `config.TopicDefaults`."""
-
-    @property
-    def auto_create(self) -> bool: ...
-
-    @property
-    def default_queue_nums(self) -> int: ...
-
-    @property
-    def broker_name(self) -> str: ...
-
-    @property
-    def broker_id(self) -> int: ...
-
-    @property
-    def cluster_name(self) -> str: ...
-
-
-def built_in_topics(identity: Identity, delay_levels: int) -> dict[str, TopicConfig]:
+def built_in_topics(identity: TopicDefaults, delay_levels: int) -> dict[str, TopicConfig]:
     """Return the topics of an empty broker, without those of features that we do not have.
 
     Source: the constructor of `TopicConfigManager`. Pop and the timer wheel are left out.
@@ -210,7 +192,7 @@ class TopicTable:
     def __init__(
         self,
         path: Path,
-        identity: Identity,
+        identity: TopicDefaults,
         *,
         now_ms: Callable[[], int],
         delay_levels: int = 18,
@@ -239,7 +221,7 @@ class TopicTable:
             else None
         )
 
-    def configure(self, identity: Identity) -> None:
+    def configure(self, identity: TopicDefaults) -> None:
         """Take over whether, and with how many queues, topics are created automatically."""
         self._auto_create = identity.auto_create
         self.default_queue_nums = identity.default_queue_nums

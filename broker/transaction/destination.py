@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
@@ -20,16 +20,8 @@ logger = logging.getLogger(__name__)
 _DELAY_MARK: Final = b"TRANSACTION_DEL"  # prefix of both property names
 
 
-class Destinations(Protocol):
-    """Where decisions and parking store messages."""
-
-    def resolve(self, final: AppendRequest) -> AppendRequest: ...
-
-    def ensure_parked_topic(self) -> None: ...
-
-
-class TopicDestinations:
-    """Finds queues that consumers read."""
+class Destinations:
+    """Finds queues that consumers read, for decisions and parking."""
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ..config import TransactionConfig
+from ..ports import Connection
 from .admission import (
     FINAL_RESERVE,
     GROUP_DECISION_RESERVE,
@@ -35,7 +36,7 @@ from .half_records import committed_again, prepared_final
 from .log import TransactionLog
 from .state.counters import Counters
 from .state.final_message_cache import FinalMessageCache
-from .state.pending import MemberHalf, Pending, PendingTable, Producer
+from .state.pending import MemberHalf, Pending, PendingTable
 from .state.state_machine import State
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class Prepares:
         appended: AppendResult,
         producer_group: str,
         key: int,
-        connection: Producer,
+        connection: Connection,
     ) -> None:
         """Add a transaction whose half has been appended; ``key`` is its ``deduplication_key``.
 
@@ -160,7 +161,7 @@ class Prepares:
         self,
         messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
-        connection: Producer,
+        connection: Connection,
     ) -> list[AppendResult]:
         """Store the messages of one transaction as halves, all or none, the leader first.
 
@@ -215,7 +216,7 @@ class Prepares:
         self,
         messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
-        connection: Producer,
+        connection: Connection,
     ) -> list[FirstHalf] | None:
         """Return the halves that these messages repeat; None if they begin a new transaction.
 

@@ -23,6 +23,7 @@ from typing import Final
 from ..config import TransactionConfig
 from ..loop.fetches import Fetch
 from ..loop.slices import Slice
+from ..ports import Connection
 from .checks.checker import RESTART_GRACE_MS, Checker, ProducerDirectory
 from .checks.parking import Parking
 from .deciding import Decisions
@@ -40,7 +41,7 @@ from .replay.start import replay
 from .state.counters import Counters
 from .state.decision_cache import DECIDED_REMEMBERED
 from .state.final_message_cache import FinalMessageCache
-from .state.pending import PendingTable, Producer
+from .state.pending import PendingTable
 from .state.state_machine import State
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class TransactionService:
         record_size_max: int,
         fetch: Fetch,
         wake: Callable[[], None] = lambda: None,
-        may_ask: Callable[[Producer, StoredHalf], bool] = lambda _producer, _half: True,
+        may_ask: Callable[[Connection, StoredHalf], bool] = lambda _producer, _half: True,
         jitter: Random | None = None,
         snapshot_log_bytes: int = LOG_BYTES_MIN,
         decided_remembered: int = DECIDED_REMEMBERED,
@@ -219,7 +220,7 @@ class TransactionService:
         ]
         return min(wait for wait in waits if wait is not None) / 1_000
 
-    def on_producer(self, group: str, _connection: Producer | None = None) -> None:
+    def on_producer(self, group: str, _connection: Connection | None = None) -> None:
         """Send the due checks of a group at the next tick; one of its producers has connected."""
         self._checker.on_producer(group)
 

@@ -12,23 +12,16 @@ attempt would succeed without having written them.
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ..errors import FlushFailedError
 from ..files import disk
-from ..files.mapped_file_queue import MappedFileQueue
 from ..files.worker import ThreadWorker, WorkerFactory
+from .commit_log import CommitLog
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-
-class Written(Protocol):
-    """How far the log is written; both values may change at any time."""
-
-    write_offset: int
-    last_store_timestamp: int
 
 
 class Flusher:
@@ -36,8 +29,7 @@ class Flusher:
 
     def __init__(
         self,
-        written: Written,
-        files: MappedFileQueue,
+        log: CommitLog,
         *,
         interval_ms: int,
         on_durable: Callable[[int], None],
@@ -52,8 +44,8 @@ class Flusher:
         self.durable_offset = 0  # below it everything is on disk
         self.durable_timestamp = 0  # ms, store time of a record on disk
         self.failure: FlushFailedError | None = None
-        self._written = written
-        self._files = files
+        self._log = log
+        self._files = log.files
         self._interval = interval_ms / 1000
         self._on_durable = on_durable
         self._on_failure = on_failure
@@ -65,8 +57,8 @@ class Flusher:
 
     def start(self) -> None:
         """Start the thread; everything written before is on disk already."""
-        self.durable_timestamp = self._written.last_store_timestamp
-        self.durable_offset = self._written.write_offset
+        self.durable_timestamp = self._log.last_store_timestamp
+        self.durable_offset = self._log.write_offset
         self._worker.start()
 
     def stop(self) -> None:
@@ -90,8 +82,8 @@ class Flusher:
         return self._interval
 
     def _flush(self) -> None:
-        timestamp = self._written.last_store_timestamp
-        end = self._written.write_offset
+        timestamp = self._log.last_store_timestamp
+        end = self._log.write_offset
         start = self.durable_offset
         if start == end:
             return

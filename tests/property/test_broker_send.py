@@ -15,12 +15,12 @@ from halfmq.broker.handlers.messages.send import SendHandler
 from halfmq.broker.handlers.messages.sent_properties import SentProperties, read_properties
 from halfmq.broker.net.group_append import GroupAppend
 from halfmq.broker.net.router import serve
+from halfmq.broker.ports import Connection
 from halfmq.broker.tables.topics import TopicConfig, TopicTable
 from halfmq.broker.transaction.admission import Delays, without_brokers_own
 from halfmq.broker.transaction.deduplication import FirstHalf, RecentPrepares, deduplication_key
 from halfmq.broker.transaction.half import half_request
 from halfmq.broker.transaction.prepares import Prepares
-from halfmq.broker.transaction.state.pending import Producer
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
@@ -92,7 +92,7 @@ class Halves(Prepares):
         self,
         messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
-        connection: Producer,
+        connection: Connection,
     ) -> list[FirstHalf] | None:
         ((message, unique_key),) = messages
         offset = self.recent_prepares.find(deduplication_key(producer_group, unique_key))
@@ -116,7 +116,7 @@ class Halves(Prepares):
         appended: AppendResult,
         producer_group: str,
         key: int,
-        connection: Producer,
+        connection: Connection,
     ) -> None:
         self.recent_prepares.add(key, appended.physical_offset)
         self.entered.append((message, half, appended.physical_offset, producer_group))

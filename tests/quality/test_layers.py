@@ -44,10 +44,11 @@ ROOMS = {
     "broker/loop": set(),
     "broker/filters": {"errors"},
     "broker/access": {"errors", "lifecycle", "ports", "settings"},
-    "broker/tables": {"errors", "ports", "broker/loop"},
+    "broker/tables": {"config", "errors", "ports", "broker/loop"},
     "broker/disk": {"config", "errors", "broker/loop"},
     "broker/delay": {"ports", "broker/loop", "broker/tables"},
     "broker/net": {
+        "config",
         "errors",
         "ports",
         "broker/access",

@@ -91,13 +91,13 @@ def _early(*modules: str) -> Callable[[Any], Any]:
 def _flush_that_looks_late(_original: Any) -> Any:
     def flush(self: Any) -> None:
         start = self.durable_offset
-        if start == self._written.write_offset:
+        if start == self._log.write_offset:
             return
-        end = self._written.write_offset
+        end = self._log.write_offset
         for base in range(self._files.base_of(start), end, self._files.file_size):
             self._sync_file(base)
-        self.durable_timestamp = self._written.last_store_timestamp
-        self.durable_offset = self._written.write_offset  # more than was there when it began
+        self.durable_timestamp = self._log.last_store_timestamp
+        self.durable_offset = self._log.write_offset  # more than was there when it began
         self._notify(self._on_durable, self.durable_offset)
 
     return flush

@@ -13,6 +13,7 @@ from halfmq.broker.ports import ACK_S, OnAnswer, Part
 from halfmq.broker.transaction.checks.checker import Checker
 from halfmq.broker.transaction.checks.parking import Parking
 from halfmq.broker.transaction.deciding import DecisionRequest, Decisions, Ended
+from halfmq.broker.transaction.destination import Destinations
 from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.broker.transaction.op_writer import OpWriter
 from halfmq.broker.transaction.replay.snapshot import Snapshots
@@ -399,7 +400,7 @@ def message(
     )
 
 
-class Placed:
+class Placed(Destinations):
     """Where messages go that were prepared for a topic and queue: there, unless the test says."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:

@@ -19,12 +19,13 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 from halfmq.store.message_store import MessageStore
 
+from ...config import TopicDefaults
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.groups import GroupTable
 from ...tables.statistics import Statistics
-from ...tables.topics import Identity, TopicConfig, TopicTable
+from ...tables.topics import TopicConfig, TopicTable
 from .groups import topics_of
 from .sliced import collect
 
@@ -40,7 +41,7 @@ class ConsumptionHandlers:
         registry: ClientRegistry,
         store: MessageStore,
         statistics: Statistics,
-        identity: Identity,
+        identity: TopicDefaults,
     ) -> None:
         self._topics = topics
         self._groups = groups

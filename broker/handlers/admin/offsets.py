@@ -31,12 +31,13 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 from halfmq.store.message_store import MessageStore
 
+from ...config import TopicDefaults
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.groups import GroupTable
-from ...tables.topics import Identity, TopicConfig, TopicTable
+from ...tables.topics import TopicConfig, TopicTable
 from .changes import Changes
 from .groups import topics_of
 from .sliced import collect
@@ -53,7 +54,7 @@ class GroupOffsetHandlers:
         registry: ClientRegistry,
         store: MessageStore,
         changes: Changes,
-        identity: Identity,
+        identity: TopicDefaults,
         *,
         now_ms: Callable[[], int],
     ) -> None:

@@ -32,11 +32,12 @@ from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.record import decode_record
 
 from ...access.requirements import GET, SUB, topic
+from ...config import TopicDefaults
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler, StoredRecords
 from ...tables.client_registry import ClientRegistry
 from ...tables.groups import GroupTable
-from ...tables.topics import Identity, TopicTable
+from ...tables.topics import TopicTable
 from ..subjects import require
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class RelayHandlers:
         topics: TopicTable,
         groups: GroupTable,
         records: StoredRecords,
-        identity: Identity,
+        identity: TopicDefaults,
     ) -> None:
         self._registry = registry
         self._topics = topics

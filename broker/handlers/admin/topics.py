@@ -35,13 +35,14 @@ from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.topics import validate_topic
 from halfmq.store.message_store import MessageStore
 
+from ...config import TopicDefaults
 from ...errors import RequestRefusedError
 from ...loop.slices import in_slices
 from ...ports import Connection, Handler
 from ...tables.attributes import altered, parse_change
 from ...tables.broker_table import BrokerTable
 from ...tables.consumer_offsets import ConsumerOffsetTable
-from ...tables.topics import QUEUES_MAX, Identity, TopicConfig, TopicTable
+from ...tables.topics import QUEUES_MAX, TopicConfig, TopicTable
 from .changes import Changes
 from .sliced import collect
 
@@ -65,7 +66,7 @@ class TopicHandlers:
         brokers: BrokerTable,
         store: MessageStore,
         changes: Changes,
-        identity: Identity,
+        identity: TopicDefaults,
         *,
         stored_per_second: Callable[[str], float],
     ) -> None:

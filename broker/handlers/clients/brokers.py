@@ -39,11 +39,11 @@ from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.serialization import ext_fields
 from halfmq.store.format.crc import crc32
 
+from ...config import TopicDefaults
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.broker_table import MASTER_ID, BrokerTable
 from ...tables.kv_config import KvConfig
-from ...tables.topics import Identity
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 """Namespace of the KV configuration that brokers get with each registration."""
@@ -55,7 +55,7 @@ CRC_MASK: Final = 0x7FFFFFFF
 class BrokerHandlers:
     """Keeps the brokers of which this one is a name server."""
 
-    def __init__(self, brokers: BrokerTable, kv_config: KvConfig, identity: Identity) -> None:
+    def __init__(self, brokers: BrokerTable, kv_config: KvConfig, identity: TopicDefaults) -> None:
         self._brokers = brokers
         self._kv_config = kv_config
         self._broker_name = identity.broker_name

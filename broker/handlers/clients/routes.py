@@ -33,10 +33,11 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import RECOGNITION_FIELD, GetRouteInfoRequestHeader
 from halfmq.remoting.replies import encode_reply
 
+from ...config import TopicDefaults
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.broker_table import BrokerTable
-from ...tables.topics import PERM_WRITE, Identity, TopicConfig, TopicTable
+from ...tables.topics import PERM_WRITE, TopicConfig, TopicTable
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 class RouteHandlers:
     """Tells clients where topics are."""
 
-    def __init__(self, topics: TopicTable, brokers: BrokerTable, identity: Identity) -> None:
+    def __init__(self, topics: TopicTable, brokers: BrokerTable, identity: TopicDefaults) -> None:
         self._topics = topics
         self._brokers = brokers
         self._broker_id = identity.broker_id

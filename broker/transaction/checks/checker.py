@@ -44,9 +44,10 @@ from halfmq.store.format.topics import HALF_TOPIC
 from ...config import TransactionConfig
 from ...loop.fetches import Fetch
 from ...loop.slices import Slice
+from ...ports import Connection
 from ..half import StoredHalf, unique_key
 from ..half_records import check_body
-from ..state.pending import Pending, PendingTable, Producer
+from ..state.pending import Pending, PendingTable
 from ..state.state_machine import Event, Verdict, outcome
 from .group_queues import Group, GroupQueues
 from .timetable import BUCKET_MS, Timetable
@@ -101,11 +102,11 @@ _CHECK: Final = RequestCode.CHECK_TRANSACTION_STATE
 class ProducerDirectory(Protocol):
     """The connected producers."""
 
-    def producers_of(self, group: str) -> Sequence[Producer]:
+    def producers_of(self, group: str) -> Sequence[Connection]:
         """Return the connections of a group; [] if there are none."""
         ...
 
-    def has_left(self, group: str, connection: Producer) -> bool:
+    def has_left(self, group: str, connection: Connection) -> bool:
         """Return whether a connection has left the group but is still open."""
         ...
 
@@ -114,8 +115,8 @@ class _Receipt(NamedTuple):
     """The result of a check that has to be acknowledged."""
 
     entry: Pending
-    asked: Producer
-    tried: tuple[Producer, ...]  # producers that did not acknowledge it before
+    asked: Connection
+    tried: tuple[Connection, ...]  # producers that did not acknowledge it before
     taken: bool
 
 
@@ -136,7 +137,7 @@ class Checker:
         monotonic_ms: Callable[[], int],
         wake: Callable[[], None] = lambda: None,
         is_durable: Callable[[int], bool] = lambda _offset: True,
-        may_ask: Callable[[Producer, StoredHalf], bool] = lambda _producer, _half: True,
+        may_ask: Callable[[Connection, StoredHalf], bool] = lambda _producer, _half: True,
     ) -> None:
         """Wire it.
 
@@ -177,13 +178,13 @@ class Checker:
             is_gone=lambda offset: offset not in table,
         )
         self._receipts: deque[_Receipt] = deque()
-        self._arrived: list[tuple[Pending, tuple[Producer, ...], bool]] = []
+        self._arrived: list[tuple[Pending, tuple[Connection, ...], bool]] = []
         self._fetching = 0  # halves requested and not yet removed from `_arrived`
         self._fetched: set[int] = set()  # halves whose next read may wait for the disk
         self._cold_blocked: dict[str, Group] = {}  # groups that wait until fewer halves are fetched
         # Within one tick: members by group, and producers that accept no more.
-        self._members: dict[str, Sequence[Producer]] = {}
-        self._full: set[Producer] = set()
+        self._members: dict[str, Sequence[Connection]] = {}
+        self._full: set[Connection] = set()
         self.sent = 0
         self.delivered = 0
         self.not_taken = 0  # refused, lost with the connection, or not acknowledged in time
@@ -396,13 +397,13 @@ class Checker:
         else:
             self._queues.away_from(group, entry.offset, now_ms)
 
-    def _members_of(self, group: str) -> Sequence[Producer]:
+    def _members_of(self, group: str) -> Sequence[Connection]:
         members = self._members.get(group)
         if members is None:
             members = self._members[group] = self._producers.producers_of(group)
         return members
 
-    def _next_target(self, entry: Pending, tried: tuple[Producer, ...]) -> Producer | None:
+    def _next_target(self, entry: Pending, tried: tuple[Connection, ...]) -> Connection | None:
         """Return the producer to ask; None if none can be written to.
 
         The first check goes to the connection that prepared the message, even before it is
@@ -428,14 +429,14 @@ class Checker:
                 return member
         return None
 
-    def _can_take(self, producer: Producer) -> bool:
+    def _can_take(self, producer: Connection) -> bool:
         return producer.writable and not producer.closed and producer not in self._full
 
     def _send(
         self,
         entry: Pending,
-        target: Producer,
-        tried: tuple[Producer, ...],
+        target: Connection,
+        tried: tuple[Connection, ...],
         header: CheckTransactionStateRequestHeader,
         body: bytes,
     ) -> bool:
@@ -493,8 +494,8 @@ class Checker:
     def _on_receipt(
         self,
         entry: Pending,
-        asked: Producer,
-        tried: tuple[Producer, ...],
+        asked: Connection,
+        tried: tuple[Connection, ...],
         answer: RemotingCommand | None,
     ) -> None:
         """Queue the result for the next tick; connections call this at any time."""
@@ -528,7 +529,7 @@ class Checker:
         self,
         entry: Pending,
         group: Group,
-        tried: tuple[Producer, ...],
+        tried: tuple[Connection, ...],
         missing: NotInMemoryError,
     ) -> None:
         """Start to fetch a half; its transaction is processed when that is done."""
@@ -541,7 +542,7 @@ class Checker:
         entry.due = READING
         self._fetch(missing, partial(self._on_fetched, entry, tried))
 
-    def _on_fetched(self, entry: Pending, tried: tuple[Producer, ...], is_there: bool) -> None:
+    def _on_fetched(self, entry: Pending, tried: tuple[Connection, ...], is_there: bool) -> None:
         self._arrived.append((entry, tried, is_there))
         if len(self._arrived) == 1:
             self._wake()

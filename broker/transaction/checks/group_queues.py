@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...loop.slices import Slice
-from ..state.pending import Producer
+from ...ports import Connection
 from .offset_queue import OffsetQueue
 
 BUSY_RETRY_MS: Final = 1_000
@@ -60,7 +60,7 @@ class Group:
         self.name = name
         self.waiting = OffsetQueue()  # to be checked, in this order
         self.aside = OffsetQueue()  # no member was connected, or none accepted the check
-        self.tried: dict[int, tuple[Producer, ...]] = {}  # by waiting transaction
+        self.tried: dict[int, tuple[Connection, ...]] = {}  # by waiting transaction
         self.in_turn = False
         self.blocked = False  # no member accepts anything now
         self.absent = False  # there was no member at the last look-up

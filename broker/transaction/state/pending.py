@@ -20,60 +20,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
-from halfmq.remoting.headers import CheckTransactionStateRequestHeader
-
-from ...ports import OnAnswer
+from ...ports import Connection
 from .decision_cache import DECIDED_REMEMBERED, DecisionCache
 from .log_map import BLOCK_COUNT, LogMap
 from .state_machine import Event, ParkedReason, State, Verdict, outcome
 
 _PREPARED, _PARKED = State.PREPARED, State.PARKED  # for the hot path
-
-
-class Producer(Protocol):
-    """The part of a producer's connection that transactions use."""
-
-    name: str  # the peer, "127.0.0.1:54321"
-
-    @property
-    def subject(self) -> object:
-        """The principal of its latest request; None without access control."""
-        ...
-
-    @property
-    def closed(self) -> bool:
-        """Whether the connection is closed."""
-        ...
-
-    @property
-    def writable(self) -> bool:
-        """Whether the peer reads what it is sent."""
-        ...
-
-    def send_request(
-        self, code: int, header: CheckTransactionStateRequestHeader, body: bytes = b""
-    ) -> bool:
-        """Send a one-way request; return False if it was not written."""
-        ...
-
-    @property
-    def acknowledges(self) -> bool:
-        """Whether the peer acknowledges a request as soon as it has received it."""
-        ...
-
-    def ask(
-        self,
-        code: int,
-        header: CheckTransactionStateRequestHeader,
-        body: bytes,
-        on_answer: OnAnswer,
-    ) -> bool:
-        """Send a request that the peer answers; return False if it was not written."""
-        ...
 
 
 class CheckProgress(NamedTuple):
@@ -114,7 +70,7 @@ class Pending(msgspec.Struct, gc=False):
     group: str  # the producers that can be asked
     state: State = State.PREPARED
     progress: CheckProgress = NOT_CHECKED
-    owner: Producer | None = None  # the connection that prepared it, while it is open
+    owner: Connection | None = None  # the connection that prepared it, while it is open
     due: int = 0  # bucket of its next check, or its stage in the check-back; see `checker`
 
     @property
@@ -271,7 +227,7 @@ class PendingTable:
         *,
         immunity_s: int = 0,
         checks: int = 0,
-        owner: Producer | None = None,
+        owner: Connection | None = None,
     ) -> Pending:
         """Add a transaction whose half has been appended."""
         entry = Pending(

@@ -31,7 +31,7 @@ class Rig:
     def __init__(self) -> None:
         self.queues, self.clock = Queues(), Clock()
         self.statistics = Statistics(
-            self.queues,
+            self.queues.take_appended,
             cluster_name="cluster",
             is_system=lambda topic: topic == "own",
             now_ms=self.clock,

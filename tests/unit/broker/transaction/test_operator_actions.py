@@ -8,7 +8,7 @@ from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.loop import slices
 from halfmq.broker.tables.topics import TopicConfig, TopicTable
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.destination import TopicDestinations
+from halfmq.broker.transaction.destination import Destinations
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     HalfMismatchError,
@@ -436,7 +436,7 @@ class Topics(TopicTable):
 
 
 def _resolved(topics: Topics, topic: str, queue_id: int) -> tuple[str, int]:
-    destinations = TopicDestinations(topics, lambda final, _now_ms: final, now_ms=lambda: 0)
+    destinations = Destinations(topics, lambda final, _now_ms: final, now_ms=lambda: 0)
     final = destinations.resolve(message(topic, queue_id=queue_id))
     return final.topic, final.queue_id
 

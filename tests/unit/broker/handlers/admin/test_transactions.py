@@ -334,7 +334,7 @@ def runtime_table(log: FakeLog, clock: Clock, root: Path) -> dict[str, str]:
         lambda: metrics,
         lambda: 7,
         Statistics(
-            QueueReader(queues_of_store, log_of_store, store_timestamp=int),  # type: ignore[arg-type]
+            QueueReader(queues_of_store, log_of_store, store_timestamp=int).take_appended,  # type: ignore[arg-type]
             cluster_name="",
             is_system=bool,
             now_ms=clock,
