@@ -8,7 +8,6 @@ decoded on first access, because most consumers read only three of them.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,10 +17,6 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from halfmq.store.format import properties as names
-from halfmq.store.format.flags import (
-    CompressionType,
-    compression_type,
-)
 from halfmq.store.format.half_id import half_message_id
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record
@@ -29,6 +24,7 @@ from halfmq.store.format.topics import RETRY_PREFIX, TOPIC_LENGTH_MAX, validate_
 
 from .arguments import INT32, check_count, invalid_text_reason, is_tag
 from .errors import ClientError, InvalidMessageError, UnreadableBodyError
+from .net.compression import decompress_body
 
 DELAY_LEVEL_MAX: Final = 18  # RocketMQ's default messageDelayLevel has 18 entries, 1 s to 2 h
 DELAY_LEVELS: Final = range(DELAY_LEVEL_MAX + 1)
@@ -39,8 +35,6 @@ BODY_REMEDIES: Final = {
 }
 DELIVER_AFTER_MAX: Final = timedelta(days=40)
 """The longest delay that a broker accepts; it looks at each delayed message at least that often."""
-INFLATED_SIZE_MAX: Final = 64 << 20
-"""Bytes a compressed body may grow to; 16 times the largest body a broker takes by default."""
 
 # Property names that brokers and clients interpret; the official client rejects them too.
 # CHECK_IMMUNITY_TIME_IN_SECONDS and the sharding key are for users to set.
@@ -353,7 +347,8 @@ class ReceivedMessage:
         """The bytes that were sent, decompressed.
 
         Raises:
-            UnreadableBodyError: It cannot be decompressed.
+            UnreadableBodyError: It cannot be decompressed; for LZ4 and ZSTD, which Java clients
+                since 5.0 may choose, install ``halfmq[compression]``.
         """
         if self._body is None:
             self._body = self._decompressed_body()
@@ -495,29 +490,3 @@ class MessageView(ReceivedMessage):
         if self._deliverer is None:
             raise ClientError("a message under check is answered with a Decision, not with ack")
         return self._deliverer
-
-
-def decompress_body(body: bytes, sys_flag: int) -> bytes:
-    """Return the body, decompressed if necessary.
-
-    Raises:
-        ValueError: The compression is not supported, or the data is damaged or grows too large.
-    """
-    kind = compression_type(sys_flag)
-    if kind is None:
-        return body
-    if kind in {CompressionType.UNSPECIFIED, CompressionType.ZLIB}:
-        return _inflate(body)
-    raise ValueError(f"compressed with {kind.name}, which this client cannot undo")
-
-
-def _inflate(body: bytes) -> bytes:
-    inflater = zlib.decompressobj()
-    try:
-        inflated = inflater.decompress(body, INFLATED_SIZE_MAX)
-    except zlib.error as error:
-        raise ValueError(f"damaged: {error}") from error
-    if not inflater.eof:
-        whole = "grows beyond the limit" if inflater.unconsumed_tail else "is cut short"
-        raise ValueError(f"compressed body {whole}")
-    return inflated

@@ -316,6 +316,22 @@ class TopicTable:
             return None
         return self._topics.get(name)
 
+    def why_not_offered(self, name: str) -> str:
+        """Return why clients find no such topic, and what to do."""
+        reason = validate_topic(name)
+        if reason is not None:
+            return reason
+        if name.startswith(RETRY_PREFIX):
+            return "It does not exist; the first consumer of its group creates it."
+        if name.startswith(DEAD_LETTER_PREFIX):
+            return "It does not exist; the first dead letter of its group creates it."
+        if self._auto_create:
+            return "It does not exist; the first message that is sent to it creates it."
+        return (
+            "It does not exist, and autoCreateTopicEnable is false: create it with mqadmin "
+            "updateTopic or Admin.create_topic."
+        )
+
     def is_system(self, name: str) -> bool:
         """Whether the topic is the broker's own, which operators neither change nor delete.
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.features import feature
 from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,8 @@ def _consumed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [line["consumed"] for line in lines if "consumed" in line]
 
 
+@feature("send: waiting, called back, one-way")
+@feature("tags, checked by the client")
 def test_it_sends_and_consumes_by_tag(broker: BrokerProcess, tmp_path: Path) -> None:
     """Sends are acknowledged with ids and offsets; the push consumer gets the tags it wants."""
     lines = _run(broker, "send_and_consume", tmp_path)
@@ -62,6 +65,7 @@ def test_it_sends_and_consumes_by_tag(broker: BrokerProcess, tmp_path: Path) -> 
     assert all(one["keys"] == one["body"] and one["tags"] in {"A", "B"} for one in consumed)
 
 
+@feature("batch")
 def test_its_batch_becomes_single_messages(broker: BrokerProcess, tmp_path: Path) -> None:
     """It marks a batch by "1", which the official broker takes for no: it stores one message."""
     lines = _run(broker, "batch", tmp_path)
@@ -69,6 +73,7 @@ def test_its_batch_becomes_single_messages(broker: BrokerProcess, tmp_path: Path
     assert sorted(one["body"] for one in _consumed(lines)) == ["b-0", "b-1", "b-2"]
 
 
+@feature("ordered by key")
 def test_messages_with_one_key_stay_in_order(broker: BrokerProcess, tmp_path: Path) -> None:
     """They go to one queue, one behind the other."""
     lines = _run(broker, "in_order", tmp_path)
@@ -76,6 +81,7 @@ def test_messages_with_one_key_stay_in_order(broker: BrokerProcess, tmp_path: Pa
     assert [line["offset"] for line in lines] == list(range(6))
 
 
+@feature("retry and dead letters")
 def test_a_refused_message_comes_again(broker: BrokerProcess, tmp_path: Path) -> None:
     """Sent back to the broker, delayed, and delivered from the retry topic with its count."""
     lines = _run(broker, "retry", tmp_path)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.features import feature
 from tests.support.go_client import GoMissingError, Line, go_client, run_go
 
 pytestmark = pytest.mark.campaign
@@ -43,6 +44,10 @@ def _bodies(lines: list[Line]) -> list[str]:
     return [line["body"] for line in lines]
 
 
+@feature("send: waiting, called back, one-way")
+@feature("tags, checked by the client")
+@feature("batch")
+@feature("compressed bodies: zlib")
 def test_it_sends_and_consumes_by_tag(broker: BrokerProcess, tmp_path: Path) -> None:
     """One by one, called back, one-way, in a batch and packed."""
     lines = run_go(broker.address, "send", tmp_path)
@@ -61,6 +66,7 @@ def test_it_sends_and_consumes_by_tag(broker: BrokerProcess, tmp_path: Path) -> 
     assert offsets == [first, first + 1, first + 2]
 
 
+@feature("retry and dead letters")
 def test_a_refused_message_comes_again(broker: BrokerProcess, tmp_path: Path) -> None:
     """Sent back to the broker, delayed, and delivered with its count and its id."""
     lines = run_go(broker.address, "retry", tmp_path)
@@ -72,6 +78,7 @@ def test_a_refused_message_comes_again(broker: BrokerProcess, tmp_path: Path) ->
     assert {line["id"] for line in consumed} == {sent["id"]}
 
 
+@feature("request-reply")
 def test_requests_are_replied_to(broker: BrokerProcess, tmp_path: Path) -> None:
     """Also if the reply has no body: that of `CreateReplyMessage` has none."""
     lines = run_go(broker.address, "request_reply", tmp_path)
@@ -87,6 +94,7 @@ def test_requests_are_replied_to(broker: BrokerProcess, tmp_path: Path) -> None:
     assert {line["error"] for line in replied} == {"<nil>"}
 
 
+@feature("transactions: commit, rollback, unknown, check-back")
 def test_transactions_end_as_their_producer_decides(broker: BrokerProcess, tmp_path: Path) -> None:
     """At once or when asked; no consumer sees what was not committed, nor anything twice."""
     lines = run_go(broker.address, "transactions", tmp_path)
@@ -107,6 +115,7 @@ def test_transactions_end_as_their_producer_decides(broker: BrokerProcess, tmp_p
         assert line["transaction_id"] == line["unique_key"] == decided[line["body"]]["id"]
 
 
+@feature("transactions: another producer of the group is asked")
 def test_another_producer_answers_for_one_that_died(broker: BrokerProcess, tmp_path: Path) -> None:
     """The process ends between half message and decision; whoever has its group is asked."""
     words = run_go(broker.address, "die_undecided", tmp_path, status=DIED)

@@ -10,22 +10,13 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import free_ports
 from halfmq.client import ClientConfig, Decision, Message, blocking
-from halfmq.client.testing import BrokerProcess, broker_process
-from tests.support.java_clients import (
-    TOOLS,
-    JavaClient,
-    JavaMissingError,
-    Kind,
-    Line,
-    class_path,
-    java_client,
-)
+from tests.support.features import feature
+from tests.support.java_clients import TOOLS, JavaMissingError, Kind, class_path, java_client
+from tests.support.java_scenarios import Java, bodies, by_body, java_scenarios, of
 
 pytestmark = [
     pytest.mark.campaign,
@@ -55,19 +46,6 @@ REBALANCE_MS = 20_000
 """How often clients look by themselves who shares their queues."""
 
 
-class Java:
-    """One kind of client with a broker of its own."""
-
-    def __init__(self, kind: Kind, broker: BrokerProcess, client: JavaClient, home: Path) -> None:
-        self.kind, self.broker, self.client, self.home = kind, broker, client, home
-        names = (*SCENARIOS, *SINCE_4_6) if kind.since_4_6 else SCENARIOS
-        self._runs = {name: client.start(name) for name in names}
-
-    def seen(self, scenario: str) -> list[Line]:
-        """What a scenario said; it was started with all the others."""
-        return self.client.lines(self._runs[scenario])
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def java(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -79,34 +57,21 @@ def java(
     except JavaMissingError as missing:
         pytest.skip(f"{missing}; the Java client {kind.version} is NOT tested")
     home = tmp_path_factory.mktemp("java")
-    port = free_ports(3) + 2  # old clients send to the port two below
-    with (
-        broker_process(home / "broker", listenPort=port, **SETTINGS) as broker,
-        java_client(kind, broker.address, home / "client") as client,
-    ):
-        yield Java(kind, broker, client, home)
+    names = (*SCENARIOS, *SINCE_4_6) if kind.since_4_6 else SCENARIOS
+    with java_scenarios(kind, home, names, **SETTINGS) as running:
+        yield running
 
 
-def _of(lines: list[Line], event: str) -> list[Line]:
-    return [line for line in lines if line["event"] == event]
-
-
-def _bodies(lines: list[Line]) -> list[str]:
-    return [line["body"] for line in lines]
-
-
-def _by_body(lines: list[Line]) -> dict[str, Line]:
-    return {line["body"]: line for line in lines}
-
-
+@feature("send: waiting, called back, one-way")
+@feature("tags, checked by the client")
 def test_it_sends_and_consumes_by_tag(java: Java) -> None:
     """Whether it waits, is called back or does not care: what is consumed is what was sent."""
     lines = java.seen("send")
 
-    (client,) = _of(lines, "client")
+    (client,) = of(lines, "client")
     assert client["vip_channel"] == (java.kind.version == "4.4.0")
     assert client["headers"] == ("ROCKETMQ" if java.kind.options else "JSON")
-    sent, consumed = _by_body(_of(lines, "sent")), _by_body(_of(lines, "consumed"))
+    sent, consumed = by_body(of(lines, "sent")), by_body(of(lines, "consumed"))
     assert len(sent) == len({line["id"] for line in sent.values()}) == 6
     assert {line["status"] for line in sent.values()} == {"SEND_OK"}
     assert set(consumed) == {"sync-0", "sync-1", "async-0", "async-1", "one-way"}
@@ -118,53 +83,57 @@ def test_it_sends_and_consumes_by_tag(java: Java) -> None:
     assert consumed["sync-1"]["colour"] == "grün-€"
 
 
+@feature("batch")
 def test_its_batch_becomes_single_messages(java: Java) -> None:
     """Each keeps its id, its tag and the order."""
     lines = java.seen("batch")
 
-    (sent,) = _of(lines, "sent")
-    consumed = sorted(_of(lines, "consumed"), key=lambda line: int(line["queue_offset"]))
-    assert _bodies(consumed) == [f"batch-{number}" for number in range(5)]
+    (sent,) = of(lines, "sent")
+    consumed = sorted(of(lines, "consumed"), key=lambda line: int(line["queue_offset"]))
+    assert bodies(consumed) == [f"batch-{number}" for number in range(5)]
     assert [line["tags"] for line in consumed] == [f"T{number}" for number in range(5)]
     assert [line["id"] for line in consumed] == sent["id"].split(",")
     assert [line["offset_id"] for line in consumed] == sent["offset_id"].split(",")
 
 
+@feature("delay levels")
 def test_a_delayed_message_comes_after_its_delay(java: Java) -> None:
     """It is stored in its queue two seconds after it was made; another one is not held up."""
-    consumed = _by_body(_of(java.seen("delay"), "consumed"))
+    consumed = by_body(of(java.seen("delay"), "consumed"))
 
     assert set(consumed) == {"now", "later"}
     assert consumed["later"]["store_ms"] - consumed["later"]["born_ms"] >= 2000
     assert consumed["now"]["store_ms"] - consumed["now"]["born_ms"] < 2000
 
 
+@feature("compressed bodies: zlib")
 def test_large_bodies_arrive_whole(java: Java) -> None:
     """It packs bodies of 4 KiB and more, and unpacks them; our broker keeps them as they come."""
     lines = java.seen("sizes")
 
-    (made,) = _of(lines, "made")
-    consumed = {line["size"]: line for line in _of(lines, "consumed")}
+    (made,) = of(lines, "made")
+    consumed = {line["size"]: line for line in of(lines, "consumed")}
     assert made["even"] == zlib.crc32(b"a" * 6000) == consumed[6000]["crc"]
     assert made["big"] == consumed[3 << 20]["crc"]
 
 
+@feature("messages too large or illegal are refused")
 def test_a_refusal_has_the_code_that_it_knows(java: Java) -> None:
     """Properties that are too long are illegal; the connection goes on."""
     lines = java.seen("refused")
 
-    assert [line["code"] for line in _of(lines, "refused")] == [13]
-    assert _bodies(_of(lines, "sent")) == ["after"]
+    assert [line["code"] for line in of(lines, "refused")] == [13]
+    assert bodies(of(lines, "sent")) == ["after"]
 
 
 def test_it_finds_messages_by_id_and_key(java: Java) -> None:
     """By where they are stored, by the id that it gave them, and by keys."""
     lines = java.seen("look_up")
 
-    sent = _bodies(_of(lines, "sent"))
-    assert _bodies(_of(lines, "by_offset_id")) == _bodies(_of(lines, "by_unique_key")) == sent
+    sent = bodies(of(lines, "sent"))
+    assert bodies(of(lines, "by_offset_id")) == bodies(of(lines, "by_unique_key")) == sent
     found: dict[str, set[str]] = {}
-    for line in _of(lines, "by_key"):
+    for line in of(lines, "by_key"):
         found.setdefault(line["key"], set()).add(line["body"])
     assert found == {
         "customer-0": {"look-up-0", "look-up-2"},
@@ -173,61 +142,65 @@ def test_it_finds_messages_by_id_and_key(java: Java) -> None:
     }
 
 
+@feature("orderly consumption: locks, suspend, hand-over")
 def test_an_orderly_consumer_keeps_the_order_of_each_queue(java: Java) -> None:
     """Also when it refuses a message; and when it has left, another one gets its locks at once."""
-    consumed = _of(java.seen("orderly"), "consumed")
+    consumed = of(java.seen("orderly"), "consumed")
 
     first = [line for line in consumed if line["consumer"] == "first"]
     even = [line for line in first if line["queue"] == 0]
-    assert _bodies(even) == ["o-0", "o-2", "o-4", "o-4", "o-6", "o-8", "o-10"]
+    assert bodies(even) == ["o-0", "o-2", "o-4", "o-4", "o-6", "o-8", "o-10"]
     assert [line["times"] for line in even if line["body"] == "o-4"] == [0, 1]
     odd = [line for line in first if line["queue"] == 1]
-    assert _bodies(odd) == [f"o-{number}" for number in range(1, 12, 2)]
+    assert bodies(odd) == [f"o-{number}" for number in range(1, 12, 2)]
     second = [line for line in consumed if line["consumer"] == "second"]
     # The last ones may come again: the first one left while it was given them.
-    assert {"o-12", "o-13"} <= set(_bodies(second)) <= {"o-10", "o-11", "o-12", "o-13"}
+    assert {"o-12", "o-13"} <= set(bodies(second)) <= {"o-10", "o-11", "o-12", "o-13"}
 
 
+@feature("retry and dead letters")
 def test_a_refused_message_comes_again_and_at_last_is_a_dead_letter(java: Java) -> None:
     """It goes back to the broker, waits, and is counted; its id stays."""
     lines = java.seen("retry")
 
-    sent, consumed = _by_body(_of(lines, "sent")), _of(lines, "consumed")
+    sent, consumed = by_body(of(lines, "sent")), of(lines, "consumed")
     assert Counter((line["body"], line["times"]) for line in consumed) == Counter(
         [("once", 0), ("once", 1), ("never", 0), ("never", 1)]
     )
     assert {line["topic"] for line in consumed} == {"java-retry"}
     assert all(line["id"] == sent[line["body"]]["id"] for line in consumed)
-    (dead,) = _of(lines, "dead")
+    (dead,) = of(lines, "dead")
     assert (dead["topic"], dead["body"]) == ("%DLQ%java-retry-consumer", "never")
 
 
+@feature("broadcasting")
 def test_broadcasting_gives_everything_to_everyone(java: Java) -> None:
     """Each consumer keeps its own offsets."""
-    consumed = _of(java.seen("broadcasting"), "consumed")
+    consumed = of(java.seen("broadcasting"), "consumed")
 
     everything = sorted(f"b-{number}" for number in range(6))
     for consumer in ("first", "second"):
         own = [line for line in consumed if line["consumer"] == consumer]
-        assert sorted(_bodies(own)) == everything
+        assert sorted(bodies(own)) == everything
 
 
+@feature("rebalance when a member joins or leaves")
 def test_consumers_of_a_group_share_the_queues(java: Java) -> None:
     """When one leaves, the broker tells the other, who takes over long before it would look."""
     lines = java.seen("sharing")
 
     events = [line["event"] for line in lines]
     shared, left = events.index("shared"), events.index("left")
-    together = _of(lines[shared:left], "consumed")
+    together = of(lines[shared:left], "consumed")
     owners: dict[str, str] = {}
     for line in together:  # the last ones may come again to the one that stays
         owners.setdefault(line["body"], line["consumer"])
     owners.pop("s-0", None)  # sent before there was anything to share
     assert Counter(owners.values()) == {"first": 2, "second": 2}
     assert lines[left]["taken_over_after_ms"] < REBALANCE_MS / 2
-    alone = _of(lines[left:], "consumed")
+    alone = of(lines[left:], "consumed")
     assert {line["consumer"] for line in alone} == {"first"}
-    assert set(_bodies(together + alone)) >= {f"s-{number}" for number in range(1, 9)}
+    assert set(bodies(together + alone)) >= {f"s-{number}" for number in range(1, 9)}
 
 
 def test_a_pull_has_every_outcome(java: Java) -> None:
@@ -236,7 +209,7 @@ def test_a_pull_has_every_outcome(java: Java) -> None:
 
     outcomes = {
         line["pull"]: (line["status"], line["next"], line["min"], line["max"])
-        for line in _of(lines, "pulled")
+        for line in of(lines, "pulled")
     }
     assert outcomes == {
         "everything": ("FOUND", 5, 0, 5),
@@ -248,7 +221,7 @@ def test_a_pull_has_every_outcome(java: Java) -> None:
         "awaited": ("FOUND", 6, 0, 6),
     }
     found: dict[str, list[str]] = {}
-    for line in _of(lines, "message"):
+    for line in of(lines, "message"):
         found.setdefault(line["pull"], []).append(line["body"])
     assert found == {
         "everything": ["p-0", "p-1", "p-2", "p-3", "p-4"],
@@ -256,18 +229,18 @@ def test_a_pull_has_every_outcome(java: Java) -> None:
         "tagged": ["p-0", "p-2", "p-4"],
         "awaited": ["p-5"],
     }
-    assert _of(lines, "woken")[0]["after_ms"] < 5000
+    assert of(lines, "woken")[0]["after_ms"] < 5000
 
 
 def test_it_finds_offsets(java: Java) -> None:
     """First, last, by time, and the one that was committed."""
     lines = java.seen("pull")
 
-    (bounds,) = _of(lines, "bounds")
+    (bounds,) = of(lines, "bounds")
     assert (bounds["min"], bounds["max"]) == (0, 5)
-    assert bounds["earliest_ms"] == min(line["store_ms"] for line in _of(lines, "message"))
-    assert [line["found"] for line in _of(lines, "by_time")] == [0, 1, 2, 3, 4, 5]
-    assert [line["queue_offset"] for line in _of(lines, "committed")] == [3]
+    assert bounds["earliest_ms"] == min(line["store_ms"] for line in of(lines, "message"))
+    assert [line["found"] for line in of(lines, "by_time")] == [0, 1, 2, 3, 4, 5]
+    assert [line["queue_offset"] for line in of(lines, "committed")] == [3]
 
 
 def test_a_lite_pull_consumer_subscribes_commits_seeks_and_assigns(java: Java) -> None:
@@ -277,45 +250,47 @@ def test_a_lite_pull_consumer_subscribes_commits_seeks_and_assigns(java: Java) -
     lines = java.seen("lite_pull")
 
     polled: dict[str, list[str]] = {}
-    for line in _of(lines, "polled"):
+    for line in of(lines, "polled"):
         polled.setdefault(line["how"], []).append(line["body"])
     assert sorted(polled.pop("subscribed")) == [f"l-{number}" for number in range(8)]
     assert polled == {"sought": ["l-4"], "assigned": ["l-0", "l-4"]}
-    assert [line["queue_offset"] for line in _of(lines, "committed")] == [2]
+    assert [line["queue_offset"] for line in of(lines, "committed")] == [2]
 
 
+@feature("request-reply")
 def test_requests_are_replied_to(java: Java) -> None:
     """By whoever consumes them, also with a packed body; a reply to nobody is refused."""
     if not java.kind.since_4_6:
         pytest.skip("request-reply came with 4.6")
     lines = java.seen("request_reply")
 
-    requested = _by_body(_of(lines, "requested"))
-    replies = {line["body"]: line for line in _of(lines, "replied")}
+    requested = by_body(of(lines, "requested"))
+    replies = {line["body"]: line for line in of(lines, "replied")}
     assert {*requested, *replies} == {"waited", "called-back", "large"}
     for line in replies.values():
         assert line["status"] == "SEND_OK"
         assert line["queue_offset"] >= 0
-    called_back = [line for line in _of(lines, "called_back") if line["size"] is not None]
+    called_back = [line for line in of(lines, "called_back") if line["size"] is not None]
     assert {line["to"]: line["size"] for line in called_back} == {"called-back": 20, "large": 6000}
-    assert {line["crc"] for line in called_back} == {line["crc"] for line in _of(lines, "made")}
-    (waited,) = _of(lines, "waited")
+    assert {line["crc"] for line in called_back} == {line["crc"] for line in of(lines, "made")}
+    (waited,) = of(lines, "waited")
     if java.kind.version == "5.3.3" and "failure" in waited:
         # DefaultMQProducerImpl gives up as soon as the request is stored: its `onSuccess` counts
         # the latch down that the reply should.
         assert "wait reply message timeout" in waited["failure"]
     else:
         assert waited["reply"] == "reply to waited"
-    (refused,) = _of(lines, "refused")
+    (refused,) = of(lines, "refused")
     assert refused["code"] == 1
     assert "channel of <nobody@1> not found" in refused["text"]
 
 
+@feature("transactions: commit, rollback, unknown, check-back")
 def test_transactions_end_as_their_producer_decides(java: Java) -> None:
     """At once or when asked; no consumer sees what was not committed, nor anything twice."""
     lines = java.seen("transactions")
 
-    decided = _by_body(_of(lines, "decided"))
+    decided = by_body(of(lines, "decided"))
     assert {body: line["state"] for body, line in decided.items()} == {
         "commit": "COMMIT_MESSAGE",
         "rollback": "ROLLBACK_MESSAGE",
@@ -324,13 +299,13 @@ def test_transactions_end_as_their_producer_decides(java: Java) -> None:
         "unknown-late": "UNKNOW",
         "exception-commit": "UNKNOW",
     }
-    checked = _of(lines, "checked")
+    checked = of(lines, "checked")
     asked = {"unknown-commit", "unknown-rollback", "unknown-late", "exception-commit"}
-    assert set(_bodies(checked)) == asked
-    assert _bodies(checked).count("unknown-late") >= 2
-    consumed = [line for line in _of(lines, "consumed") if line["body"] != "marker"]
+    assert set(bodies(checked)) == asked
+    assert bodies(checked).count("unknown-late") >= 2
+    consumed = [line for line in of(lines, "consumed") if line["body"] != "marker"]
     visible = {"commit", "unknown-commit", "unknown-late", "exception-commit"}
-    assert Counter(_bodies(consumed)) == Counter(visible)
+    assert Counter(bodies(consumed)) == Counter(visible)
     assert all(line["id"] == decided[line["body"]]["id"] for line in consumed)
     for line in [*checked, *consumed]:
         assert line["topic"] == "java-transactions"
@@ -338,18 +313,19 @@ def test_transactions_end_as_their_producer_decides(java: Java) -> None:
     assert all(line["queue"] == decided[line["body"]]["queue"] for line in consumed)
 
 
+@feature("transactions: another producer of the group is asked")
 def test_another_producer_answers_for_one_that_died(java: Java) -> None:
     """The process ends between half message and decision; whoever has its group is asked."""
     topic, group = "java-take-over", "java-take-over-producer"
     with java_client(java.kind, java.broker.address, java.home / "dying") as dying:
         status, words = dying.dying_words("die_undecided", topic, group)
-    assert (status, _bodies(words)) == (3, ["undecided-commit"])
+    assert (status, bodies(words)) == (3, ["undecided-commit"])
 
     lines = java.client.run("take_over", topic, group)
 
-    assert _bodies(_of(lines, "checked")) == ["undecided-commit"]
-    assert Counter(_bodies(_of(lines, "consumed"))) == Counter(["hello", "undecided-commit"])
-    committed = _by_body(_of(lines, "consumed"))["undecided-commit"]
+    assert bodies(of(lines, "checked")) == ["undecided-commit"]
+    assert Counter(bodies(of(lines, "consumed"))) == Counter(["hello", "undecided-commit"])
+    committed = by_body(of(lines, "consumed"))["undecided-commit"]
     assert committed["transaction_id"] == words[0]["id"]
 
 
@@ -368,7 +344,7 @@ def test_our_consumer_reads_what_it_sends(java: Java) -> None:
             received[message.body] = message
             message.ack()
 
-    sent = _by_body(_of(lines, "sent"))
+    sent = by_body(of(lines, "sent"))
     assert set(received) == {b"plain", b"a" * 6000, b"batch-0", b"batch-1", b"batch-2"}
     assert received[b"plain"].message_id == sent["plain"]["id"]
     assert received[b"plain"].properties["colour"] == "grün-€"
@@ -392,9 +368,9 @@ def test_it_consumes_what_our_transactions_commit(java: Java) -> None:
             failed.rollback()
         for _ in range(8):
             producer.send(Message(topic, b"after"))
-    consumed = _of(java.client.run("consume", topic, "*", 9), "consumed")
+    consumed = of(java.client.run("consume", topic, "*", 9), "consumed")
 
-    assert Counter(_bodies(consumed)) == {"committed": 1, "after": 8}
-    committed = _by_body(consumed)["committed"]
+    assert Counter(bodies(consumed)) == {"committed": 1, "after": 8}
+    committed = by_body(consumed)["committed"]
     assert (committed["tags"], committed["keys"]) == ("A", "c-1")
     assert committed["transaction_id"] == kept.id

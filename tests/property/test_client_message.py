@@ -7,7 +7,8 @@ from hypothesis import given
 
 from halfmq.client import ClientConfig, Message
 from halfmq.client.arguments import is_tag
-from halfmq.client.message import RESERVED_NAMES, decompress_body
+from halfmq.client.message import RESERVED_NAMES
+from halfmq.client.net.compression import decompress_body
 from halfmq.client.net.message_encoding import encode_message, encode_message_batch
 from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.properties import decode_properties

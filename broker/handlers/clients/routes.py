@@ -78,7 +78,8 @@ class RouteHandlers:
             raise RequestRefusedError(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"No topic route info in name server for the topic: {header.topic}\n"
-                "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details.",
+                "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details.\n"
+                f"{self._topics.why_not_offered(header.topic)}",
                 mark,
             )
         route = TopicRouteData(

@@ -28,6 +28,13 @@ public final class Driver {
         SCENARIOS.put("refused", Sending::refused);
         SCENARIOS.put("look_up", Sending::lookUp);
         SCENARIOS.put("produce", Sending::produce);
+        SCENARIOS.put("compress", Producing::compress);
+        SCENARIOS.put("queues", Producing::queues);
+        SCENARIOS.put("limits", Producing::limits);
+        SCENARIOS.put("created", Producing::created);
+        SCENARIOS.put("namespaces", Producing::namespaces);
+        SCENARIOS.put("vip", Producing::vip);
+        SCENARIOS.put("unknown", Producing::unknown);
         SCENARIOS.put("consume", Consuming::consume);
         SCENARIOS.put("orderly", Consuming::orderly);
         SCENARIOS.put("retry", Consuming::retry);

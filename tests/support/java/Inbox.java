@@ -33,6 +33,19 @@ final class Inbox {
         return consumer;
     }
 
+    /** A started consumer that has each message come again once. */
+    DefaultMQPushConsumer refuseOnce(String name, DefaultMQPushConsumer consumer)
+            throws Exception {
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            messages.forEach(message -> put(name, message));
+            return messages.get(0).getReconsumeTimes() == 0
+                ? ConsumeConcurrentlyStatus.RECONSUME_LATER
+                : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        return consumer;
+    }
+
     void await(int count) throws Exception {
         for (int i = 0; i < count; i++) {
             next();

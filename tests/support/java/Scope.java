@@ -119,8 +119,20 @@ final class Scope implements AutoCloseable {
     /** Not started: the scenario sets its model and listener first. */
     DefaultMQPushConsumer pushConsumer(String group, String topic, String expression)
             throws Exception {
-        DefaultMQPushConsumer consumer = named(
-            new DefaultMQPushConsumer(group, signing, new AllocateMessageQueueAveragely()));
+        return subscribed(
+            new DefaultMQPushConsumer(group, signing, new AllocateMessageQueueAveragely()),
+            topic, expression);
+    }
+
+    DefaultMQPushConsumer pushConsumer(
+            String namespace, String group, String topic, String expression) throws Exception {
+        return subscribed(new DefaultMQPushConsumer(
+            namespace, group, signing, new AllocateMessageQueueAveragely()), topic, expression);
+    }
+
+    private DefaultMQPushConsumer subscribed(
+            DefaultMQPushConsumer made, String topic, String expression) throws Exception {
+        DefaultMQPushConsumer consumer = named(made);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, expression);
         closers.push(consumer::shutdown);

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Final
 
+import lz4.frame
 import pytest
+import zstandard
 
 from halfmq.client import (
     ClientConfig,
@@ -18,7 +22,7 @@ from halfmq.client import (
     MessageView,
     UnreadableBodyError,
 )
-from halfmq.client.message import INFLATED_SIZE_MAX
+from halfmq.client.net.compression import DECOMPRESSED_SIZE_MAX
 from halfmq.client.net.message_encoding import (
     encode_half_message,
     encode_message,
@@ -259,6 +263,8 @@ def test_both_marks_of_zlib_are_unpacked(sys_flag: int) -> None:
         (b"x", 0x101),
         (b"x", 0x201),
         (b"x", 0x701),
+        (lz4.frame.compress(b"hello" * 100)[:-5], 0x101),
+        (zstandard.compress(b"hello" * 100)[:-5], 0x201),
     ],
 )
 def test_a_body_that_cannot_be_unpacked_says_so_when_read(body: bytes, sys_flag: int) -> None:
@@ -270,12 +276,45 @@ def test_a_body_that_cannot_be_unpacked_says_so_when_read(body: bytes, sys_flag:
     assert view.message_id == "ID"
 
 
-def test_a_body_that_would_fill_the_memory_is_not_unpacked() -> None:
-    """A few kilobytes of zlib can stand for gigabytes."""
-    bomb = zlib.compress(bytes(INFLATED_SIZE_MAX + 1))
-    view = MessageView(record(bomb, sys_flag=0x1), "broker-a")
+COMPRESSIONS: Final = [
+    (zlib.compress, 0x1),
+    (zlib.compress, 0x301),
+    (lz4.frame.compress, 0x101),
+    (zstandard.compress, 0x201),
+]
+
+
+@pytest.mark.parametrize(("compress", "sys_flag"), COMPRESSIONS)
+def test_a_body_that_would_fill_the_memory_is_not_unpacked(
+    compress: Callable[[bytes], bytes], sys_flag: int
+) -> None:
+    """A few kilobytes can stand for gigabytes."""
+    content = bytes(DECOMPRESSED_SIZE_MAX + 1)
+    view = MessageView(record(compress(content), sys_flag=sys_flag), "broker-a")
 
     with pytest.raises(UnreadableBodyError, match="limit"):
+        _ = view.body
+
+
+@pytest.mark.parametrize(("compress", "sys_flag"), COMPRESSIONS)
+def test_a_body_is_read_however_it_was_compressed(
+    compress: Callable[[bytes], bytes], sys_flag: int
+) -> None:
+    """Java clients since 5.0 may choose."""
+    view = MessageView(record(compress(b"hello" * 100), sys_flag=sys_flag), "broker-a")
+
+    assert view.body == b"hello" * 100
+
+
+@pytest.mark.parametrize(("module", "sys_flag"), [("lz4.frame", 0x101), ("zstandard", 0x201)])
+def test_a_body_tells_what_has_to_be_installed(
+    monkeypatch: pytest.MonkeyPatch, module: str, sys_flag: int
+) -> None:
+    """The libraries are an extra."""
+    monkeypatch.setitem(sys.modules, module, None)
+    view = MessageView(record(b"x", sys_flag=sys_flag), "broker-a")
+
+    with pytest.raises(UnreadableBodyError, match=r"pip install 'halfmq\[compression\]'"):
         _ = view.body
 
 

@@ -175,9 +175,29 @@ def test_the_route_of_an_unknown_topic_is_never_invented(topics: TopicTable) -> 
     assert refusal.value.code is ResponseCode.TOPIC_NOT_EXIST
     assert refusal.value.remark == (
         "No topic route info in name server for the topic: none\n"
-        "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+        "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details.\n"
+        "It does not exist; the first message that is sent to it creates it."
     )
     assert refusal.value.ext_fields is None
+
+
+@pytest.mark.parametrize(
+    ("topic", "auto_create", "cause"),
+    [
+        ("none", False, "autoCreateTopicEnable is false"),
+        ("TBW102", False, "autoCreateTopicEnable is false"),
+        ("no name", True, "illegal characters"),
+        ("%RETRY%readers", True, "the first consumer of its group"),
+        ("%DLQ%readers", False, "the first dead letter of its group"),
+    ],
+)
+def test_no_route_says_why(tmp_path: Path, topic: str, cause: str, *, auto_create: bool) -> None:
+    """Official clients turn it into "No route info of this topic": mqadmin and logs have more."""
+    path = config_path(tmp_path, "topics.json")
+    table = TopicTable(path, identity(auto_create=auto_create), now_ms=Clock())
+
+    with pytest.raises(RequestRefusedError, match=cause):
+        route(table, topic)
 
 
 def test_the_template_is_shown_only_where_topics_are_created(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""Decompress the body of a message, in every way that RocketMQ's clients compress.
+
+zlib is what all of them do by default. Java clients since 5.0 may choose LZ4 (its frame format) or
+ZSTD, whose libraries the extra ``halfmq[compression]`` installs.
+
+Source: RocketMQ ``MessageSysFlag``, ``ZlibCompressor``, ``Lz4Compressor``, ``ZstdCompressor``.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from halfmq.store.format.flags import CompressionType, compression_type
+
+DECOMPRESSED_SIZE_MAX: Final = 64 << 20
+"""Bytes a compressed body may grow to; 16 times the largest body a broker takes by default."""
+
+
+def decompress_body(body: bytes, sys_flag: int) -> bytes:
+    """Return the body, decompressed if necessary.
+
+    Raises:
+        ValueError: The library is not installed, or the data is damaged or grows too large.
+    """
+    kind = compression_type(sys_flag)
+    if kind is None:
+        return body
+    try:
+        content, is_whole = _DECOMPRESS[kind](body)
+    except ImportError as error:
+        raise ValueError(
+            f"compressed with {kind.name}: pip install 'halfmq[compression]' to read it"
+        ) from error
+    if len(content) > DECOMPRESSED_SIZE_MAX:
+        raise ValueError("compressed body grows beyond the limit")
+    if not is_whole:
+        raise ValueError("compressed body is cut short")
+    return content
+
+
+# Each returns the content, at most one byte beyond the limit, and whether the data was whole.
+
+
+def _zlib(body: bytes) -> tuple[bytes, bool]:
+    decompressor = zlib.decompressobj()
+    try:
+        content = decompressor.decompress(body, DECOMPRESSED_SIZE_MAX + 1)
+    except zlib.error as error:
+        raise ValueError(f"damaged: {error}") from error
+    return content, decompressor.eof
+
+
+def _lz4(body: bytes) -> tuple[bytes, bool]:
+    from lz4.frame import LZ4FrameDecompressor  # noqa: PLC0415 -- an extra
+
+    decompressor = LZ4FrameDecompressor()
+    try:
+        content = decompressor.decompress(body, max_length=DECOMPRESSED_SIZE_MAX + 1)
+    except RuntimeError as error:
+        raise ValueError(f"damaged: {error}") from error
+    return content, decompressor.eof
+
+
+def _zstd(body: bytes) -> tuple[bytes, bool]:
+    from zstandard import ZstdDecompressor, ZstdError  # noqa: PLC0415 -- an extra
+
+    decompressor = ZstdDecompressor().decompressobj()
+    content = io.BytesIO()
+    try:
+        # It has no limit of its own. The format bounds what a slice grows to: a block of 128 KiB
+        # takes at least four bytes.
+        for begin in range(0, len(body), _ZSTD_SLICE):
+            content.write(decompressor.decompress(body[begin : begin + _ZSTD_SLICE]))
+            if content.tell() > DECOMPRESSED_SIZE_MAX or decompressor.eof:
+                break
+    except ZstdError as error:
+        raise ValueError(f"damaged: {error}") from error
+    return content.getvalue(), decompressor.eof
+
+
+_ZSTD_SLICE: Final = 256
+"""Bytes decompressed at one time, at most 8 MiB of content."""
+
+_DECOMPRESS: Final[Mapping[CompressionType, Callable[[bytes], tuple[bytes, bool]]]] = {
+    CompressionType.UNSPECIFIED: _zlib,
+    CompressionType.ZLIB: _zlib,
+    CompressionType.LZ4: _lz4,
+    CompressionType.ZSTD: _zstd,
+}
