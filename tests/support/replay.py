@@ -25,11 +25,12 @@ from typing import Final
 from halfmq.broker.config import BrokerConfig
 from halfmq.broker.service import Broker
 from halfmq.remoting import headers
+from halfmq.remoting.admin_headers import ConsumeMessageDirectlyRequestHeader
 from halfmq.remoting.codes import FLAG_ONE_WAY, INT64_MAX, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import texts_of
 from halfmq.remoting.framing import FrameDecoder
-from halfmq.remoting.replies import encode_request
+from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.store.format.properties import decode_properties, tags_code
 from halfmq.store.format.record import Record, decode_records
 from halfmq.store.log.append_request import AppendRequest
@@ -63,7 +64,20 @@ LEAP_S: Final = 0.5
 LEAPS_MAX: Final = 240
 """Leaps until an answer counts as missing: two minutes, more than any recording waited."""
 
-PUSHES: Final = {RequestCode.CHECK_TRANSACTION_STATE, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
+RELAYED: Final[dict[int, int]] = {
+    RequestCode.GET_CONSUMER_RUNNING_INFO: RequestCode.GET_CONSUMER_RUNNING_INFO,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: RequestCode.CONSUME_MESSAGE_DIRECTLY,
+    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+    RequestCode.SEND_REPLY_MESSAGE: RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+    RequestCode.SEND_REPLY_MESSAGE_V2: RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+}
+"""Requests that the broker answers when a client has answered the one that it sends then."""
+
+PUSHES: Final[set[int]] = {
+    RequestCode.CHECK_TRANSACTION_STATE,
+    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+    *RELAYED.values(),
+}
 """Requests of the broker to a client."""
 
 LAST_OPAQUE: Final = 0x7EADBEEF
@@ -157,6 +171,8 @@ class Replay:
         self._peers: dict[int, Peer] = {}
         self._unanswered: dict[int, list[Step]] = defaultdict(list)
         self._places = Places()
+        self._relayed: list[int] = []  # codes of requests that wait for a client's answer
+        self._pushes: dict[tuple[int, int], RemotingCommand] = {}  # ours, by the recorded number
         self._tables, self._additions = left_out_of(file)
 
     def run(self) -> None:
@@ -207,6 +223,8 @@ class Replay:
                 self._index_all()
             _choose_queue(step)
         peer.writer.write(self._translated(step))
+        if command is not None and not command.is_response and command.code in RELAYED:
+            self._relayed.append(RELAYED[command.code])
         if command is not None and command.flag & FLAG_ONE_WAY:
             await self._served(peer)
             await self._flushed()
@@ -284,7 +302,16 @@ class Replay:
         command = step.command
         if command is None:
             return step.frame
-        changed: dict[str, int] = {}
+        push = self._pushes.pop((step.connection, command.opaque), None)
+        if command.is_response and push is not None:
+            return encode_reply(
+                push,
+                command.code,
+                header=texts_of(command.header),
+                remark=command.remark,
+                body=command.body,
+            )
+        changed: dict[str, int | str] = {}
         match command.header:
             case headers.ViewMessageRequestHeader(offset=offset):
                 changed = {"offset": self._places.physical.get(offset, offset)}
@@ -294,6 +321,10 @@ class Replay:
                 shift = self._places.shift((pull.topic, pull.queue_id), pull.queue_offset)
                 if shift:
                     changed = {"queueOffset": pull.queue_offset + shift}
+            case ConsumeMessageDirectlyRequestHeader(msg_id=msg_id) if msg_id:
+                place = self._places.physical.get(int(msg_id[-16:], 16))
+                if place is not None:
+                    changed = {"msgId": msg_id[:-16] + f"{place:016X}"}
             case headers.QueryMessageRequestHeader() if step.answer and not _code(step.answer):
                 changed = {"beginTimestamp": 0, "endTimestamp": INT64_MAX}
             case headers.EndTransactionRequestHeader(commit_log_offset=offset, msg_id=unique_key):
@@ -356,13 +387,15 @@ class Replay:
 
         await self._add_left_out(step, peer)
         await self._until(came, may_leap=held)
+        if request.command.code in RELAYED:
+            self._relayed.remove(RELAYED[request.command.code])
         ours = peer.take_answer(request.command.opaque)
         if held and _code_of(ours) == ResponseCode.PULL_NOT_FOUND != _code(step):
             # It timed out while the clock was moved on for something else; the client asks again.
             peer.writer.write(self._translated(request))
             await self._until(came, may_leap=held)
             ours = peer.take_answer(request.command.opaque)
-        if ours is not None and ours.code == 0:
+        if ours is not None and ours.code == 0 and request.command.code not in RELAYED:
             self._learn(step, ours)
         self._observer.answered(step, ours)
 
@@ -371,6 +404,8 @@ class Replay:
         push = step.command
         if push is None or push.code not in PUSHES:
             return
+        if push.code in RELAYED.values() and push.code not in self._relayed:
+            return  # who asked for it is in another recording
 
         def fits(command: RemotingCommand) -> bool:
             return command.code == push.code and _about(command) == _about(push)
@@ -379,6 +414,8 @@ class Replay:
             await self._end_connections(step)
         await self._until(lambda: any(map(fits, peer.pushes)), may_leap=True)
         ours = _take(peer.pushes, fits)
+        if ours is not None:
+            self._pushes[step.connection, push.opaque] = ours
         if ours is not None and push.code == RequestCode.CHECK_TRANSACTION_STATE:
             self._places.halves[_number(push, "commitLogOffset")] = Half(
                 _number(ours, "commitLogOffset"), _number(ours, "tranStateTableOffset")
@@ -487,6 +524,8 @@ def _may_be_held(step: Step) -> bool:
     """Whether the official broker may have kept the request waiting."""
     assert step.command is not None
     header = step.command.header
+    if step.command.code in RELAYED:
+        return True
     return isinstance(header, headers.PullMessageRequestHeader) and bool(
         header.sys_flag & SUSPEND_FLAG
     )
@@ -504,7 +543,7 @@ def records_in(step: Step, ours: RemotingCommand) -> list[Record]:
 def _about(command: RemotingCommand) -> object:
     """Return which group or transaction a request of the broker is about."""
     fields = texts_of(command.header) or {}
-    return fields.get("consumerGroup") or fields.get("msgId")
+    return fields.get("consumerGroup") or fields.get("group") or fields.get("msgId")
 
 
 def _number(command: RemotingCommand, name: str) -> int:
