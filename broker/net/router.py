@@ -33,6 +33,7 @@ from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 
 from ..errors import NotYetError, RequestRefusedError, UnfinishedError
 from ..ports import Connection, Handler
+from .unserved import remark_of
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +180,4 @@ def _bad_header(command: RemotingCommand, _connection: Connection) -> bytes:
 
 
 def _not_supported(command: RemotingCommand, _connection: Connection) -> bytes:
-    # The leading blank is RocketMQ's. Source: NettyRemotingAbstract#processRequestCommand.
-    remark = f" request type {command.code} not supported"
-    return _refuse(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+    return _refuse(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark_of(command.code))
