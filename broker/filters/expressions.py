@@ -105,17 +105,17 @@ def whole(position: int, text: str) -> Constant:
     """Return a literal without decimal point; a final L has no effect."""
     number = int(text.rstrip("lL")) if len(text) <= len(str(LONG_MAX)) + 1 else LONG_MAX + 1
     if number > LONG_MAX:
-        raise FilterSyntaxError(position, f"{text} is greater than {LONG_MAX}")
+        raise FilterSyntaxError(position, f"{text[:TEXT_MAX]} is greater than {LONG_MAX}")
     return constant(position, text, number)
 
 
 def floating(position: int, text: str) -> Constant:
     """Return a literal with decimal point or exponent."""
-    number = float(text)
+    number, shown = float(text), text[:TEXT_MAX]
     if number == float("inf"):
-        raise FilterSyntaxError(position, f"{text} is greater than 1.7976931348623157E308")
+        raise FilterSyntaxError(position, f"{shown} is greater than 1.7976931348623157E308")
     if number == 0.0:  # RocketMQ compares with the smallest positive number
-        raise FilterSyntaxError(position, f"{text} is less than 4.9E-324; write 0")
+        raise FilterSyntaxError(position, f"{shown} is less than 4.9E-324; write 0")
     return constant(position, text, number)
 
 
@@ -382,6 +382,15 @@ def _size(*operands: Node) -> tuple[int, int]:
         position = operands[0].position
         raise FilterSyntaxError(position, f"more than {DEPTH_MAX} operators inside each other")
     operators = max(len(operands) - 1, 1) + sum(operand.operators for operand in operands)
-    if operators > OPERATORS_MAX:
-        raise FilterSyntaxError(operands[0].position, f"more than {OPERATORS_MAX} operators")
+    check_operators(operators, operands[0].position)
     return depth, operators
+
+
+def check_operators(count: int, position: int) -> None:
+    """Refuse an expression with too many operators.
+
+    Raises:
+        FilterSyntaxError: There are more than OPERATORS_MAX.
+    """
+    if count > OPERATORS_MAX:
+        raise FilterSyntaxError(position, f"more than {OPERATORS_MAX} operators")

@@ -110,6 +110,8 @@ _HINTS: Final = {
 }
 """What other languages write, and what to write here."""
 
+_SIGNS: Final = frozenset({"MINUS", "NOT"})
+
 _NEXT_WORD: Final = re.compile(r"[\w$]+|[=!<>]+|\S")
 
 
@@ -205,10 +207,16 @@ def parse(text: str, pause: Callable[[], object] = lambda: None) -> CompiledFilt
     """
     parser = _PARSER.parse_interactive(text)
     names: set[str] = set()
+    signs = 0
     try:
         for number, token in enumerate(parser.iter_parse(), 1):
             if token.type == "NAME":
                 names.add(str(token))
+            elif token.type in _SIGNS:
+                # Each is an operator. At each minus the lexer looks for the end of a comment, so
+                # sixty thousand of them would take half a minute.
+                signs += 1
+                build.check_operators(signs, _start(token))
             if number % TOKENS_PER_STEP == 0:
                 pause()
         condition: Node = parser.feed_eof()  # type: ignore[no-untyped-call]

@@ -89,6 +89,7 @@ def test_a_refused_message_comes_again(broker: BrokerProcess, tmp_path: Path) ->
     assert [(one["body"], one["times"]) for one in _consumed(lines)] == [("again", 1)]
 
 
+@feature("pull: from chosen offsets, waiting")
 def test_its_pull_consumer_reads_every_queue(broker: BrokerProcess, tmp_path: Path) -> None:
     """Offsets, bounds and bodies are what it expects."""
     lines = _run(broker, "pull", tmp_path)

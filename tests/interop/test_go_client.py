@@ -94,6 +94,26 @@ def test_requests_are_replied_to(broker: BrokerProcess, tmp_path: Path) -> None:
     assert {line["error"] for line in replied} == {"<nil>"}
 
 
+@feature("SQL92 filters")
+def test_it_selects_by_properties(broker: BrokerProcess, tmp_path: Path) -> None:
+    """By an SQL92 expression, of messages stored before and while it consumes."""
+    consumed = _bodies(_of(run_go(broker.address, "sql", tmp_path), "consumed"))
+
+    assert sorted(consumed) == ["n-2", "n-3", "n-4", "n-5"]
+
+
+@feature("pull: from chosen offsets, waiting")
+def test_its_pull_consumer_polls_and_pulls_from_offsets(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """Everything, one message by its offset, and what an SQL92 expression selects."""
+    lines = run_go(broker.address, "pull", tmp_path)
+
+    assert sorted(_bodies(_of(lines, "polled"))) == [f"n-{number}" for number in range(8)]
+    assert _bodies(_of(lines, "pulled")) == ["last"]
+    assert sorted(_bodies(_of(lines, "selected"))) == ["n-3", "n-7"]
+
+
 @feature("transactions: commit, rollback, unknown, check-back")
 def test_transactions_end_as_their_producer_decides(broker: BrokerProcess, tmp_path: Path) -> None:
     """At once or when asked; no consumer sees what was not committed, nor anything twice."""

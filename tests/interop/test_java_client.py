@@ -34,7 +34,7 @@ KINDS = {
 }
 SCENARIOS = (
     *("send", "batch", "delay", "sizes", "refused", "look_up"),
-    *("orderly", "retry", "broadcasting", "sharing", "pull", "transactions"),
+    *("orderly", "retry", "broadcasting", "sharing", "pull", "sql", "transactions"),
 )
 SINCE_4_6 = ("lite_pull", "request_reply")
 SETTINGS = {
@@ -203,6 +203,7 @@ def test_consumers_of_a_group_share_the_queues(java: Java) -> None:
     assert set(bodies(together + alone)) >= {f"s-{number}" for number in range(1, 9)}
 
 
+@feature("pull: from chosen offsets, waiting")
 def test_a_pull_has_every_outcome(java: Java) -> None:
     """Found, filtered, nothing new, behind the end; and a pull that waits is woken."""
     lines = java.seen("pull")
@@ -243,6 +244,7 @@ def test_it_finds_offsets(java: Java) -> None:
     assert [line["queue_offset"] for line in of(lines, "committed")] == [3]
 
 
+@feature("lite pull: subscribe, assign; seek to an offset, a time, the beginning, the end")
 def test_a_lite_pull_consumer_subscribes_commits_seeks_and_assigns(java: Java) -> None:
     """Committed offsets outlive it; a queue of its own choice starts where it says."""
     if not java.kind.since_4_6:
@@ -253,8 +255,29 @@ def test_a_lite_pull_consumer_subscribes_commits_seeks_and_assigns(java: Java) -
     for line in of(lines, "polled"):
         polled.setdefault(line["how"], []).append(line["body"])
     assert sorted(polled.pop("subscribed")) == [f"l-{number}" for number in range(8)]
-    assert polled == {"sought": ["l-4"], "assigned": ["l-0", "l-4"]}
+    assert sorted(polled.pop("selected")) == ["s-1", "s-2"]
+    assert polled == {
+        "sought": ["l-4"],
+        "assigned": ["l-0", "l-4"],
+        "from_the_beginning": ["l-0", "l-4"],
+        "from_a_time": ["l-4"],
+        "from_the_end": ["l-8"],
+    }
     assert [line["queue_offset"] for line in of(lines, "committed")] == [2]
+
+
+@feature("SQL92 filters")
+def test_it_selects_by_properties(java: Java) -> None:
+    """By push and by pull; a refused message comes again, a wrong expression stops the start."""
+    lines = java.seen("sql")
+
+    consumed = bodies(of(lines, "consumed"))
+    assert set(consumed) == {"f-2", "f-5"}
+    assert consumed.count("f-2") == 2
+    assert bodies(of(lines, "pulled")) == ["f-2", "f-5"]
+    (refused,) = of(lines, "refused")
+    assert refused["code"] == 23
+    assert "SQL92 filter is wrong at character 9: write = for equality" in refused["text"]
 
 
 @feature("request-reply")

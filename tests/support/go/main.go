@@ -41,6 +41,8 @@ var (
 		"take_over":     takeOver,
 		"refused":       refused,
 		"request_reply": requestReply,
+		"sql":           sql,
+		"pull":          pull,
 	}
 )
 
@@ -132,13 +134,18 @@ func newTransactionProducer(
 func consume(
 	group, topic, tags string, refuse func(*primitive.MessageExt) bool,
 ) (rocketmq.PushConsumer, chan string) {
+	return selecting(group, topic, consumer.MessageSelector{Type: consumer.TAG, Expression: tags}, refuse)
+}
+
+func selecting(
+	group, topic string, selector consumer.MessageSelector, refuse func(*primitive.MessageExt) bool,
+) (rocketmq.PushConsumer, chan string) {
 	arrived := make(chan string, 100)
 	made, err := rocketmq.NewPushConsumer(
 		consumer.WithNsResolver(resolver()), consumer.WithGroupName(group),
 		consumer.WithInstance(instance()), consumer.WithCredentials(credentials()),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
 	check(err)
-	selector := consumer.MessageSelector{Type: consumer.TAG, Expression: tags}
 	check(made.Subscribe(topic, selector, func(
 		_ context.Context, messages ...*primitive.MessageExt,
 	) (consumer.ConsumeResult, error) {
@@ -274,6 +281,93 @@ func requestReply() {
 	say("answered", fields{"to": "called-back", "body": <-answered})
 	check(c.Shutdown())
 	check(replier.Shutdown())
+	check(p.Shutdown())
+}
+
+// numbered sends messages whose property says which one it is; it returns their queues.
+func numbered(p rocketmq.Producer, topic string, from, to int) map[int]*primitive.MessageQueue {
+	queues := map[int]*primitive.MessageQueue{}
+	for i := from; i < to; i++ {
+		one := message(topic, "T", fmt.Sprintf("n-%d", i))
+		one.WithProperty("number", fmt.Sprint(i))
+		result, err := p.SendSync(context.Background(), one)
+		check(err)
+		sent(string(one.Body), result)
+		queues[result.MessageQueue.QueueId] = result.MessageQueue
+	}
+	return queues
+}
+
+// sql consumes by an expression on the properties; a wrong expression shows in pulls only.
+func sql() {
+	const topic = "go-sql"
+	p := newProducer("go-sql-producer")
+	numbered(p, topic, 0, 4)
+	wanted := consumer.MessageSelector{
+		Type: consumer.SQL92, Expression: "number BETWEEN 2 AND 5 AND TAGS STARTSWITH 'T'",
+	}
+	c, arrived := selecting("go-sql-consumer", topic, wanted, nil)
+	await(arrived, 2)
+	numbered(p, topic, 4, 8)
+	await(arrived, 2)
+	check(c.Shutdown())
+	check(p.Shutdown())
+}
+
+// pull reads a topic with the pull consumer, from chosen offsets and by an expression. Only PullFrom
+// sends the expression's type: Poll takes it for tags.
+func pull() {
+	const topic = "go-pull"
+	p := newProducer("go-pull-producer")
+	queues := numbered(p, topic, 0, 8)
+	puller := func(group string, selector consumer.MessageSelector) rocketmq.PullConsumer {
+		made, err := rocketmq.NewPullConsumer(
+			consumer.WithNsResolver(resolver()), consumer.WithGroupName(group),
+			consumer.WithInstance(instance()), consumer.WithCredentials(credentials()),
+			consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+		check(err)
+		check(made.Subscribe(topic, selector))
+		check(made.Start())
+		return made
+	}
+	poll := func(c rocketmq.PullConsumer, event string, count int) {
+		for deadline := time.Now().Add(patience); count > 0 && time.Now().Before(deadline); {
+			request, err := c.Poll(context.Background(), time.Second)
+			if err != nil { // nothing came
+				continue
+			}
+			for _, one := range request.GetMsgList() {
+				saw(event, one)
+				count--
+			}
+			c.ACK(context.Background(), request, consumer.ConsumeSuccess)
+		}
+	}
+	every := puller("go-pull-every", consumer.MessageSelector{})
+	poll(every, "polled", 8)
+	result, err := p.SendSync(context.Background(), message(topic, "T", "last"))
+	check(err)
+	found, err := every.PullFrom(
+		context.Background(), result.MessageQueue, result.QueueOffset, 32)
+	check(err)
+	for _, one := range found.GetMessageExts() {
+		saw("pulled", one)
+	}
+	check(every.Shutdown())
+	some := puller("go-pull-some", consumer.MessageSelector{
+		Type: consumer.SQL92, Expression: "number IN ('3', '7')",
+	})
+	for _, queue := range queues {
+		for offset, end := int64(0), int64(1); offset < end; {
+			found, err := some.PullFrom(context.Background(), queue, offset, 32)
+			check(err)
+			for _, one := range found.GetMessageExts() {
+				saw("selected", one)
+			}
+			offset, end = found.NextBeginOffset, found.MaxOffset
+		}
+	}
+	check(some.Shutdown())
 	check(p.Shutdown())
 }
 

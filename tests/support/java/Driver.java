@@ -43,6 +43,7 @@ public final class Driver {
         SCENARIOS.put("pull", Pulling::pull);
         SCENARIOS.put("lite_pull", scope -> since46("LitePulling", "litePull", scope));
         SCENARIOS.put("request_reply", scope -> since46("Replying", "requestReply", scope));
+        SCENARIOS.put("sql", Filtering::sql);
         SCENARIOS.put("transactions", Transactions::transactions);
         SCENARIOS.put("die_undecided", Transactions::dieUndecided);
         SCENARIOS.put("take_over", Transactions::takeOver);

@@ -2,8 +2,10 @@ import java.util.Collection;
 import java.util.Collections;
 import java.util.List;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
@@ -18,6 +20,7 @@ final class LitePulling {
             String body = "l-" + i;
             scope.sent(body, producer.send(Scope.message(scope.topic(), "T", body),
                 (queues, message, choice) -> queues.get((Integer) choice % 4), i));
+            Thread.sleep(2);  // a store time of its own, for the search by time
         }
         DefaultLitePullConsumer subscribed = consumer(scope);
         subscribed.subscribe(scope.topic(), "*");
@@ -35,7 +38,38 @@ final class LitePulling {
         assigned.assign(Collections.singletonList(queue));
         assigned.seek(queue, 0);
         poll(scope, assigned, "assigned", 2);
+        assigned.seekToBegin(queue);
+        poll(scope, assigned, "from_the_beginning", 2);
+        assigned.seek(queue, assigned.offsetForTimestamp(queue, lastStored(scope, queue)));
+        poll(scope, assigned, "from_a_time", 1);
+        assigned.seekToEnd(queue);
+        scope.sent("l-8", producer.send(Scope.message(scope.topic(), "T", "l-8"), queue));
+        poll(scope, assigned, "from_the_end", 1);
         assigned.shutdown();
+        selected(scope, producer);
+    }
+
+    /** The store time of the last message of a queue with two. */
+    private static long lastStored(Scope scope, MessageQueue queue) throws Exception {
+        return scope.pullConsumer(scope.group("reader")).pull(queue, "*", 1, 1)
+            .getMsgFoundList().get(0).getStoreTimestamp();
+    }
+
+    /** Subscribed by an SQL92 expression. */
+    private static void selected(Scope scope, DefaultMQProducer producer) throws Exception {
+        String topic = scope.topic() + "-sql";
+        for (int i = 0; i < 4; i++) {
+            Message message = Scope.message(topic, "T", "s-" + i);
+            message.putUserProperty("number", String.valueOf(i));
+            producer.send(message);
+        }
+        DefaultLitePullConsumer selecting = scope.named(
+            new DefaultLitePullConsumer(scope.group("selecting"), scope.signing()));
+        selecting.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        selecting.subscribe(topic, MessageSelector.bySql("number BETWEEN 1 AND 2"));
+        selecting.start();
+        poll(scope, selecting, "selected", 2);
+        selecting.shutdown();
     }
 
     private static DefaultLitePullConsumer consumer(Scope scope) {

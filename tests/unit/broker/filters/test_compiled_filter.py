@@ -107,7 +107,9 @@ def test_an_error_names_the_character(expression: str, position: int, reason: st
         "a = b" + " = b" * DEPTH_MAX,
         "a = 1" + " OR a = 1" * OPERATORS_MAX,
         "TRUE" + " AND TRUE" * OPERATORS_MAX + " AND TRUE",
-        "a = 1" + " OR a = 1" * 10_000,
+        "a = 1" + " OR a = 1" * 7_000,
+        "-" * 60_000 + "a",  # each could begin a comment
+        "NOT " * 16_000 + "a",
     ],
 )
 def test_pathological_expressions_are_refused(expression: str) -> None:
@@ -124,6 +126,26 @@ def test_the_largest_expressions_are_evaluated() -> None:
     assert parse("(" * 10_000 + "a = 1" + ")" * 10_000).accepts({"a": "1"})
     long_list = ", ".join(f"'{number}'" for number in range(5_000))
     assert parse(f"a IN ({long_list})").accepts({"a": "4999"})
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "(" * 60_000,
+        "'" * 60_001,
+        "a = '" + "x" * 60_000,
+        "/*" + "*" * 60_000,
+        "/*/" * 20_000,
+        "1" * 60_000 + " = a",
+        "a = " + "1" * 60_000 + "e5",
+    ],
+)
+def test_the_error_of_a_long_expression_is_short(expression: str) -> None:
+    """It travels in the header of an answer."""
+    with pytest.raises(FilterSyntaxError) as caught:
+        parse(expression)
+
+    assert len(str(caught.value)) < 200
 
 
 def test_the_parser_lets_other_threads_run() -> None:

@@ -26,6 +26,7 @@ from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import decode_records
 from halfmq.store.log.log_reader import LogReader
+from tests.support.patience import PATIENCE_S
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
 from tests.support.seeds import run_seed
@@ -33,6 +34,12 @@ from tests.support.stores import draft
 
 SQL92 = "SQL92"
 EVERY_THIRD = "kind = 'c' AND number >= 0"
+
+
+@pytest.fixture(autouse=True)
+def patient_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search ends because there is nothing more, not because the machine is busy."""
+    monkeypatch.setattr(sql_search, "SEARCH_S", PATIENCE_S)
 
 
 def pulling(
@@ -311,6 +318,40 @@ async def test_what_is_no_filter_is_refused(rig: Rig) -> None:
         1,
         f"{unsupported}class, only by SQL92",
     )
+
+
+PATHOLOGICAL = (
+    "-" * 60_000 + "a",
+    "a = 1" + " OR a = 1" * 7_000,
+    "a IN (" + "'x'," * 15_000 + "'x')",
+    "1" * 60_000 + " = a",
+    "a CONTAINS '" + "x" * 60_000 + "'",
+    "x" * 65_537,
+)
+
+
+@windowed()
+async def test_no_expression_stops_the_broker(rig: Rig) -> None:
+    """Garbage and the worst that fits: each is answered, and a proper filter works afterwards."""
+    seed = run_seed()
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    consumer = await consumer_of(rig)
+    stored(rig, 9)
+    await rig.wait(1_000)
+    words = "number kind = <> > ( ) 'c' 5 1.5 NOT AND OR IN IS NULL BETWEEN CONTAINS , - é \x00"
+    garbage = (" ".join(rng.choices(words.split(" "), k=rng.randrange(12))) for _ in range(100))
+
+    for expression in (*PATHOLOGICAL, *garbage):
+        answer = await pulled(rig, consumer, pulling(0, expression or " "))
+        assert answer.code in {
+            ResponseCode.SUCCESS,
+            ResponseCode.PULL_RETRY_IMMEDIATELY,
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+        }
+        assert len(answer.remark or "") < 200
+
+    assert len(await all_pulled(rig, consumer)) == 3
 
 
 def test_filters_can_be_switched_off() -> None:
