@@ -225,7 +225,7 @@ class Broker:
                 config,
                 now_ms=now_ms,
                 delay_levels=len(self._levels.levels_ms),
-                saves_beside=True,
+                saves_on_thread=True,
             ),
             groups=GroupTable(
                 self._table_path("subscriptionGroup.json"),
@@ -381,7 +381,7 @@ class Broker:
             sends,
             PrepareHandler(
                 self.transactions.prepares,
-                sends.drafted,
+                sends.validated,
                 append_staged=self._group.append_staged,
                 refuse_sends=sends.refuse,
                 log_file_size=self.config.store.commit_log_file_size,
@@ -511,7 +511,7 @@ class Broker:
         return ReplyHandler(
             self._store,
             self._tables.registry,
-            sends.drafted_reply,
+            sends.validated_reply,
             append_staged=self._group.append_staged,
             refuse_sends=sends.refuse,
             topic=reply_topic(self.config.topics.cluster_name),

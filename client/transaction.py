@@ -176,10 +176,10 @@ class Transaction:
         """The offset id of the half message: what consumers see as ``half_message_id``."""
         return self.result.offset_message_id
 
-    def stored(self, draft: EncodedMessage, born_ms: int, results: Sequence[SendResult]) -> None:
+    def stored(self, first: EncodedMessage, born_ms: int, results: Sequence[SendResult]) -> None:
         """Set where the half messages are stored; called by the producer.
 
-        ``draft`` is the first of them.
+        ``first`` is the first message.
 
         Raises:
             BadAnswerError: The broker's answer has no offset, which a decision needs.
@@ -188,7 +188,7 @@ class Transaction:
             half = parse_offset_message_id(results[0].offset_message_id)
         except ValueError as error:
             raise BadAnswerError(results[0].queue.broker_name, str(error)) from error
-        self._encoded, self._results, self._half_offset = draft, results, half.physical_offset
+        self._encoded, self._results, self._half_offset = first, results, half.physical_offset
         self._born_ms, self._stored_ms = born_ms, wall_clock_ms()
 
     def as_checked(self) -> MessageView:

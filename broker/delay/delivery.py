@@ -109,7 +109,7 @@ class _Found(NamedTuple):
 class _Batch(NamedTuple):
     """Due messages at the head of a queue."""
 
-    drafts: list[AppendRequest]
+    messages: list[AppendRequest]
     next_offset: int
     head_due_ms: int | None  # when the next one is due, on the monotonic clock
 
@@ -156,9 +156,9 @@ class DelayService:
         self._file = TableFile(
             path,
             now_ms,
-            holds="offsetTable",
-            without="what was delivered is then found in the log, and the rest delivered; of very "
-            "many messages some may come twice",
+            table_key="offsetTable",
+            if_removed="what was delivered is then found in the log, and the rest delivered; of "
+            "very many messages some may come twice",
         )
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._clocks_apart_ms = now_ms() - monotonic_ms()
@@ -306,7 +306,7 @@ class DelayService:
             return SKIPPED_LOOK_S
         batch = _due_of(queue, queue.next_offset, found.data, now, self._now_ms(), self._levels)
         if batch.next_offset != queue.next_offset:
-            log_end = self._append(queue, queue.next_offset, batch.drafts, now)
+            log_end = self._append(queue, queue.next_offset, batch.messages, now)
             if log_end is None:
                 return RETRY_AFTER_ERROR_MS / 1_000
             self._move(queue, batch.next_offset, log_end)
@@ -397,7 +397,7 @@ class DelayService:
             if batch.next_offset == offset:  # not due
                 self._refused_again(queue)
                 return 0
-            end = self._append(queue, offset, batch.drafts, now)
+            end = self._append(queue, offset, batch.messages, now)
             if end is None:
                 return RETRY_AFTER_ERROR_MS / 1_000
             log_end = end
@@ -411,11 +411,11 @@ class DelayService:
     # --- what was delivered
 
     def _append(
-        self, queue: _Level, offset: int, drafts: list[AppendRequest], now: int
+        self, queue: _Level, offset: int, messages: list[AppendRequest], now: int
     ) -> int | None:
         """Append messages; return where the log must be durable, None if the store refused."""
         try:
-            return self._append_fitting(drafts)
+            return self._append_fitting(messages)
         except StoreError as error:
             logger.error(  # noqa: TRY400
                 "event=delivery_refused level=%d queue_offset=%d error=%r",
@@ -426,20 +426,21 @@ class DelayService:
             self._paused_until_ms = now + RETRY_AFTER_ERROR_MS
             return None
 
-    def _append_fitting(self, drafts: list[AppendRequest]) -> int:
+    def _append_fitting(self, messages: list[AppendRequest]) -> int:
         """Append messages, without those too large; return where the log must be durable."""
         try:
-            return max((one.end for one in self._store.append(drafts)), default=0) if drafts else 0
+            appended = self._store.append(messages) if messages else []
+            return max((one.end for one in appended), default=0)
         except (RecordTooLargeError, PropertiesTooLongError) as error:
-            if len(drafts) == 1:
+            if len(messages) == 1:
                 # A limit was lowered after it was stored. It stays in the schedule topic.
                 logger.error(  # noqa: TRY400
                     "event=delayed_message_not_delivered topic=%s reason=%r",
-                    drafts[0].topic,
+                    messages[0].topic,
                     str(error),
                 )
                 return 0
-        return max(self._append_fitting([draft]) for draft in drafts)
+        return max(self._append_fitting([message]) for message in messages)
 
     @staticmethod
     def _move(queue: _Level, next_offset: int, log_end: int) -> None:
@@ -506,7 +507,7 @@ def _due_of(
 
     `now` is on the monotonic clock, `now_ms` by the wall clock.
     """
-    drafts: list[AppendRequest] = []
+    messages: list[AppendRequest] = []
     next_offset = start
     position = 0
     while position < len(data):
@@ -532,14 +533,14 @@ def _due_of(
             if DELIVER_MARK in record.properties:
                 wait_ms = min(wait_ms, left_ms)
         if wait_ms > 0:
-            return _Batch(drafts, next_offset, now + wait_ms)
-        draft = restored(record)
-        if draft is None:
+            return _Batch(messages, next_offset, now + wait_ms)
+        message = restored(record)
+        if message is None:
             logger.warning("event=delayed_record_without_target message=%s", record.msg_id)
         elif left_ms > 0:
-            drafts.append(levels.wait_again(draft, left_ms))
+            messages.append(levels.wait_again(message, left_ms))
         else:
-            drafts.append(delivered(draft) if committed else draft)
+            messages.append(delivered(message) if committed else message)
         next_offset = record.queue_offset + 1
         position += record.total_size
-    return _Batch(drafts, next_offset, None)
+    return _Batch(messages, next_offset, None)

@@ -91,25 +91,25 @@ class DelayLevels:
         """Return the delay of a level; a level beyond the last has that of the last."""
         return self.levels_ms[min(level, len(self.levels_ms)) - 1]
 
-    def delayed(self, draft: AppendRequest) -> AppendRequest:
+    def delayed(self, message: AppendRequest) -> AppendRequest:
         """Return the request to store a message in its delay level (property `DELAY`).
 
         Without a positive level it is returned unchanged. A level beyond the last becomes the last.
         """
-        level = min(delay_level(draft.properties), len(self.levels_ms))
-        return draft if level <= 0 else self._in_level(draft, level)
+        level = min(delay_level(message.properties), len(self.levels_ms))
+        return message if level <= 0 else self._in_level(message, level)
 
-    def _in_level(self, draft: AppendRequest, level: int) -> AppendRequest:
+    def _in_level(self, message: AppendRequest, level: int) -> AppendRequest:
         return replace(
-            draft,
+            message,
             topic=SCHEDULE_TOPIC,
             queue_id=level - 1,
             properties=with_properties(
-                draft.properties,
+                message.properties,
                 (
                     (PROPERTY_DELAY, str(level)),
-                    (PROPERTY_REAL_TOPIC, draft.topic),
-                    (PROPERTY_REAL_QID, str(draft.queue_id)),
+                    (PROPERTY_REAL_TOPIC, message.topic),
+                    (PROPERTY_REAL_QID, str(message.queue_id)),
                 ),
             ),
             # The queue entry of a waiting message holds its due time instead of a tag.
@@ -124,18 +124,18 @@ class DelayLevels:
         left_ms = left_to_wait_ms(final.properties, waited_ms=0, now_ms=now_ms)
         return self.waiting(final, left_ms) if left_ms > 0 else delivered(final)
 
-    def waiting(self, draft: AppendRequest, remaining_ms: int) -> AppendRequest:
+    def waiting(self, message: AppendRequest, remaining_ms: int) -> AppendRequest:
         """Return the request to store a message in the longest level within ``remaining_ms``."""
         fitting = [ms for ms in self.levels_ms if ms <= remaining_ms]
         level = self.levels_ms.index(max(fitting) if fitting else min(self.levels_ms)) + 1
-        return self._in_level(draft, level)
+        return self._in_level(message, level)
 
-    def wait_again(self, draft: AppendRequest, left_ms: int) -> AppendRequest:
+    def wait_again(self, message: AppendRequest, left_ms: int) -> AppendRequest:
         """Return the request to store a message in its next level."""
-        if _DELAY_MARK in draft.properties:
+        if _DELAY_MARK in message.properties:
             left = ((PROPERTY_TRANSACTION_DELAY_MS, str(left_ms)),)
-            draft = replace(draft, properties=with_properties(draft.properties, left))
-        return self.waiting(draft, left_ms)
+            message = replace(message, properties=with_properties(message.properties, left))
+        return self.waiting(message, left_ms)
 
 
 def left_to_wait_ms(properties: bytes, *, waited_ms: int, now_ms: int) -> int:
@@ -209,8 +209,8 @@ def restored(record: Record) -> AppendRequest | None:
     )
 
 
-def delivered(draft: AppendRequest) -> AppendRequest:
+def delivered(message: AppendRequest) -> AppendRequest:
     """Return a message without its delay, so that a retry does not wait again."""
-    if _DELAY_MARK not in draft.properties and DELIVER_MARK not in draft.properties:
-        return draft
-    return replace(draft, properties=without_properties(draft.properties, _DELAY_NAMES))
+    if _DELAY_MARK not in message.properties and DELIVER_MARK not in message.properties:
+        return message
+    return replace(message, properties=without_properties(message.properties, _DELAY_NAMES))

@@ -49,9 +49,9 @@ class ConsumerOffsetTable:
             path,
             now_ms,
             derived=["groupTopicMap"],
-            holds="offsetTable",
-            without="each consumer group then begins where its own setting says, at its first or "
-            "last message",
+            table_key="offsetTable",
+            if_removed="each consumer group then begins where its own setting says, at its first "
+            "or last message",
         )
         self._offsets_max = offsets_max
         self._offsets: dict[str, dict[int, int]] = {}  # "topic@group" → queue id → offset

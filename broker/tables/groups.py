@@ -20,7 +20,7 @@ from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX, validate_group
 
 from ..errors import RequestRefusedError
 from .table_file import (
-    NAMES_TOLD_MAX,
+    NAMES_LOGGED_MAX,
     JsonObject,
     PeriodicSave,
     TableFile,
@@ -146,7 +146,7 @@ class GroupTable:
         now_ms: Callable[[], int],
         groups_max: int = GROUPS_MAX,
     ) -> None:
-        self._file = TableFile(path, now_ms, holds="subscriptionGroupTable")
+        self._file = TableFile(path, now_ms, table_key="subscriptionGroupTable")
         self.auto_create = auto_create
         """Whether a group is created at its first use."""
         self._groups_max = groups_max
@@ -184,7 +184,7 @@ class GroupTable:
         self._saves.dirty = True
         level = logging.INFO if after_kill else logging.ERROR
         logger.log(
-            level, "event=groups_made_anew count=%d groups=%r", len(lost), lost[:NAMES_TOLD_MAX]
+            level, "event=groups_rebuilt count=%d groups=%r", len(lost), lost[:NAMES_LOGGED_MAX]
         )
 
     def get(self, name: str) -> GroupConfig | None:
@@ -247,7 +247,7 @@ class GroupTable:
         if before is None:
             self._check_room(made)
         self._groups[made.name] = made
-        await self._save_beside(made.name, before)
+        await self._save_on_thread(made.name, before)
 
     async def forbid_reading(self, group: str, topic: str, *, forbidden: bool) -> None:
         """Forbid or allow a group to consume a topic, at once; return when that is on disk.
@@ -263,7 +263,7 @@ class GroupTable:
         others = {name: entry for name, entry in before.items() if name != group}
         self._forbidden = {**others, group: left} if left else others
         try:
-            await self._save_beside(group, self._groups.get(group))
+            await self._save_on_thread(group, self._groups.get(group))
         except RequestRefusedError:
             self._forbidden = before
             raise
@@ -280,12 +280,12 @@ class GroupTable:
             return
         self._forbidden = {key: value for key, value in forbidden.items() if key != name}
         try:
-            await self._save_beside(name, before)
+            await self._save_on_thread(name, before)
         except RequestRefusedError:
             self._forbidden = forbidden
             raise
 
-    async def _save_beside(self, name: str, before: GroupConfig | None) -> None:
+    async def _save_on_thread(self, name: str, before: GroupConfig | None) -> None:
         """Save on a thread; if that fails, put back what the group was before."""
         self._file.step()
         try:

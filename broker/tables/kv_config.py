@@ -32,8 +32,8 @@ class KvConfig:
         self._file = TableFile(
             path,
             now_ms,
-            holds="configTable",
-            without="what operators set with updateKvConfig is lost",
+            table_key="configTable",
+            if_removed="what operators set with updateKvConfig is lost",
         )
         self._table: Table = {}
 

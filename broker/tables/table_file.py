@@ -1,11 +1,12 @@
 """What the persisted tables of `config/` share: their version, foreign fields, and the file.
 
-A table file is an object with a `dataVersion`, the table itself, and whatever a newer or other
-broker wrote beside it. What we do not know we keep, so that a store that passes through us comes
-out complete. A value of the wrong kind counts as missing, as it does for RocketMQ's reader.
+A table file is an object with a `dataVersion`, the table itself, and fields of newer or other
+brokers. Unknown fields are kept, so that a store that halfmq has used is still complete for them. A
+value of the wrong type counts as missing, as for RocketMQ's reader.
 
-A table that is damaged, together with its `.bak`, is never taken for an empty one. What messages
-still tell is made anew (topics, groups); else the broker does not start, and says what to do.
+If both a table and its `.bak` are damaged, it is never taken for empty. Topics and groups are
+rebuilt from the messages and the other tables; for other tables the broker refuses to start, and
+its error says what to do.
 
 Source: RocketMQ `ConfigManager`, `DataVersion`.
 """
@@ -28,14 +29,14 @@ logger = logging.getLogger(__name__)
 JsonObject = Mapping[str, object]
 
 
-NAMES_TOLD_MAX: Final = 20
-"""Names of what was made anew in one line of the log."""
+NAMES_LOGGED_MAX: Final = 20
+"""Rebuilt topics or groups named in one line of the log."""
 
 _VERSION_KEY: Final = "dataVersion"
 
 
 class TableFile:
-    """One file of `config/`: loads it, counts its changes and saves it with what we do not know."""
+    """One file of `config/`: loads it, counts its changes and saves it with its unknown fields."""
 
     def __init__(
         self,
@@ -43,18 +44,22 @@ class TableFile:
         now_ms: Callable[[], int],
         derived: Iterable[str] = (),
         *,
-        holds: str,
-        without: str | None = None,
+        table_key: str,
+        if_removed: str | None = None,
     ) -> None:
-        """`holds` is the key of the table itself.
+        """Wire it.
 
-        `derived` names fields that writers compute and no reader needs: they are not kept.
-        `without` says what happens when somebody removes the file. If it is given, a broker does
-        not start with damage; otherwise the table is made anew from what else there is.
+        Args:
+            path: Of the file.
+            now_ms: The wall clock.
+            derived: Fields that every save computes, so what a file has for them is not kept.
+            table_key: The key of the table itself.
+            if_removed: What happens if the file is removed, for the error that ends a start with
+                a damaged file. None for a table that is rebuilt instead.
         """
         self._path = path
-        self._holds = holds
-        self._without = without
+        self._table_key = table_key
+        self._if_removed = if_removed
         self._now_ms = now_ms
         self._derived = frozenset(derived)
         self._foreign: dict[str, object] = {}
@@ -64,14 +69,14 @@ class TableFile:
         self.counter = 0
         self.state_version = 0
         self.timestamp = now_ms()
-        self.is_complete = True  # False: what was loaded may lack something, or all
+        self.is_complete = True  # False: entries may be missing from what was loaded
 
     def load(self) -> JsonObject:
         """Return the content of the file; empty when there is none.
 
         Raises:
-            DamagedTableError: It and its backup are damaged, and cannot be made anew.
-            UnusableFileError: It may not be read.
+            DamagedTableError: It and its backup are damaged, and it cannot be rebuilt.
+            UnusableFileError: It cannot be read.
         """
         content = self._read()
         version = as_object(content.get(_VERSION_KEY))
@@ -83,22 +88,22 @@ class TableFile:
 
     def _read(self) -> JsonObject:
         try:
-            content, origin = read_table(self._path, self._holds)
+            content, origin = read_table(self._path, self._table_key)
         except DamagedTableError as error:
             self.is_complete = False
-            if self._without is not None:
+            if self._if_removed is not None:
                 remedy = (
-                    f"Restore one of them, or remove both: {self._without}. "
+                    f"Restore one of them, or remove both: {self._if_removed}. "
                     f"What is left of them may be read by eye"
                 )
                 raise DamagedTableError(error.path, error.reason, remedy) from error
-            logger.error("event=table_made_anew %s", error)  # noqa: TRY400
+            logger.error("event=table_rebuilt %s", error)  # noqa: TRY400
             set_aside(self._path)
             return {}
         self.is_complete = origin is TableOrigin.FILE
         if origin is not TableOrigin.NOTHING:
-            # A kill may have come before the names were on disk. Somebody relies on what is read
-            # here, and a power cut must not take it back.
+            # A killed broker may not have flushed the directories. What is read here is used, so
+            # a power cut must not undo it.
             disk.sync_directory(self._path.parent)
             disk.sync_directory(self._path.parent.parent)
         return content
@@ -118,7 +123,7 @@ class TableFile:
         self.timestamp = self._now_ms()
 
     def save(self, content: Callable[[], JsonObject]) -> None:
-        """Replace the file, as at the end; blocks on the disk.
+        """Replace the file; blocks on the disk.
 
         Raises:
             OSError: It could not be written; the old file is still there.
@@ -128,11 +133,11 @@ class TableFile:
     def prepare(
         self, content: Callable[[], JsonObject], *, patient: bool = False
     ) -> Callable[[], None]:
-        """Return a function that saves the content as of now, also on another thread.
+        """Return a function that replaces the file, for any thread.
 
-        There `content` is called, and must give what is the case now. When a later content was
-        saved first, nothing is done. When `patient`, it lets others work in between, and takes
-        twice as long.
+        It calls `content`, which must return the table as of this call of `prepare`. It does
+        nothing if a later content has been saved. If `patient`, it lets other threads run in
+        between and takes twice as long.
         """
         version = self.data_version
         number = next(self._numbers)
@@ -149,7 +154,7 @@ class TableFile:
 
 
 class PeriodicSave:
-    """Says when a table that changes all the time is to be written: rarely, and only if it did."""
+    """Limits how often a table that changes all the time is written."""
 
     def __init__(self, interval_ms: int, now_ms: Callable[[], int]) -> None:
         self._interval_ms = interval_ms
@@ -158,12 +163,12 @@ class PeriodicSave:
         self.dirty = False
 
     def is_due(self) -> bool:
-        """Whether something changed and the last write is long enough ago."""
+        """Return whether the table has changed and its last save is old enough."""
         elapsed = self._now_ms() - self._last_ms
         return self.dirty and not 0 <= elapsed < self._interval_ms  # negative: the clock was set
 
     def job(self, write: Callable[[], None], name: str) -> Callable[[], None]:
-        """Take the table as written; return `write`, which on failure makes it dirty again."""
+        """Count the table as saved; return `write`, which makes it dirty again if it fails."""
         self.dirty = False
         self._last_ms = self._now_ms()
 
@@ -203,5 +208,5 @@ def as_object(value: object) -> JsonObject:
 
 
 def without_keys(value: JsonObject, known: frozenset[str]) -> dict[str, object]:
-    """Return the fields of an entry that we do not know, to be written back as they came."""
+    """Return the unknown fields of an entry, which are written back unchanged."""
     return {key: field for key, field in value.items() if key not in known}

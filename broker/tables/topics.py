@@ -49,7 +49,7 @@ from ..config import TopicDefaults
 from ..errors import NotYetError, RequestRefusedError
 from .awaited_save import AwaitedSave
 from .table_file import (
-    NAMES_TOLD_MAX,
+    NAMES_LOGGED_MAX,
     JsonObject,
     PeriodicSave,
     TableFile,
@@ -197,10 +197,14 @@ class TopicTable:
         now_ms: Callable[[], int],
         delay_levels: int = 18,
         topics_max: int = TOPICS_MAX,
-        saves_beside: bool = False,
+        saves_on_thread: bool = False,
     ) -> None:
-        """When it `saves_beside`, requests that make a topic wait without the event loop."""
-        self._file = TableFile(path, now_ms, derived=[_DELETED], holds="topicConfigTable")
+        """Wire it.
+
+        With `saves_on_thread`, a thread saves new topics while the requests that need them wait;
+        otherwise the save blocks.
+        """
+        self._file = TableFile(path, now_ms, derived=[_DELETED], table_key="topicConfigTable")
         self._auto_create = identity.auto_create
         self.default_queue_nums = identity.default_queue_nums
         """Most queues of a topic that is created automatically."""
@@ -209,20 +213,20 @@ class TopicTable:
         self._built_in = frozenset(self._topics)
         self._deleted: dict[str, Mapping[int, int]] = {}  # see _DELETED
         self._texts = EntryTexts(TopicConfig.to_json)
-        self._saves = PeriodicSave(0, now_ms)  # at each look
+        self._saves = PeriodicSave(0, now_ms)  # whenever it is dirty
         self._version = 0
         # Topics that are not visible yet: to be saved, and being saved or just saved.
         self._new: dict[str, TopicConfig] = {}
-        self._saved_soon: dict[str, TopicConfig] = {}
+        self._being_saved: dict[str, TopicConfig] = {}
         self._changing: dict[str, TopicConfig] = {}  # being saved by `change`
         self._awaited = (
             AwaitedSave(self._begin_save, self._end_save, self._show_saved)
-            if saves_beside
+            if saves_on_thread
             else None
         )
 
     def configure(self, identity: TopicDefaults) -> None:
-        """Take over whether, and with how many queues, topics are created automatically."""
+        """Set whether, and with how many queues, topics are created automatically."""
         self._auto_create = identity.auto_create
         self.default_queue_nums = identity.default_queue_nums
         if self._auto_create and DEFAULT_TOPIC not in self._topics:
@@ -230,7 +234,7 @@ class TopicTable:
             self._topics[DEFAULT_TOPIC] = _topic(DEFAULT_TOPIC, self.default_queue_nums, everything)
 
     def load(self) -> None:
-        """Lay the entries of the file over the built-in topics."""
+        """Read the file; its entries override the built-in topics."""
         content = self._file.load()
         self._deleted = {
             name: {as_integer(one, -1): as_integer(end, 0) for one, end in as_object(ends).items()}
@@ -245,9 +249,9 @@ class TopicTable:
         self._version = self._file.counter
 
     def complete(self, queues: Iterable[tuple[str, int]]) -> None:
-        """Add topics that have messages, if some of the file was lost; also queues of theirs.
+        """Add missing topics and queues that have messages, if part of the file was lost.
 
-        How many queues they had beyond those with messages is lost, and so are their rights.
+        Their permissions and their queues without messages are lost.
         """
         if self._file.is_complete:
             return
@@ -267,10 +271,10 @@ class TopicTable:
         self._show({topic.name: topic for topic in lost})
         self._saves.dirty = True
         names = [topic.name for topic in lost]
-        logger.error("event=topics_made_anew count=%d topics=%r", len(lost), names[:NAMES_TOLD_MAX])
+        logger.error("event=topics_rebuilt count=%d topics=%r", len(lost), names[:NAMES_LOGGED_MAX])
 
     def _completed(self, name: str, count: int) -> TopicConfig:
-        """Return the topic with at least so many queues."""
+        """Return the topic with at least `count` queues."""
         known = self._topics.get(name)
         if known is None:
             of_group = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
@@ -298,19 +302,19 @@ class TopicTable:
             self.save()  # the next start must not hide messages of the topic that has its name now
 
     def groups(self) -> list[str]:
-        """Name the groups that have a retry topic."""
+        """Return the groups that have a retry topic."""
         retry_topics = (name for name in self._topics if name.startswith(RETRY_PREFIX))
         return [name.removeprefix(RETRY_PREFIX) for name in retry_topics]
 
     def get(self, name: str) -> TopicConfig | None:
-        """Return the topic, or None when there is none of this name."""
+        """Return the topic of this name; None if there is none."""
         return self._topics.get(name)
 
     def offered(self, name: str) -> TopicConfig | None:
-        """Return the topic as clients may know of it; the template only if it may be used.
+        """Return the topic as clients see it; None for the template `TBW102` if it is not in use.
 
-        A store of a broker that created topics by itself holds `TBW102` even when that is now
-        switched off; a client that is shown it would send and be refused.
+        The table has the template even if topics are no longer created automatically. A client
+        that sees it would send to a new topic and be refused.
         """
         if name == DEFAULT_TOPIC and not self._auto_create:
             return None
@@ -333,7 +337,7 @@ class TopicTable:
         )
 
     def is_system(self, name: str) -> bool:
-        """Whether the topic is the broker's own, which operators neither change nor delete.
+        """Return whether the topic is the broker's own: operators cannot change or delete it.
 
         Source: `TopicValidator#isSystemTopic`, with what `TopicConfigManager#init` adds.
         """
@@ -360,19 +364,19 @@ class TopicTable:
 
     @property
     def version(self) -> int:
-        """How often the table has changed; a copy with the same number is up to date."""
+        """Number of changes so far; a copy with the same number is up to date."""
         return self._version
 
     def create_on_send(
         self, topic: str, default_topic: str, queue_nums: int, remote: str
     ) -> TopicConfig | None:
-        """Return the topic of a message, made after `default_topic` if it is new.
+        """Return the topic of a message, created with the template `default_topic` if it is new.
 
-        None when it is unknown and must not be created. `remote` is the producer, for the log.
+        None if it does not exist and must not be created. `remote` is the producer, for the log.
 
         Raises:
-            RequestRefusedError: The name is no topic name, belongs to the broker, or the table is
-                full or cannot be saved.
+            RequestRefusedError: The name is invalid or reserved, or the table is full or cannot
+                be saved.
             NotYetError: It is new, and not in the file yet.
         """
         known = self._topics.get(topic)
@@ -398,8 +402,8 @@ class TopicTable:
     def ensure(self, name: str, queues: int = 1, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
         """Return the topic, created for the broker's own use if it is missing.
 
-        Then, which is rare, it blocks on the disk. What cannot be saved is saved later: a decision
-        must not fail for that.
+        Creation, which is rare, blocks on the disk. If the save fails, it is repeated later: a
+        decision must not fail for that.
 
         Raises:
             RequestRefusedError: The table is full.
@@ -419,7 +423,7 @@ class TopicTable:
         return made
 
     def ensure_retry(self, group: str, queues: int = 1) -> TopicConfig:
-        """Return the topic from which `group` gets what it failed to consume.
+        """Return the retry topic of a group, created if it is missing.
 
         Raises:
             RequestRefusedError: The table is full or cannot be saved.
@@ -428,7 +432,7 @@ class TopicTable:
         return self._of_group(retry_topic(group), max(1, queues))
 
     def ensure_dead_letter(self, group: str) -> TopicConfig:
-        """Return the topic for what `group` failed to consume too often; as `ensure_retry`."""
+        """Return the dead-letter topic of a group; otherwise the same as `ensure_retry`."""
         return self._of_group(dead_letter_topic(group), 1)
 
     def _of_group(self, name: str, queues: int) -> TopicConfig:
@@ -438,7 +442,7 @@ class TopicTable:
         return self._requested(_topic(name, queues, PERM_READ | PERM_WRITE), "its group")
 
     async def change(self, made: TopicConfig) -> None:
-        """Add or replace a topic; it is in use when it is on disk, and then this returns.
+        """Add or replace a topic; return when it is on disk, which is when it takes effect.
 
         Changes of one topic must be made one after the other.
 
@@ -451,12 +455,12 @@ class TopicTable:
         self._changing[name] = made
         self._file.step()
         try:
-            await self._save_beside()
+            await self._save_on_thread()
         finally:
             del self._changing[name]
         # A message may have created it meanwhile; its request finds this one.
         self._new.pop(name, None)
-        self._saved_soon.pop(name, None)
+        self._being_saved.pop(name, None)
         self._topics[name] = made
         self._version += 1
 
@@ -476,7 +480,7 @@ class TopicTable:
         self._file.step()
         self._version += 1
         try:
-            await self._save_beside()
+            await self._save_on_thread()
         except RequestRefusedError:
             self._deleted[name] = before
             if removed is not None:
@@ -485,7 +489,7 @@ class TopicTable:
             raise
 
     def save(self) -> None:
-        """Write the file, as at the end; blocks on the disk.
+        """Write the file; blocks on the disk.
 
         Raises:
             OSError: It could not be written; the old file is still there.
@@ -493,21 +497,18 @@ class TopicTable:
         self._file.save(self._content())
 
     def persist_job(self) -> Callable[[], None] | None:
-        """Return a function that writes what could not be written at once; None if there is none.
-
-        It may be called on any thread.
-        """
+        """Return a function that repeats a failed save, for any thread; None if none is due."""
         if not self._saves.is_due():
             return None
         return self._saves.job(self._file.prepare(self._content(patient=True)), "topics")
 
     def _content(self, *, patient: bool = False) -> Callable[[], JsonObject]:
-        topics = self._topics | self._saved_soon | self._changing
+        topics = self._topics | self._being_saved | self._changing
         deleted = {name: ends for name, ends in self._deleted.items() if ends}
         kept = {_DELETED: deleted} if deleted else {}
         return lambda: {"topicConfigTable": self._texts.encode(topics, patient=patient), **kept}
 
-    async def _save_beside(self) -> None:
+    async def _save_on_thread(self) -> None:
         try:
             await asyncio.to_thread(self._file.prepare(self._content(patient=True)))
         except OSError as error:
@@ -526,8 +527,8 @@ class TopicTable:
     # --- new topics
 
     def _requested(self, made: TopicConfig, reason: str) -> TopicConfig:
-        """Add a topic that a request needs; what returns it is in the file."""
-        if made.name not in self._new and made.name not in self._saved_soon:
+        """Return a new topic that a request needs, once it is in the file."""
+        if made.name not in self._new and made.name not in self._being_saved:
             self._check_room(made)
             self._new[made.name] = made
             _log_created(made, reason)
@@ -541,12 +542,12 @@ class TopicTable:
         refusal = self._end_save(error)
         if refusal is not None:
             raise refusal from error
-        for name in list(self._saved_soon):
+        for name in list(self._being_saved):
             self._show_saved(name)
         return self._topics[made.name]
 
     def _check_room(self, made: TopicConfig) -> None:
-        if len(self._topics) + len(self._new) + len(self._saved_soon) >= self._topics_max:
+        if len(self._topics) + len(self._new) + len(self._being_saved) >= self._topics_max:
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"topic[{made.name}] cannot be created: the broker has {len(self._topics)} topics, "
@@ -556,19 +557,19 @@ class TopicTable:
     def _begin_save(self) -> Callable[[], None]:
         for _ in self._new:
             self._file.step()
-        self._saved_soon |= self._new
+        self._being_saved |= self._new
         self._new = {}
         return self._file.prepare(self._content(patient=self._awaited is not None))
 
     def _end_save(self, error: OSError | None) -> RequestRefusedError | None:
         if error is None:
             return None
-        lost, self._saved_soon = [*self._saved_soon], {}
+        lost, self._being_saved = [*self._being_saved], {}
         logger.error("event=table_not_saved table=topics lost=%r error=%r", lost, str(error))
         return _not_written(error)
 
     def _show_saved(self, name: str) -> None:
-        made = self._saved_soon.pop(name, None)
+        made = self._being_saved.pop(name, None)
         if made is not None:
             self._topics[name] = made
             self._version += 1

@@ -51,8 +51,8 @@ def test_topics_and_groups_come_back_from_the_messages(broker: BrokerProcess) ->
         producer.send(Message("orders", b"after"))
 
     assert consume(broker, 1) == [b"after"]
-    assert "event=topics_made_anew" in broker.log
-    assert "event=groups_made_anew" in broker.log
+    assert "event=topics_rebuilt" in broker.log
+    assert "event=groups_rebuilt" in broker.log
 
 
 @pytest.mark.parametrize("name", ["consumerOffset.json", "delayOffset.json"])

@@ -257,7 +257,7 @@ def test_a_table_that_a_start_has_read_survives_a_power_cut(machine: Machine) ->
 
     machine.does(renamed)
     machine.kill()
-    machine.does(lambda: TableFile(table(), lambda: 0, holds="topicConfigTable").load())
+    machine.does(lambda: TableFile(table(), lambda: 0, table_key="topicConfigTable").load())
     machine.power_cut()
 
     assert load_table(table()) is not None

@@ -86,7 +86,7 @@ class Prepares:
         )
         self.preparer = PrepareHandler(
             self.broker.service.prepares,
-            self.handler.drafted,
+            self.handler.validated,
             append_staged=self.group.append_staged,
             refuse_sends=self.handler.refuse,
             log_file_size=LOG_FILE_SIZE,

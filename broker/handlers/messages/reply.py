@@ -42,7 +42,7 @@ class Place(NamedTuple):
     durable_at: int  # position of the log up to which the answer waits for the disk
 
 
-Draft = Callable[[SendMessageRequestHeader, bytes, Connection], AppendRequest]
+Validate = Callable[[SendMessageRequestHeader, bytes, Connection], AppendRequest]
 
 
 class ReplyHandler:
@@ -52,7 +52,7 @@ class ReplyHandler:
         self,
         log: AppendLog,
         registry: ClientRegistry,
-        draft: Draft,
+        validate: Validate,
         *,
         append_staged: Callable[[], None],
         refuse_sends: Callable[[], None],
@@ -66,7 +66,7 @@ class ReplyHandler:
         Args:
             log: Where replies are stored.
             registry: The connected clients.
-            draft: Returns what a reply is stored as, or raises.
+            validate: Returns a reply as it is to be stored, or raises.
             append_staged: Appends the records of earlier requests.
             refuse_sends: Raises if the disk is too slow to accept more.
             topic: The only topic for replies.
@@ -76,7 +76,7 @@ class ReplyHandler:
         """
         self._log = log
         self._registry = registry
-        self._draft = draft
+        self._validate = validate
         self._append_staged = append_staged
         self._refuse_sends = refuse_sends
         self._topic = topic
@@ -104,9 +104,9 @@ class ReplyHandler:
                 ResponseCode.NO_PERMISSION,
                 f"a reply goes to the topic {self._topic}, not to {header.topic}",
             )
-        draft = self._draft(header, request.body, connection)
+        message = self._validate(header, request.body, connection)
         client_id, client = self._client(header)
-        place = self._stored(draft)
+        place = self._stored(message)
         unanswered = replace(request, body=b"", raw_header=b"")  # what is kept while it waits
 
         def on_answer(answer: RemotingCommand | None) -> None:
@@ -134,16 +134,16 @@ class ReplyHandler:
             )
         return client_id, client
 
-    def _stored(self, draft: AppendRequest) -> Place:
+    def _stored(self, message: AppendRequest) -> Place:
         """Store a reply if that is wanted; return where."""
         if not self._stores:
-            return Place(_NOT_STORED, draft.queue_id, 0, 0)
+            return Place(_NOT_STORED, message.queue_id, 0, 0)
         self._refuse_sends()
         self._append_staged()  # what came before stays before
-        (result,) = self._log.append((draft,))
+        (result,) = self._log.append((message,))
         return Place(
-            offset_message_id(draft.store_host, result.physical_offset),
-            draft.queue_id,
+            offset_message_id(message.store_host, result.physical_offset),
+            message.queue_id,
             result.queue_offset,
             result.end if self._sync_flush else 0,
         )

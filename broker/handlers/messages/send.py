@@ -149,45 +149,45 @@ class SendHandler:
             RequestRefusedError: It cannot be stored.
         """
         queue_id = self._admit(header, connection)
-        draft, sent = self._drafted(header, queue_id, request.body, connection)
+        message, sent = self._validated(header, queue_id, request.body, connection)
         if not sent.is_plain or header.sys_flag & TRANSACTION_MASK or header.topic[0] == "%":
             # A consumer's retry of a committed message still carries TRAN_MSG; it is no half
             # message. Source: SendMessageProcessor, since 4.6.1.
-            is_retry = draft.reconsume_times > 0 and sent.delay_level > 0
+            is_retry = message.reconsume_times > 0 and sent.delay_level > 0
             if sent.is_transactional and not is_retry:
-                return self._half(request, draft, sent, connection)
-            draft = self._redirected(request, header, draft, sent)
+                return self._half(request, message, sent, connection)
+            message = self._redirected(request, header, message, sent)
         return StagedMessage(
-            (draft,),
+            (message,),
             request,
             connection,
             sent.unique_key,
-            queue_id if draft.topic == topic_names.SCHEDULE_TOPIC else draft.queue_id,
+            queue_id if message.topic == topic_names.SCHEDULE_TOPIC else message.queue_id,
             sent.waits and self._sync_flush,
         )
 
-    def drafted(
+    def validated(
         self, header: SendMessageRequestHeader, body: bytes, connection: Connection
     ) -> tuple[AppendRequest, str]:
-        """Return what a message of several to prepare is to be stored as, and its unique key.
+        """Return one of several messages to prepare, as it is to be stored, and its unique key.
 
         Raises:
             RequestRefusedError: It cannot be stored.
         """
-        draft, sent = self._drafted(header, self._admit(header, connection), body, connection)
+        message, sent = self._validated(header, self._admit(header, connection), body, connection)
         self._prepares.refuse_delays(sent)
-        return draft, sent.unique_key
+        return message, sent.unique_key
 
-    def drafted_reply(
+    def validated_reply(
         self, header: SendMessageRequestHeader, body: bytes, connection: Connection
     ) -> AppendRequest:
-        """Return what a reply is to be stored as; it may have no body, as those of Go clients.
+        """Return a reply as it is to be stored; it may have no body, as those of Go clients.
 
         Raises:
             RequestRefusedError: It cannot be stored.
         """
         queue_id = self._admit(header, connection)
-        draft, sent = self._drafted(header, queue_id, body, connection, may_be_empty=True)
+        message, sent = self._validated(header, queue_id, body, connection, may_be_empty=True)
         delayed = sent.delay_level or sent.timer
         if delayed or sent.is_transactional or header.sys_flag & TRANSACTION_MASK:
             raise RequestRefusedError(
@@ -195,9 +195,9 @@ class SendHandler:
                 "a reply can be neither transactional nor delayed",
                 REFUSAL_FIELDS,
             )
-        return draft
+        return message
 
-    def _drafted(
+    def _validated(
         self,
         header: SendMessageRequestHeader,
         queue_id: int,
@@ -232,12 +232,12 @@ class SendHandler:
         self,
         request: RemotingCommand,
         header: SendMessageRequestHeader,
-        draft: AppendRequest,
+        message: AppendRequest,
         sent: SentProperties,
     ) -> AppendRequest:
         """Return what is stored for a message that may be delayed or a retry."""
         if header.sys_flag & TRANSACTION_MASK:
-            raise _refused_bits(draft, sent)
+            raise _refused_bits(message, sent)
         if sent.timer is not None:  # delivering at once would be silently wrong
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -247,12 +247,12 @@ class SendHandler:
             )
         if header.topic.startswith(topic_names.RETRY_PREFIX):
             self._group.append_staged()  # the message it repeats may be among it
-            draft = self._retry(
-                header, self._vouched(request, header, draft, sent.unique_key), request.version
+            message = self._retry(
+                header, self._vouched(request, header, message, sent.unique_key), request.version
             )
-        if sent.delay_level > 0 and not draft.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
-            draft = self._delayed(draft)
-        return draft
+        if sent.delay_level > 0 and not message.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
+            message = self._delayed(message)
+        return message
 
     def _vouched(
         self,
@@ -292,10 +292,10 @@ class SendHandler:
         )
 
     def _retry(
-        self, header: SendMessageRequestHeader, draft: AppendRequest, version: int
+        self, header: SendMessageRequestHeader, message: AppendRequest, version: int
     ) -> AppendRequest:
         try:
-            return self._retried(header, draft, version)
+            return self._retried(header, message, version)
         except RequestRefusedError as refusal:
             raise RequestRefusedError(refusal.code, refusal.remark, REFUSAL_FIELDS) from refusal
 
@@ -378,11 +378,11 @@ class SendHandler:
             store_host=connection.store_host,
             reconsume_times=header.reconsume_times or 0,
         )
-        drafts = [
+        messages = [
             replace(common, flag=flag, body=body, properties=properties, tags_code=code)
             for flag, body, properties, code in zip(*units, strict=True)
         ]
-        appended = self._append(drafts, contiguous=True)
+        appended = self._append(messages, contiguous=True)
         reply = encode_send_reply(
             request,
             offset_message_ids(connection.store_host, [one.physical_offset for one in appended]),
@@ -512,14 +512,14 @@ def _answer_duplicate(
     connection.respond(request, reply, first.physical_offset + 1 if waits else 0)
 
 
-def _refused_bits(draft: AppendRequest, sent: SentProperties) -> RequestRefusedError:
+def _refused_bits(message: AppendRequest, sent: SentProperties) -> RequestRefusedError:
     """Return the refusal of a message with transaction bits that is no half message."""
     if sent.is_transactional:
         # Consumers before 4.6.1 send it. RocketMQ stores it where nobody consumes it; refused, the
         # consumer keeps the message and tries again.
         remark = (
-            f"a retry (reconsumeTimes={draft.reconsume_times}, DELAY={sent.delay_level}) of a "
-            f"committed message has transaction bits in sysFlag ({draft.sys_flag:#x}): clear the "
+            f"a retry (reconsumeTimes={message.reconsume_times}, DELAY={sent.delay_level}) of a "
+            f"committed message has transaction bits in sysFlag ({message.sys_flag:#x}): clear the "
             "bits (0xC), or send it back by CONSUMER_SEND_MSG_BACK (36)"
         )
     else:

@@ -110,11 +110,11 @@ class SendBackHandler:
         require(request, requirements.topic(record.topic, requirements.SUB))
         limit = _limit(config, header.max_reconsume_times, request.version)
         if header.delay_level < 0 or record.reconsume_times >= limit:
-            draft = self._dead(record, config, connection.store_host)
+            message = self._dead(record, config, connection.store_host)
         else:
-            draft = self._retry(record, config, header.delay_level, connection.store_host)
-        (appended,) = self._store.append((draft,))
-        of_topic = get_property(draft.properties, PROPERTY_RETRY_TOPIC.encode())
+            message = self._retry(record, config, header.delay_level, connection.store_host)
+        (appended,) = self._store.append((message,))
+        of_topic = get_property(message.properties, PROPERTY_RETRY_TOPIC.encode())
         self._count((of_topic or b"").decode(), header.group)
         # Not before it is durable: the client forgets the message, although WAIT=false is in it.
         durable_at = appended.end if self._sync_flush else 0
@@ -122,21 +122,21 @@ class SendBackHandler:
         return None
 
     def retried(
-        self, header: SendMessageRequestHeader, draft: AppendRequest, version: int = VERSION
+        self, header: SendMessageRequestHeader, message: AppendRequest, version: int = VERSION
     ) -> AppendRequest:
-        """Return the draft of a retry that a client sends, moved to the dead letters if it must be.
+        """Return a retry that a client sends, moved to the dead letters if it must be.
 
         `version` is the client's. Call it for topics that begin with `%RETRY%`.
 
         Raises:
             RequestRefusedError: The group does not exist and may not be created.
         """
-        config = self._group(draft.topic.removeprefix(RETRY_PREFIX))
+        config = self._group(message.topic.removeprefix(RETRY_PREFIX))
         limit = _limit(config, header.max_reconsume_times, version)
         # A group that consumes in order does not retry this way: its message would be overtaken.
-        if draft.reconsume_times <= limit and not self._locks.any_held(config.name):
-            return draft
-        return self._moved_to_dead_letters(draft, config)
+        if message.reconsume_times <= limit and not self._locks.any_held(config.name):
+            return message
+        return self._moved_to_dead_letters(message, config)
 
     def _group(self, name: str) -> GroupConfig:
         config = self._groups.ensure(name)
@@ -152,26 +152,26 @@ class SendBackHandler:
         self, record: Record, config: GroupConfig, level: int, store_host: bytes
     ) -> AppendRequest:
         topic = _writable(self._topics.ensure_retry(config.name, config.retry_queue_nums))
-        draft = _again(record, level or FIRST_RETRY_LEVEL + record.reconsume_times, store_host)
+        message = _again(record, level or FIRST_RETRY_LEVEL + record.reconsume_times, store_host)
         queue_id = random.randrange(config.retry_queue_nums)  # noqa: S311  # spreads load, no secret
-        return self._levels.delayed(replace(draft, topic=topic.name, queue_id=queue_id))
+        return self._levels.delayed(replace(message, topic=topic.name, queue_id=queue_id))
 
     def _dead(self, record: Record, config: GroupConfig, store_host: bytes) -> AppendRequest:
         return self._moved_to_dead_letters(_again(record, 0, store_host), config)
 
-    def _moved_to_dead_letters(self, draft: AppendRequest, config: GroupConfig) -> AppendRequest:
+    def _moved_to_dead_letters(self, message: AppendRequest, config: GroupConfig) -> AppendRequest:
         topic = _writable(self._topics.ensure_dead_letter(config.name))
         logger.warning(
             "event=dead_letter group=%s from=%s reconsume_times=%d",
             config.name,
-            draft.topic,
-            draft.reconsume_times,
+            message.topic,
+            message.reconsume_times,
         )
         return replace(
-            draft,
+            message,
             topic=topic.name,
             queue_id=0,
-            properties=with_properties(draft.properties, ((PROPERTY_DELAY, "0"),)),
+            properties=with_properties(message.properties, ((PROPERTY_DELAY, "0"),)),
         )
 
 
@@ -191,7 +191,7 @@ def _writable(topic: TopicConfig) -> TopicConfig:
 
 
 def _again(record: Record, level: int, store_host: bytes) -> AppendRequest:
-    """Return the draft that stores a consumed record once more; its topic is still the old one."""
+    """Return a consumed record as the message that stores it again, in its old topic still."""
     properties = decode_properties(record.properties)
     changed = {
         PROPERTY_RETRY_TOPIC: properties.get(PROPERTY_RETRY_TOPIC, record.topic),

@@ -39,7 +39,7 @@ NEW_TOPIC_QUEUES: Final = 1_024
 _ALLOWED_BITS: Final = frozenset({int(TransactionType.NONE), int(TransactionType.PREPARED)})
 
 
-Drafted = Callable[[SendMessageRequestHeader, bytes, Connection], tuple[AppendRequest, str]]
+Validate = Callable[[SendMessageRequestHeader, bytes, Connection], tuple[AppendRequest, str]]
 
 
 class PrepareHandler:
@@ -48,7 +48,7 @@ class PrepareHandler:
     def __init__(
         self,
         prepares: Prepares,
-        drafted: Drafted,
+        validate: Validate,
         *,
         append_staged: Callable[[], None],
         refuse_sends: Callable[[], None],
@@ -58,13 +58,13 @@ class PrepareHandler:
 
         Args:
             prepares: Stores halves.
-            drafted: Validates one message like a send.
+            validate: Returns one message, checked like a send, as it is to be stored.
             append_staged: Appends the records of earlier requests.
             refuse_sends: Raises if the disk is too slow to accept more.
             log_file_size: Bytes of a file of the log, which the halves have to fit into.
         """
         self._prepares = prepares
-        self._drafted = drafted
+        self._validate = validate
         self._append_staged = append_staged
         self._refuse_sends = refuse_sends
         self._log_file_size = log_file_size
@@ -85,16 +85,18 @@ class PrepareHandler:
         messages = [
             self._message(one, group, connection) for one in decode_prepared_messages(request.body)
         ]
-        for draft, _ in messages:
-            draft.properties = prepared_by(draft.properties, request)
+        for message, _ in messages:
+            message.properties = prepared_by(message.properties, request)
         self._check_together(messages)
         halves = self._prepares.find_duplicate(messages, group, connection)
         if halves is None:
             self._prepares.refuse_prepares(group, connection.broker_address)
             appended = self._prepares.prepare_group(messages, group, connection)
             halves = [
-                FirstHalf(one.physical_offset, one.queue_offset, draft.queue_id, draft.store_host)
-                for (draft, _), one in zip(messages, appended, strict=True)
+                FirstHalf(
+                    one.physical_offset, one.queue_offset, message.queue_id, message.store_host
+                )
+                for (message, _), one in zip(messages, appended, strict=True)
             ]
         results = [
             PreparedResult(
@@ -127,13 +129,13 @@ class PrepareHandler:
             flag=message.flag,
             properties=_marked(message.properties.encode(), group).decode(),
         )
-        return self._drafted(header, message.body, connection)
+        return self._validate(header, message.body, connection)
 
     def _check_together(self, messages: Sequence[tuple[AppendRequest, str]]) -> None:
         if len({unique_key for _, unique_key in messages}) != len(messages):
             raise refusal("two messages of one transaction have the same UNIQ_KEY: give each one")
         size = GROUP_RESERVE + sum(
-            len(draft.body) + len(draft.properties) + RECORD_RESERVE for draft, _ in messages
+            len(message.body) + len(message.properties) + RECORD_RESERVE for message, _ in messages
         )
         if len(messages) > 1 and size > self._log_file_size:
             raise refusal(

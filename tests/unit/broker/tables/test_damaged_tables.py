@@ -49,7 +49,7 @@ def test_topics_are_made_anew_from_queues(tmp_path: Path, caplog: pytest.LogCapt
     assert counts["orders"] == (12, 12, 6)
     assert counts["events"] == (8, 8, 6)
     assert counts["%RETRY%billing"] == counts["%DLQ%billing"] == (1, 1, 6)
-    assert "event=topics_made_anew count=4" in caplog.text
+    assert "event=topics_rebuilt count=4" in caplog.text
     assert path.with_name("topics.json.bad").read_bytes() == SPOILT
 
     table.save()
@@ -138,7 +138,7 @@ def test_groups_are_made_anew_from_retry_topics_and_offsets(
     assert table.ensure("billing") is not None
     assert table.ensure("audit") is not None
     assert table.ensure("another") is None
-    assert "event=groups_made_anew count=2" in caplog.text
+    assert "event=groups_rebuilt count=2" in caplog.text
 
 
 def test_a_sound_table_of_groups_has_the_last_word(tmp_path: Path) -> None:

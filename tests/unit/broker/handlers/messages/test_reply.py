@@ -46,7 +46,7 @@ class Replies:
         handler = ReplyHandler(
             self.log,
             self.registry,
-            self.sends.handler.drafted_reply,
+            self.sends.handler.validated_reply,
             append_staged=self.sends.group.append_staged,
             refuse_sends=self.sends.handler.refuse,
             topic=TOPIC,
