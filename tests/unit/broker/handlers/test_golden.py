@@ -255,7 +255,10 @@ def test_requests_are_answered_as_the_official_broker_answered(file: str, tmp_pa
         if "Exception" not in (expected.remark or ""):
             assert _names(answer, request) == _names(expected, request), where
         if _remark_is_ours(pair):
-            assert answer.remark == expected.remark, where
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST:  # ours adds what creates the topic
+                assert (answer.remark or "").startswith(expected.remark or ""), where
+            else:
+                assert answer.remark == expected.remark, where
         assert _comparable(request, answer.body) == _comparable(request, expected.body), where
 
 
