@@ -198,8 +198,8 @@ def announce_exposure(config: BrokerConfig) -> None:
         return
     if not access.authentication_enabled:
         logger.warning(
-            "event=open_to_everybody bindAddress=%s Whoever reaches it may read, send, decide and "
-            "reset; aclEnable or authenticationEnabled asks who they are",
+            "event=open_to_everybody bindAddress=%s Everyone who reaches it may read, send, decide "
+            "and reset; aclEnable or authenticationEnabled asks who they are",
             host,
         )
     elif not access.authorization_enabled:

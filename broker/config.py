@@ -86,8 +86,8 @@ class NetworkConfig:
         "brokerIP1",
         "",
         checked(lambda text: text and ipaddress.ip_address(text), "an IP address, or empty"),
-        "address of this broker that clients and name servers are told; empty: the one by which "
-        "each of them came",
+        "address of this broker in routes and registrations; empty: the one that each client or "
+        "name server has reached",
     )
     namesrv_addr: str = setting(
         "namesrvAddr",
@@ -99,7 +99,7 @@ class NetworkConfig:
         "haListenPort",
         10_912,
         _PORT,
-        "port of the replication address that name servers are told; nothing listens there",
+        "port of the replication address in registrations; nothing listens there",
     )
 
 

@@ -101,8 +101,8 @@ class UserTable:
         """Read the users, and create those that are missing.
 
         Raises:
-            ConfigurationError: There is none, so that nobody could sign a request; or the table
-                cannot be read.
+            ConfigurationError: There are none, so no request could be signed; or the table cannot
+                be read.
         """
         config = self._config
         try:
@@ -132,10 +132,10 @@ class UserTable:
 
 
 class Reloading:
-    """Has something that was read from files read again when they change."""
+    """Reads files again when they change."""
 
     def __init__(self, reload: Callable[[], object]) -> None:
-        """`reload` looks at the files and reads them if need be; it is called on a thread."""
+        """`reload` reads files again if they have changed; it is called on a thread."""
         self._reload = reload
         self._task: asyncio.Task[None] | None = None
 

@@ -46,7 +46,7 @@ FILE_SIZE_MAX: Final = 4 << 20
 """Bytes of one file; ten thousand accounts have two million. A larger one is a mistake."""
 
 FILES_MAX: Final = 1_000
-"""Files of the folder ``acl/``; they are looked at every few seconds."""
+"""Files of the folder ``acl/``, which is scanned every few seconds."""
 
 PERMISSIONS: Final[Mapping[str, frozenset[Action]]] = MappingProxyType(
     {

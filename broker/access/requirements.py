@@ -375,7 +375,7 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.BROKER_HEARTBEAT: _cluster(UPDATE),
     RequestCode.QUERY_DATA_VERSION: _cluster(GET),
     RequestCode.GET_BROKER_MEMBER_GROUP: _cluster(GET),
-    # -- from a broker to its clients: nobody sends these to a broker
+    # -- from a broker to its clients; never sent to a broker
     RequestCode.CHECK_TRANSACTION_STATE: _cluster(UPDATE),
     RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _cluster(UPDATE),
     RequestCode.RESET_CONSUMER_CLIENT_OFFSET: _cluster(UPDATE),
@@ -385,7 +385,7 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
 
 
 def requirements_of(code: int, header: object, body: bytes) -> Sequence[Requirement] | None:
-    """Return what a request needs; None for a code without a row, which nobody serves.
+    """Return what a request needs; None for a code without a row, which has no handler.
 
     Raises:
         RemotingError: The body cannot be understood.

@@ -3,8 +3,8 @@
 A requirement names a resource (``Topic:orders``) and the actions of which one is needed. A rule
 allows or denies actions on a resource, on all whose names begin alike (``Topic:orders*``), on all
 of a kind (``Topic:*``), or on everything (``*``). Of the rules about an action on a resource the
-most specific one decides; of two alike, the one that denies. If there is none, the default rules
-are asked; if there is none either, the answer is no.
+most specific one decides; of two equally specific ones, the one that denies. Without such a rule
+the default rules decide in the same way; without a default rule access is denied.
 
 Both sources of principals, ``plain_acl`` and ``users``, translate into this model.
 Source: RocketMQ 5.3 ``AclAuthorizationHandler``, ``PolicyEntry``, ``Resource``.

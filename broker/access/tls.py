@@ -1,7 +1,7 @@
 """TLS on the ports of the broker: the certificate, its reload, and who must speak TLS.
 
 The keys are RocketMQ's, as settings or in the file ``tls.properties``. Unlike RocketMQ there is no
-test mode with a certificate that nobody can check: without one, TLS is off.
+test mode with a certificate that no client can verify: without one, TLS is off.
 Source: RocketMQ ``TlsSystemConfig``, ``TlsHelper``, ``TlsMode``.
 """
 

@@ -1,8 +1,8 @@
 """A listener that tells TLS from plain connections by their first byte, on the same port.
 
 A TLS handshake begins with 0x16. A frame begins with its length, whose first byte is 0 or 1: no
-frame is as long as 0x16000000 bytes. The byte is looked at and left in the socket, so that whoever
-serves the connection reads all of it.
+frame is as long as 0x16000000 bytes. The byte is read without removing it from the socket, so that
+the server of the connection reads it again.
 Source: RocketMQ ``NettyRemotingServer.TlsModeHandler``.
 """
 

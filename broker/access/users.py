@@ -69,7 +69,7 @@ class Users:
     )
 
     def __init__(self, path: Path) -> None:
-        """Keep the table at a path; nobody is known before ``load``."""
+        """Keep the table at a path; it is empty before ``load``."""
         self._path = path
         self._users: dict[str, UserInfo] = {}
         self._acls: dict[str, tuple[PolicyInfo, ...]] = {}
@@ -80,7 +80,7 @@ class Users:
         """Read the table; it is empty if there is none.
 
         Raises:
-            StoreError: It cannot be read, or holds what is no user.
+            StoreError: It cannot be read, or has an invalid entry.
         """
         content = read_table(self._path, _USERS).content
         try:
@@ -253,7 +253,7 @@ class Users:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody could sign a request."""
+        """Whether there are no users, so that no request can be signed."""
         return not self._users
 
     async def add_missing(self, name: str, password: str) -> None:
@@ -319,7 +319,7 @@ def _check_user(user: UserInfo) -> None:
 
 
 def _check_stored(user: UserInfo) -> None:
-    """Refuse what somebody has written into the table by hand and is no user."""
+    """Refuse an entry that is no valid user; operators may have edited the file."""
     _check_user(user)
     if not user.password:
         raise refused(f"user {user.username} has no password")

@@ -37,12 +37,12 @@ def prepared_by(properties: bytes, request: RemotingCommand) -> bytes:
 
 
 def may_decide(request: RemotingCommand, *, from_check: bool) -> MayDecide | None:
-    """Return what raises unless the sender may decide the half with these properties.
+    """Return a function that raises unless the sender may decide the half with these properties.
 
-    A producer's own decision must come from the principal that prepared. A check may be answered by
-    whoever may publish to the real topic. (RocketMQ 5.3.3 asks for a right on the half topic, which
-    no producer has.) What calls itself the answer to a check, and no check has been sent, is a
-    producer's own decision.
+    A producer's own decision must come from the principal that prepared the half. The answer to a
+    check may come from every principal with PUB on the real topic. (RocketMQ 5.3.3 requires a right
+    on the half topic, which no producer has.) A decision marked as the answer to a check that was
+    never sent counts as the producer's own.
     """
     subject = request.subject
     if not isinstance(subject, Subject) or subject.principal.is_super:

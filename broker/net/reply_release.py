@@ -160,8 +160,8 @@ class ReplyRelease:
         if self.over_limit():
             waiting = self._log.write_offset - self._log.durable_offset
             reason = (
-                f"[OVERLOAD]{waiting} bytes wait for the disk, which has been behind for more than "
-                f"{STALLED_S_MAX:g} s: try again later, send less, or use a faster disk"
+                f"[OVERLOAD]{waiting} bytes wait for the disk, which has been too slow for more "
+                f"than {STALLED_S_MAX:g} s: try again later, send less, or use a faster disk"
             )
             self.refusing = True
             self._refusal.begin(CAUSE, ResponseCode.SYSTEM_BUSY, reason)

@@ -96,7 +96,7 @@ class ConsumerOffsetTable:
         self.commit(group, topic, queue_id, offset)
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return where the consumer of a queue is to go, once; None if it goes on."""
+        """Remove and return the offset to which a queue was reset; None if it was not."""
         return self._resets.pop((group, topic, queue_id), None) if self._resets else None
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:

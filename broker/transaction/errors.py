@@ -72,5 +72,5 @@ class DecisionForgottenError(TransactionError):
     def __str__(self) -> str:
         return (
             f"the transaction of commitLogOffset {self.offset} was decided before; "
-            "which way cannot be told any more"
+            "whether it was committed is no longer known"
         )

@@ -68,7 +68,7 @@ class OffsetHandlers:
         }
 
     def query_consumer_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer where the group goes on; a new group in a young queue begins at 0."""
+        """Answer with the committed offset; a new group begins at 0 if the queue still has all."""
         header = request.header
         assert isinstance(header, QueryConsumerOffsetRequestHeader)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)

@@ -52,7 +52,8 @@ CLASS_FILTER_FLAG: Final = 8
 """Bits of a pull's sysFlag. Source: `PullSysFlag`."""
 
 UNDECIDED_TOPICS: Final = frozenset({HALF_TOPIC, OP_TOPIC})
-"""Consumers never see a half message; whoever wants to know asks for pending transactions."""
+"""Topics that cannot be pulled: consumers never see a half message. Operators list undecided
+transactions instead."""
 
 MESSAGES_MAX: Final = 32
 """Messages of one answer from memory, RocketMQ's `maxTransferCountOnMessageInMemory`: what clients
@@ -97,7 +98,7 @@ _CODES: Final = {
 _FOUND: Final = GetStatus.FOUND
 _SUCCESS: Final = ResponseCode.SUCCESS
 
-# RocketMQ creates the queue that it is asked for, so to its clients an unknown one is empty.
+# RocketMQ creates a queue when it is pulled, so its clients expect an unknown one to be empty.
 _REMARKS: Final = {GetStatus.NO_MATCHED_LOGIC_QUEUE: GetStatus.NO_MESSAGE_IN_QUEUE.name}
 
 
@@ -478,7 +479,7 @@ class PullHandler:
             return _retry(request, result, held.next_offset)
         if result.status is _FOUND:
             answer = self._store.reader.read(result.ranges, prefix=_full(request, result))
-            # Just written, so cached; if it is cold all the same, the client comes again at once.
+            # Just written, so usually in memory; otherwise the client pulls again at once.
             if answer is None:
                 return _retry(request, result, held.next_offset)
             self._delivered(header.topic, header.consumer_group, header.queue_id, result)

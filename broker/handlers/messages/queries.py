@@ -27,11 +27,12 @@ MESSAGES_MAX: Final = 64
 """Messages of one answer. Source: `maxMsgsNumBatch`."""
 
 UNIQUE_KEY_MESSAGES_MAX: Final = 32
-"""What a query by unique key asks for, whatever it says. Source: `defaultQueryMaxNum`."""
+"""Messages that a query by unique key gets; the request's own number does not count.
+Source: `defaultQueryMaxNum`."""
 
 HITS_MAX: Final = 256
-"""Index hits that are looked at for one query. Keys with one hash share a chain of the index, so
-some hits may be other messages, which must not use up the places of the true ones."""
+"""Index hits that are read for one query. Keys with equal hashes share a chain of the index, so
+some hits are other messages; the limit leaves room for them."""
 
 ANSWER_BYTES_MAX: Final = 8 << 20
 """Bytes of one answer, half the largest frame; one message always passes."""
@@ -87,7 +88,7 @@ class QueryHandlers:
         )
 
     def _find(self, header: QueryMessageRequestHeader) -> list[bytes]:
-        """Return the records, at most as many as asked for and as one frame holds."""
+        """Return the records; at most the requested number, and no more than fit into a frame."""
         wanted = UNIQUE_KEY_MESSAGES_MAX if header.unique_key_query else header.max_num
         wanted = min(wanted, MESSAGES_MAX)
         hits = self._store.index.query(

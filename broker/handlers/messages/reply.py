@@ -1,9 +1,8 @@
 """Replies of request-reply messaging: SEND_REPLY_MESSAGE (324) and its V2 (325).
 
-A request is an ordinary message with the client id of its producer in REPLY_TO_CLIENT. Whoever
-consumes it sends the reply to the broker, which pushes it to that client
-(PUSH_REPLY_MESSAGE_TO_CLIENT, 326) on the connection of its heartbeats, and answers the sender when
-the client has taken it.
+A request is an ordinary message with the client id of its producer in REPLY_TO_CLIENT. Its consumer
+sends the reply to the broker, which pushes it to that client (PUSH_REPLY_MESSAGE_TO_CLIENT, 326) on
+the connection of its heartbeats, and answers the consumer when the client has taken it.
 
 Source: RocketMQ 5.3.3 `ReplyMessageProcessor`.
 """
@@ -34,7 +33,7 @@ _NOT_STORED: Final = "0"  # RocketMQ's message id of a reply that is not stored
 
 
 class Place(NamedTuple):
-    """Where a reply is stored, as its sender is told."""
+    """Where a reply is stored, for the answer to its sender."""
 
     msg_id: str
     queue_id: int

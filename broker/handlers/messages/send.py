@@ -118,7 +118,7 @@ class SendHandler:
             self._group.stage(staged, self._append_alone)
 
     def refuse(self) -> None:
-        """Raise if messages are refused now; decisions are served all the same.
+        """Raise if messages are refused now; decisions are not.
 
         Raises:
             RequestRefusedError: With a code on which clients try again, here or elsewhere.
@@ -360,8 +360,8 @@ class SendHandler:
         """Store the units of a batch as records of their own, side by side."""
         self._admit_batch(request, header)
         shared = decode_properties(without_brokers_own((header.properties or "").encode()))
-        # RocketMQ adds the header's properties to each unit, its id too. That we leave out: every
-        # reader would take it for the id of all units, and find none by its own.
+        # RocketMQ adds the header's properties to each unit. The unique key is left out: readers
+        # would take it for the key of all units, and find none by its own.
         unique_key = shared.pop("UNIQ_KEY", None)
         wait = shared.pop("WAIT", None)  # official clients set it in the units as well
         suffix = encode_properties(shared) + self._broker_properties.encode()
@@ -515,8 +515,8 @@ def _answer_duplicate(
 def _refused_bits(message: AppendRequest, sent: SentProperties) -> RequestRefusedError:
     """Return the refusal of a message with transaction bits that is no half message."""
     if sent.is_transactional:
-        # Consumers before 4.6.1 send it. RocketMQ stores it where nobody consumes it; refused, the
-        # consumer keeps the message and tries again.
+        # Consumers before 4.6.1 send it. RocketMQ stores it where it is never consumed; after a
+        # refusal the consumer keeps the message and tries again.
         remark = (
             f"a retry (reconsumeTimes={message.reconsume_times}, DELAY={sent.delay_level}) of a "
             f"committed message has transaction bits in sysFlag ({message.sys_flag:#x}): clear the "

@@ -1,7 +1,7 @@
 """The properties of a sent message, examined once, by the rules of `store.format.properties`.
 
-The text is searched for the few names that matter here, so a message costs the same whatever was
-sent before it, and further properties cost only their length.
+The text is searched for the few names that matter here, so the cost of a message does not depend on
+earlier messages, and other properties cost only their length.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SentProperties(msgspec.Struct, gc=False):
     unique_key: str
     tags_code: int
     waits: bool  # for the disk, unless the broker flushes by itself
-    is_plain: bool  # none of what follows is asked for
+    is_plain: bool  # none of the following is set
     is_transactional: bool = False
     delay: str | None = None  # DELAY, a delay level
     timer: str | None = None  # the property that asks for a time of delivery
