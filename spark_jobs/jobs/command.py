@@ -7,7 +7,6 @@ sentence on standard error.
 
 import argparse
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +25,6 @@ from ..log.log_end import survey
 from ..log.segments import LogExtent
 from ..report.tables import Rows
 from ..source.roles import read_log
-from .interrupt import restore
 from .output import Output
 from .session import spark_session
 
@@ -165,9 +163,7 @@ def spark_for(extent: LogExtent, step: Report) -> "Iterator[SparkSession]":
     step("starting Spark")
     for kind in ("SQL", "DataFrame"):  # PySpark would log what it raises as well
         PySparkLogger.getLogger(f"{kind}QueryContextLogger").disabled = True
-    handler = signal.getsignal(signal.SIGINT)
     with spark_session(log_bytes=extent.size) as spark:
-        restore(handler)
         try:
             yield spark
         except (PySparkException, Py4JError) as error:

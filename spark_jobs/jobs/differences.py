@@ -121,22 +121,38 @@ class Range:
     grace: timedelta = timedelta(minutes=1)
     log: LogTimes | None = None  # None: rows are judged whatever their age
 
-    @property
-    def grace_ms(self) -> int:
-        return self.grace // timedelta(milliseconds=1)
-
-    def holds(self, at: Column, *, wider: bool = False) -> Column:
-        """Return whether a time is in the range; an unknown time is."""
-        more = self.grace_ms if wider else 0
-        is_inside = F.lit(True)
-        if self.since_ms is not None:
-            is_inside &= at >= self.since_ms - more
-        if self.until_ms is not None:
-            is_inside &= at < self.until_ms + more
-        return F.coalesce(is_inside, F.lit(True))
+    def arguments(self) -> dict[str, int | None]:
+        """Return the parameters of the queries; comparisons with null are ignored there."""
+        grace = self.grace // timedelta(milliseconds=1)
+        first = None if self.log is None else self.log.first
+        return {
+            "since": self.since_ms,
+            "until": self.until_ms,
+            "grace": grace,
+            "young": None if self.log is None else self.log.last - grace,
+            "old": None if first is None else first + grace,
+        }
 
 
 EVERYTHING: Final = Range()
+_JUDGED: Final = "coalesce(at >= :since and at < :until, true)"  # an unknown time is in the range
+_COMPARED: Final = "coalesce(at >= :since - :grace and at < :until + :grace, true)"
+_MESSAGES: Final = f"""
+    select explode_outer(keys) as key, physicalOffset, at, {_JUDGED} as judged,
+        size(keys) as keys, hidden
+    from {{records}} where hidden is not null or {_COMPARED}
+"""
+_ROWS: Final = f"""
+    with ledger as (
+        select key, at, {_JUDGED} as judged,
+            case when at >= :young then 'too_young' when at < :old then 'too_old' end as age
+        from {{ledger}} where {_COMPARED}
+    )
+    select key, count(*) as rows, count_if(judged) as judged,
+        count_if(judged and age is null) as due, count_if(age = 'too_young') as young,
+        max(at) as at
+    from ledger group by key
+"""
 
 
 def messages(
@@ -148,26 +164,20 @@ def messages(
     """List the keys of a log's messages: one row per message and key, null for one without.
 
     ``records`` has the columns ``COLUMNS``, ``key`` is the property that holds the keys. Columns:
-    ``key, physicalOffset, at, judged, keys, hidden``; ``hidden`` is the role of what is no message
-    (yet): a half, a parked half, or a message that waits for its time of delivery.
+    ``key, physicalOffset, at, judged, keys, hidden``; ``hidden`` is the role of a record that
+    consumers do not see (yet): a half, a parked half, or a message that waits for its delivery.
     """
     names = sorted(topics)
     is_visible = F.col("topic").isin(names) & takes_slot()
     is_hidden = role().isin(HALF, PARKED, DELAYED) & F.col("realTopic").isin(names)
-    at = F.unix_millis("timestamp")
-    return (
-        records.where(F.col("recordType") == MESSAGE)
-        .where(is_visible | is_hidden)
-        .select(
-            F.explode_outer(_keys(key)).alias("key"),
-            "physicalOffset",
-            at.alias("at"),
-            within.holds(at).alias("judged"),
-            F.size(_keys(key)).alias("keys"),
-            F.when(~F.col("topic").isin(names), role()).alias("hidden"),
-        )
-        .where(within.holds(F.col("at"), wider=True) | F.col("hidden").isNotNull())
+    picked = records.where(F.col("recordType") == MESSAGE).where(is_visible | is_hidden)
+    picked = picked.select(
+        _keys(key).alias("keys"),
+        "physicalOffset",
+        F.unix_millis("timestamp").alias("at"),
+        F.when(~F.col("topic").isin(names), role()).alias("hidden"),
     )
+    return records.sparkSession.sql(_MESSAGES, within.arguments(), records=picked)
 
 
 def rows(
@@ -175,31 +185,20 @@ def rows(
 ) -> DataFrame:
     """Count the rows of a ledger by key: ``key, rows, judged, due, young, at``.
 
-    ``key`` and ``time`` name columns. Keys are compared as texts; a time that is a number is in ms
-    since 1970.
+    ``key`` and ``time`` name columns. Keys are compared as strings; a time that is a number is in
+    milliseconds since 1970.
 
     Raises:
-        OptionError: There is no such column, or times of a type that is none.
+        OptionError: There is no such column.
     """
     for name in filter(None, (key, time)):
         if name not in ledger.columns:
             known = ", ".join(ledger.columns)
             raise OptionError(f"column {name}", f"the ledger has no such column; it has {known}")
     at = F.lit(None).cast("bigint") if time is None else _time(ledger, time)
-    quoted = F.col(f"`{key}`").cast("string")
-    rows = (
-        ledger.select(F.nullif(quoted, F.lit("")).alias("key"), at.alias("at"))
-        .where(within.holds(F.col("at"), wider=True))
-        .withColumn("judged", within.holds(F.col("at")))
-        .withColumn("age", _age(within))
-    )
-    return rows.groupBy("key").agg(
-        F.count("*").alias("rows"),
-        F.count_if("judged").alias("judged"),
-        F.count_if(F.col("judged") & F.col("age").isNull()).alias("due"),
-        F.count_if(F.col("age") == "too_young").alias("young"),
-        F.max("at").alias("at"),
-    )
+    text = F.col(f"`{key}`").cast("string")
+    picked = ledger.select(F.nullif(text, F.lit("")).alias("key"), at.alias("at"))
+    return ledger.sparkSession.sql(_ROWS, within.arguments(), ledger=picked)
 
 
 def differences(messages: DataFrame, rows: DataFrame) -> DataFrame:
@@ -238,17 +237,6 @@ def _keys(name: str) -> Column:
         return F.when(value.isNotNull(), F.array(value))
     words = F.split(F.col("key").cast("string"), " ")
     return F.array_remove(F.array_distinct(words), "")
-
-
-def _age(within: Range) -> Column:
-    """Return why the message of a row may be outside the log; null if it may not."""
-    if within.log is None:
-        return F.lit(None).cast("string")
-    young = F.col("at") >= within.log.last - within.grace_ms
-    reason = F.when(young, "too_young")
-    if within.log.first is not None:
-        reason = reason.when(F.col("at") < within.log.first + within.grace_ms, "too_old")
-    return reason
 
 
 def _time(ledger: DataFrame, name: str) -> Column:

@@ -26,12 +26,6 @@ def end_on_interrupt() -> None:
     signal.signal(signal.SIGINT, _end)
 
 
-def restore(handler: object) -> None:
-    """Set the handler again after ``SparkContext`` has replaced it with its own."""
-    if handler is _end:
-        end_on_interrupt()
-
-
 def _end(*_: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getpid() != _process:

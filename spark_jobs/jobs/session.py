@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,7 +60,9 @@ def spark_session(*, log_bytes: int = 0) -> Iterator[SparkSession]:
     if active is not None:
         yield active
         return
-    session = start_session(log_bytes=log_bytes)
+    # In the main thread, SparkContext would replace the handler of Ctrl-C (interrupt.py).
+    with ThreadPoolExecutor(1) as thread:
+        session = thread.submit(start_session, log_bytes=log_bytes).result()
     try:
         yield session
     finally:

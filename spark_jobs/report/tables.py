@@ -10,7 +10,7 @@ ROWS_MAX: Final = 50  # of one list; a terminal holds no more, and files have al
 
 def fact(label: str, value: object) -> str:
     """Return a line with a label and a value."""
-    return f"{label:14}{_text(value)}"
+    return f"{label:13} {_text(value)}"
 
 
 def listing(

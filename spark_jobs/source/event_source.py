@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from ..errors import in_one_sentence
 from ..log.arrays import Bools, Ints, booleans, from_numpy, texts
 from ..log.checksums import sound_records
 from ..log.log_end import survey
@@ -131,6 +132,7 @@ class TransactionDataSource(DataSource):
     def schema(self) -> str:
         return ddl(*EVENT_COLUMNS, columns=EVENT_COLUMNS)
 
+    @in_one_sentence
     def reader(self, schema: StructType) -> "EventReader":
         options = ReadOptions.parse_events(self.options)
         extent = survey(options.path, memory_map=options.memory_map)

@@ -13,6 +13,22 @@ import pytest
 from tests.support.log_writer import LogWriter
 from tests.support.stores import wait_until
 
+# SparkContext sets a handler of its own when it has started, and the session takes long after it.
+_SLOW_SESSION = """
+import sys, time
+from halfmq.spark_jobs.jobs.interrupt import end_on_interrupt
+end_on_interrupt()
+from pyspark import SparkContext
+from halfmq.spark_jobs.__main__ import main
+start = SparkContext.__init__
+def start_slowly(*arguments, **named):
+    start(*arguments, **named)
+    print("context s: is up", flush=True)
+    time.sleep(600)
+SparkContext.__init__ = start_slowly
+sys.exit(main())
+"""
+
 
 def _family(process: int) -> set[int]:
     found = set()
@@ -32,21 +48,23 @@ def _is_running(process: int) -> bool:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for children in /proc")
 @pytest.mark.parametrize(
     "moment",
-    ["start", "imports", "java", "reading"],  # as the job's lines tell, or its processes
+    ["start", "imports", "java", "session", "reading"],  # by the job's lines, or its processes
 )
 def test_ctrl_c_ends_with_130_one_line_and_no_process(moment: str, tmp_path: Path) -> None:
-    """While Python imports, from the first module on; while the JVM starts; while it reads."""
+    """While Python imports, while the JVM and Spark's session start, and while a job reads."""
     log = LogWriter(tmp_path / "commitlog")
     for _ in range(2_000):
         log.append("plain", b"x" * 1_000)
     log.close()
     said = tmp_path / "said"
-    signs = {"start": "collections.abc", "imports": "argparse", "java": "starting Spark"}
+    signs = {"start": "collections.abc", "imports": "argparse"}
+    signs |= {"java": "starting Spark", "session": "context s: is up"}
     shows_imports = ["-X", "importtime"] if moment in {"start", "imports"} else []
+    program = ["-c", _SLOW_SESSION] if moment == "session" else ["-m", "halfmq.spark_jobs"]
     with (
         said.open("wb") as output,
         subprocess.Popen(
-            [sys.executable, *shows_imports, "-m", "halfmq.spark_jobs", "traffic", str(tmp_path)],
+            [sys.executable, *shows_imports, *program, "traffic", str(tmp_path)],
             stdout=output,
             stderr=output,
             start_new_session=True,

@@ -12,21 +12,9 @@ from halfmq.spark_jobs.__main__ import main
 from tests.support.log_writer import LogWriter
 
 
-def test_without_pyspark_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """PySpark is an extra; the broker does not bring it."""
-    LogWriter(tmp_path / "commitlog").close()
-    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-
-    assert main(["audit", str(tmp_path)]) == 2
-    said = "pyspark is not installed: run  pip install 'halfmq[spark]'\n"
-    assert capsys.readouterr().err == said
-
-
-@pytest.mark.parametrize("package", ["numpy", "pyarrow"])
-def test_without_the_parser_s_packages_too(package: str, tmp_path: Path) -> None:
-    """They come with the same extra."""
+@pytest.mark.parametrize("package", ["pyspark", "numpy", "pyarrow"])
+def test_without_the_extra_it_says_what_to_install(package: str, tmp_path: Path) -> None:
+    """The broker does not bring these packages."""
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
         "from halfmq.spark_jobs.__main__ import main\n"
