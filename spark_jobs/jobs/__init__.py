@@ -1,1 +1,1 @@
-"""The jobs as commands: arguments, session and output; what a job does stands above this folder."""
+"""The commands: one module per job, and the options, session and output that they share."""

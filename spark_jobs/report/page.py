@@ -1,6 +1,6 @@
 """The report of an audit as one HTML file, made from ``templates/report.html``.
 
-The file stands alone: it makes no request, and a policy in its head forbids any, and all scripts
+The file is self-contained: it makes no request, and a policy in its head forbids any, and all scripts
 and styles except the two in the file, which are identified by their hashes. It can be read without
 scripts. Spark counted all numbers. At most ``ROWS_MAX`` anomalies of each kind are shown (about
 3 kB each), so the file stays small for any log; it says how many are left out and where they are.

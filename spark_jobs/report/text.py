@@ -1,7 +1,7 @@
-"""Texts of a report: what comes from a log is made harmless here, numbers readable.
+"""Format texts and numbers of a report.
 
-Whoever can send to a broker chooses topics, groups and keys. So every text that a template prints
-goes through ``visible`` and is escaped: no markup, nothing invisible, no change of direction, no
+Clients choose the names of topics, groups and keys. So every text that a template prints goes
+through ``visible`` and is escaped: no markup, nothing invisible, no change of text direction, no
 endless line.
 """
 
@@ -26,7 +26,7 @@ _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def isolated(text: str, most: int = TEXT_MAX) -> Markup:
-    """Return a name for HTML, whose direction does not touch what stands beside it."""
+    """Return a name for HTML that does not change the text direction around it."""
     return Markup("<bdi>{}</bdi>").format(visible(text, most))
 
 

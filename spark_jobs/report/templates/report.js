@@ -18,8 +18,8 @@
   kind.append(new Option("all kinds", ""));
   for (const one of new Set(rows.map((row) => row.dataset.kind)))
     kind.append(new Option(one.replaceAll("_", " "), one));
-  const told = document.createElement("output");
-  form.append(told);
+  const count = document.createElement("output");
+  form.append(count);
   const apply = () => {
     const wanted = text.value.trim().toLowerCase();
     let shown = 0;
@@ -29,7 +29,7 @@
       row.hidden = !fits;
       shown += fits;
     });
-    told.textContent = `${shown} of ${rows.length} shown`;
+    count.textContent = `${shown} of ${rows.length} shown`;
     for (const group of document.querySelectorAll("section.kind"))
       group.hidden = !group.querySelector("article:not([hidden])") && (wanted || kind.value);
   };
