@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 CLEAN: Final = 0
 FINDINGS: Final = 1
 FAILED: Final = 2
-Report = Callable[[str], None]
-
 _AGE: Final = re.compile(r"(\d{1,9})([smhd])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -101,7 +99,7 @@ class Run:
     options: argparse.Namespace
     extent: LogExtent
     spark: "SparkSession"
-    step: Report
+    step: Callable[[str], None]  # prints a step when it begins: a log shows where a job hangs
     _output: Output
     _opened: ExitStack
 
@@ -135,67 +133,47 @@ class Run:
 
     def about_log(self) -> dict[str, Any]:
         """Return the JSON that says which part of which log was read."""
-        return about_log(self.options.directory, self.extent)
+        return {
+            "directory": self.options.directory,
+            "log": {
+                "segments": len(self.extent.segments),
+                "first_offset": self.extent.first_offset,
+                "end_offset": self.extent.end_offset,
+                "tail": self.extent.tail,
+            },
+        }
 
 
 @contextmanager
-def running(options: argparse.Namespace, *results: str) -> Iterator[Run]:
+def running(
+    options: argparse.Namespace,
+    *results: str,
+    before: Callable[[LogExtent], AbstractContextManager[object]] = nullcontext,
+) -> Iterator[Run]:
     """Begin a run that writes these results: check the log and all outputs, then start Spark.
+
+    ``before`` is a context of the job that is entered before Spark starts.
 
     Raises:
         SparkJobsError: There is no log, an output cannot be written, or Spark fails.
     """
     extent = survey(options.directory)
     output = Output(options.job, options.json, options.output, *results)
-    step = step_reporter(options.job)
-    with spark_for(extent, step) as spark, ExitStack() as opened:
-        yield Run(options, extent, spark, step, output, opened)
-
-
-@contextmanager
-def spark_for(extent: LogExtent, step: Report) -> "Iterator[SparkSession]":
-    """Provide a session to read a log with; ``step`` reports its start, which takes seconds.
-
-    Raises:
-        JavaNotFoundError: There is no Java for it.
-        SparkFailedError: Spark raised an error inside the context.
-    """
-    step("starting Spark")
-    for kind in ("SQL", "DataFrame"):  # PySpark would log what it raises as well
-        PySparkLogger.getLogger(f"{kind}QueryContextLogger").disabled = True
-    with spark_session(log_bytes=extent.size) as spark:
-        try:
-            yield spark
-        except (PySparkException, Py4JError) as error:
-            raise SparkFailedError(root_cause(error)) from error
-
-
-def step_reporter(job: str) -> Report:
-    """Return a function that prints a step and the seconds since now to standard error.
-
-    Each step is printed when it begins, so that a log shows where a job hangs. On a terminal,
-    Spark's own progress bar is below it.
-    """
     began = time.monotonic()
 
-    def report(step: str) -> None:
-        sys.stderr.write(f"{job}: {time.monotonic() - began:.1f} s: {step}\n")
+    def step(text: str) -> None:
+        sys.stderr.write(f"{options.job}: {time.monotonic() - began:.1f} s: {text}\n")
         sys.stderr.flush()
 
-    return report
-
-
-def about_log(directory: str, extent: LogExtent) -> dict[str, Any]:
-    """Return the JSON that says which part of a log was read."""
-    return {
-        "directory": directory,
-        "log": {
-            "segments": len(extent.segments),
-            "first_offset": extent.first_offset,
-            "end_offset": extent.end_offset,
-            "tail": extent.tail,
-        },
-    }
+    for kind in ("SQL", "DataFrame"):  # PySpark would log what it raises as well
+        PySparkLogger.getLogger(f"{kind}QueryContextLogger").disabled = True
+    with before(extent), ExitStack() as opened:
+        step("starting Spark")
+        spark = opened.enter_context(spark_session(log_bytes=extent.size))
+        try:
+            yield Run(options, extent, spark, step, output, opened)
+        except (PySparkException, Py4JError) as error:
+            raise SparkFailedError(root_cause(error)) from error
 
 
 def rows(frame: "DataFrame") -> Rows:

@@ -34,8 +34,8 @@ from ..report.tables import fact, listing
 from ..source.columns import CORRUPT, MESSAGE
 from ..source.roles import location, role
 from ..source.schema import ddl
-from .command import CLEAN, FINDINGS, about_log, add_job, spark_for, step_reporter
-from .output import Output, probe_folder
+from .command import CLEAN, FINDINGS, add_job, running
+from .output import probe_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -141,51 +141,49 @@ class Export:
         self._checkpoint = self._home / FOLDER / "checkpoint"
         self._state_file = self._home / FOLDER / "export.json"
 
-    def run(self, extent: LogExtent, *, active: bool = False) -> dict[str, Any]:
-        """Export what is not exported yet; start Spark only if there is something.
+    def run(
+        self, spark: "SparkSession", extent: LogExtent, *, active: bool = False
+    ) -> dict[str, Any]:
+        """Export what is not exported yet, inside of ``opened``.
 
         Returns the results as JSON: ``rows`` exported, the ``ranges`` (``Range``), offsets that are
         ``missing`` because they left the log before they were exported, and ``left_bytes`` of the
         active segment for a later run.
-
-        Raises:
-            PlaceError: The directory holds other files, or an export of another log or with other
-                settings; or another export is running in it.
         """
-        with self._locked():
-            self._state = self._begun()
-            self._check_log(extent)
-            shutil.rmtree(self._staging, ignore_errors=True)
-            start = extent.first_offset if self._state.end is None else self._state.end
-            end = extent.end_offset if active else _full_end(extent)
-            self._extent, self._ranges = extent, list[Range]()
-            missing: list[tuple[int, int]] = []
-            if start < end:
-                missing = list(extent.gaps(start, end))
-                step = step_reporter("export")
-                with spark_for(extent, step) as spark:
-                    step(f"exporting offsets {start} to {end}")
-                    self._stream(spark, end, fail_on_data_loss=not missing)
-                if missing:  # what was deleted during the run was skipped too
-                    missing = list(survey(self._directory).gaps(start, end))
-            return {
-                "rows": sum(one.rows for one in self._ranges),
-                "ranges": [one._asdict() for one in self._ranges],
-                "missing": [{"start": start, "end": end} for start, end in missing],
-                "left_bytes": max(0, extent.end_offset - max(start, end)),
-            }
+        start = extent.first_offset if self._state.end is None else self._state.end
+        end = extent.end_offset if active else _full_end(extent)
+        self._extent, self._ranges = extent, list[Range]()
+        missing = list(extent.gaps(start, end)) if start < end else []
+        if start < end:
+            self._stream(spark, end, fail_on_data_loss=not missing)
+        if missing:  # what was deleted during the run was skipped too
+            missing = list(survey(self._directory).gaps(start, end))
+        return {
+            "rows": sum(one.rows for one in self._ranges),
+            "ranges": [one._asdict() for one in self._ranges],
+            "missing": [{"start": start, "end": end} for start, end in missing],
+            "left_bytes": max(0, extent.end_offset - max(start, end)),
+        }
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep other exports out of the directory."""
+    def opened(self, extent: LogExtent) -> Iterator[None]:
+        """Keep other exports out of the directory, and check that the log belongs to it.
+
+        Raises:
+            PlaceError: The directory cannot be written, holds other files, or an export of another
+                log or with other settings; or another export is running in it.
+        """
         import fcntl  # noqa: PLC0415  Windows lacks it, and runs the other jobs
 
-        (self._home / FOLDER).mkdir(parents=True, exist_ok=True)
+        probe_folder(self._home / FOLDER)
         with (self._home / FOLDER / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise self._error("another export is running here") from error
+            self._state = self._begun()
+            self._check_log(extent)
+            shutil.rmtree(self._staging, ignore_errors=True)
             yield
 
     def _begun(self) -> _State:
@@ -363,14 +361,14 @@ def add(jobs: "Jobs") -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Export a log and return the exit code."""
-    extent = survey(options.directory)
-    probe_folder(options.output)
-    output = Output(options.job, options.json)
     export = Export(
         options.directory, options.output, topics=options.topic, decompress=options.decompress
     )
-    summary = about_log(options.directory, extent) | export.run(extent, active=options.active)
-    output.publish(summary, _table(options, summary))
+    with running(options, before=export.opened) as job:
+        job.step(f"exporting {options.directory} to {options.output}")
+        summary = job.about_log()
+        summary |= export.run(job.spark, job.extent, active=options.active)
+        job.publish(summary, _table(options, summary))
     damaged = (one[name] for one in summary["ranges"] for name in _DAMAGE)
     return FINDINGS if summary["missing"] or any(damaged) else CLEAN
 

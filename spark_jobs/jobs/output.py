@@ -33,13 +33,13 @@ class Output:
     def __init__(
         self, job: str, json_file: str | None, folder: Path | None = None, *results: str
     ) -> None:
-        """Create the directory; ``results`` names the folders of Parquet files in it.
+        """Create the directory; ``results`` names the folders of Parquet files in it, if any.
 
         Raises:
             PlaceError: An output cannot be written, or other files are in its place.
         """
         self._job = job
-        self._folder = folder and folder.absolute()
+        self._folder = folder.absolute() if folder and results else None
         self._is_piped = json_file == "-"
         self._json = None if json_file is None or self._is_piped else Path(json_file)
         self._failed: PlaceError | None = None

@@ -1,9 +1,10 @@
 """The report of an audit as one HTML file, made from ``templates/report.html``.
 
-The file is self-contained: it makes no request, and a policy in its head forbids any, and all scripts
-and styles except the two in the file, which are identified by their hashes. It can be read without
-scripts. Spark counted all numbers. At most ``ROWS_MAX`` anomalies of each kind are shown (about
-3 kB each), so the file stays small for any log; it says how many are left out and where they are.
+The file is self-contained: it makes no request, and a policy in its head forbids any, and all
+scripts and styles except the two in the file, which are identified by their hashes. It can be read
+without scripts. Spark counted all numbers. At most ``ROWS_MAX`` anomalies of each kind are shown
+(about 3 kB each), so the file stays small for any log; it says how many are left out and where they
+are.
 """
 
 import base64
@@ -143,7 +144,7 @@ def _latencies(delays: Sequence[Delays]) -> _Table:
 
 
 def _latency(one: Delays) -> list[str]:
-    took = [text.duration(one.took_ms[name]) if one.took_ms else "-" for name in PERCENTILES]
+    took = [text.duration(one.took_ms[name]) if one.decided else "-" for name in PERCENTILES]
     asked = text.number(one.checks["max"]) if one.checks else "-"
     counts = text.number(one.prepared), text.number(one.decided)
     return [text.isolated(one.producer_group), text.isolated(one.topic), *counts, *took, asked]

@@ -94,7 +94,7 @@ def _delay_lines(audit: "Audit") -> Iterator[str]:
     """Show how long decisions took, for the groups and topics with the most transactions."""
     delays = [
         {
-            **{name: one.took_ms.get(name) for name in PERCENTILES},
+            **{name: one.took_ms[name] if one.decided else None for name in PERCENTILES},
             "checks, at most": one.checks["max"],
             "producer group": one.producer_group,
             "topic": one.topic,

@@ -338,4 +338,4 @@ def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
     ]
     assert table[0].split() == ["commit", "log", str(log)]
     assert "committed_twice" in table[-1]
-    assert len(table) == 19
+    assert len(table) == 21
