@@ -37,4 +37,4 @@ def comparable(output: str) -> str:
     """Replace ids, numbers and widths of columns, which differ from run to run."""
     without_ids = re.sub(r"\b[0-9A-F]{24,}\b", "ID", output)
     without_numbers = re.sub(r"\d[\d,.]*", "N", without_ids)
-    return re.sub(r" +", " ", without_numbers).strip()
+    return re.sub(r"^ +", "", re.sub(r" +", " ", without_numbers), flags=re.MULTILINE).strip()
