@@ -164,13 +164,7 @@ class Broker:
         self._group = GroupAppend(self._store, call_soon=self._release.before_replies)
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
-        self._statistics = Statistics(
-            self._store.queues.take_appended,
-            cluster_name=config.topics.cluster_name,
-            is_system=self._tables.topics.is_system,
-            now_ms=now_ms,
-            monotonic_ms=monotonic_ms,
-        )
+        self._statistics = self._make_statistics()
         self._fetches = Fetches()
         self._transaction_ticker = Ticker(
             "transactions",
@@ -187,18 +181,8 @@ class Broker:
         self._delay_ticker = Ticker("delay", self._delay.tick)
         self._retention = self._make_retention()
         self._retention_ticker = Ticker("retention", self._retention.tick)
-        self._access = AccessSetup(
-            config.access,
-            users_file=self._table_path("halfmqAccess.json"),
-            cluster_name=config.topics.cluster_name,
-        )
-        self._disk_limits = DiskLimits(
-            config.disk,
-            self._refusal,
-            path=self._store_config.commit_log_directory,
-            reserved_ahead=lambda: self._store.reserved_ahead,
-            space_of=disk_space,
-        )
+        self._access = self._make_access()
+        self._disk_limits = self._make_disk_limits(disk_space)
         self._store_service = self._make_store_service()
         self._filters = FiltersInUse(enabled=config.consumers.property_filter)
         self._clients = ClientHandlers(
@@ -216,6 +200,31 @@ class Broker:
 
     def _table_path(self, name: str) -> Path:
         return self.config.store.root / "config" / name
+
+    def _make_access(self) -> AccessSetup:
+        return AccessSetup(
+            self.config.access,
+            users_file=self._table_path("halfmqAccess.json"),
+            cluster_name=self.config.topics.cluster_name,
+        )
+
+    def _make_disk_limits(self, space_of: Callable[[Path], Space]) -> DiskLimits:
+        return DiskLimits(
+            self.config.disk,
+            self._refusal,
+            path=self._store_config.commit_log_directory,
+            reserved_ahead=lambda: self._store.reserved_ahead,
+            space_of=space_of,
+        )
+
+    def _make_statistics(self) -> Statistics:
+        return Statistics(
+            self._store.queues.take_appended,
+            cluster_name=self.config.topics.cluster_name,
+            is_system=self._tables.topics.is_system,
+            now_ms=self._now_ms,
+            monotonic_ms=self._monotonic_ms,
+        )
 
     def _make_tables(self) -> Tables:
         config, now_ms = self.config.topics, self._now_ms

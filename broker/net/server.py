@@ -132,6 +132,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._dispatch = shared.router.dispatch
+        self._respond = shared.release.respond
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -406,7 +407,7 @@ class ClientConnection(asyncio.Protocol):
 
     def respond(self, request: RemotingCommand, reply: bytes, durable_at: int = 0) -> None:
         """Answer a request when the commit log is on disk up to the position `durable_at`."""
-        self._shared.release.respond(self, request, reply, durable_at)
+        self._respond(self, request, reply, durable_at)
 
     def write(self, data: bytes | memoryview) -> None:
         """Write whole frames; do nothing if the connection is closed.
