@@ -228,6 +228,9 @@ class Broker:
 
     def _make_tables(self) -> Tables:
         config, now_ms = self.config.topics, self._now_ms
+        registry = ClientRegistry(
+            now_ms=self._monotonic_ms, refuse_unequal=self.config.consumers.refuse_unequal
+        )
         return Tables(
             topics=TopicTable(
                 self._table_path("topics.json"),
@@ -242,10 +245,8 @@ class Broker:
                 now_ms=now_ms,
             ),
             offsets=ConsumerOffsetTable(self._table_path("consumerOffset.json"), now_ms=now_ms),
-            registry=ClientRegistry(
-                now_ms=self._monotonic_ms, refuse_unequal=self.config.consumers.refuse_unequal
-            ),
-            locks=QueueLocks(now_ms=self._monotonic_ms),
+            registry=registry,
+            locks=QueueLocks(now_ms=self._monotonic_ms, is_connected=registry.is_consumer),
             kv_config=KvConfig(self._table_path("kvConfig.json"), now_ms),
             brokers=BrokerTable(self._monotonic_ms),
         )

@@ -274,6 +274,11 @@ class ClientRegistry:
         """Return whether a consumer of the group is connected."""
         return group in self._consumers
 
+    def is_consumer(self, group: str, client_id: str) -> bool:
+        """Return whether the client is connected as a consumer of the group."""
+        known = self._consumers.get(group)
+        return known is not None and client_id in known.members
+
     def is_broadcasting(self, group: str) -> bool:
         """Return whether the group's consumers connected in broadcasting mode."""
         known = self._consumers.get(group)

@@ -1,8 +1,9 @@
 """Queue locks of consumers that consume in order.
 
 A group's queue belongs to the client that locked it last, until the client unlocks it or does not
-renew for `LOCK_EXPIRY_MS`. Group, topic and queue need not exist. Locks are kept in memory: after a
-restart any client may lock again, and clients consider theirs valid for only 30 s.
+renew for `LOCK_EXPIRY_MS`; the lock of a client that is gone expires after `CLIENT_EXPIRY_MS`.
+Group, topic and queue need not exist. Locks are kept in memory: after a restart any client may lock
+again, and clients consider theirs valid for only 30 s.
 
 Source: RocketMQ `RebalanceLockManager`.
 """
@@ -21,6 +22,11 @@ LOCK_EXPIRY_MS: Final = 60_000
 """Milliseconds since the last renewal after which a lock expires; clients renew every 20 s.
 Source: `rocketmq.broker.rebalance.lockMaxLiveTime`."""
 
+CLIENT_EXPIRY_MS: Final = 30_000
+"""The same for a client that is not connected. Not at once: it may have lost its connection only,
+and then it goes on consuming until it considers its locks expired, which it does after as long.
+Source: `rocketmq.client.rebalance.lockMaxLiveTime`."""
+
 LOCKS_MAX: Final = 200_000
 """Locks held at one time, about 250 bytes each."""
 
@@ -33,8 +39,16 @@ class _Lock(NamedTuple):
 class QueueLocks:
     """The owners of the locked queues of each group."""
 
-    def __init__(self, *, now_ms: Callable[[], int], locks_max: int = LOCKS_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        now_ms: Callable[[], int],
+        is_connected: Callable[[str, str], bool] = lambda _group, _client_id: True,
+        locks_max: int = LOCKS_MAX,
+    ) -> None:
+        """`is_connected` says of a group and a client id whether that consumer is connected."""
         self._now_ms = now_ms
+        self._is_connected = is_connected
         self._locks_max = locks_max
         self._groups: dict[str, dict[QueueKey, _Lock]] = {}
         self._count = 0
@@ -53,7 +67,7 @@ class QueueLocks:
         owned = []
         for queue in wanted:
             lock = held.get(queue)
-            if lock is None or lock.client_id == client_id or _is_expired(lock, now):
+            if lock is None or lock.client_id == client_id or self._is_expired(group, lock, now):
                 held[queue] = _Lock(client_id, now)
                 owned.append(queue)
         self._count += len(held) - before
@@ -78,14 +92,15 @@ class QueueLocks:
         """Return whether a client holds a queue of the group."""
         now = self._now_ms()
         locks = self._groups.get(group, {}).values()
-        return any(not _is_expired(lock, now) for lock in locks)
+        return any(not self._is_expired(group, lock, now) for lock in locks)
 
     def expire(self) -> Iterator[None]:
         """Remove expired locks, group by group, to free their memory."""
         for group in list(self._groups):
             held = self._groups.get(group, {})
             now = self._now_ms()
-            for queue in [queue for queue, lock in held.items() if _is_expired(lock, now)]:
+            expired = [one for one, lock in held.items() if self._is_expired(group, lock, now)]
+            for queue in expired:
                 del held[queue]
                 self._count -= 1
             if not held:
@@ -103,6 +118,8 @@ class QueueLocks:
                 f"{self._count} queues are locked, the limit is {self._locks_max}",
             )
 
-
-def _is_expired(lock: _Lock, now_ms: int) -> bool:
-    return now_ms - lock.renewed_ms > LOCK_EXPIRY_MS
+    def _is_expired(self, group: str, lock: _Lock, now_ms: int) -> bool:
+        age_ms = now_ms - lock.renewed_ms
+        if age_ms <= CLIENT_EXPIRY_MS:
+            return False
+        return age_ms > LOCK_EXPIRY_MS or not self._is_connected(group, lock.client_id)

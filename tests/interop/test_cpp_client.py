@@ -95,3 +95,31 @@ def test_its_pull_consumer_reads_every_queue(broker: BrokerProcess, tmp_path: Pa
     lines = _run(broker, "pull", tmp_path)
 
     assert sorted(one["body"] for one in _consumed(lines)) == ["p-0", "p-1", "p-2", "p-3"]
+
+
+@feature("orderly consumption: locks, suspend, hand-over")
+def test_an_orderly_consumer_keeps_the_order(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Of each key, also when it refuses the first message."""
+    consumed = [one["body"] for one in _consumed(_run(broker, "orderly", tmp_path))]
+
+    assert [body for body in consumed if int(body[2:]) % 2 == 0] == ["o-0", "o-2", "o-4", "o-6"]
+    assert [body for body in consumed if int(body[2:]) % 2 == 1] == ["o-1", "o-3", "o-5", "o-7"]
+
+
+@feature("delay levels")
+def test_a_delayed_message_comes_after_its_delay(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Another one is not held up."""
+    consumed = {one["body"]: one for one in _consumed(_run(broker, "delay", tmp_path))}
+
+    assert consumed["later"]["stored_after_ms"] >= 1000
+    assert consumed["now"]["stored_after_ms"] < 1000
+
+
+@feature("compressed bodies: zlib")
+@feature("messages too large or illegal are refused")
+def test_large_bodies_arrive_whole_or_are_refused(broker: BrokerProcess, tmp_path: Path) -> None:
+    """It packs bodies; and it goes on after a refusal."""
+    lines = _run(broker, "large", tmp_path)
+
+    assert {one["body"] for one in _consumed(lines)} == {"a" * 6000, "after"}
+    assert [line["kind"] for line in lines if "kind" in line] == ["ProducerSendSyncFailed"]

@@ -78,6 +78,57 @@ def test_a_refused_message_comes_again(broker: BrokerProcess, tmp_path: Path) ->
     assert {line["id"] for line in consumed} == {sent["id"]}
 
 
+@feature("selected queue")
+@feature("ordered by key")
+def test_the_queue_is_chosen_by_the_caller_or_a_key(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Messages with one key go to one queue, in order."""
+    sent = _of(run_go(broker.address, "queues", tmp_path), "sent")
+
+    chosen = [line["queue"] for line in sent if line["body"].startswith("chosen")]
+    assert chosen == [0, 1, 2, 3]
+    for key in ("keyed-0", "keyed-1"):
+        keyed = [line for line in sent if line["body"].startswith(key)]
+        assert len({line["queue"] for line in keyed}) == 1
+        offsets = [line["queue_offset"] for line in keyed]
+        assert offsets == sorted(offsets)
+
+
+@feature("orderly consumption: locks, suspend, hand-over")
+def test_an_orderly_consumer_keeps_the_order(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Also when it refuses a message: the others wait for it."""
+    lines = run_go(broker.address, "orderly", tmp_path)
+
+    bodies = _bodies(_of(lines, "consumed"))
+    assert bodies == ["o-0", "o-1", "o-2", "o-2", "o-3", "o-4", "o-5"]
+
+
+@feature("broadcasting")
+def test_broadcasting_gives_everything_to_everyone(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Each consumer keeps its own offsets."""
+    given = _of(run_go(broker.address, "broadcasting", tmp_path), "given")
+
+    for name in ("first", "second"):
+        own = sorted(line["body"] for line in given if line["to"] == name)
+        assert own == [f"b-{number}" for number in range(4)]
+
+
+@feature("messages too large or illegal are refused")
+def test_what_is_too_large_is_refused(broker: BrokerProcess, tmp_path: Path) -> None:
+    """With code 13, and the producer goes on."""
+    lines = _of(run_go(broker.address, "limits", tmp_path), "size")
+
+    assert [line["error"] == "<nil>" for line in lines] == [True, False, True]
+    assert "CODE: 13" in lines[1]["error"]
+
+
+@feature("namespaces")
+def test_namespaces_keep_topics_and_groups_apart(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Those of the same names."""
+    lines = run_go(broker.address, "namespaces", tmp_path)
+
+    assert _bodies(_of(lines, "consumed")) == ["red", "blue"]
+
+
 @feature("request-reply")
 def test_requests_are_replied_to(broker: BrokerProcess, tmp_path: Path) -> None:
     """Also if the reply has no body: that of `CreateReplyMessage` has none."""

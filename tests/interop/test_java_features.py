@@ -6,14 +6,16 @@ table of features, with the newest client and the last of the 4.x series.
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from halfmq.client import ClientConfig, blocking
+from halfmq.client import ClientConfig, Message, blocking
 from tests.support.features import feature
-from tests.support.java_clients import TOOLS, JavaMissingError, Kind, Line, class_path
+from tests.support.java_clients import TOOLS, JavaMissingError, Kind, Line, class_path, java_client
 from tests.support.java_scenarios import Java, bodies, by_body, java_scenarios, of
 
 pytestmark = [
@@ -27,6 +29,7 @@ pytestmark = [
 SCENARIOS = (
     "compress java-compressed",
     *("queues", "limits", "created", "namespaces", "vip"),
+    *("positions", "strategies", "orderly_dead"),
 )
 SETTINGS = {"messageDelayLevel": "1s 1s 1s 1s 1s 1s"}
 
@@ -151,3 +154,95 @@ def test_the_vip_channel_leads_to_the_same_topics(java: Java) -> None:
     lines = java.seen("vip")
 
     assert by_body(of(lines, "consumed"))["vip"]["id"] == by_body(of(lines, "sent"))["vip"]["id"]
+
+
+@feature("start positions: first, last, timestamp")
+def test_a_new_group_begins_where_it_says(java: Java) -> None:
+    """As far as messages are gone already; in a young queue every group begins at the first."""
+    lines = java.seen("positions")
+
+    begun: dict[str, set[str]] = {}
+    for line in of(lines, "consumed"):
+        begun.setdefault(line["consumer"], set()).add(line["body"].split("-")[0])
+    assert begun == {
+        "CONSUME_FROM_FIRST_OFFSET": {"early", "late", "new"},
+        "CONSUME_FROM_LAST_OFFSET": {"new"},
+        "CONSUME_FROM_TIMESTAMP": {"late", "new"},
+    }
+
+
+@feature("allocation strategies: averagely, by circle, consistent hash, by configuration")
+def test_queues_are_shared_by_every_strategy(java: Java) -> None:
+    """They run in the client, and need the same answers from the broker for all members."""
+    lines = java.seen("strategies")
+
+    shares: dict[str, list[list[int]]] = {}
+    for line in of(lines, "owns"):
+        shares.setdefault(line["strategy"], []).append(json.loads(line["queues"]))
+    for strategy, members in shares.items():
+        assert sorted(queue for one in members for queue in one) == [0, 1, 2, 3], strategy
+    assert sorted(shares["averagely"]) == [[0, 1], [2, 3]]
+    assert sorted(shares["circle"]) == [[0, 2], [1, 3]]
+    assert shares["config"] == [[3], [0, 1, 2]]
+
+
+@feature("retry and dead letters")
+def test_an_orderly_consumer_gives_a_message_up_after_its_limit(java: Java) -> None:
+    """Until then its queue waits; afterwards the next one comes."""
+    lines = java.seen("orderly_dead")
+
+    consumed = [line for line in of(lines, "consumed") if line["body"] != "founding"]
+    assert [(line["body"], line["times"]) for line in consumed] == [
+        ("before", 0),
+        ("never", 0),
+        ("never", 1),
+        ("never", 2),
+        ("after", 0),
+    ]
+    assert [line["body"] for line in of(lines, "dead")] == ["never"]
+
+
+@feature("a member is killed: the others take over")
+@pytest.mark.parametrize(("kind", "seconds"), [("concurrent", 10), ("orderly", 60)])
+def test_the_others_take_over_from_one_that_is_killed(
+    java: Java, kind: str, seconds: float
+) -> None:
+    """Every message is consumed, and by whom has the queue in order.
+
+    Concurrent ones at once, because the broker tells them; orderly ones when the locks of the
+    killed one have expired, 30 s after it renewed them, and they look again.
+    """
+    topic, group = f"java-killed-{kind}", f"java-killed-{kind}-consumer"
+    client = java.client
+    config = ClientConfig(namesrv=java.broker.address)
+    with blocking.Producer("python-killing", config=config) as producer:
+        _send_in_order(producer, topic, "founding")
+        survivor = client.start("member", topic, group, kind, "4,2,4")
+        client.said(survivor, "owns", count=4)
+        with java_client(java.kind, java.broker.address, java.home / f"killed-{kind}") as victim:
+            killed = victim.start("member", topic, group, kind, "2,99")
+            victim.said(killed, "owns", count=2)
+            client.said(survivor, "owns", count=2)
+            _send_in_order(producer, topic, "shared")
+            victim.kill()
+        begin = time.monotonic()
+        _send_in_order(producer, topic, "after")
+        consumed = client.until(survivor, "owns", count=4)
+        assert time.monotonic() - begin < seconds
+        _send_in_order(producer, topic, "last")
+        consumed = of(consumed + client.lines(survivor), "consumed")
+
+    assert {f"{word}-{number}" for word in ("after", "last") for number in range(8)} <= {
+        line["body"] for line in consumed
+    }
+    if kind == "orderly":
+        for queue in range(4):
+            offsets = [line["queue_offset"] for line in consumed if line["queue"] == queue]
+            assert offsets == list(range(offsets[0], offsets[-1] + 1))
+
+
+def _send_in_order(producer: blocking.Producer, topic: str, word: str) -> None:
+    """Send two messages to each of four queues."""
+    for number in range(8):
+        body = f"{word}-{number}".encode()
+        producer.send(Message(topic, body, tags="T"), order_key=f"key-{number % 4}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import random
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -50,9 +51,18 @@ def _producer(namesrv: str, group: str) -> Any:
 
 
 def _consume(
-    namesrv: str, group: str, topic: str, expression: str, count: int, fail_first: bool = False
+    namesrv: str,
+    group: str,
+    topic: str,
+    expression: str,
+    count: int,
+    fail_first: bool = False,
+    **how: Any,
 ) -> list[dict[str, object]]:
-    """Consume `count` messages by push; the first one is refused once when `fail_first`."""
+    """Consume `count` messages by push; the first one is refused once when `fail_first`.
+
+    `how` may set `orderly`.
+    """
     arrived: queue.Queue[dict[str, object]] = queue.Queue()
     refused: list[str] = []
 
@@ -64,6 +74,8 @@ def _consume(
         arrived.put(
             {
                 "body": message.body.decode(),
+                "queue": message.queue_id,
+                "stored_after_ms": message.store_timestamp - message.born_timestamp,
                 "tags": (message.tags or b"").decode(),
                 "keys": (message.keys or b"").decode(),
                 "queue_offset": message.queue_offset,
@@ -72,7 +84,7 @@ def _consume(
         )
         return _CConsumeStatus.CONSUME_SUCCESS.value
 
-    consumer = _sign(PushConsumer(group))
+    consumer = _sign(PushConsumer(group, **how))
     consumer.set_namesrv_addr(namesrv)
     # Not `subscribe`: it cannot refuse a message, its callback loses the status it returns.
     dll.Subscribe(consumer._handle, topic.encode(), expression.encode())
@@ -124,6 +136,48 @@ def retry(namesrv: str) -> None:
     producer.shutdown()
 
 
+def orderly(namesrv: str) -> None:
+    """Consume messages of two keys in order; the first one is refused once."""
+    producer = _producer(namesrv, "cpp-orderly-producer")
+    for number in range(8):
+        producer.send_orderly(_message("cpp-orderly", f"o-{number}", "T"), number % 2)
+    for one in _consume(
+        namesrv, "cpp-orderly-consumer", "cpp-orderly", "*", 8, fail_first=True, orderly=True
+    ):
+        _say(consumed=one)
+    producer.shutdown()
+
+
+def delay(namesrv: str) -> None:
+    """Send a message with a delay level, and one without."""
+    producer = _producer(namesrv, "cpp-delay-producer")
+    later = _message("cpp-delay", "later", "T")
+    later.set_delay_time_level(3)
+    producer.send_sync(later)
+    producer.send_sync(_message("cpp-delay", "now", "T"))
+    for one in _consume(namesrv, "cpp-delay-consumer", "cpp-delay", "*", 2):
+        _say(consumed=one)
+    producer.shutdown()
+
+
+def large(namesrv: str) -> None:
+    """Send a body that the client compresses, one that is too large, and one after it."""
+    producer = _producer(namesrv, "cpp-large-producer")
+    producer.set_max_message_size(8 << 20)
+    producer.send_sync(_message("cpp-large", "a" * 6000, "T", "large"))
+    try:
+        # It does not get smaller by compression.
+        producer.send_sync(
+            _message("cpp-large", random.Random(1).randbytes(4 << 20).hex(), "T", "x")
+        )
+    except Exception as refusal:  # noqa: BLE001 -- which kind it is, is for the test to see
+        _say(kind=type(refusal).__name__)
+    producer.send_sync(_message("cpp-large", "after", "T"))
+    for one in _consume(namesrv, "cpp-large-consumer", "cpp-large", "*", 2):
+        _say(consumed=one)
+    producer.shutdown()
+
+
 def refused(namesrv: str) -> None:
     """Send what may be refused, and say what is told."""
     producer = _producer(namesrv, "cpp-refused-producer")
@@ -153,8 +207,12 @@ def pull(namesrv: str) -> None:
 
 SCENARIOS: dict[str, Callable[[str], None]] = {
     scenario.__name__: scenario
-    for scenario in (send_and_consume, batch, in_order, retry, pull, refused)
+    for scenario in (
+        *(send_and_consume, batch, in_order, retry, pull, refused),
+        *(orderly, delay, large),
+    )
 }
 
 if __name__ == "__main__":
     SCENARIOS[sys.argv[2]](sys.argv[1])
+    os._exit(0)  # the library's threads may crash a process that ends in order

@@ -162,11 +162,19 @@ class JavaClient:
             assert line["event"] != "failed", self._report(line["reason"], lines)
             lines.append(line)
 
-    def said(self, run: str, event: str) -> Line:
+    def said(self, run: str, event: str, **fields: object) -> Line:
         """Wait until a run, which goes on, says this; return that line."""
-        while (line := self._runs[run].get(timeout=RUN_SECONDS))["event"] != event:
-            assert line["event"] not in {"done", "failed"}, self._report(str(line), [])
-        return line
+        return self.until(run, event, **fields)[-1]
+
+    def until(self, run: str, event: str, **fields: object) -> list[Line]:
+        """Wait until a run, which goes on, says this; return that line after those before it."""
+        lines: list[Line] = []
+        while True:
+            line = self._runs[run].get(timeout=RUN_SECONDS)
+            assert line["event"] not in {"done", "failed"}, self._report(str(line), lines)
+            lines.append(line)
+            if line["event"] == event and fields.items() <= line.items():
+                return lines
 
     def run(self, scenario: str, *arguments: object) -> list[Line]:
         """Have a scenario run; return what it said."""
@@ -181,6 +189,11 @@ class JavaClient:
         while (line := self._runs[run].get_nowait())["event"] != "failed":
             lines.append(line)
         return status, lines
+
+    def kill(self) -> None:
+        """End the JVM without a farewell of its clients."""
+        self._process.kill()
+        self._process.wait()
 
     def close(self) -> None:
         """End the JVM; its clients are gone with their scenarios."""

@@ -43,6 +43,11 @@ var (
 		"request_reply": requestReply,
 		"sql":           sql,
 		"pull":          pull,
+		"queues":        queues,
+		"orderly":       orderly,
+		"broadcasting":  broadcasting,
+		"limits":        limits,
+		"namespaces":    namespaces,
 	}
 )
 
@@ -229,6 +234,162 @@ func refused() {
 		} else {
 			<-answered
 		}
+		check(p.Shutdown())
+	}
+}
+
+// queues sends to chosen queues, and by keys whose hash chooses them.
+func queues() {
+	const topic = "go-queues"
+	p, err := rocketmq.NewProducer(
+		producer.WithNsResolver(resolver()), producer.WithGroupName("go-queues-producer"),
+		producer.WithInstanceName(instance()), producer.WithQueueSelector(producer.NewHashQueueSelector()))
+	check(err)
+	check(p.Start())
+	for i := 0; i < 6; i++ {
+		body := fmt.Sprintf("keyed-%d-%d", i%2, i/2)
+		one := message(topic, "T", body)
+		one.WithShardingKey(fmt.Sprintf("key-%d", i%2))
+		result, err := p.SendSync(context.Background(), one)
+		check(err)
+		say("sent", fields{"body": body, "queue": result.MessageQueue.QueueId,
+			"queue_offset": result.QueueOffset})
+	}
+	check(p.Shutdown())
+	chosen, err := rocketmq.NewProducer(
+		producer.WithNsResolver(resolver()), producer.WithGroupName("go-chosen-producer"),
+		producer.WithInstanceName(instance()), producer.WithQueueSelector(producer.NewManualQueueSelector()))
+	check(err)
+	check(chosen.Start())
+	for i := 0; i < 4; i++ {
+		body := fmt.Sprintf("chosen-%d", i)
+		one := message(topic, "T", body)
+		one.Queue = &primitive.MessageQueue{Topic: topic, BrokerName: "broker-a", QueueId: i}
+		result, err := chosen.SendSync(context.Background(), one)
+		check(err)
+		say("sent", fields{"body": body, "queue": result.MessageQueue.QueueId,
+			"queue_offset": result.QueueOffset})
+	}
+	check(chosen.Shutdown())
+}
+
+// orderly consumes one queue in order; "o-2" is refused once, and the others wait for it.
+func orderly() {
+	const topic = "go-orderly"
+	p, err := rocketmq.NewProducer(
+		producer.WithNsResolver(resolver()), producer.WithGroupName("go-orderly-producer"),
+		producer.WithInstanceName(instance()), producer.WithQueueSelector(producer.NewHashQueueSelector()))
+	check(err)
+	check(p.Start())
+	for i := 0; i < 6; i++ {
+		one := message(topic, "T", fmt.Sprintf("o-%d", i))
+		one.WithShardingKey("key")
+		_, err := p.SendSync(context.Background(), one)
+		check(err)
+	}
+	c, err := rocketmq.NewPushConsumer(
+		consumer.WithNsResolver(resolver()), consumer.WithGroupName("go-orderly-consumer"),
+		consumer.WithInstance(instance()), consumer.WithConsumerOrder(true),
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
+		consumer.WithConsumeMessageBatchMaxSize(1))
+	check(err)
+	arrived := make(chan string, 100)
+	refused := false
+	check(c.Subscribe(topic, consumer.MessageSelector{}, func(
+		_ context.Context, messages ...*primitive.MessageExt,
+	) (consumer.ConsumeResult, error) {
+		saw("consumed", messages[0])
+		body := string(messages[0].Body)
+		if body == "o-2" && !refused {
+			refused = true
+			return consumer.SuspendCurrentQueueAMoment, nil
+		}
+		arrived <- body
+		return consumer.ConsumeSuccess, nil
+	}))
+	check(c.Start())
+	await(arrived, 6)
+	check(c.Shutdown())
+	check(p.Shutdown())
+}
+
+// broadcasting gives all messages to each of two consumers.
+func broadcasting() {
+	const topic = "go-broadcasting"
+	p := newProducer("go-broadcasting-producer")
+	for i := 0; i < 4; i++ {
+		_, err := p.SendSync(context.Background(), message(topic, "T", fmt.Sprintf("b-%d", i)))
+		check(err)
+	}
+	arrived := make(chan string, 100)
+	for _, name := range []string{"first", "second"} {
+		name := name
+		c, err := rocketmq.NewPushConsumer(
+			consumer.WithNsResolver(resolver()), consumer.WithGroupName("go-broadcasting-consumer"),
+			consumer.WithInstance(instance()), consumer.WithConsumerModel(consumer.BroadCasting),
+			consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+		check(err)
+		check(c.Subscribe(topic, consumer.MessageSelector{}, func(
+			_ context.Context, messages ...*primitive.MessageExt,
+		) (consumer.ConsumeResult, error) {
+			for _, one := range messages {
+				say("given", fields{"to": name, "body": string(one.Body)})
+				arrived <- string(one.Body)
+			}
+			return consumer.ConsumeSuccess, nil
+		}))
+		check(c.Start())
+	}
+	await(arrived, 8)
+	check(p.Shutdown())
+}
+
+// limits sends what is too large, and goes on.
+func limits() {
+	const topic = "go-limits"
+	p, err := rocketmq.NewProducer(
+		producer.WithNsResolver(resolver()), producer.WithGroupName("go-limits-producer"),
+		producer.WithInstanceName(instance()), producer.WithRetry(0),
+		producer.WithCompressMsgBodyOverHowmuch(100<<20))
+	check(err)
+	check(p.Start())
+	for _, size := range []int{4 << 20, 4<<20 + 1, 10} {
+		_, err := p.SendSync(context.Background(),
+			primitive.NewMessage(topic, []byte(strings.Repeat("a", size))))
+		say("size", fields{"size": size, "error": fmt.Sprint(err)})
+	}
+	check(p.Shutdown())
+}
+
+// namespaces sends and consumes under one name in two of them.
+func namespaces() {
+	const topic = "go-namespaces"
+	for _, space := range []string{"red", "blue"} {
+		p, err := rocketmq.NewProducer(
+			producer.WithNsResolver(resolver()), producer.WithGroupName("go-namespaces-producer"),
+			producer.WithInstanceName(instance()), producer.WithNamespace(space))
+		check(err)
+		check(p.Start())
+		_, err = p.SendSync(context.Background(), message(topic, "T", space))
+		check(err)
+		c, err := rocketmq.NewPushConsumer(
+			consumer.WithNsResolver(resolver()), consumer.WithGroupName("go-namespaces-consumer"),
+			consumer.WithInstance(instance()), consumer.WithNamespace(space),
+			consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+		check(err)
+		arrived := make(chan string, 100)
+		check(c.Subscribe(topic, consumer.MessageSelector{}, func(
+			_ context.Context, messages ...*primitive.MessageExt,
+		) (consumer.ConsumeResult, error) {
+			for _, one := range messages {
+				saw("consumed", one)
+				arrived <- string(one.Body)
+			}
+			return consumer.ConsumeSuccess, nil
+		}))
+		check(c.Start())
+		await(arrived, 1)
+		check(c.Shutdown())
 		check(p.Shutdown())
 	}
 }

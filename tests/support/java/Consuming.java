@@ -96,6 +96,11 @@ final class Consuming {
         });
         consumer.start();
         inbox.await(4);
+        readDead(scope);
+    }
+
+    /** Tells of the group's dead letters, of which there must be one. */
+    private static void readDead(Scope scope) throws Exception {
         String dead = "%DLQ%" + scope.group("consumer");
         DefaultMQPullConsumer reader = scope.pullConsumer(scope.group("reader"));
         MessageQueue queue =
@@ -107,6 +112,31 @@ final class Consuming {
         for (MessageExt message : pulled.getMsgFoundList()) {
             scope.saw("dead", message);
         }
+    }
+
+    /** Consumed in order, "never" is refused until it becomes a dead letter; others wait for it. */
+    static void orderlyDead(Scope scope) throws Exception {
+        DefaultMQProducer producer = scope.producer();
+        producer.send(Scope.message(scope.topic(), "T", "founding"));
+        MessageQueue queue = producer.fetchPublishMessageQueues(scope.topic()).get(0);
+        for (String body : new String[] {"before", "never", "after"}) {
+            scope.sent(body, producer.send(Scope.message(scope.topic(), "T", body), queue));
+        }
+        Inbox inbox = new Inbox(scope);
+        DefaultMQPushConsumer consumer =
+            scope.pushConsumer(scope.group("consumer"), scope.topic(), "*");
+        consumer.setMaxReconsumeTimes(2);
+        consumer.setSuspendCurrentQueueTimeMillis(50);
+        consumer.setConsumeMessageBatchMaxSize(1);
+        consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+            inbox.put("push", messages.get(0));
+            return Scope.text(messages.get(0)).equals("never")
+                ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+                : ConsumeOrderlyStatus.SUCCESS;
+        });
+        consumer.start();
+        inbox.await(new HashSet<>(Arrays.asList("after")));
+        readDead(scope);
     }
 
     static void broadcasting(Scope scope) throws Exception {

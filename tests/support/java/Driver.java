@@ -35,7 +35,11 @@ public final class Driver {
         SCENARIOS.put("namespaces", Producing::namespaces);
         SCENARIOS.put("vip", Producing::vip);
         SCENARIOS.put("unknown", Producing::unknown);
+        SCENARIOS.put("positions", Grouping::positions);
+        SCENARIOS.put("strategies", Grouping::strategies);
+        SCENARIOS.put("member", Grouping::member);
         SCENARIOS.put("consume", Consuming::consume);
+        SCENARIOS.put("orderly_dead", Consuming::orderlyDead);
         SCENARIOS.put("orderly", Consuming::orderly);
         SCENARIOS.put("retry", Consuming::retry);
         SCENARIOS.put("broadcasting", Consuming::broadcasting);

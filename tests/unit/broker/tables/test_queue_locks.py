@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.tables.queue_locks import LOCK_EXPIRY_MS, QueueLocks
+from halfmq.broker.tables.queue_locks import CLIENT_EXPIRY_MS, LOCK_EXPIRY_MS, QueueLocks
 from halfmq.remoting.bodies import QueueKey
 from tests.support.broker_doubles import Clock
 
@@ -34,6 +34,23 @@ def test_a_lock_must_be_renewed() -> None:
     clock.now += LOCK_EXPIRY_MS + 1
 
     assert not locks.any_held("g")
+    assert locks.lock("g", "b", [queue(0)]) == [queue(0)]
+
+
+def test_a_client_that_is_gone_holds_its_queues_for_half_as_long() -> None:
+    """As long as it might consume by itself: it may have lost its connection only."""
+    clock = Clock()
+    connected = {"a"}
+    locks = QueueLocks(now_ms=clock, is_connected=lambda _group, client_id: client_id in connected)
+    locks.lock("g", "a", [queue(0)])
+    clock.now += CLIENT_EXPIRY_MS + 1
+    assert locks.lock("g", "b", [queue(0)]) == []
+    locks.lock("g", "a", [queue(0)])
+    connected.remove("a")
+    clock.now += CLIENT_EXPIRY_MS
+    assert locks.lock("g", "b", [queue(0)]) == []
+    clock.now += 1
+
     assert locks.lock("g", "b", [queue(0)]) == [queue(0)]
 
 
