@@ -44,9 +44,9 @@ SETTINGS: Final = {
 }
 IN_USE: Final = 3
 """The broker's exit code when another one has the directory."""
-REPLICATION_CODES: Final = (904, 905, 906, 907, 908, 909)
-"""What brokers of a RocketMQ group tell each other: heartbeats, who is the master, how far copies
-are. Source: RocketMQ ``RequestCode``."""
+REPLICATION_CODES: Final = (905, 906, 907, 908, 909)
+"""What brokers of a RocketMQ group tell each other: who is the master, how far copies are. Source:
+RocketMQ ``RequestCode``."""
 
 
 def _delivered(broker: BrokerProcess) -> list[Record]:

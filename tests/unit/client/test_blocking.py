@@ -504,9 +504,9 @@ def test_a_background_thread_that_is_blocked_is_an_error(
 
 def test_slow_work_is_waited_for(served: BrokerThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the background thread runs, an answer may take its time."""
-    monkeypatch.setattr(blocking, "LOOP_SECONDS", 0.01)
+    monkeypatch.setattr(blocking, "LOOP_SECONDS", 0.5)
     with blocking.Producer("g", namesrv=served.broker.address) as producer:
-        assert producer.wait(asyncio.sleep(0.2, "done")) == "done"
+        assert producer.wait(asyncio.sleep(0.8, "done")) == "done"
 
 
 def test_a_coroutine_that_exits_ends_nobody_elses_work(served: BrokerThread) -> None:
