@@ -25,6 +25,8 @@ SQL92: Final = "SQL92"
 SQL_EXPECTED: Final = "an SQL92 expression"
 
 _PLACE: Final = re.compile(r"SQL92 filter is wrong at character (\d+): (.*)", re.DOTALL)
+_OFFICIAL_PLACE: Final = re.compile(r"(.* at line 1, column (\d+)\.)")
+"""How RocketMQ's parser begins; what it expected follows on many lines."""
 
 _BLANKS: Final = " \t\r\n"  # allowed around tags; official clients trim these too
 # The first character that cannot follow: a forbidden one, another blank, or a second word.
@@ -52,15 +54,15 @@ class SqlFilter:
 
 
 def sql_error(topic: str, expression: str, remark: str) -> FilterError:
-    """Return the error for an SQL92 expression that a broker refuses.
-
-    A halfmq broker says at which character; an official one only that it is wrong.
-    """
-    found = _PLACE.fullmatch(remark)
-    if found is None:
-        return FilterError(topic, expression, 0, remark or "it is wrong", SQL_EXPECTED)
-    position = min(int(found[1]) - 1, len(expression))
-    return FilterError(topic, expression, position, found[2], SQL_EXPECTED)
+    """Return the error for an SQL92 expression that a broker refuses."""
+    if (found := _PLACE.fullmatch(remark)) is not None:
+        column, reason = found.groups()
+    elif (found := _OFFICIAL_PLACE.match(remark)) is not None:
+        reason, column = found.groups()
+    else:
+        column, reason = "1", remark or "it is wrong"
+    position = min(int(column) - 1, len(expression))
+    return FilterError(topic, expression, position, reason, SQL_EXPECTED)
 
 
 def normalise_filter(topic: str, expression: str) -> str:

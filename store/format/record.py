@@ -68,7 +68,7 @@ assert len(_CRC_TAIL_BLANK) == CRC_TAIL_SIZE
 RECORD_SIZE_MIN: Final = HEAD_V4.size + TOPIC_LENGTH_V1.size + PROPERTIES_LENGTH.size
 
 _SYS_FLAG: Final = struct_of("sys_flag")
-_BEFORE_HOSTS: Final = struct_of("total_size", "magic", "queue_offset", "sys_flag")
+_SIZES: Final = struct_of("total_size", "magic", "queue_offset", "sys_flag", "body_size")
 _BODY_SIZE: Final = {hosts: struct_of("body_size", hosts=hosts) for hosts in HOST_MIXES}
 _STORE_TIMESTAMP: Final = {hosts: struct_of("store_timestamp", hosts=hosts) for hosts in HOST_MIXES}
 
@@ -329,10 +329,12 @@ def properties_at(buffer: bytes, position: int) -> tuple[int, int, bytes]:
             the position.
     """
     try:
-        size, magic, queue_offset, sys_flag = _BEFORE_HOSTS.unpack_from(buffer, position)
-        body_size_at = _BODY_SIZE[sys_flag & HOSTS_MASK]
-        (body_size,) = body_size_at.unpack_from(buffer, position)
-        topic_at = position + body_size_at.size + body_size
+        size, magic, queue_offset, sys_flag, body_size = _SIZES.unpack_from(buffer, position)
+        topic_at = position + _SIZES.size + body_size
+        if hosts := sys_flag & HOSTS_MASK:
+            after_hosts = _BODY_SIZE[hosts]
+            (body_size,) = after_hosts.unpack_from(buffer, position)
+            topic_at = position + after_hosts.size + body_size
         length = TOPIC_LENGTH_V2 if magic == MAGIC_V2 else TOPIC_LENGTH_V1
         (topic_size,) = length.unpack_from(buffer, topic_at)
         length_at = topic_at + length.size + topic_size

@@ -22,11 +22,13 @@ from halfmq.client import (
     ClientConfig,
     Consumer,
     Decision,
+    FilterError,
     Message,
     MessageView,
     Producer,
     RouteNotFoundError,
     SendStatus,
+    SqlFilter,
     TransactionProducer,
     blocking,
 )
@@ -56,7 +58,11 @@ def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("rocketmq")
     with contextlib.ExitStack() as stack:
         try:
-            settings = {**QUICK_CHECKS, "autoCreateTopicEnable": "true"}
+            settings = {
+                **QUICK_CHECKS,
+                "autoCreateTopicEnable": "true",
+                "enablePropertyFilter": "true",
+            }
             broker = stack.enter_context(rocketmq_broker(home / "store", home, **settings))
         except PeerMissingError as missing:
             pytest.skip(f"{missing}; the client is NOT tested against Apache RocketMQ")
@@ -95,6 +101,24 @@ async def take(consumer: Consumer, count: int, *, seconds: float = PATIENCE_S) -
 
 async def nothing_more(consumer: Consumer, seconds: float = 0.5) -> None:
     assert await consumer.receive(timeout=seconds) is None
+
+
+async def test_an_sql_filter_selects_by_properties(namesrv: str, topic: str) -> None:
+    """As against our broker; a wrong expression is told with its place."""
+    async with Producer("g", namesrv=namesrv) as producer:
+        for number in range(6):
+            properties = {"number": str(number), "region": "EU" if number % 2 else "US"}
+            message = Message(topic, b"%d" % number, properties=properties)
+            await producer.send(message, order_key="k")
+    wanted = SqlFilter("number BETWEEN 1 AND 4 AND region = 'EU'")
+    async with Consumer(f"g-{topic}", {topic: wanted}, namesrv=namesrv) as consumer:
+        messages = await take(consumer, 2)
+        await nothing_more(consumer)
+
+    assert [message.body for message in messages] == [b"1", b"3"]
+    with pytest.raises(FilterError, match="ParseException: Encountered") as caught:
+        await Consumer("wrong", {topic: SqlFilter("number == 5")}, namesrv=namesrv).start()
+    assert caught.value.position == 8
 
 
 async def test_what_was_sent_is_consumed_in_order(namesrv: str, topic: str) -> None:

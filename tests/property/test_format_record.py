@@ -14,6 +14,7 @@ from halfmq.store.format.record import (
     decode_records,
     encode_record,
     new_record,
+    properties_at,
     seal_crc_tail,
     with_crc_tail,
     without_crc_tail,
@@ -57,6 +58,23 @@ def test_what_is_written_is_read_back(record: Record, before: bytes, behind: byt
 
     assert len(encoded) == record.total_size
     assert decode_record(before + encoded + behind, len(before)) == record
+    sizes = properties_at(before + encoded + behind, len(before))
+    assert sizes == (record.total_size, record.queue_offset, record.properties)
+
+
+@given(record=records, position=st.integers(0, 200), value=st.integers(0, 255))
+def test_properties_are_found_within_the_record_or_not_at_all(
+    record: Record, position: int, value: int
+) -> None:
+    """Whatever byte is wrong: a filter gets no bytes of another record, and no other error."""
+    encoded = bytearray(encode_record(record))
+    encoded[position % len(encoded)] = value
+    try:
+        size, _, properties = properties_at(bytes(encoded) + b"more", 0)
+    except CorruptRecordError:
+        return
+    assert len(properties) < size <= len(encoded) + len(b"more")
+    assert bytes(encoded)[:size].endswith(properties) or size > len(encoded)
 
 
 @given(several=st.lists(records, max_size=5))

@@ -103,11 +103,15 @@ def test_only_the_surroundings_of_a_mistake_are_shown() -> None:
 
 
 def test_the_mistake_of_an_sql_filter_is_where_the_broker_says() -> None:
-    """An official broker does not say where."""
-    ours = sql_error(
-        "orders", "a == 5", "SQL92 filter is wrong at character 4: write = for equality"
+    """Ours or an official one."""
+    our_remark = "SQL92 filter is wrong at character 4: write = for equality"
+    official_remark = (
+        'org.apache.rocketmq.filter.parser.ParseException: Encountered " "=" "= "" at line 1, '
+        'column 4.\nWas expecting one of:\n    "NOT" ...\n'
     )
-    official = sql_error("orders", "a == 5", "Invalid MessageSelector. ")
+    ours = sql_error("orders", "a == 5", our_remark)
+    official = sql_error("orders", "a == 5", official_remark)
+    unknown = sql_error("orders", "a == 5", "no reason")
 
     assert str(ours).splitlines() == [
         (
@@ -117,7 +121,8 @@ def test_the_mistake_of_an_sql_filter_is_where_the_broker_says() -> None:
         "    a == 5",
         "       ^",
     ]
-    assert (official.position, official.reason) == (0, "Invalid MessageSelector. ")
+    assert (official.position, official.reason) == (3, official_remark.splitlines()[0])
+    assert (unknown.position, unknown.reason) == (0, "no reason")
     assert str(pickle.loads(pickle.dumps(ours))) == str(ours)
 
 
