@@ -27,6 +27,11 @@ class ShownKind(NamedTuple):
     rows: list[tuple[int, "Anomaly"]]  # with their numbers
 
     @property
+    def title(self) -> str:
+        """The name of the kind in words."""
+        return "CRC" if self.kind == Kind.CRC else self.kind.replace("_", " ").capitalize()
+
+    @property
     def left_out(self) -> int:
         """How many anomalies of this kind are not shown."""
         return self.found - len(self.rows)

@@ -8,7 +8,6 @@ from ..audit.judge import Kind
 class Explanation(NamedTuple):
     """A kind of anomaly in words."""
 
-    title: str
     meaning: str
     remedy: str
 
@@ -22,125 +21,102 @@ _DISK: Final = "Check the disk and restore the range from a replica or backup, i
 
 KINDS: Final = {
     Kind.COMMITTED_TWICE: Explanation(
-        "Committed twice",
         "Consumers see the message more than once.",
         f"Let consumers drop repeats by the transaction's id. {_EFFECTS}",
     ),
     Kind.COMMIT_AFTER_ROLLBACK: Explanation(
-        "Committed after a rollback",
         "Consumers see a message whose producer got the answer that it is rolled back.",
         "Compare with the producer's database; compensate if its row is not there.",
     ),
     Kind.ROLLBACK_AFTER_COMMIT: Explanation(
-        "Rolled back after a commit",
         "Consumers see the message; a producer got the answer that it is rolled back.",
         "Compare with the producer's database; compensate if its row is not there.",
     ),
     Kind.DECISION_WITHOUT_HALF: Explanation(
-        "Decision without half message",
         "A final message or a rollback record names a half message that is not in the log.",
         "If it is a final message, consumers have seen it: compare with the producer's database.",
     ),
     Kind.OP_WITHOUT_HALF: Explanation(
-        "Op without half message",
         "An op message marks something as done that was never prepared.",
         "Consumers do not see op messages. Find out what else wrote to the store.",
     ),
     Kind.PARKED_WITHOUT_HALF: Explanation(
-        "Parked without half message",
         "A message was parked whose half message is not in the log.",
         "Compare with the producer's database, and send the message again if its row is there.",
     ),
     Kind.DUPLICATE_PREPARE: Explanation(
-        "Prepared twice",
         "One message was prepared as two transactions, and both may be committed.",
         "Let producers keep the id of a message when they send it again to halfmq, which then"
         " answers with the first transaction.",
     ),
     Kind.MISSING_FINAL: Explanation(
-        "Final message missing",
         "A transaction was committed, and its message, or one of several, never reached its queue.",
         "Send the message again: its content is in the half message at the offset shown.",
     ),
     Kind.MISSING_DECISION: Explanation(
-        "Decision missing",
         "An op message says that the transaction was decided, but neither a final message nor a"
         " rollback record is in the log.",
         "Ask the producer's database. If its row is there, send the message again from the half"
         " message at the offset shown.",
     ),
     Kind.ALTERED_FINAL: Explanation(
-        "Final message differs from its half",
         "Consumers see a message that differs from what was prepared; the row says what differs.",
         f"The half message at the offset shown has what the producer sent. {_EFFECTS}",
     ),
     Kind.UNLINKED_DELIVERY: Explanation(
-        "Delivered outside of its transaction",
         "A record delivers the message though it is no final message of the transaction.",
         f"Find out what wrote it: a broker delivers final messages only. {_EFFECTS}",
     ),
     Kind.UNMARKED_FINAL: Explanation(
-        "Final message without its mark",
         "The record names its half message, but its flags do not say that it is a commit.",
         "Consumers see the message. Check the disk: a bit of the flags may have flipped.",
     ),
     Kind.OVERDUE_DELIVERY: Explanation(
-        "Delayed message not delivered",
         "A committed message with a delay is due and was never put into its topic.",
         "Restart the broker, which looks for due messages; else send the message again.",
     ),
     Kind.DELIVERED_TWICE: Explanation(
-        "Delayed message delivered twice",
         "A committed message with a delay was put into its topic more than once.",
         f"Let consumers drop repeats by the transaction's id. {_EFFECTS}",
     ),
     Kind.SPLIT_GROUP: Explanation(
-        "Several messages, not decided alike",
-        "Messages of one transaction should be decided together.",
+        "The messages of one transaction were not decided alike.",
         "Compare with the producer's database, and send the messages that are missing again.",
     ),
     Kind.OVERDUE_HALF: Explanation(
-        "Undecided for too long",
         "A half message has been undecided for longer than --pending-age. Copies whose original"
         " has left the log are not counted.",
         "See that a producer of the group is connected and answers checks: halfmq tx list.",
     ),
     Kind.LOST_PARKING: Explanation(
-        "Neither decided nor parked",
         "The broker stopped asking about a half message, and the log has neither a decision nor a"
         " parked copy.",
         "Compare with the producer's database, and send the message again if its row is there.",
     ),
     Kind.OUT_OF_ORDER: Explanation(
-        "Out of order",
         "Queue offsets do not rise with the offsets in the log.",
         "Consumers may miss messages of this queue. Keep a copy of the store for an inquiry.",
     ),
     Kind.QUEUE_GAP: Explanation(
-        "Gap in a queue",
         "Offsets of a queue are missing from the log.",
         f"Messages of the queue may be lost. {_DISK}",
     ),
     Kind.WRONG_QUEUE_ENTRY: Explanation(
-        "Wrong queue entry", "A consume queue says something else than the log.", _VERIFY
+        "An entry of a consume queue differs from the log.", _VERIFY
     ),
     Kind.MISSING_QUEUE_ENTRY: Explanation(
-        "Missing queue entry", "A message in the log that consumers are not shown.", _VERIFY
+        "A message in the log has no entry in its queue, so consumers do not get it.", _VERIFY
     ),
     Kind.UNKNOWN_QUEUE: Explanation(
-        "Unknown topic or queue",
-        "Messages of a topic or a queue that the broker's table does not have.",
+        "The log has messages of a topic or a queue that is not in the broker's table.",
         "Create the topic again, or restore config/topics.json from its .bak.",
     ),
-    Kind.CORRUPT_RECORD: Explanation("Corrupt record", "Bytes where a record should be.", _DISK),
+    Kind.CORRUPT_RECORD: Explanation("Bytes that are no record, where one should be.", _DISK),
     Kind.CRC: Explanation(
-        "CRC mismatch", "The bytes of a record are not those that were written.", _DISK
+        "The bytes of a record do not match its CRC: they are not those that were written.", _DISK
     ),
-    Kind.GAP: Explanation(
-        "Gap in the log", "A range of the log was never written, or is lost.", _DISK
-    ),
+    Kind.GAP: Explanation("A range of the log was never written, or is lost.", _DISK),
     Kind.OVERLAP: Explanation(
-        "Overlapping segments",
         "Two segments claim the same offsets.",
         "Remove the file that does not belong to the log, from a copy of the store.",
     ),

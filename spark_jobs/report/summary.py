@@ -1,6 +1,7 @@
 """The outcome of an audit as JSON for programs and as a table for people."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from ..audit.judge import State
@@ -8,7 +9,7 @@ from ..audit.statistics import PERCENTILES
 from .tables import ROWS_MAX, fact, listing
 
 if TYPE_CHECKING:
-    from ..audit.auditor import Audit
+    from ..audit.auditor import Anomaly, Audit
 
 _COUNTED: Final = (
     State.COMMITTED,
@@ -24,15 +25,7 @@ def summary(audit: "Audit") -> dict[str, object]:
     counts = {str(state): audit.states[state] for state in _COUNTED}
     return {
         "directory": audit.directory,
-        "log": {
-            "segments": audit.log.segments,
-            "records": audit.log.records,
-            "bytes": audit.log.bytes,
-            "first_offset": audit.log.first_offset,
-            "end_offset": audit.log.end_offset,
-            "tail": audit.log.tail,
-            "scanned_bytes": audit.log.end_offset - audit.log.first_offset,
-        },
+        "log": asdict(audit.log) | {"scanned_bytes": audit.log.end_offset - audit.log.first_offset},
         "transactions": {
             "total": sum(counts.values()),
             **counts,
@@ -46,19 +39,14 @@ def summary(audit: "Audit") -> dict[str, object]:
         "remarks": [remark._asdict() for remark in audit.remarks],
         "anomaly_count": audit.anomaly_count,
         "anomaly_kinds": dict(sorted(audit.anomaly_kinds.items())),
-        "anomalies": [
-            {
-                "kind": anomaly.kind,
-                "transaction_id": anomaly.transaction_id,
-                "topic": anomaly.topic,
-                "group": anomaly.group,
-                "offsets": anomaly.offsets,
-                "detail": anomaly.detail,
-                "bytes": [place._asdict() for place in anomaly.places],
-            }
-            for anomaly in audit.anomalies
-        ],
+        "anomalies": [_anomaly(anomaly) for anomaly in audit.anomalies],
     }
+
+
+def _anomaly(anomaly: "Anomaly") -> dict[str, object]:
+    row = anomaly._asdict()
+    row["bytes"] = [place._asdict() for place in row.pop("places")]
+    return row
 
 
 def table(audit: "Audit") -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Tables that jobs print for people: facts with a label each, and lists of rows."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, Final
 
 Rows = list[dict[str, Any]]
@@ -42,8 +43,10 @@ def listing(
 
 def _text(value: object) -> str:
     match value:
-        case None:
+        case None | []:
             return "-"
+        case datetime():
+            return value.isoformat(" ", "seconds")
         case float():
             return f"{value:,.2f}"
         case int():
