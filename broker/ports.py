@@ -25,7 +25,7 @@ OnAnswer = Callable[[RemotingCommand | None], None]
 """Takes the answer, or None if there will be none."""
 
 
-class Part(Protocol):
+class SendablePart(Protocol):
     """Bytes of an open file, in memory; see ``halfmq.store.files.zero_copy``."""
 
     @property
@@ -101,7 +101,7 @@ class Connection(Protocol):
         """
         ...
 
-    def write_part(self, head: bytes, part: Part) -> None:
+    def write_part(self, head: bytes, part: SendablePart) -> None:
         """Write one frame now that begins with `head` and ends with a part of a file.
 
         The part must not be used afterwards.

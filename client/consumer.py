@@ -72,7 +72,7 @@ from .errors import (
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
 from .message import MessageQueue, MessageView, is_topic, topic_error
 from .net.base_client import BaseClient
-from .net.connection import Connection
+from .net.connection import BrokerConnection
 from .net.response_errors import error_from_response
 from .net.routes import nearest_topics
 from .net.session import Session, expect_success, typed, wall_clock_ms
@@ -278,7 +278,7 @@ class Consumer(BaseClient):
             raise ConfigurationError("offsets_file", offsets_file, "a path")
 
     def _new_session(self) -> Session:
-        def members_changed(_command: RemotingCommand, _connection: Connection) -> None:
+        def members_changed(_command: RemotingCommand, _connection: BrokerConnection) -> None:
             self._rebalance_wanted.set()
 
         handlers = {int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED): members_changed}

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from halfmq.broker.access.config import AccessConfig, Credentials
+from halfmq.broker.access.config import AccessConfig, KeyPair
 from halfmq.broker.access.requirements import requirements_of
 from halfmq.broker.config import (
     BrokerConfig,
@@ -292,7 +292,7 @@ async def _start(front_end: str, folder: Path) -> Broker:
         else AccessConfig(
             authentication_enabled=True,
             authorization_enabled=True,
-            initial_user=Credentials(*ADMIN),
+            initial_user=KeyPair(*ADMIN),
         )
     )
     broker = Broker(

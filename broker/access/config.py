@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from ..settings import FILE, SWITCH, choice, secret, setting
 
 
-class Credentials(NamedTuple):
+class KeyPair(NamedTuple):
     """A name and the secret by which it signs."""
 
     name: str
@@ -22,7 +22,7 @@ class Credentials(NamedTuple):
         return f"Credentials({self.name!r}, ...)"
 
 
-def _credentials(name_key: str, secret_key: str, text: str) -> Credentials:
+def _credentials(name_key: str, secret_key: str, text: str) -> KeyPair:
     try:
         fields = json.loads(text)
     except RecursionError as error:
@@ -34,7 +34,7 @@ def _credentials(name_key: str, secret_key: str, text: str) -> Credentials:
         raise ValueError  # noqa: TRY004
     if not name.strip() or not secret_text.strip():
         raise ValueError
-    return Credentials(name, secret_text)
+    return KeyPair(name, secret_text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class AccessConfig:
     authorization_enabled: bool = setting(
         "authorizationEnabled", False, SWITCH, "and their policies say what they may do"
     )
-    initial_user: Credentials | None = setting(
+    initial_user: KeyPair | None = setting(
         "initAuthenticationUser",
         None,
         secret(
@@ -65,7 +65,7 @@ class AccessConfig:
         ),
         "a super user, created if there is no user of this name",
     )
-    inner_credentials: Credentials | None = setting(
+    inner_credentials: KeyPair | None = setting(
         "innerClientAuthenticationCredentials",
         None,
         secret(

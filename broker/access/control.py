@@ -31,7 +31,7 @@ from ..errors import RequestRefusedError
 from ..ports import Connection
 from .addresses import Address, address_of
 from .requirements import ANY_CLUSTER, PUB, requirements_of, topic
-from .rules import Kind, Principal, Principals, Requirement, Resource
+from .rules import Principal, Principals, Requirement, Resource, ResourceKind
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _MSGPACK: Final = int(HeaderType.MSGPACK)
 _TRACING: Final = topic(TRACE_TOPIC, PUB)
 
 
-class AccessDeniedError(RequestRefusedError):
+class RequestDeniedError(RequestRefusedError):
     """Its sender may not make a request; the answer names subject, action and resource."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Subject:
         """Whether it may do this."""
         return self._control.unmet(self.principal, requirement, self._address) is None
 
-    def denied(self, requirement: Requirement, reason: str) -> AccessDeniedError:
+    def denied(self, requirement: Requirement, reason: str) -> RequestDeniedError:
         """Return the error that refuses this for another reason than a rule."""
         return self._control.forbidden(self.principal, requirement, reason, self._address)
 
@@ -126,7 +126,7 @@ class AccessControl:
             clock: Seconds, for the rate of log lines.
         """
         self._principals = principals
-        self._cluster = Resource(Kind.CLUSTER, cluster_name)
+        self._cluster = Resource(ResourceKind.CLUSTER, cluster_name)
         self._authorizes = authorizes
         self._dialect = principals.dialect
         self._refusals = _RefusalLog(clock)
@@ -153,7 +153,7 @@ class AccessControl:
 
     def forbidden(
         self, principal: Principal, requirement: Requirement, reason: str, address: Address
-    ) -> AccessDeniedError:
+    ) -> RequestDeniedError:
         """Return the error that tells a principal what it may not do."""
         subject = self._subject(principal.name)
         requirement = self._of_this_cluster(requirement)
@@ -161,19 +161,22 @@ class AccessControl:
             f"{subject} has no permission to {' or '.join(requirement.actions)} "
             f"{requirement.resource} from {address}, {reason}"
         )
-        return AccessDeniedError(
+        return RequestDeniedError(
             self._dialect.refusal_code, remark, subject, requirement, log=self._refusals
         )
 
-    def _unknown(self, remark: str, name: str = "") -> AccessDeniedError:
+    def _unknown(self, remark: str, name: str = "") -> RequestDeniedError:
         subject = self._subject(name) if name else ""
-        return AccessDeniedError(self._dialect.refusal_code, remark, subject, log=self._refusals)
+        return RequestDeniedError(self._dialect.refusal_code, remark, subject, log=self._refusals)
 
     def _subject(self, name: str) -> str:
         return f"{self._dialect.subject_word}:{name}"
 
     def _of_this_cluster(self, requirement: Requirement) -> Requirement:
-        if requirement.resource[1] == ANY_CLUSTER and requirement.resource.kind is Kind.CLUSTER:
+        if (
+            requirement.resource[1] == ANY_CLUSTER
+            and requirement.resource.kind is ResourceKind.CLUSTER
+        ):
             return requirement._replace(resource=self._cluster)
         return requirement
 
@@ -243,7 +246,7 @@ class _RefusalLog:
         self._silent = 0
 
     def note(
-        self, denied: AccessDeniedError, command: RemotingCommand, connection: Connection
+        self, denied: RequestDeniedError, command: RemotingCommand, connection: Connection
     ) -> None:
         """Count one refusal, and log it unless there were many in this second."""
         self.counts["authorization" if denied.requirement else "authentication"] += 1

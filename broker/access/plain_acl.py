@@ -35,7 +35,7 @@ from .addresses import (
     any_of,
     parse_address_pattern,
 )
-from .rules import ALL_ACTIONS, Action, Dialect, Kind, Principal, Rule, RuleSet
+from .rules import ALL_ACTIONS, Action, Dialect, Principal, ResourceKind, Rule, RuleSet
 
 logger = logging.getLogger(__name__)
 
@@ -302,13 +302,13 @@ def _principal(entry: object) -> Principal:
         raise _WrongError("admin: expected true or false")
     address = entry.get("whiteRemoteAddress") or ""
     named = [
-        *_named_rules(Kind.TOPIC, _list(entry, "topicPerms"), "topicPerms"),
-        *_named_rules(Kind.GROUP, _list(entry, "groupPerms"), "groupPerms"),
+        *_named_rules(ResourceKind.TOPIC, _list(entry, "topicPerms"), "topicPerms"),
+        *_named_rules(ResourceKind.GROUP, _list(entry, "groupPerms"), "groupPerms"),
     ]
     rules = [
         *named,
-        Rule(Kind.TOPIC, None, _default(entry, "defaultTopicPerm")),
-        Rule(Kind.GROUP, None, _default(entry, "defaultGroupPerm")),
+        Rule(ResourceKind.TOPIC, None, _default(entry, "defaultTopicPerm")),
+        Rule(ResourceKind.GROUP, None, _default(entry, "defaultGroupPerm")),
     ]
     if admin:
         rules.append(Rule(None, None, _ADMINISTRATION))
@@ -336,7 +336,7 @@ def _default(entry: Mapping[str, Any], key: str) -> frozenset[Action]:
     return frozenset() if value is None else _permission(value, key)
 
 
-def _named_rules(kind: Kind, entries: Sequence[object], key: str) -> Iterator[Rule]:
+def _named_rules(kind: ResourceKind, entries: Sequence[object], key: str) -> Iterator[Rule]:
     for entry in entries:
         name, equals, permission = str(entry).partition("=")
         if not equals or not name.strip():

@@ -31,7 +31,7 @@ from halfmq.store.format.topics import (
     RETRY_PREFIX,
 )
 
-from .rules import Action, Kind, Requirement, Resource
+from .rules import Action, Requirement, Resource, ResourceKind
 
 PUB, SUB = Action.PUB, Action.SUB
 CREATE, UPDATE, DELETE, GET, LIST = (
@@ -58,21 +58,21 @@ def topic(name: str, *actions: Action) -> Requirement:
     """
     if name.startswith(RETRY_PREFIX):
         as_group = tuple(SUB if action is PUB else action for action in actions)
-        return Requirement(Resource(Kind.GROUP, name[len(RETRY_PREFIX) :]), as_group)
+        return Requirement(Resource(ResourceKind.GROUP, name[len(RETRY_PREFIX) :]), as_group)
     if name in CLIENTS_MAY_NOT_SEND:
         return cluster(GET if PUB not in actions else UPDATE)
-    return Requirement(Resource(Kind.TOPIC, name), actions)
+    return Requirement(Resource(ResourceKind.TOPIC, name), actions)
 
 
 @lru_cache(maxsize=4096)
 def group(name: str, *actions: Action) -> Requirement:
     """Need one of these actions on a group."""
-    return Requirement(Resource(Kind.GROUP, name.removeprefix(RETRY_PREFIX)), actions)
+    return Requirement(Resource(ResourceKind.GROUP, name.removeprefix(RETRY_PREFIX)), actions)
 
 
 def cluster(*actions: Action) -> Requirement:
     """Need one of these actions on the broker as a whole."""
-    return Requirement(Resource(Kind.CLUSTER, ANY_CLUSTER), actions)
+    return Requirement(Resource(ResourceKind.CLUSTER, ANY_CLUSTER), actions)
 
 
 def _signature(_header: Any, _body: bytes) -> Sequence[Requirement]:

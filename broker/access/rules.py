@@ -23,7 +23,7 @@ from halfmq.remoting.signature import Signer
 from .addresses import Address, AddressPattern
 
 
-class Kind(StrEnum):
+class ResourceKind(StrEnum):
     """What a resource is."""
 
     __hash__ = str.__hash__  # that of an enum is Python code, ten times as slow
@@ -54,7 +54,7 @@ ALL_ACTIONS: Final = frozenset(Action)
 class Resource(NamedTuple):
     """One topic, group or cluster."""
 
-    kind: Kind
+    kind: ResourceKind
     name: str
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Requirement(NamedTuple):
 class Rule:
     """Allows or denies actions on the resources it matches."""
 
-    kind: Kind | None
+    kind: ResourceKind | None
     """None: resources of every kind."""
     name: str | None
     """None: every name."""
@@ -120,7 +120,7 @@ class RuleSet:
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         self.rules = tuple(sorted(rules, key=lambda rule: rule.precedence))
-        self._literal: dict[tuple[Kind | None, str | None], list[Rule]] = {}
+        self._literal: dict[tuple[ResourceKind | None, str | None], list[Rule]] = {}
         for rule in self.rules:
             if rule.is_literal:
                 self._literal.setdefault((rule.kind, rule.name), []).append(rule)

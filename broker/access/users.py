@@ -25,7 +25,7 @@ from halfmq.store.files.json_table import read_table, save_table
 
 from ..errors import RequestRefusedError
 from .addresses import Address, AddressPatternError, parse_address_pattern
-from .rules import ALL_ACTIONS, Action, Dialect, Kind, Principal, Rule, RuleSet
+from .rules import ALL_ACTIONS, Action, Dialect, Principal, ResourceKind, Rule, RuleSet
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ _EVERYTHING: Final = "*"
 _ACTIONS: Final = MappingProxyType({action.lower(): frozenset({action}) for action in Action}) | {
     "all": ALL_ACTIONS
 }
-_KINDS: Final = MappingProxyType({kind.lower(): kind for kind in Kind})
+_KINDS: Final = MappingProxyType({kind.lower(): kind for kind in ResourceKind})
 
 
 def refused(remark: str) -> RequestRefusedError:
@@ -371,7 +371,7 @@ def _rule(entry: PolicyEntryInfo) -> Rule:
     return Rule(kind, name, frozenset(actions), entry.decision == ALLOW, is_prefix, sources)
 
 
-def _resource(text: str) -> tuple[Kind | None, str | None, bool]:
+def _resource(text: str) -> tuple[ResourceKind | None, str | None, bool]:
     if text == _EVERYTHING:
         return None, None, False
     kind_text, _, name = text.partition(":")

@@ -30,7 +30,7 @@ from halfmq.remoting.replies import encode_request
 from halfmq.remoting.signature import Signer, signed_fields
 from halfmq.store.format.crc import crc32
 
-from ..access.config import Credentials
+from ..access.config import KeyPair
 from ..config import TopicDefaults
 from ..tables.topics import TopicTable
 
@@ -50,7 +50,7 @@ Sign = Callable[[Mapping[str, str], bytes], Mapping[str, str]]
 """Returns the ext fields of a request with this body as they are sent."""
 
 
-def _signing(credentials: Credentials | None) -> Sign:
+def _signing(credentials: KeyPair | None) -> Sign:
     if credentials is None:
         return lambda fields, _body: fields
     signer = Signer(credentials.secret)
@@ -121,7 +121,7 @@ class NameServerRegistration:
         port: Callable[[], int],
         ha_port: int,
         now_ms: Callable[[], int],
-        credentials: Credentials | None = None,
+        credentials: KeyPair | None = None,
     ) -> None:
         """Wire it; without ``advertised_host``, each server gets the address it is reached from."""
         self._sign = _signing(credentials)

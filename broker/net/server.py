@@ -38,7 +38,7 @@ from ..errors import AddressTakenError, UnfinishedError
 from ..loop.fetches import Fetch
 from ..loop.slices import PAUSE_S, PeriodicWork
 from ..loop.ticker import Ticker
-from ..ports import ACK_S, Connection, OnAnswer, Part
+from ..ports import ACK_S, Connection, OnAnswer, SendablePart
 from .peer_requests import PeerRequestExpiry, PeerRequests
 from .reply_release import ReplyRelease
 from .router import Router
@@ -430,7 +430,7 @@ class ClientConnection(asyncio.Protocol):
         if sent < len(data):
             transport.write(bytes(data[sent:]))
 
-    def write_part(self, head: bytes, part: Part) -> None:
+    def write_part(self, head: bytes, part: SendablePart) -> None:
         """Write a frame whose end the system sends from a file; do nothing if closed.
 
         Only what the peer does not accept at once is copied.

@@ -79,7 +79,7 @@ class Refused:
 
 
 @dataclass(slots=True)
-class ConsumerGroup:
+class GroupMembers:
     """The connected consumers of one group, and the subscriptions of the group."""
 
     name: str
@@ -144,7 +144,7 @@ class ClientRegistry:
         """Whether a consumer is refused that subscribes differently from its group."""
         self._now_ms = now_ms
         self._registrations_max = registrations_max
-        self._consumers: dict[str, ConsumerGroup] = {}
+        self._consumers: dict[str, GroupMembers] = {}
         self._producers: dict[str, dict[str, Member]] = {}
         self._groups_of_producer: dict[str, set[str]] = {}  # by client id
         self._by_connection: dict[Connection, set[tuple[bool, str, str]]] = {}
@@ -261,7 +261,7 @@ class ClientRegistry:
     # --- queries
 
     @property
-    def consumer_groups(self) -> Mapping[str, ConsumerGroup]:
+    def consumer_groups(self) -> Mapping[str, GroupMembers]:
         """The groups with a connected consumer."""
         return self._consumers
 
@@ -325,7 +325,7 @@ class ClientRegistry:
 
     def listing(
         self, group: str | None, after_group: str = "", after_client: str = ""
-    ) -> Iterator[tuple[ConsumerGroup, str]]:
+    ) -> Iterator[tuple[GroupMembers, str]]:
         """Yield `(group, client_id)` of members and refused clients in order, after a given one.
 
         The registry must not change meanwhile.
@@ -439,7 +439,7 @@ class ClientRegistry:
             self._remove_consumer(consumer.group_name, data.client_id, keep_filters=True)
             # A group whose last member has just been replaced keeps its subscriptions.
             group = self._consumers.setdefault(
-                consumer.group_name, group or ConsumerGroup(consumer.group_name, consumer)
+                consumer.group_name, group or GroupMembers(consumer.group_name, consumer)
             )
             member = Member(data.client_id, connection, self._now_ms())
             group.members[data.client_id] = member
@@ -457,7 +457,7 @@ class ClientRegistry:
         return changed or is_new
 
     def _is_refused(
-        self, group: ConsumerGroup, client_id: str, filters: Filters, connection: Connection
+        self, group: GroupMembers, client_id: str, filters: Filters, connection: Connection
     ) -> bool:
         """Refuse a consumer that differs from its group, if the setting requires it."""
         if not self.refuse_unequal:
@@ -477,7 +477,7 @@ class ClientRegistry:
 
     def _set_filters(
         self,
-        group: ConsumerGroup,
+        group: GroupMembers,
         client_id: str,
         filters: Filters,
         subscriptions: Collection[SubscriptionData],

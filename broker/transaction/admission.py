@@ -106,7 +106,7 @@ def fault_in_batch(properties: bytes, where: str) -> str | None:
     return f"{where} has {name}={value}: {why}; send it by itself, not in a batch"
 
 
-class Delays(Protocol):
+class RequestedDelays(Protocol):
     """The delays that the properties of a transactional message request; None for none."""
 
     @property
@@ -122,7 +122,7 @@ class Delays(Protocol):
     def deliver_at(self) -> str | None: ...
 
 
-def refuse_delays(sent: Delays, now_ms: int) -> None:
+def refuse_delays(sent: RequestedDelays, now_ms: int) -> None:
     """Raise if a message with these delays must not be prepared.
 
     Raises:

@@ -16,7 +16,7 @@ from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 from .half import StoredHalf, group_membership, is_copy, real_topic, unique_key
 from .half_reader import ReadHalf
 from .log import TransactionLog
-from .state.decision_cache import Decision
+from .state.decision_cache import RecordedDecision
 from .state.pending import PendingTable
 from .state.state_machine import State
 
@@ -47,7 +47,7 @@ class DecisionLookup:
         self._read_half = read_half
         self._now_ms = now_ms
 
-    def find(self, first: int, half: StoredHalf) -> Decision | None:
+    def find(self, first: int, half: StoredHalf) -> RecordedDecision | None:
         """Return how a transaction ended; None if that is unknown.
 
         Args:
@@ -74,7 +74,7 @@ class DecisionLookup:
         decision = self.find(first, half)
         return State.ROLLED_BACK if decision is None else decision.state
 
-    def decided_ms(self, decision: Decision) -> int:
+    def decided_ms(self, decision: RecordedDecision) -> int:
         """Return when a decision was stored, in ms by the broker's clock; 0 if unknown."""
         if decision.position < 0:
             return 0
@@ -83,7 +83,7 @@ class DecisionLookup:
         except (OSError, StoreError):
             return 0
 
-    def _in_log(self, first: int, half: StoredHalf) -> Decision | None:
+    def _in_log(self, first: int, half: StoredHalf) -> RecordedDecision | None:
         """Find a decision that is no longer in memory.
 
         Every final message is in the index. If none is found, although the index contains the half
@@ -102,14 +102,14 @@ class DecisionLookup:
                 and final.sys_flag & TRANSACTION_MASK == _COMMIT
                 and self._is_link_to(first, final.prepared_transaction_offset, half, key)
             ):
-                return Decision(State.COMMITTED, position)
+                return RecordedDecision(State.COMMITTED, position)
         _, indexed_until = self._log.index.last_update
         if (
             all_seen
             and half.physical_offset in self.indexed(HALF_TOPIC, key, half.store_timestamp)
             and indexed_until >= self._table.decided.forgotten_final
         ):
-            return Decision(State.ROLLED_BACK, -1)
+            return RecordedDecision(State.ROLLED_BACK, -1)
         return None
 
     def _finals_indexed(self, topic: str, key: str, half: StoredHalf) -> tuple[list[int], bool]:

@@ -21,7 +21,7 @@ from .admission import (
     FINAL_RESERVE,
     GROUP_DECISION_RESERVE,
     GROUP_RESERVE,
-    Delays,
+    RequestedDelays,
     group_limit_refusal,
     prepare_refusal,
     refuse_delays,
@@ -108,7 +108,7 @@ class Prepares:
             raise group_limit_refusal(group, limit)
         raise prepare_refusal(self._config, self._table.halves, broker_address)
 
-    def refuse_delays(self, sent: Delays) -> None:
+    def refuse_delays(self, sent: RequestedDelays) -> None:
         """Raise if a message to be prepared requests a delay that halves cannot have.
 
         Raises:

@@ -75,7 +75,7 @@ HeaderFields: TypeAlias = Header | Mapping[str, str] | None
 _InFlight: TypeAlias = tuple[asyncio.Future[RemotingCommand], int, float, float]
 
 
-class Connection(asyncio.Protocol):
+class BrokerConnection(asyncio.Protocol):
     """Sends requests, matches responses, and dispatches the peer's own requests to ``handlers``."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
         address: str,
         config: ClientConfig,
         handlers: Mapping[int, ServerRequestHandler],
-        on_unusable: Callable[[Connection], None],
+        on_unusable: Callable[[BrokerConnection], None],
         security: Security,
     ) -> None:
         self.address = address
@@ -422,7 +422,7 @@ class Connection(asyncio.Protocol):
                 room -= 1
 
 
-ServerRequestHandler: TypeAlias = Callable[[RemotingCommand, Connection], None]
+ServerRequestHandler: TypeAlias = Callable[[RemotingCommand, BrokerConnection], None]
 """Handles a request from the broker to this client; may answer it, and must not block."""
 
 
@@ -447,7 +447,7 @@ class ConnectionPool:
         config: ClientConfig,
         handlers: Mapping[int, ServerRequestHandler],
         *,
-        handshake: Callable[[Connection], Awaitable[None]] | None = None,
+        handshake: Callable[[BrokerConnection], Awaitable[None]] | None = None,
         on_lost: Callable[[str], None] | None = None,
         security: Security | None = None,
         random_fraction: RandomFraction = random.random,
@@ -458,9 +458,9 @@ class ConnectionPool:
         self._handshake = handshake
         self._on_lost = on_lost
         self._random_fraction = random_fraction
-        self._connections: dict[str, Connection] = {}
-        self._open_sockets: set[Connection] = set()
-        self._attempts: dict[str, asyncio.Task[Connection]] = {}
+        self._connections: dict[str, BrokerConnection] = {}
+        self._open_sockets: set[BrokerConnection] = set()
+        self._attempts: dict[str, asyncio.Task[BrokerConnection]] = {}
         self._failures: dict[str, _Failure] = {}
         self._header_types: dict[str, HeaderType] = {}
         self._closed = False
@@ -472,12 +472,12 @@ class ConnectionPool:
         if connection is not None:
             connection.header_type = header_type
 
-    def get_open(self, address: str) -> Connection | None:
+    def get_open(self, address: str) -> BrokerConnection | None:
         """Return the connection to the address if one is open."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.usable else None
 
-    async def get(self, address: str, seconds: float) -> Connection:
+    async def get(self, address: str, seconds: float) -> BrokerConnection:
         """Return the connection to the address; open it if necessary.
 
         Raises:
@@ -529,7 +529,7 @@ class ConnectionPool:
         for attempt in list(self._attempts.values()):
             attempt.cancel()
 
-    async def _open(self, address: str) -> Connection:
+    async def _open(self, address: str) -> BrokerConnection:
         failure = self._failures.get(address)
         if failure is not None:
             loop = asyncio.get_running_loop()
@@ -552,7 +552,7 @@ class ConnectionPool:
         self._connections[address] = connection
         return connection
 
-    async def _run_handshake(self, connection: Connection) -> None:
+    async def _run_handshake(self, connection: BrokerConnection) -> None:
         if self._handshake is None:
             return
         try:
@@ -561,7 +561,7 @@ class ConnectionPool:
             connection.end("not used")
             raise
 
-    async def _connect(self, address: str) -> Connection:
+    async def _connect(self, address: str) -> BrokerConnection:
         """Connect to the first of the host's addresses that accepts a connection."""
         loop = asyncio.get_running_loop()
         host, _, port = address.rpartition(":")
@@ -573,7 +573,7 @@ class ConnectionPool:
                 for target in await _resolve(host, int(port)):
                     try:
                         _, connection = await loop.create_connection(
-                            lambda: Connection(
+                            lambda: BrokerConnection(
                                 address, self._config, self._handlers, self._forget, self._security
                             ),
                             target,
@@ -605,12 +605,12 @@ class ConnectionPool:
         )
         self._failures[address] = _Failure(times, again_at, reason)
 
-    def _attempt_done(self, address: str, attempt: asyncio.Task[Connection]) -> None:
+    def _attempt_done(self, address: str, attempt: asyncio.Task[BrokerConnection]) -> None:
         del self._attempts[address]
         if not attempt.cancelled():
             attempt.exception()  # if all waiters were cancelled, nobody has retrieved it
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: BrokerConnection) -> None:
         """Remove a connection that has ended or accepts no more requests."""
         if connection.closed:
             self._open_sockets.discard(connection)

@@ -44,7 +44,7 @@ from ..errors import (
     RequestTimeoutError,
     code_name,
 )
-from .connection import Connection, ConnectionPool, ServerRequestHandler
+from .connection import BrokerConnection, ConnectionPool, ServerRequestHandler
 from .name_servers import NameServers
 from .response_errors import error_from_response
 from .retry import wait_before_retry
@@ -223,7 +223,7 @@ class Session:
         connection = self.brokers.get_open(address) or await self.brokers.get(address, seconds)
         return await connection.request(code, header, body, seconds=seconds)
 
-    async def _send_heartbeat(self, connection: Connection) -> None:
+    async def _send_heartbeat(self, connection: BrokerConnection) -> None:
         answer = await connection.request(
             RequestCode.HEART_BEAT,
             HeartbeatRequestHeader(),

@@ -32,7 +32,7 @@ from halfmq.store.format.record import decode_record, new_record
 from ..config import ClientConfig
 from ..errors import AccessDeniedError, ClientClosedError, ClientError
 from ..message import Decision, MessageView, SendResult
-from ..net.connection import Connection
+from ..net.connection import BrokerConnection
 from ..net.message_encoding import EncodedMessage
 from .checker_pool import CheckerPool, RunInThread
 from .decisions import DecisionSender, Ending, OnSettled
@@ -71,7 +71,7 @@ class CheckBack:
         self._in_progress: set[str] = set()
         self._pool = CheckerPool(config.check_concurrency, config.check_timeout)
 
-    def on_check_request(self, command: RemotingCommand, connection: Connection) -> None:
+    def on_check_request(self, command: RemotingCommand, connection: BrokerConnection) -> None:
         """Accept or reject a check; acknowledge it unless it is one-way."""
         reason = self._accept(command, connection)
         if command.is_one_way:
@@ -81,7 +81,7 @@ class CheckBack:
         else:
             connection.reply(command, ResponseCode.SYSTEM_ERROR, reason)
 
-    def _accept(self, command: RemotingCommand, connection: Connection) -> str | None:
+    def _accept(self, command: RemotingCommand, connection: BrokerConnection) -> str | None:
         """Start a task that answers the check; if it is rejected, return the reason."""
         header = command.header
         if not isinstance(header, CheckTransactionStateRequestHeader):
@@ -187,7 +187,7 @@ class CheckBack:
             return Decision.UNKNOWN
 
 
-def _not_understood(connection: Connection, reason: str) -> str:
+def _not_understood(connection: BrokerConnection, reason: str) -> str:
     logger.warning("event=check_not_understood broker=%s reason=%s", connection.address, reason)
     return f"the check is not understood: {reason}"
 
@@ -201,7 +201,7 @@ class _Check:
         self,
         header: CheckTransactionStateRequestHeader,
         message: MessageView,
-        connection: Connection,
+        connection: BrokerConnection,
         *,
         acknowledged: bool,
     ) -> None:

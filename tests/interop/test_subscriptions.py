@@ -23,7 +23,7 @@ from halfmq.client import (
     UnequalSubscriptionsError,
     blocking,
 )
-from halfmq.client.net.connection import Connection, ConnectionPool
+from halfmq.client.net.connection import BrokerConnection, ConnectionPool
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.remoting.bodies import (
     ConsumerData,
@@ -55,7 +55,7 @@ def topic() -> str:
 
 
 @asynccontextmanager
-async def official_client(broker: BrokerProcess) -> AsyncIterator[Connection]:
+async def official_client(broker: BrokerProcess) -> AsyncIterator[BrokerConnection]:
     """A connection on which the test sends what an official client would, with JSON headers."""
     pool = ConnectionPool(ClientConfig(), {})
     try:
@@ -65,7 +65,10 @@ async def official_client(broker: BrokerProcess) -> AsyncIterator[Connection]:
 
 
 async def heartbeat(
-    connection: Connection, group: str, *subscriptions: SubscriptionData, client_id: str = "java"
+    connection: BrokerConnection,
+    group: str,
+    *subscriptions: SubscriptionData,
+    client_id: str = "java",
 ) -> RemotingCommand:
     consumer = ConsumerData(group_name=group, subscription_data_set=subscriptions)
     body = encode_heartbeat(HeartbeatData(client_id=client_id, consumer_data_set=(consumer,)))
@@ -75,7 +78,11 @@ async def heartbeat(
 
 
 async def pull(
-    connection: Connection, group: str, topic: str, queue_id: int, subscription: str | None = None
+    connection: BrokerConnection,
+    group: str,
+    topic: str,
+    queue_id: int,
+    subscription: str | None = None,
 ) -> RemotingCommand:
     """Pull without waiting; with ``subscription`` as C++ clients do, else as registered."""
     header = PullMessageRequestHeader(

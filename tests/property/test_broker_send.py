@@ -17,7 +17,7 @@ from halfmq.broker.net.group_append import GroupAppend
 from halfmq.broker.net.router import serve
 from halfmq.broker.ports import Connection
 from halfmq.broker.tables.topics import TopicConfig, TopicTable
-from halfmq.broker.transaction.admission import Delays, without_brokers_own
+from halfmq.broker.transaction.admission import RequestedDelays, without_brokers_own
 from halfmq.broker.transaction.deduplication import FirstHalf, RecentPrepares, deduplication_key
 from halfmq.broker.transaction.half import half_request
 from halfmq.broker.transaction.prepares import Prepares
@@ -98,7 +98,7 @@ class Halves(Prepares):
         offset = self.recent_prepares.find(deduplication_key(producer_group, unique_key))
         return None if offset is None else [FirstHalf(offset, 0, 1, message.store_host)]
 
-    def refuse_delays(self, sent: Delays) -> None:
+    def refuse_delays(self, sent: RequestedDelays) -> None:
         """Every delay is taken here."""
 
     def half_of(

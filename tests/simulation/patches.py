@@ -127,7 +127,7 @@ def installed(
         (door, "fdatasync", disk.sync),
         *((door, name, getattr(disk, name)) for name in RealCalls.NAMES),
         (broker_server.ClientConnection, "__hash__", numbered),
-        (client_connection.Connection, "__hash__", numbered),
+        (client_connection.BrokerConnection, "__hash__", numbered),
         (CachedReads, "read_into", _forgetful(is_gone)),
         # Housekeeping that is only there to be prompt; a run spends less on it this way.
         (broker_service, "INDEX_TICK_S", 0.25),

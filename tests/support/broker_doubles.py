@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.broker.config import TopicDefaults
-from halfmq.broker.ports import ACK_S, Handler, OnAnswer, Part
+from halfmq.broker.ports import ACK_S, Handler, OnAnswer, SendablePart
 from halfmq.remoting.codes import FLAG_ONE_WAY, LanguageCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
@@ -101,7 +101,7 @@ class FakeConnection:
     def write(self, data: bytes | memoryview) -> None:
         self.written.append(bytes(data))
 
-    def write_part(self, head: bytes, part: Part) -> None:
+    def write_part(self, head: bytes, part: SendablePart) -> None:
         self.written.append(head + part.rest())
 
     def respond(self, request: RemotingCommand, reply: bytes, durable_at: int = 0) -> None:

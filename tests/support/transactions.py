@@ -9,7 +9,7 @@ from random import Random
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
 from halfmq.broker.loop.fetches import Fetch
-from halfmq.broker.ports import ACK_S, OnAnswer, Part
+from halfmq.broker.ports import ACK_S, OnAnswer, SendablePart
 from halfmq.broker.transaction.checks.checker import Checker
 from halfmq.broker.transaction.checks.parking import Parking
 from halfmq.broker.transaction.deciding import DecisionRequest, Decisions, Ended
@@ -324,7 +324,7 @@ class Connected:
     def write(self, data: bytes | memoryview) -> None:
         raise AssertionError("nothing is written directly")
 
-    def write_part(self, head: bytes, part: Part) -> None:
+    def write_part(self, head: bytes, part: SendablePart) -> None:
         raise AssertionError("nothing is written directly")
 
     def respond(self, request: RemotingCommand, reply: bytes, durable_at: int = 0) -> None:

@@ -44,7 +44,7 @@ from halfmq.remoting.transaction_bodies import encode_entries
 from ...errors import RequestRefusedError
 from ...filters.filters_in_use import FiltersInUse
 from ...ports import Connection, Handler
-from ...tables.client_registry import ClientRegistry, ConsumerGroup
+from ...tables.client_registry import ClientRegistry, GroupMembers
 from ...tables.groups import GroupTable
 from ...tables.topics import TopicTable
 
@@ -212,7 +212,7 @@ class ClientHandlers:
                 connection.send_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
 
 
-def _member_entries(group: ConsumerGroup, client_id: str) -> list[ConsumerInfo]:
+def _member_entries(group: GroupMembers, client_id: str) -> list[ConsumerInfo]:
     address = group.connection_of(client_id).name
     model, refused = group.data.message_model.value, client_id in group.refused
     filters = sorted(group.filters_of(client_id)) or [("", "")]

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _NOT_STORED: Final = "0"  # RocketMQ's message id of a reply that is not stored
 
 
-class Place(NamedTuple):
+class StoredReply(NamedTuple):
     """Where a reply is stored, for the answer to its sender."""
 
     msg_id: str
@@ -133,14 +133,14 @@ class ReplyHandler:
             )
         return client_id, client
 
-    def _stored(self, message: AppendRequest) -> Place:
+    def _stored(self, message: AppendRequest) -> StoredReply:
         """Store a reply if that is wanted; return where."""
         if not self._stores:
-            return Place(_NOT_STORED, message.queue_id, 0, 0)
+            return StoredReply(_NOT_STORED, message.queue_id, 0, 0)
         self._refuse_sends()
         self._append_staged()  # what came before stays before
         (result,) = self._log.append((message,))
-        return Place(
+        return StoredReply(
             offset_message_id(message.store_host, result.physical_offset),
             message.queue_id,
             result.queue_offset,
@@ -151,7 +151,7 @@ class ReplyHandler:
         self,
         request: RemotingCommand,
         connection: Connection,
-        place: Place,
+        place: StoredReply,
         client_id: str,
         answer: RemotingCommand | None,
     ) -> None:

@@ -36,7 +36,7 @@ from .snapshot_file import (
     Anchor,
     CopyRow,
     GroupRow,
-    Header,
+    SnapshotHeader,
     SnapshotWriter,
     anchor_at,
     pending_rows,
@@ -122,7 +122,7 @@ class Snapshots:
         position, newest = log.write_offset, self._table.newest_offset
         counted = self._counted()
         newest_final = self._table.decided.newest_final
-        writer = SnapshotWriter(self.path, Header(MAGIC, VERSION, position, newest_final))
+        writer = SnapshotWriter(self.path, SnapshotHeader(MAGIC, VERSION, position, newest_final))
         try:
             if background:
                 yield from _in_background(writer.open)

@@ -43,7 +43,7 @@ COPIES: Final = "copies"
 OPS: Final = "ops"
 
 
-class Header(NamedTuple):
+class SnapshotHeader(NamedTuple):
     """The first object of a snapshot."""
 
     magic: str
@@ -133,7 +133,7 @@ class _Rows(NamedTuple):
     total: int
 
 
-def _open(file: IO[bytes]) -> tuple[Header, _Rows]:
+def _open(file: IO[bytes]) -> tuple[SnapshotHeader, _Rows]:
     size = file.seek(0, io.SEEK_END)
     if size < FOOTER.size:
         raise _DefectError(f"only {size} bytes")
@@ -143,7 +143,7 @@ def _open(file: IO[bytes]) -> tuple[Header, _Rows]:
         raise _DefectError("wrong checksum")
     file.seek(0)
     stream = _objects(file, size - FOOTER.size)
-    header = msgspec.convert(next(stream, None), Header)
+    header = msgspec.convert(next(stream, None), SnapshotHeader)
     if (header.magic, header.version) != (MAGIC, VERSION):
         raise _DefectError(f"a {header.magic} of version {header.version}")
     return header, _Rows(stream, log_end, Anchor(anchor_offset, anchor_crc), total)
@@ -171,7 +171,7 @@ def _objects(file: IO[bytes], size: int) -> Iterator[object]:
         yield from unpacker
 
 
-def _misfit(header: Header, rows: _Rows, log: TransactionLog) -> str | None:
+def _misfit(header: SnapshotHeader, rows: _Rows, log: TransactionLog) -> str | None:
     """Return why this snapshot does not match this log; None if it does."""
     if rows.log_end > log.write_offset:
         return f"taken at log end {rows.log_end}, the log ends at {log.write_offset}"
@@ -241,7 +241,7 @@ def _state_and_progress(row: PendingRow) -> tuple[State, CheckProgress]:
 class SnapshotWriter:
     """Writes one snapshot into a temporary file, one group of rows at a time."""
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: SnapshotHeader) -> None:
         self._path = path
         self._temporary = path.with_name(path.name + ".tmp")
         self._packer = msgpack.Packer()

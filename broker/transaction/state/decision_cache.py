@@ -15,7 +15,7 @@ whose answer was lost. About 150 bytes each."""
 _COMMITTED: Final = State.COMMITTED  # looking a member up in its class is a tenth of a microsecond
 
 
-class Decision(NamedTuple):
+class RecordedDecision(NamedTuple):
     """How a transaction ended."""
 
     state: State  # COMMITTED or ROLLED_BACK
@@ -55,7 +55,7 @@ class DecisionCache:
                 self.forgotten_final = finals[0]
             finals.append(self.newest_final)
 
-    def find(self, offset: int) -> Decision | None:
+    def find(self, offset: int) -> RecordedDecision | None:
         """Return the decision; None if it is not cached."""
         packed = self._latest.get(offset)
-        return None if packed is None else Decision(State(packed & 3), packed >> 2)
+        return None if packed is None else RecordedDecision(State(packed & 3), packed >> 2)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from halfmq.broker.access.build import AccessSetup
-from halfmq.broker.access.config import AccessConfig, Credentials, TlsConfig
+from halfmq.broker.access.config import AccessConfig, KeyPair, TlsConfig
 from halfmq.broker.access.plain_acl import PlainAcl
 from halfmq.broker.config import load_config
 from halfmq.client.testing import broker_process
@@ -76,8 +76,8 @@ async def _users(rig: Rig) -> None:
     rig.access = AccessConfig(
         authentication_enabled=True,
         authorization_enabled=True,
-        initial_user=Credentials(*ROOT),
-        inner_credentials=Credentials("inner", f"{MARK}-inner"),
+        initial_user=KeyPair(*ROOT),
+        inner_credentials=KeyPair("inner", f"{MARK}-inner"),
     )
     await rig.restart()
 
@@ -221,7 +221,7 @@ def test_printed_settings_and_reprs_hide_secrets(tmp_path: Path) -> None:
         config.access,
         config.tls,
         TlsConfig(key_password=MARK),
-        Credentials("a", MARK),
+        KeyPair("a", MARK),
         accounts,
         accounts.accounts,
         accounts.find("someone"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker.access.config import Credentials
+from halfmq.broker.access.config import KeyPair
 from halfmq.broker.config import TopicDefaults
 from halfmq.broker.net.registration import NameServerRegistration
 from halfmq.broker.tables.topics import TopicTable
@@ -22,7 +22,7 @@ from tests.support.broker_doubles import Clock
 
 
 async def _registered(
-    tmp_path: Path, credentials: Credentials | None = None, advertised_host: str = ""
+    tmp_path: Path, credentials: KeyPair | None = None, advertised_host: str = ""
 ) -> list[RemotingCommand]:
     """Return what a name server is sent from a broker's start to its stop."""
     received: list[RemotingCommand] = []
@@ -59,7 +59,7 @@ async def test_requests_to_name_servers_are_signed_with_the_brokers_own_credenti
     tmp_path: Path,
 ) -> None:
     """`innerClientAuthenticationCredentials`; registering and leaving alike."""
-    received = await _registered(tmp_path, Credentials("broker", "secret-word"))
+    received = await _registered(tmp_path, KeyPair("broker", "secret-word"))
 
     assert [command.code for command in received] == [
         RequestCode.REGISTER_BROKER,

@@ -25,7 +25,7 @@ from halfmq.client import (
     WrongLoopError,
 )
 from halfmq.client.net import session
-from halfmq.client.net.connection import Connection, ConnectionPool, ServerRequestHandler
+from halfmq.client.net.connection import BrokerConnection, ConnectionPool, ServerRequestHandler
 from halfmq.remoting.admin_headers import GetConsumerRunningInfoRequestHeader
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -301,7 +301,7 @@ async def test_requests_of_the_broker_are_answered_or_refused(broker: FakeBroker
     """Silence would let an operator's tool wait for its full timeout."""
     served: list[int] = []
 
-    def serve(command: RemotingCommand, _connection: Connection) -> None:
+    def serve(command: RemotingCommand, _connection: BrokerConnection) -> None:
         served.append(command.code)
 
     pool = ConnectionPool(QUICK, {int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED): serve})
@@ -336,7 +336,7 @@ async def test_reconnecting_is_spaced_however_many_wait() -> None:
         dial = pool._connect
         dialled_at: list[float] = []
 
-        async def dialled(address: str) -> Connection:
+        async def dialled(address: str) -> BrokerConnection:
             dialled_at.append(clock())
             return await dial(address)
 

@@ -6,7 +6,7 @@ import pytest
 
 from halfmq.broker.transaction.errors import DecisionForgottenError
 from halfmq.broker.transaction.replay.log_replay import ForeignRecordError, LogReplay
-from halfmq.broker.transaction.state.decision_cache import Decision
+from halfmq.broker.transaction.state.decision_cache import RecordedDecision
 from halfmq.broker.transaction.state.pending import MemberHalf, PendingTable
 from halfmq.broker.transaction.state.state_machine import Event, State
 from halfmq.store.log.append_request import AppendRequest
@@ -136,7 +136,7 @@ def test_a_decision_is_remembered_though_its_half_was_deleted_by_age(
     table, _ = replayed(broker.log)
 
     state = State.COMMITTED if event is Event.COMMIT else State.ROLLED_BACK
-    assert table.decided.find(half.physical_offset) == Decision(state, decision_at)
+    assert table.decided.find(half.physical_offset) == RecordedDecision(state, decision_at)
     assert table.decided.newest_final == (decision_at if event is Event.COMMIT else 0)
 
 

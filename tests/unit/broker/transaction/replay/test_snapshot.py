@@ -11,7 +11,7 @@ from halfmq.broker.transaction.replay import snapshot
 from halfmq.broker.transaction.replay.snapshot_file import (
     PENDING,
     Anchor,
-    Header,
+    SnapshotHeader,
     SnapshotWriter,
     load_snapshot,
 )
@@ -356,15 +356,27 @@ def test_a_damaged_snapshot_is_passed_over(broker: Broker, damage: str, position
 @pytest.mark.parametrize(
     ("header", "anchor", "reason"),
     [
-        (Header("something else", 1, 0, 0), Anchor(-1, 0), "something else of version 1"),
-        (Header("halfmq-transactions", 1, 0, 0), Anchor(-1, 0), "of version 1"),
-        (Header("halfmq-transactions", 2, 7, 0), Anchor(-1, 0), "no record begins at 7"),
-        (Header("halfmq-transactions", 2, 0, 0), Anchor(0, 1), "another record stands at 0"),
-        (Header("halfmq-transactions", 2, 0, 0), Anchor(7, 1), "another record stands at 7"),
+        (SnapshotHeader("something else", 1, 0, 0), Anchor(-1, 0), "something else of version 1"),
+        (SnapshotHeader("halfmq-transactions", 1, 0, 0), Anchor(-1, 0), "of version 1"),
+        (SnapshotHeader("halfmq-transactions", 2, 7, 0), Anchor(-1, 0), "no record begins at 7"),
+        (
+            SnapshotHeader("halfmq-transactions", 2, 0, 0),
+            Anchor(0, 1),
+            "another record stands at 0",
+        ),
+        (
+            SnapshotHeader("halfmq-transactions", 2, 0, 0),
+            Anchor(7, 1),
+            "another record stands at 7",
+        ),
     ],
 )
 def test_a_snapshot_of_another_log_is_passed_over(
-    broker: Broker, header: Header, anchor: Anchor, reason: str, caplog: pytest.LogCaptureFixture
+    broker: Broker,
+    header: SnapshotHeader,
+    anchor: Anchor,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Rows of another log would be asked about and delivered out of nowhere."""
     broker.prepare()
@@ -384,7 +396,7 @@ def test_a_snapshot_of_another_log_is_passed_over(
 def test_a_snapshot_beyond_the_logs_end_is_passed_over(broker: Broker) -> None:
     """Even if its position and its anchor are still there: what it saw behind them is not."""
     broker.prepare()
-    writer = SnapshotWriter(broker.snapshot_path, Header("halfmq-transactions", 2, 0, 0))
+    writer = SnapshotWriter(broker.snapshot_path, SnapshotHeader("halfmq-transactions", 2, 0, 0))
     writer.open()
     writer.finish(broker.log.write_offset + 1, Anchor(-1, 0))
     writer.publish()
@@ -405,7 +417,7 @@ def test_a_snapshot_beyond_the_logs_end_is_passed_over(broker: Broker) -> None:
 def test_rows_that_make_no_sense_fill_nothing(broker: Broker, rows: list[object]) -> None:
     """A whole file with wrong content is as useless as a broken one."""
     broker.prepare()
-    writer = SnapshotWriter(broker.snapshot_path, Header("halfmq-transactions", 2, 0, 0))
+    writer = SnapshotWriter(broker.snapshot_path, SnapshotHeader("halfmq-transactions", 2, 0, 0))
     writer.open()
     writer.add(PENDING, [(0, 0, 1, "pg", 0, 0, 0, 0, 0, 0)])
     writer.add(PENDING, rows)

@@ -6,7 +6,7 @@ from random import Random, randrange
 
 import pytest
 
-from halfmq.broker.transaction.state.decision_cache import Decision, DecisionCache
+from halfmq.broker.transaction.state.decision_cache import DecisionCache, RecordedDecision
 from halfmq.broker.transaction.state.log_map import BLOCK_COUNT
 from halfmq.broker.transaction.state.pending import (
     NOT_CHECKED,
@@ -128,7 +128,7 @@ def test_a_decision_takes_a_transaction_off_the_table() -> None:
     table.decide(entry, State.COMMITTED, 9000)
 
     assert (table.get(4096), len(table), 4096 in table) == (None, 0, False)
-    assert table.decided.find(4096) == Decision(State.COMMITTED, 9000)
+    assert table.decided.find(4096) == RecordedDecision(State.COMMITTED, 9000)
 
 
 def test_parked_transactions_are_counted_and_can_be_resumed() -> None:
@@ -175,7 +175,7 @@ def test_the_memory_of_decisions_is_bounded_and_keeps_the_latest() -> None:
     memory = DecisionCache(limit=10)
     for number in range(95):
         memory.add(number, State.COMMITTED, 1_000 + number)
-        assert memory.find(number) == Decision(State.COMMITTED, 1_000 + number)
+        assert memory.find(number) == RecordedDecision(State.COMMITTED, 1_000 + number)
         for recent in range(max(number - 9, 0), number):
             assert recent in memory
 
@@ -192,7 +192,7 @@ def test_a_correction_replaces_what_was_remembered() -> None:
     memory.add(2, State.ROLLED_BACK, 20)
     memory.add(1, State.COMMITTED, 30)
 
-    assert memory.find(1) == Decision(State.COMMITTED, 30)
+    assert memory.find(1) == RecordedDecision(State.COMMITTED, 30)
 
 
 def test_the_halves_of_a_group_lead_to_their_leader() -> None:
@@ -218,7 +218,9 @@ def test_a_decision_is_one_for_the_whole_group() -> None:
     table.decide(leader, State.COMMITTED, 900)
 
     assert table.groups == {}
-    assert table.decided.find(200) == table.decided.find(100) == Decision(State.COMMITTED, 900)
+    assert (
+        table.decided.find(200) == table.decided.find(100) == RecordedDecision(State.COMMITTED, 900)
+    )
 
 
 def test_a_member_that_another_broker_decided_leaves_its_group() -> None:
@@ -233,7 +235,7 @@ def test_a_member_that_another_broker_decided_leaves_its_group() -> None:
     assert table.groups == {100: (MemberHalf(300, 3),)}
     assert table.decide_member(200, State.COMMITTED, 700) is None
     table.decide(leader, State.ROLLED_BACK, 900)
-    assert table.decided.find(200) == Decision(State.COMMITTED, 700)
+    assert table.decided.find(200) == RecordedDecision(State.COMMITTED, 700)
 
 
 @pytest.mark.parametrize("text", ["no-answer", "unknown", "expired"])
