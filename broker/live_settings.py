@@ -25,13 +25,22 @@ from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
 
+from .access.config import TlsMode
 from .config import BrokerConfig, LoadedConfig, key_of_line, known_settings, unknown_key, with_value
 from .errors import ConfigurationError, RequestRefusedError
 
 logger = logging.getLogger(__name__)
 
-_FIXED: Final[Mapping[str, str]] = {"brokerId": "0", "brokerRole": "ASYNC_MASTER"}
-"""What tools of RocketMQ ask for beside the settings that exist here."""
+_FIXED: Final[Mapping[str, str]] = {
+    "brokerId": "0",
+    "brokerRole": "ASYNC_MASTER",
+    "filterServerNums": "0",
+    "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
+    "slaveReadEnable": "false",
+    "traceOn": "true",
+    "traceTopicEnable": "false",
+}
+"""What tools of RocketMQ ask for and is no setting here. ``exportConfigs`` of 4.9 fails without."""
 
 
 class LiveSettings:
@@ -59,7 +68,9 @@ class LiveSettings:
             key: item.kind.show(getattr(getattr(self._config, section), item.attribute))
             for key, (section, item) in known_settings().items()
         }
-        return "".join(f"{key}={value}\n" for key, value in sorted({**_FIXED, **shown}.items()))
+        tls = {"useTLS": str(self._config.tls.mode is not TlsMode.DISABLED).lower()}
+        lines = sorted({**_FIXED, **tls, **shown}.items())
+        return "".join(f"{key}={value}\n" for key, value in lines)
 
     def check(self, wanted: Mapping[str, str]) -> BrokerConfig:
         """Return the configuration with other values.

@@ -23,7 +23,7 @@ halfmq and, with JSON headers, with Apache RocketMQ.
 """
 
 from .access import Acl, AclEntry, PolicyType, User
-from .admin import Admin, PendingTransaction, Topic
+from .admin import Admin, Counted, PendingTransaction, Topic, Traffic
 from .config import ClientConfig
 from .consumer import Consumer
 from .consuming.filters import SqlFilter
@@ -84,6 +84,7 @@ __all__ = [
     "Consumer",
     "ConsumerEvent",
     "ConsumerGroup",
+    "Counted",
     "Credentials",
     "CredentialsSource",
     "Decision",
@@ -109,6 +110,7 @@ __all__ = [
     "TlsError",
     "Topic",
     "TopicMissing",
+    "Traffic",
     "Transaction",
     "TransactionFencedError",
     "TransactionLedger",

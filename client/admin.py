@@ -62,6 +62,7 @@ from .errors import (
 from .groups import ConsumerGroup, GroupCollector
 from .net.access_requests import AccessRequests
 from .net.base_client import BaseClient
+from .net.broker_requests import BrokerRequests
 from .net.response_errors import error_from_response
 from .net.session import Session, expect_success, typed
 from .net.topic_requests import TopicRequests
@@ -131,6 +132,24 @@ class Topic:
     writable: bool
     attributes: Mapping[str, str]
     """Such as ``message.type``; see RocketMQ's ``TopicAttributes``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Messages of a period."""
+
+    messages: int
+    per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """How many messages were stored in a topic, or delivered to a group."""
+
+    minute: Counted
+    """The last minute; at most ten seconds old, as are the others."""
+    hour: Counted
+    day: Counted
 
 
 def _topic_from_entry(name: str, entry: Mapping[str, Any], broker_name: str) -> Topic:
@@ -367,6 +386,52 @@ class Admin(BaseClient):
             except ProtocolError as error:
                 raise BadAnswerError(address, str(error)) from error
         return found
+
+    async def settings(self) -> dict[str, dict[str, str]]:
+        """Return the settings of each broker, by broker name; secrets are hidden.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
+        return {name: await broker.settings() for name, broker in self._brokers_by_name()}
+
+    async def change_setting(self, key: str, value: str) -> None:
+        """Change a setting of every broker while it runs, and in its configuration file.
+
+        Raises:
+            BrokerRefusedError: The setting takes effect at a start only, the value is wrong, or the
+                broker has no file; says which. The brokers before it, by name, have changed.
+            ClientError: A broker does not answer, or refuses; a retry is safe.
+        """
+        check_text("key", key)
+        check_text("value", value)
+        for _name, broker in self._brokers_by_name():
+            await broker.change_setting(key, value)
+
+    async def traffic(self, topic: str, group: str | None = None) -> Traffic:
+        """Return how many messages all brokers stored in a topic lately.
+
+        With ``group``, how many of them were delivered to that consumer group. An unknown topic or
+        group has none.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
+        check_text("topic", topic)
+        check_optional_text("group", group)
+        name, key = "TOPIC_PUT_NUMS", topic
+        if group is not None:
+            name, key = "GROUP_GET_NUMS", f"{topic}@{group}"
+        each = [await broker.counted(name, key) for _name, broker in self._brokers_by_name()]
+        found = [counted for counted in each if counted is not None]
+
+        def total(period: str) -> Counted:
+            items = [counted[period] for counted in found if period in counted]
+            return Counted(
+                messages=sum(item.sum for item in items), per_second=sum(item.tps for item in items)
+            )
+
+        return Traffic(minute=total("statsMinute"), hour=total("statsHour"), day=total("statsDay"))
 
     async def groups(self, group: str | None = None) -> list[ConsumerGroup]:
         """Return the connected consumer groups, sorted by name; with ``group`` only that one.
@@ -649,6 +714,13 @@ class Admin(BaseClient):
         return [
             TopicRequests(session, address)
             for _name, address in sorted(session.routes.brokers.items())
+        ]
+
+    def _brokers_by_name(self) -> list[tuple[str, BrokerRequests]]:
+        session = self._session
+        return [
+            (name, BrokerRequests(session, address))
+            for name, address in sorted(session.routes.brokers.items())
         ]
 
     def _all_brokers(self) -> list[AccessRequests]:

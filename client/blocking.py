@@ -50,7 +50,7 @@ from . import consumer as aio_consumer
 from . import producer as aio_producer
 from . import transaction as aio_transaction
 from .access import Acl, AclEntry, PolicyType, User
-from .admin import PAGE_SIZE, PendingTransaction, State, Topic
+from .admin import PAGE_SIZE, Counted, PendingTransaction, State, Topic, Traffic
 from .config import ClientConfig
 from .consuming.filters import SqlFilter
 from .credentials import Credentials, CredentialsSource
@@ -82,6 +82,7 @@ __all__ = [
     "Consumer",
     "ConsumerEvent",
     "ConsumerGroup",
+    "Counted",
     "Credentials",
     "CredentialsSource",
     "Decision",
@@ -97,6 +98,7 @@ __all__ = [
     "SqlFilter",
     "Topic",
     "TopicMissing",
+    "Traffic",
     "Transaction",
     "TransactionLedger",
     "TransactionListener",
@@ -586,6 +588,9 @@ class Admin(_Facade[aio_admin.Admin]):
     rollback = _BlockingMethod(aio_admin.Admin.rollback)
     resume = _BlockingMethod(aio_admin.Admin.resume)
     metrics = _BlockingMethod(aio_admin.Admin.metrics)
+    settings = _BlockingMethod(aio_admin.Admin.settings)
+    change_setting = _BlockingMethod(aio_admin.Admin.change_setting)
+    traffic = _BlockingMethod(aio_admin.Admin.traffic)
     groups = _BlockingMethod(aio_admin.Admin.groups)
     topics = _BlockingMethod(aio_admin.Admin.topics)
     create_topic = _BlockingMethod(aio_admin.Admin.create_topic)

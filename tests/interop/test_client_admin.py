@@ -6,17 +6,32 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfmq.client import BrokerRefusedError, ConfigurationError, Topic
-from halfmq.client.blocking import Admin
-from halfmq.client.testing import broker_process
+from halfmq.client import (
+    BrokerRefusedError,
+    ConfigurationError,
+    Counted,
+    Message,
+    Topic,
+    Traffic,
+)
+from halfmq.client.blocking import Admin, Producer
+from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.patience import wait_until
 
 
 @pytest.fixture(scope="module")
-def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
-    with (
-        broker_process(tmp_path_factory.mktemp("broker")) as broker,
-        Admin(namesrv=broker.address) as client,
-    ):
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with a file of settings."""
+    directory = tmp_path_factory.mktemp("broker")
+    conf = directory / "broker.conf"
+    conf.touch()
+    with broker_process(directory, conf=conf) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def admin(broker: BrokerProcess) -> Iterator[Admin]:
+    with Admin(namesrv=broker.address) as client:
         yield client
 
 
@@ -62,3 +77,23 @@ def test_a_group_is_created_and_deleted(admin: Admin) -> None:
     admin.delete_group("billing")
     with pytest.raises(BrokerRefusedError, match="illegal characters"):
         admin.create_group("a b")
+
+
+def test_settings_are_shown_and_changed(admin: Admin) -> None:
+    """By broker; what cannot be changed says why."""
+    admin.change_setting("fileReservedTime", "24")
+    assert admin.settings()["broker-a"]["fileReservedTime"] == "24"
+    with pytest.raises(BrokerRefusedError, match="takes effect at a start only"):
+        admin.change_setting("listenPort", "1")
+
+
+def test_traffic_is_told(broker: BrokerProcess, admin: Admin) -> None:
+    """Of a topic and of a group; what is unknown has none."""
+    nothing = Counted(messages=0, per_second=0)
+    assert admin.traffic("unknown") == Traffic(minute=nothing, hour=nothing, day=nothing)
+    assert admin.traffic("unknown", "nobody").day == nothing
+    with Producer("traffic", namesrv=broker.address) as producer:
+        for _ in range(3):
+            producer.send(Message("watched", b"body"))
+    wait_until(lambda: admin.traffic("watched").minute.messages == 3, "nothing was counted")
+    assert admin.traffic("watched").minute.per_second > 0

@@ -23,6 +23,7 @@ from halfmq.client import (
     ClientError,
     Consumer,
     ConsumerEvent,
+    Counted,
     Credentials,
     Decision,
     Message,
@@ -35,6 +36,7 @@ from halfmq.client import (
     TlsError,
     Topic,
     TopicMissing,
+    Traffic,
     Transaction,
     TransactionFencedError,
     TransactionLedger,
@@ -249,6 +251,11 @@ async def operating() -> None:
         await admin.delete_group("billing", offsets=True)
         await admin.delete_topic("orders")
         show(one, metrics)
+        settings: dict[str, dict[str, str]] = await admin.settings()
+        await admin.change_setting("fileReservedTime", "24")
+        traffic: Traffic = await admin.traffic("orders", "billing")
+        minute: Counted = traffic.minute
+        show(settings, minute.messages, minute.per_second, traffic.hour, traffic.day)
         for group in await admin.groups():
             filters: dict[str, str] = {t: f for m in group.members for t, f in m.filters.items()}
             show(group.name, group.message_model, group.unequal_topics, filters)
