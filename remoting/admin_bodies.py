@@ -156,14 +156,27 @@ def decode_stats_data(body: bytes) -> dict[str, BrokerStatsItem]:
         raise BodyError(f"not statistics: {error}") from error
 
 
+def encode_consume_stats_of(members: bytes, consume_tps: float) -> bytes:
+    """Return the body of an answer to 208 from ``object_keyed_members`` of its queues."""
+    return b'{"consumeTps":%b,"offsetTable":{%b}}' % (dump(consume_tps), members)
+
+
 def encode_broker_consume_stats(
-    stats: Mapping[str, Sequence[bytes]], broker_address: str, total_diff: int, in_flight: int
+    stats: Mapping[str, Iterable[tuple[float, bytes]]],
+    broker_address: str,
+    total_diff: int,
+    in_flight: int,
 ) -> bytes:
     """Return the body of an answer to GET_BROKER_CONSUME_STATS (317).
 
-    ``stats`` has for each group a body of ``encode_consume_stats`` for each of its topics.
+    ``stats`` has for each topic of a group its messages a second and ``object_keyed_members`` of
+    its queues.
     """
-    groups = (b"{%b:[%b]}" % (dump(group), b",".join(each)) for group, each in stats.items())
+    groups = (
+        b"{%b:[%b]}"
+        % (dump(group), b",".join(encode_consume_stats_of(table, tps) for tps, table in topics))
+        for group, topics in stats.items()
+    )
     return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d,"totalInflightDiff":%d}' % (
         dump(broker_address),
         b",".join(groups),

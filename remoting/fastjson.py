@@ -57,7 +57,12 @@ def dump(value: object) -> bytes:
 
 def object_keyed_map(pairs: Iterable[tuple[object, object]]) -> bytes:
     """Return ``{{key}:value,...}``, the form of object keys that all official readers take."""
-    return b"{%b}" % b",".join([b"%b:%b" % (dump(key), dump(value)) for key, value in pairs])
+    return b"{%b}" % object_keyed_members(pairs)
+
+
+def object_keyed_members(pairs: Iterable[tuple[object, object]]) -> bytes:
+    """Return the members of such a map, without its braces."""
+    return b",".join([b"%b:%b" % (dump(key), dump(value)) for key, value in pairs])
 
 
 def _parse_relaxed(body: bytes) -> Any:

@@ -5,21 +5,26 @@ Source: RocketMQ 5.3.3 `AdminBrokerProcessor#getConsumeStats`, `#fetchAllConsume
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import Final, TypeAlias
 
-from halfmq.remoting.admin_bodies import encode_broker_consume_stats
+from halfmq.remoting.admin_bodies import encode_broker_consume_stats, encode_consume_stats_of
 from halfmq.remoting.admin_headers import (
     GetBrokerConsumeStatsRequestHeader,
     GetConsumeStatsRequestHeader,
 )
-from halfmq.remoting.bodies import OffsetWrapper, QueueKey, encode_consume_stats
-from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.bodies import OffsetWrapper, QueueKey
+from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.fastjson import object_keyed_members
 from halfmq.remoting.replies import encode_reply
 from halfmq.store.message_store import MessageStore
 
 from ...config import TopicDefaults
+from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
@@ -28,6 +33,18 @@ from ...tables.statistics import Statistics
 from ...tables.topics import TopicConfig, TopicTable
 from .groups import topics_of
 from .sliced import collect
+
+ROWS_MAX: Final = 80_000
+"""Queues in an answer, about 200 bytes each: clients take no frame of more than 16 MiB."""
+
+QUEUES_PER_STEP: Final = 64
+"""Queues looked at in one step, in some 0.3 ms."""
+
+_ASK_BY_GROUP: Final = "ask for one group after the other"
+_ASK_BY_TOPIC: Final = "ask for one topic after the other"
+
+_Part: TypeAlias = tuple[str, TopicConfig, int]
+"""A group, a topic, and how many of its queues are answered for."""
 
 
 class ConsumptionHandlers:
@@ -76,69 +93,78 @@ class ConsumptionHandlers:
             connected = self._registry.consumer_groups.get(group)
             if connected is not None and connected.subscriptions:
                 names = [name for name in names if name in connected.subscriptions]
-        rows = collect(
+        topics = [
+            topic for name in dict.fromkeys(names) if (topic := self._topics.get(name)) is not None
+        ]
+        parts = [(group, topic, topic.read_queue_nums) for topic in topics]
+        steps = collect(
             request,
             connection,
-            lambda: [
-                (name, queue_id)
-                for name in dict.fromkeys(names)
-                if (topic := self._topics.get(name)) is not None
-                for queue_id in range(topic.read_queue_nums)
-            ],
-            lambda row: self._progress(group, *row),
+            lambda: _steps(parts, _ASK_BY_TOPIC),
+            self._stats_of_queues,
             stage=1,
         )
-        of_topics = {queue.topic for queue, _ in rows}
-        per_second = sum(self._statistics.delivered_per_second(name, group) for name in of_topics)
-        return encode_reply(request, body=encode_consume_stats(dict(rows), per_second))
+        per_second = sum(
+            self._statistics.delivered_per_second(topic.name, group) for topic in topics
+        )
+        members = b",".join(step[2] for step in steps if step[2])
+        return encode_reply(request, body=encode_consume_stats_of(members, per_second))
 
     def all_consume_stats(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer where each group is in each topic in which it has offsets."""
         header = request.header
         assert isinstance(header, GetBrokerConsumeStatsRequestHeader)
-        keys = collect(
-            request, connection, self._offsets.key_batches, lambda batch: batch, is_last=False
-        )
-        stats = collect(
+        batches = collect(
             request,
             connection,
-            lambda: list(self._consumed(keys, ordered_only=header.is_order)),
-            self._stats_of_topic,
+            self._offsets.key_batches,
+            partial(self._consumed, ordered_only=header.is_order),
+            is_last=False,
+        )
+        steps = collect(
+            request,
+            connection,
+            lambda: _steps(list(chain.from_iterable(batches)), _ASK_BY_GROUP),
+            self._stats_of_queues,
             stage=1,
         )
-        of_group: dict[str, list[bytes]] = {group.name: [] for group in self._groups}
-        for group, body, _, _ in stats:
-            of_group.setdefault(group, []).append(body)
+        stats: dict[str, list[tuple[float, bytes]]] = {group.name: [] for group in self._groups}
+        for (group, topic), parts in groupby(steps, key=itemgetter(0, 1)):
+            per_second = self._statistics.delivered_per_second(topic, group)
+            table = b",".join(part[2] for part in parts if part[2])
+            stats.setdefault(group, []).append((per_second, table))
         return encode_reply(
             request,
             body=encode_broker_consume_stats(
-                of_group,
+                stats,
                 connection.broker_address,
-                sum(lag for _, _, lag, _ in stats),
-                sum(in_flight for _, _, _, in_flight in stats),
+                sum(lag for *_, lag, _ in steps),
+                sum(in_flight for *_, in_flight in steps),
             ),
         )
 
-    def _consumed(
-        self, keys: Iterable[Sequence[str]], *, ordered_only: bool
-    ) -> Iterator[tuple[str, TopicConfig]]:
-        """Yield the pairs of group and topic to answer for."""
-        for key in chain.from_iterable(keys):
+    def _consumed(self, keys: Sequence[str], *, ordered_only: bool) -> list[_Part]:
+        """Return groups and topics to answer for, and how many queues of each."""
+        pairs: list[_Part] = []
+        for key in keys:
             name, _, group = key.partition("@")
             topic = self._topics.get(name)
             if topic is None or group not in self._groups or (ordered_only and not topic.order):
                 continue
             connected = self._registry.consumer_groups.get(group)
             if connected is None or not connected.subscriptions or name in connected.subscriptions:
-                yield group, topic
+                pairs.append((group, topic, topic.write_queue_nums))
+        return pairs
 
-    def _stats_of_topic(self, consumed: tuple[str, TopicConfig]) -> tuple[str, bytes, int, int]:
-        group, topic = consumed
-        rows = dict(self._progress(group, topic.name, one) for one in range(topic.write_queue_nums))
-        per_second = self._statistics.delivered_per_second(topic.name, group)
-        lag = sum(row.broker_offset - row.consumer_offset for row in rows.values())
-        in_flight = sum(row.pull_offset - row.consumer_offset for row in rows.values())
-        return group, encode_consume_stats(rows, per_second), lag, in_flight
+    def _stats_of_queues(
+        self, step: tuple[str, TopicConfig, range]
+    ) -> tuple[str, str, bytes, int, int]:
+        """Return group, topic, rows of some of its queues, their lag and messages in flight."""
+        group, topic, queue_ids = step
+        rows = [self._progress(group, topic.name, queue_id) for queue_id in queue_ids]
+        lag = sum(row.broker_offset - row.consumer_offset for _, row in rows)
+        in_flight = sum(row.pull_offset - row.consumer_offset for _, row in rows)
+        return group, topic.name, object_keyed_members(rows), lag, in_flight
 
     def _progress(self, group: str, topic: str, queue_id: int) -> tuple[QueueKey, OffsetWrapper]:
         _, end = self._store.queues.bounds(topic, queue_id)
@@ -153,3 +179,22 @@ class ConsumptionHandlers:
             last_timestamp=max(stored_ms, 0),
             pull_offset=max(consumed, self._statistics.pulled_offset(topic, group, queue_id)),
         )
+
+
+def _steps(parts: Sequence[_Part], instead: str) -> list[tuple[str, TopicConfig, range]]:
+    """Return group, topic and some of its queues for each step.
+
+    Raises:
+        RequestRefusedError: There are too many queues for one answer.
+    """
+    total = sum(count for _, _, count in parts)
+    if total > ROWS_MAX:
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            f"these are {total} queues, and an answer has at most {ROWS_MAX}: {instead}",
+        )
+    return [
+        (group, topic, range(begin, min(begin + QUEUES_PER_STEP, count)))
+        for group, topic, count in parts
+        for begin in range(0, max(count, 1), QUEUES_PER_STEP)
+    ]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from halfmq.broker.access.requirements import REQUIREMENTS
+from halfmq.broker.handlers.admin import consumption
 from halfmq.broker.handlers.admin.statistics import StatisticsHandlers
 from halfmq.remoting.admin_bodies import decode_stats_data
 from halfmq.remoting.admin_headers import (
@@ -191,6 +194,49 @@ async def test_all_groups_are_shown_at_once(rig: Rig) -> None:
         key: each for one in parse(answer.body)["consumeStatsList"] for key, each in one.items()
     }
     assert groups["readers"] == []
+
+
+@windowed()
+async def test_many_queues_of_many_groups_are_shown(rig: Rig) -> None:
+    """Each in one row, although they are looked at in several steps."""
+    peer = await filled(rig)
+    rig.tables.topics.ensure("wide", 300)
+    for group in ("a", "b"):
+        rig.tables.groups.ensure(group)
+        rig.tables.offsets.commit(group, "wide", 7, 0)
+    header = GetBrokerConsumeStatsRequestHeader(is_order=False)
+    body = parse((await peer.call(RequestCode.GET_BROKER_CONSUME_STATS, header)).body)
+    groups = {key: each for one in body["consumeStatsList"] for key, each in one.items()}
+
+    for group in ("a", "b"):
+        (of_wide,) = groups[group]
+        assert len(of_wide["offsetTable"]) == 300
+    assert len(groups["readers"]) == 1
+
+
+@windowed()
+async def test_more_queues_than_an_answer_holds_are_refused(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups and offsets are many and cheap to make; the answer's memory is bounded."""
+    monkeypatch.setattr(consumption, "ROWS_MAX", 3)
+    peer = await filled(rig)
+    for code, header, instead in (
+        (
+            RequestCode.GET_BROKER_CONSUME_STATS,
+            GetBrokerConsumeStatsRequestHeader(is_order=False),
+            "ask for one group after the other",
+        ),
+        (
+            RequestCode.GET_CONSUME_STATS,
+            GetConsumeStatsRequestHeader(consumer_group="readers"),
+            "ask for one topic after the other",
+        ),
+    ):
+        answer = await peer.call(code, header)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "these are 4 queues" in (answer.remark or "")
+        assert instead in (answer.remark or "")
 
 
 def test_every_request_has_an_access_rule() -> None:
