@@ -38,6 +38,9 @@ OPERATORS_MAX: Final = 512
 """Operators of an expression: those of one message take less than a millisecond. A list of strings
 after IN counts as one operator however long it is, since it is looked up in a set."""
 
+CONTAINS_OPERATORS: Final = 8
+"""Operators that CONTAINS counts as: it may search 32 KiB, which takes 30 us."""
+
 TEXT_MAX: Final = 32
 """Characters of an operand that error messages show."""
 
@@ -359,6 +362,9 @@ def contained_in(value: Node, strings: Sequence[str], *, negated: bool = False) 
     return Condition(value.position, "… IN …", contained, *_size(value))
 
 
+contains: Final[Callable[[str, str], bool]] = str.__contains__
+
+
 def string_test(
     value: Node, holds: Callable[[str, str], bool], wanted: str, *, negated: bool = False
 ) -> Node:
@@ -372,7 +378,10 @@ def string_test(
         found = evaluate(properties)
         return bool(wanted) and isinstance(found, str) and holds(found, wanted) is not negated
 
-    return Condition(value.position, "… CONTAINS …", test, *_size(value))
+    depth, operators = _size(value)
+    if holds is contains:
+        operators += CONTAINS_OPERATORS - 1
+    return Condition(value.position, "… CONTAINS …", test, depth, operators)
 
 
 def _size(*operands: Node) -> tuple[int, int]:

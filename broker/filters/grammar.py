@@ -97,7 +97,7 @@ BLANK: /[ \t\n\r\f]+/
 """
 
 _TESTS: Final[dict[str, Callable[[str, str], bool]]] = {
-    "CONTAINS": str.__contains__,
+    "CONTAINS": build.contains,
     "STARTSWITH": str.startswith,
     "ENDSWITH": str.endswith,
 }

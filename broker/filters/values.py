@@ -27,6 +27,10 @@ LONG_MAX: Final = (1 << 63) - 1
 SHORT: Final = 10
 """Whole numbers of fewer digits are in the range of an Integer."""
 
+NUMBER_LENGTH_MAX: Final = 256
+"""Characters of a string that is read as a number. A property may have 32 KiB, and each of hundreds
+of operators reads it; Java reads longer ones, which only zeros or useless decimals can make."""
+
 # Java's charAt sees halves of characters beyond 0xFFFF, which are no digits to it.
 _WHOLE: Final = re.compile(r"[+-]?(?:(?![\U00010000-\U0010FFFF])\d)+")
 _SIGNED: Final = r"[\x00-\x20]*([+-]?)"
@@ -47,13 +51,10 @@ def whole_number(text: str, maximum: int) -> int:
     Raises:
         EvaluationError: The text is no such number, or out of range.
     """
-    if text.isdigit() and len(text) < SHORT and text.isascii():
+    if len(text) < SHORT and text.isdigit() and text.isascii():
         return int(text)
-    if _WHOLE.fullmatch(text) is not None:
-        try:
-            number = int(text)
-        except ValueError:  # more digits than Python reads
-            number = maximum + 1
+    if len(text) <= NUMBER_LENGTH_MAX and _WHOLE.fullmatch(text) is not None:
+        number = int(text)
         if -maximum - 1 <= number <= maximum:
             return number
     raise EvaluationError(f"{text!r} is not a whole number of this size")
@@ -65,6 +66,8 @@ def floating_number(text: str) -> float:
     Raises:
         EvaluationError: The text is no number.
     """
+    if len(text) > NUMBER_LENGTH_MAX:
+        raise EvaluationError(f"a string of {len(text)} characters is not read as a number")
     if (found := _DECIMAL.fullmatch(text)) is not None:
         number = float(found[2])
     elif (found := _NAMED.fullmatch(text)) is not None:
@@ -91,7 +94,7 @@ def compare(left: Known, right: Known) -> int:
         if isinstance(right, str):
             return (left > right) - (left < right)
         if isinstance(right, bool):
-            return (left.lower() == "true") - right
+            return (len(left) == len("true") and left.lower() == "true") - right
         return _compare_numbers(_number_like(right, left), right)
     if isinstance(left, bool):
         if isinstance(right, str):  # RocketMQ casts the wrong side

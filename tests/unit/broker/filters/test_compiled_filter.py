@@ -11,6 +11,7 @@ from halfmq.broker.filters.compiled_filter import NAMES_FEW
 from halfmq.broker.filters.errors import FilterSyntaxError
 from halfmq.broker.filters.expressions import DEPTH_MAX, OPERATORS_MAX
 from halfmq.broker.filters.grammar import parse
+from halfmq.broker.filters.values import NUMBER_LENGTH_MAX
 from halfmq.store.format.properties import encode_properties
 
 ORDER = {"amount": "120", "region": "EU", "status": "paid", "note": "it's late", "weight": "1.5"}
@@ -108,6 +109,7 @@ def test_an_error_names_the_character(expression: str, position: int, reason: st
         "a = 1" + " OR a = 1" * OPERATORS_MAX,
         "TRUE" + " AND TRUE" * OPERATORS_MAX + " AND TRUE",
         "a = 1" + " OR a = 1" * 7_000,
+        "a CONTAINS 'x'" + " OR a CONTAINS 'x'" * (OPERATORS_MAX // 8),
         "-" * 60_000 + "a",  # each could begin a comment
         "NOT " * 16_000 + "a",
     ],
@@ -146,6 +148,15 @@ def test_the_error_of_a_long_expression_is_short(expression: str) -> None:
         parse(expression)
 
     assert len(str(caught.value)) < 200
+
+
+def test_a_long_string_is_no_number() -> None:
+    """Hundreds of operators may read it, and a property has up to 32 KiB."""
+    longest = "0" * (NUMBER_LENGTH_MAX - 1) + "5"
+
+    for expression in ("a = 5", "a > 4", "a = 5.0", "a > 4.5"):
+        assert parse(expression).accepts({"a": longest})
+        assert not parse(expression).accepts({"a": "0" + longest})
 
 
 def test_the_parser_lets_other_threads_run() -> None:
