@@ -10,6 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,24 +27,33 @@ pytestmark = [
     ),
 ]
 
+VERSIONS = ("5.3.3", "4.9.8")
 SCENARIOS = (
     "compress java-compressed",
     *("queues", "limits", "created", "namespaces", "vip"),
-    *("positions", "strategies", "orderly_dead"),
+    *("positions", "strategies", "orderly_dead", "leaving"),
 )
-SETTINGS = {"messageDelayLevel": "1s 1s 1s 1s 1s 1s"}
+SETTINGS = {
+    "messageDelayLevel": "1s 1s 1s 1s 1s 1s",
+    "transactionTimeOut": 3000,
+    "transactionCheckInterval": 2000,
+}
 
 
-@pytest.fixture(scope="module", params=["5.3.3", "4.9.8"])
+def _kind(version: str) -> Kind:
+    try:
+        class_path(version)
+    except JavaMissingError as missing:
+        pytest.skip(f"{missing}; the Java client {version} is NOT tested")
+    return Kind(version)
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
 def java(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Java]:
     """A broker and a JVM, where all scenarios have been started."""
-    kind = Kind(request.param)
-    try:
-        class_path(kind.version)
-    except JavaMissingError as missing:
-        pytest.skip(f"{missing}; the Java client {kind.version} is NOT tested")
+    kind = _kind(request.param)
     home = tmp_path_factory.mktemp("java")
     with java_scenarios(kind, home, SCENARIOS, **SETTINGS) as running:
         yield running
@@ -239,6 +249,46 @@ def test_the_others_take_over_from_one_that_is_killed(
         for queue in range(4):
             offsets = [line["queue_offset"] for line in consumed if line["queue"] == queue]
             assert offsets == list(range(offsets[0], offsets[-1] + 1))
+
+
+@feature("transactions: another producer of the group is asked")
+def test_the_others_are_asked_about_what_a_producer_left_undecided(java: Java) -> None:
+    """With the whole message; its decision counts."""
+    lines = java.seen("leaving")
+
+    asked = of(lines, "checked")
+    assert set(bodies(asked)) == {"unknown-commit", "unknown-rollback"}
+    ids = {body: line["id"] for body, line in by_body(of(lines, "decided")).items()}
+    for line in asked:
+        assert (line["topic"], line["tags"], line["keys"]) == ("java-leaving", "T", line["body"])
+        assert (line["colour"], line["transaction_id"]) == ("grün-€", ids[line["body"]])
+    assert sorted(bodies(of(lines, "consumed"))) == ["hello", "unknown-commit"]
+
+
+@feature("the broker is killed twice while members come and go: at least once, in order")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_nothing_is_lost_when_the_broker_is_killed(version: str, tmp_path: Path) -> None:
+    """Every acknowledged message is consumed, those of orderly groups in order."""
+    flows = {kind: f"flow java-{kind} {kind} 400" for kind in ("concurrent", "orderly")}
+    with java_scenarios(_kind(version), tmp_path, (), **SETTINGS) as java:
+        runs = {kind: java.client.start(*words.split()) for kind, words in flows.items()}
+        lines: dict[str, list[Line]] = {kind: [] for kind in flows}
+        for count in (100, 250):
+            for kind, run in runs.items():
+                lines[kind] += java.client.until(run, "sent", count=count)
+            java.broker.kill()
+            java.broker.start()
+        for kind, run in runs.items():
+            lines[kind] += java.client.lines(run)
+
+    for kind, said in lines.items():
+        first = list(dict.fromkeys(bodies(of(said, "consumed"))))  # it may come again
+        numbers = [int(body[2:]) for body in first if body != "founding"]
+        assert sorted(numbers) == list(range(400))
+        if kind == "orderly":
+            for queue in range(4):
+                own = [number for number in numbers if number % 4 == queue]
+                assert own == sorted(own)
 
 
 def _send_in_order(producer: blocking.Producer, topic: str, word: str) -> None:

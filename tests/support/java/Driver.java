@@ -49,6 +49,8 @@ public final class Driver {
         SCENARIOS.put("request_reply", scope -> since46("Replying", "requestReply", scope));
         SCENARIOS.put("sql", Filtering::sql);
         SCENARIOS.put("transactions", Transactions::transactions);
+        SCENARIOS.put("leaving", Transactions::leaving);
+        SCENARIOS.put("flow", Flowing::flow);
         SCENARIOS.put("die_undecided", Transactions::dieUndecided);
         SCENARIOS.put("take_over", Transactions::takeOver);
         SCENARIOS.put("attempt", Access::attempt);

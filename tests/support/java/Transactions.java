@@ -83,10 +83,31 @@ final class Transactions {
     private static void inTransaction(Scope scope, TransactionMQProducer producer, String body)
             throws Exception {
         Message message = Scope.message(scope.topic(), "T", body);
+        message.putUserProperty("colour", "gr\u00fcn-\u20ac");
         TransactionSendResult result = producer.sendMessageInTransaction(message, null);
         scope.say("decided", "body", body, "state", result.getLocalTransactionState().name(),
             "status", result.getSendStatus().name(), "id", result.getMsgId(),
             "queue", result.getMessageQueue().getQueueId());
+    }
+
+    /** One of two producers leaves its transactions undecided; the other one is asked. */
+    static void leaving(Scope scope) throws Exception {
+        String group = scope.group("producer");
+        TransactionMQProducer leaving = scope.producer(group, new Listener(scope, 0));
+        Listener listener = new Listener(scope, 2);
+        TransactionMQProducer staying = scope.producer(group, listener);
+        staying.send(Scope.message(scope.topic(), "T", "hello"));
+        for (String body : new String[] {"unknown-commit", "unknown-rollback"}) {
+            inTransaction(scope, leaving, body);
+        }
+        leaving.shutdown();
+        scope.say("left");
+        Inbox inbox = new Inbox(scope);
+        inbox.fill("push", scope.pushConsumer(scope.group("consumer"), scope.topic(), "*"));
+        inbox.await(2);
+        if (!listener.decided.await(Scope.WAIT_MS, TimeUnit.MILLISECONDS)) {
+            throw new IllegalStateException("a transaction was not asked about");
+        }
     }
 
     /** die_undecided TOPIC GROUP: the process ends between half message and decision. */
