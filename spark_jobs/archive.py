@@ -6,17 +6,24 @@ numpy and PyArrow besides. ``halfmq_jobs.py`` is the program to submit, with the
 """
 
 import argparse
-import shutil
 import sys
-from collections.abc import Sequence
-from importlib.resources import as_file, files
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 ARCHIVE: Final = "halfmq.zip"
 PROGRAM: Final = "halfmq_jobs.py"
-PACKAGES: Final = ("halfmq.store.format", "halfmq.spark_jobs")
+# ``halfmq`` itself has no module: it is a namespace, and a folder in a zip must have an entry of
+# its own to be one.
+_PACKAGES: Final = (
+    "halfmq.store.format",
+    "halfmq.spark_jobs",
+)
+_PARENTS: Final = ("halfmq/", "halfmq/store/")
+_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the same sources make the same archive
 
 _PROGRAM: Final = '''\
 """Run the jobs of halfmq: ``spark-submit --py-files halfmq.zip halfmq_jobs.py NAME ...``."""
@@ -33,13 +40,23 @@ sys.exit(main())
 
 def write_archive(path: Path) -> None:
     """Write the archive for executors; the folder must exist."""
-    with TemporaryDirectory() as root:
-        for package in PACKAGES:
-            with as_file(files(package)) as source:
-                target = Path(root, *package.split("."))
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        # It has an entry for each folder; without one, ``halfmq`` would not be a namespace package.
-        shutil.make_archive(str(path.with_suffix("")), "zip", root)
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        for parent in _PARENTS:
+            archive.writestr(ZipInfo(parent, _TIME), b"")
+        for package in _PACKAGES:
+            for name, content in _sources(files(package), package.replace(".", "/") + "/"):
+                info = ZipInfo(name, _TIME)
+                info.compress_type = ZIP_DEFLATED
+                archive.writestr(info, content)
+
+
+def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    yield prefix, b""
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir() and entry.name != "__pycache__":
+            yield from _sources(entry, f"{prefix}{entry.name}/")
+        elif entry.name.endswith((".py", ".html", ".css", ".js", ".svg")):
+            yield prefix + entry.name, entry.read_bytes()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Write what a Spark cluster needs to run the jobs.",
     )
     parser.add_argument(
-        "directory", metavar="DIR", type=Path, help="output directory; created if missing"
+        "directory", metavar="DIR", type=Path, help="where to write; created if missing"
     )
     folder: Path = parser.parse_args(arguments).directory
     try:
