@@ -1,7 +1,7 @@
 """Run the audit of one directory: read, judge, collect.
 
-The log is read once. What the audit keeps of it (``source/event_source.py``) is cached by Spark on
-disk: events, a hundred bytes each, and notes on what else there is. The rest are queries over that.
+The log is read once. Spark caches the result of the scan (``source/scan.py``) on disk: events of a
+hundred bytes each, and notes on what else there is. All other steps are queries over that.
 """
 
 from collections import Counter
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark import StorageLevel
@@ -18,20 +17,18 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
-from ..datasource import FORMAT, register
-from ..log.files import is_remote
 from ..log.log_end import survey
 from ..log.lookup import LogLookup, Place
 from ..log.segments import LogExtent, Segment
 from ..log.store_files import StoreFiles
-from ..source import event_source as source
-from ..source.schema import NAME_COLUMNS, ddl
-from . import families, queue_findings, statistics
-from .changed import changed_bytes
+from ..source.parts import Part
+from ..source.roles import read_log
+from ..source.scan import QUEUE, read_scan
+from . import key_groups, queue_findings, statistics
 from .checks import DEFAULT_CHECKS, Check, Checks, Remark, checks_of
-from .judge import Kind, LogBounds, Part, State
+from .digests import changed_bytes
+from .model import FINDING_COLUMNS, FINDING_DDL, Kind, State
 from .notes import Notes
-from .queue_findings import FINDING_COLUMNS, Log
 from .statistics import Delays, OpenAges, Timeline
 
 if TYPE_CHECKING:
@@ -41,12 +38,12 @@ ANOMALIES_MAX: Final = 100_000  # collected and listed in JSON; the Parquet file
 _HIDDEN_MAX: Final = 200  # collected of a kind that a flood of others would hide
 _SPREAD_MIN: Final = 16 << 20  # bytes; a smaller log is read fastest by one task
 
-_FINDING: Final = "kind string, offsets array<bigint>, detail string, at bigint"
 _RANGES: Final = (Kind.GAP, Kind.OVERLAP, Kind.CORRUPT_RECORD)  # their offsets are start and end
 _SEEN: Final = (
     "transactionId string, topic string, producerGroup string,"
     " bytes array<struct<file: string, position: bigint, size: int>>"
 )
+_OWNER_COLUMNS: Final = ("physicalOffset", "uniqKey", "producerGroup", "realTopic", "timestamp")
 _VOID: Final = (str(State.EXPIRED), str(State.UNFOUNDED))
 
 
@@ -116,13 +113,12 @@ def audited(
 ) -> Iterator[Audit]:
     """Audit the log in a store root or a folder of segments; Spark keeps rows while it lasts.
 
-    ``extent`` is what ``survey`` said of the directory, for a caller who knows it already.
-    ``stage`` is told what begins, in a few words.
+    ``extent`` is what ``survey`` returned for the directory, if the caller has it already.
+    ``stage`` is called with a few words when a step begins.
 
     Raises:
         LogDirectoryError: There is no log to read.
     """
-    extent = extent or survey(directory)
     with ExitStack() as cached:
 
         def keep(frame: DataFrame) -> DataFrame:
@@ -130,150 +126,104 @@ def audited(
             cached.callback(kept.unpersist)
             return kept
 
-        yield _Auditor(spark, directory, extent, checks, keep, stage).run()
+        yield _audit(spark, directory, extent or survey(directory), checks, keep, stage)
 
 
-class _Auditor:
-    """One run; its steps are its methods, in their order."""
+def _audit(
+    spark: "SparkSession",
+    directory: str,
+    extent: LogExtent,
+    checks: Checks,
+    keep: Callable[[DataFrame], DataFrame],
+    stage: Callable[[str], None],
+) -> Audit:
+    store = StoreFiles(directory)
+    compared = checks_of(extent, store, crc=checks.crc, queues=checks.queues)
+    partitions = spark.sparkContext.defaultParallelism if extent.size > _SPREAD_MIN else 1
+    stage(f"reading {extent.size:,} bytes of log")
+    scan = keep(
+        read_scan(spark, extent, key_groups.COLUMNS, verify_crc=checks.crc, partitions=partitions)
+    )
+    noted = scan.where("part is null").select(F.inline("notes"))
+    rows = [row.asDict() for row in noted.where(F.col("what") != QUEUE).collect()]
+    notes = Notes(rows, extent, store, checks)
+    bounds, terms = notes.bounds, notes.terms
 
-    def __init__(
-        self,
-        spark: "SparkSession",
-        directory: str,
-        extent: LogExtent,
-        checks: Checks,
-        keep: Callable[[DataFrame], DataFrame],
-        stage: Callable[[str], None],
-    ) -> None:
-        self._spark = spark
-        self._directory = directory if is_remote(directory) else str(Path(directory).absolute())
-        self._told_directory = directory
-        self._extent = extent
-        self._checks = checks
-        self._keep = keep
-        self._stage = stage
-        self._store = StoreFiles(directory)
-        self._compared = checks_of(extent, self._store, crc=checks.crc, queues=checks.queues)
-        cores = spark.sparkContext.defaultParallelism
-        self._partitions = cores if extent.size > _SPREAD_MIN else 1
-
-    def run(self) -> Audit:
-        self._stage(f"reading {self._extent.size:,} bytes of log")
-        scan = self._keep(
-            source.read_scan(
-                self._spark,
-                self._extent,
-                families.COLUMNS,
-                verify_crc=self._checks.crc,
-                partitions=self._partitions,
-            )
-        )
-        notes = scan.where("part is null").select(F.inline("notes"))
-        rows = [row.asDict() for row in notes.where(F.col("what") != source.QUEUE).collect()]
-        log = Notes(rows, self._extent, self._store, self._checks)
-        bounds, terms = log.bounds, log.terms
-        self._stage("judging what became of transactions")
-        events, found = self._linked(scan.where("part is not null").drop("notes"), log, bounds)
-        settled = self._keep(families.settled(families.families(events), bounds, terms))
-        transactions = settled.where("state is not null").select(*families.TRANSACTION_COLUMNS)
-        tally = statistics.tally(settled, log.scale)
-        count = sum(row["count"] for row in tally if row["state"] is None)
-        if count:
-            unsettled = settled.where("state is null").select("key")
-            verdicts = self._keep(families.judged(events, unsettled, bounds, terms, count=count))
-            judged = verdicts.where("state is not null").select(*families.TRANSACTION_COLUMNS)
-            tally += statistics.tally(judged, log.scale)
-            transactions = transactions.unionByName(judged)
-            rules = verdicts.where("kind is not null")
-            found.append(rules.select("kind", "offsets", "detail", "at"))
-        counts = statistics.counted(tally, log.scale)
-        prepared = transactions.where(~F.col("state").isin(*_VOID))
-        delays = statistics.delays(prepared, log.labels)
-        self._stage("comparing queues with the log")
-        ranges = self._keep(notes.where(F.col("what") == source.QUEUE))
-        found += self._queue_findings(ranges, bounds)
-        found += self._findings(log)
-        self._stage("looking up what was found")
-        findings = self._keep(reduce(DataFrame.unionByName, found).select(*FINDING_COLUMNS))
-        named = _named(findings, self._extent.segments)
-        kinds = Counter[str](dict(findings.groupBy("kind").count().collect()))
-        return Audit(
-            directory=self._told_directory,
-            log=self._log_summary(log),
-            states=counts.states,
-            delays=delays,
-            anomalies=_anomalies(named, kinds),
-            anomaly_kinds=kinds,
-            timeline=counts.timeline,
-            open_ages=counts.open_ages,
-            describe=lambda: _described(prepared, self._names()),
-            anomaly_rows=named,
-            checks=self._compared,
-            remarks=list(log.clock_steps()),
-        )
-
-    def _linked(
-        self, events: DataFrame, log: Notes, bounds: LogBounds
-    ) -> tuple[DataFrame, list[DataFrame]]:
-        """Add the events whose half is in another part of the log; tell of ops without one."""
-        if not log.keyless:
-            return events, []
-        linked = self._keep(families.linked(events))
+    stage("judging what became of transactions")
+    events = scan.where("part is not null").drop("notes")
+    found: list[DataFrame] = []
+    if notes.keyless:
+        linked = keep(key_groups.linked(events))
         halves = events.where(F.col("part") == int(Part.HALF))
-        orphans = families.orphans(linked.where("key is null"), halves, bounds)
-        known = "key is not null"
-        return events.where(known).unionByName(linked.where(known)), [orphans]
+        found.append(key_groups.orphans(linked.where("key is null"), halves, bounds))
+        events = events.where("key is not null").unionByName(linked.where("key is not null"))
+    settled = keep(key_groups.settled(key_groups.grouped(events), bounds, terms))
+    transactions = settled.where("state is not null").select(*key_groups.TRANSACTION_COLUMNS)
+    tally = statistics.tally(settled, notes.scale)
+    if count := sum(row["count"] for row in tally if row["state"] is None):
+        unsettled = settled.where("state is null").select("key")
+        verdicts = keep(key_groups.judged(events, unsettled, bounds, terms, count=count))
+        judged = verdicts.where("state is not null").select(*key_groups.TRANSACTION_COLUMNS)
+        tally += statistics.tally(judged, notes.scale)
+        transactions = transactions.unionByName(judged)
+        found.append(verdicts.where("kind is not null").select(*FINDING_COLUMNS))
+    counts = statistics.counted(tally, notes.scale)
+    prepared = transactions.where(~F.col("state").isin(*_VOID))
+    delays = statistics.delays(prepared, notes.labels)
 
-    def _queue_findings(self, ranges: DataFrame, bounds: LogBounds) -> list[DataFrame]:
-        runs = queue_findings.runs(ranges)
-        found = [queue_findings.out_of_order(runs), queue_findings.gaps(runs, bounds)]
-        if self._store.queue_counts is not None:
-            found.append(queue_findings.unknown_queues(ranges, self._store.queue_counts))
-        if self._checks.queues and self._store.consume_queues is not None:
-            register(self._spark)
-            log = Log(self._extent, bounds, self._store.was_closed)
-            found += queue_findings.compared(self._spark, runs, self._directory, self._store, log)
-        return found
+    stage("comparing queues with the log")
+    ranges = keep(noted.where(F.col("what") == QUEUE))
+    log = queue_findings.Log(directory, extent, bounds, store)
+    found += queue_findings.all_of(ranges, log, compare=checks.queues)
+    if faults := list(notes.findings()):
+        found.append(spark.createDataFrame(faults, FINDING_DDL))
+    if any(check.what == "digests" and check.checked for check in compared):
+        found.append(changed_bytes(spark, extent))
 
-    def _findings(self, log: Notes) -> list[DataFrame]:
-        """List what is wrong with the bytes of the log."""
-        faults = list(log.findings())
-        found = [self._spark.createDataFrame(faults, _FINDING)] if faults else []
-        if any(check.what == "digests" and check.checked for check in self._compared):
-            found.append(changed_bytes(self._spark, self._extent))
-        return found
+    stage("looking up what was found")
+    findings = keep(reduce(DataFrame.unionByName, found))
+    named = _named(findings, extent.segments)
+    kinds = Counter[str](dict(findings.groupBy("kind").count().collect()))
+    owners = {"subscribe": f"{HALF_TOPIC},{TRANS_CHECK_MAX_TIME_TOPIC}"}
+    return Audit(
+        directory=directory,
+        log=LogSummary(
+            segments=len(extent.segments),
+            records=notes.records,
+            bytes=notes.size,
+            first_offset=extent.first_offset,
+            end_offset=extent.end_offset,
+            tail=extent.tail,
+        ),
+        states=counts.states,
+        delays=delays,
+        anomalies=_anomalies(named, kinds),
+        anomaly_kinds=kinds,
+        timeline=counts.timeline,
+        open_ages=counts.open_ages,
+        describe=lambda: _described(
+            prepared,
+            read_log(
+                spark,
+                directory,
+                *_OWNER_COLUMNS,
+                extent=extent,
+                partitions=partitions,
+                options=owners,
+            ),
+        ),
+        anomaly_rows=named,
+        checks=compared,
+        remarks=list(notes.clock_steps()),
+    )
 
-    def _names(self) -> DataFrame:
-        """Read who transactions are of."""
-        register(self._spark)
-        return (
-            self._spark.read.format(FORMAT)
-            .schema(ddl(*NAME_COLUMNS))
-            .option("subscribe", f"{HALF_TOPIC},{TRANS_CHECK_MAX_TIME_TOPIC}")
-            .option("startingOffsets", str(self._extent.first_offset))
-            .option("endingOffsets", str(self._extent.end_offset))  # a broker may be appending
-            .option("minPartitions", str(self._partitions))
-            .load(self._directory)
-        )
 
-    def _log_summary(self, log: Notes) -> LogSummary:
-        return LogSummary(
-            segments=len(self._extent.segments),
-            records=log.records,
-            bytes=log.size,
-            first_offset=self._extent.first_offset,
-            end_offset=self._extent.end_offset,
-            tail=self._extent.tail,
-        )
-
-
-def _described(transactions: DataFrame, names: DataFrame) -> DataFrame:
+def _described(transactions: DataFrame, owners: DataFrame) -> DataFrame:
     """Describe every transaction that was prepared in the log, one row each.
 
-    ``names`` is the log with the columns ``schema.NAME_COLUMNS``, of the topics where halves and
-    parked messages are.
+    ``owners`` is the log with ``_OWNER_COLUMNS``, of the topics of halves and parked messages.
     """
-    return transactions.join(names, F.col("at") == F.col("physicalOffset")).select(
+    return transactions.join(owners, F.col("at") == F.col("physicalOffset")).select(
         F.col("uniqKey").alias("transactionId"),
         "producerGroup",
         F.col("realTopic").alias("topic"),

@@ -1,13 +1,13 @@
-"""What an audit has compared and what it noticed, beside the anomalies; no Spark in here."""
+"""What an audit has compared and what it noticed, beside the anomalies."""
 
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-from ..log.digests import digest_of
 from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
-from .judge import CHECKS_MAX
+from .digests import digest_of
+from .model import CHECKS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ was decided.
 Nothing is held against a record for naming what the log no longer holds: what lies below its
 first offset is expired, what lies in a damaged range is lost.
 
-The rules are grouped by subject in ``rules_*.py``; ``threads`` says which record is about which
-transaction, ``history`` what a record is.
+The rules are grouped by subject in ``rules_*.py``; ``histories`` says which record is about which
+transaction, ``model`` what a record is.
 
 Source: RocketMQ ``EndTransactionProcessor``, ``TransactionalMessageServiceImpl``;
 ``broker/transaction/half.py``.
@@ -34,45 +34,17 @@ from collections.abc import Iterable
 
 from ..source.parts import Part
 from . import rules_decisions, rules_finals, rules_groups, rules_waiting
-from .history import (
-    CHECKS_MAX,
-    NO_TERMS,
-    Content,
-    Event,
-    Finding,
-    Kind,
-    LogBounds,
-    State,
-    Terms,
-    Transaction,
-    Verdict,
-)
+from .histories import divide
+from .model import NO_TERMS, Event, Kind, LogBounds, Terms, Transaction, Verdict
 from .rules_decisions import Outcome
-from .threads import divide
-
-__all__ = [
-    "CHECKS_MAX",
-    "NO_TERMS",
-    "Content",
-    "Event",
-    "Finding",
-    "Kind",
-    "LogBounds",
-    "Part",
-    "State",
-    "Terms",
-    "Transaction",
-    "Verdict",
-    "judge",
-]
 
 
 def judge(events: Iterable[Event], bounds: LogBounds, terms: Terms = NO_TERMS) -> Verdict:
-    """Say what became of the family that has these records."""
-    threads, findings = divide(sorted(events, key=_log_order), bounds)
+    """Say what became of the transactions of a key group, given all its records."""
+    histories, findings = divide(sorted(events, key=_log_order), bounds)
     missing = {Kind.DECISION_WITHOUT_HALF, Kind.PARKED_WITHOUT_HALF}
     unfounded = any(finding.kind in missing for finding in findings)
-    outcomes = [rules_decisions.outcome(thread, bounds, unfounded=unfounded) for thread in threads]
+    outcomes = [rules_decisions.outcome(one, bounds, unfounded=unfounded) for one in histories]
     for outcome in outcomes:
         findings += outcome.findings
         findings += rules_decisions.conflicts(outcome)
@@ -80,9 +52,9 @@ def judge(events: Iterable[Event], bounds: LogBounds, terms: Terms = NO_TERMS) -
         findings += rules_finals.faulty_deliveries(outcome, bounds, terms)
         if not outcome.findings:  # one whose decision is missing waits for nobody
             findings += rules_waiting.left_undecided(outcome, bounds, terms)
-        findings += rules_waiting.resumed_from_nothing(outcome.thread, bounds)
+        findings += rules_waiting.resumed_from_nothing(outcome.history, bounds)
     for together in rules_groups.overlapping(outcomes):
-        findings += rules_groups.twins(together)
+        findings += rules_groups.repeated(together)
     return Verdict([_transaction(outcome) for outcome in outcomes], findings)
 
 
@@ -91,7 +63,7 @@ def _log_order(event: Event) -> tuple[int, bool, int]:
 
 
 def _transaction(outcome: Outcome) -> Transaction:
-    messages = outcome.thread.messages
+    messages = outcome.history.messages
     halves = messages[0].halves
     first, decided = messages[0].half, outcome.decided
     return Transaction(

@@ -1,6 +1,6 @@
 """What the scan of a log tells of it as a whole; no Spark in here.
 
-From the notes of the source (``source/event_source.Note``) comes what the rules need: which part of
+From the notes of the source (``source/scan.Note``) comes what the rules need: which part of
 the log can be read, which broker wrote which, what time it was. What is wrong with bytes as such is
 told here too.
 """
@@ -10,21 +10,18 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Final
 
-from ..log.ranges import STEP_MIN
 from ..log.segment_reader import UNWRITTEN
 from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
-from ..source import event_source as source
+from ..source import scan as source
 from ..source.events import hash_of
 from .checks import Checks, Remark
 from .dialects import Mark, recorded_rollbacks
-from .judge import Kind, LogBounds, Terms
+from .model import Found, Kind, LogBounds, Terms
 from .statistics import Scale, scale
 
 _PARKED_WITHIN: Final = 600_000  # ms from the last check to the parking; RocketMQ needs a round
 _DELIVERED_WITHIN: Final = 5_000  # ms from when a delayed commit is due; brokers look each second
-
-Found = tuple[str, list[int], str, int | None]  # kind, physical offsets, detail, whose
 
 
 class Notes:
@@ -43,24 +40,24 @@ class Notes:
         self._by_kind: dict[str, list[Mapping[str, Any]]] = {}
         for note in sorted(notes, key=lambda note: int(note["physicalOffset"])):
             self._by_kind.setdefault(note["what"], []).append(note)
-        self._stretches = self._of(source.STRETCH)
+        self._ranges = self._of(source.RECORDS)
 
     def _of(self, what: str) -> list[Mapping[str, Any]]:
         return self._by_kind.get(what, [])
 
     @property
     def records(self) -> int:
-        return sum(note["records"] for note in self._stretches)
+        return sum(note["records"] for note in self._ranges)
 
     @property
     def size(self) -> int:
         """The bytes of all records."""
-        return sum(note["sum"] for note in self._stretches)
+        return sum(note["sum"] for note in self._ranges)
 
     @property
     def keyless(self) -> int:
         """How many events lie in another part of the log than the half that they name."""
-        return sum(note["records"] for note in self._of(source.EVENTS))
+        return sum(note["records"] for note in self._of(source.KEYLESS))
 
     @property
     def labels(self) -> dict[int, tuple[str, str]]:
@@ -86,7 +83,7 @@ class Notes:
         return LogBounds(
             self._extent.first_offset,
             tuple(sorted(damage)),
-            self._stretches[-1]["lastPhysicalOffset"] if self._stretches else None,
+            self._ranges[-1]["lastPhysicalOffset"] if self._ranges else None,
             recorded_rollbacks(marks),
             None if counts is None else {hash_of(topic): count for topic, count in counts.items()},
         )
@@ -105,10 +102,9 @@ class Notes:
 
     @property
     def scale(self) -> Scale:
-        """Divide the time in which transactions were at work."""
-        parts = self._of(source.EVENTS)
-        begin = min((note["time"] for note in parts), default=self._newest)
-        end = max((note["lastTime"] for note in parts), default=self._newest)
+        """Divide the time in which the log was written."""
+        begin = min((note["time"] for note in self._ranges), default=0)
+        end = max((note["lastTime"] for note in self._ranges), default=0)
         return scale(
             begin, end, max(self._now, end) if self._checks.as_of_ms is None else self._now
         )
@@ -116,7 +112,7 @@ class Notes:
     @property
     def _newest(self) -> int:
         """When the last record was stored, ms."""
-        return int(self._stretches[-1]["lastTime"]) if self._stretches else 0
+        return int(self._ranges[-1]["lastTime"]) if self._ranges else 0
 
     @property
     def _now(self) -> int:
@@ -124,9 +120,9 @@ class Notes:
 
     def clock_steps(self) -> Iterator[Remark]:
         """Say where in the log the broker's clock was set back."""
-        for before, after in pairwise(self._stretches):
+        for before, after in pairwise(self._ranges):
             step = before["lastTime"] - after["time"]
-            if step >= STEP_MIN:
+            if step >= source.CLOCK_STEP_MIN:
                 detail = (
                     f"the broker's clock was set back by {step:,} ms, from {before['lastTime']} to"
                     f" {after['time']}"

@@ -1,7 +1,7 @@
 """What is wrong with queues, as functions from DataFrame to DataFrame.
 
 Within a queue of a topic the offsets of records rise by one in log order, and the consume queue has
-an entry at each of these places. A log is read as ranges (``log/ranges.py``), of which a sound one
+an entry at each of these places. A log is read as ranges (``source/scan.py``), of which a sound one
 has a few hundred; every fault of order shows between two of them. The consume queues are read by
 the source ``rocketmq-consumequeue`` and compared block by block: by the number of entries and a sum
 over them. Only of blocks that differ are entries and records joined one by one.
@@ -12,12 +12,11 @@ behind the log or be ahead of it; its next start makes that good.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Row, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.topics import (
     LIGHT_QUEUE_PREFIX,
     SCHEDULE_TOPIC,
@@ -25,19 +24,16 @@ from halfmq.store.format.topics import (
     SYSTEM_TOPICS,
 )
 
-from ..log.ranges import BLOCK, MODULUS, PLACE_FACTOR, SIZE_FACTOR, TAGS_FACTOR
+from ..datasource import QUEUE_FORMAT, register
 from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
 from ..source.columns import MESSAGE
-from ..source.log_source import FORMAT
-from ..source.queue_source import QUEUE_COLUMNS, QUEUE_FORMAT
+from ..source.queue_source import QUEUE_COLUMNS
+from ..source.roles import read_log, takes_slot
+from ..source.scan import BLOCK, MODULUS, PLACE_FACTOR, SIZE_FACTOR, TAGS_FACTOR
 from ..source.schema import ddl
-from .judge import Kind, LogBounds
+from .model import Kind, LogBounds
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-FINDING_COLUMNS: Final = ("kind", "offsets", "detail", "at")
 RECORD_COLUMNS: Final = (
     "topic",
     "partition",
@@ -59,9 +55,21 @@ _BLOCK: Final = (*_QUEUE, "block")
 class Log(NamedTuple):
     """What is known of the log as a whole."""
 
+    directory: str
     extent: LogExtent
     bounds: LogBounds
-    was_closed: bool  # its broker stopped in order, so that the consume queues are complete
+    store: StoreFiles
+
+
+def all_of(ranges: DataFrame, log: Log, *, compare: bool = True) -> list[DataFrame]:
+    """Find everything that is wrong with queues; ``compare``: also consume queues, if there are."""
+    numbered = runs(ranges)
+    found = [out_of_order(numbered), gaps(numbered, log.bounds)]
+    if log.store.queue_counts is not None:
+        found.append(unknown_queues(ranges, log.store.queue_counts))
+    if compare and log.store.consume_queues is not None:
+        found += compared(numbered, log)
+    return found
 
 
 # --- order
@@ -179,13 +187,6 @@ def differing_blocks(runs: DataFrame, entries: DataFrame, log: Log) -> DataFrame
     return both.withColumns(of_all).where(~agrees).select(*_BLOCK, "at", *of_all)
 
 
-def queued_records(log_rows: DataFrame) -> DataFrame:
-    """Choose the records that have a place in a queue; columns as in ``RECORD_COLUMNS``."""
-    kinds = [int(TransactionType.NONE), int(TransactionType.COMMIT)]
-    is_queued = F.col("sysFlag").bitwiseAND(int(TRANSACTION_MASK)).isin(*kinds)
-    return log_rows.where((F.col("recordType") == MESSAGE) & is_queued)
-
-
 def beside(blocks: DataFrame, records: DataFrame, entries: DataFrame) -> DataFrame:
     """Put the records and the entries of some blocks side by side; one of them may be null."""
     chosen = F.broadcast(blocks.select(*_BLOCK, "since"))
@@ -269,10 +270,10 @@ def _queues(blocks: DataFrame) -> DataFrame:
     return F.broadcast(blocks.select(*_QUEUE, "low", "high", "listedLast").distinct())
 
 
-def compared(
-    spark: "SparkSession", runs: DataFrame, path: str, store: StoreFiles, log: Log
-) -> list[DataFrame]:
+def compared(runs: DataFrame, log: Log) -> list[DataFrame]:
     """Compare the consume queues of a store with its log: findings; none when all blocks agree."""
+    spark, store = runs.sparkSession, log.store
+    register(spark)
     is_comparable = F.col("topic").rlike(_SAFE_NAME) & ~F.col("topic").isin(*store.batch_topics)
     is_comparable &= ~F.col("topic").startswith(LIGHT_QUEUE_PREFIX)  # of records of other topics
     entries = (
@@ -282,37 +283,31 @@ def compared(
     )
     entries = entries.where(is_comparable & F.col("entryType").isin("entry", "corrupt"))
     entries = entries.where("physicalOffset is not null")
-    blocks = differing_blocks(runs.where(is_comparable), entries, log)
-    told = blocks.collect()
-    if not told:
+    differing = differing_blocks(runs.where(is_comparable), entries, log)
+    rows = differing.collect()
+    if not rows:
         return []
-    blocks = spark.createDataFrame(told, blocks.schema)
-    pairs = beside(blocks, queued_records(_records(spark, path, told, log.extent)), entries)
+    blocks = spark.createDataFrame(rows, differing.schema)
+    topics = {row["topic"] for row in rows}
+    first = min((row["at"] for row in rows if row["at"] is not None), default=log.extent.end_offset)
+    options = {"startingOffsets": first}
+    if len(topics) <= _TOPICS_MAX:
+        options["subscribe"] = ",".join(topics)
+    records = read_log(spark, log.directory, *RECORD_COLUMNS, extent=log.extent, options=options)
+    queued = records.where((F.col("recordType") == MESSAGE) & takes_slot())
+    pairs = beside(blocks, queued, entries)
     return [
         wrong_entries(pairs, extended=store.has_extension),
-        missing_entries(pairs, blocks, was_closed=log.was_closed),
+        missing_entries(pairs, blocks, was_closed=store.was_closed),
         entries_of_nothing(pairs, blocks, log),
     ]
-
-
-def _records(
-    spark: "SparkSession", path: str, blocks: Sequence[Row], extent: LogExtent
-) -> DataFrame:
-    """Read the part of the log again that has the records of these blocks."""
-    topics = {block["topic"] for block in blocks}
-    first = min((block["at"] for block in blocks if block["at"] is not None), default=None)
-    reader = spark.read.format(FORMAT).schema(ddl(*RECORD_COLUMNS))
-    if len(topics) <= _TOPICS_MAX:
-        reader = reader.option("subscribe", ",".join(topics))
-    reader = reader.option("startingOffsets", str(extent.end_offset if first is None else first))
-    return reader.option("endingOffsets", str(extent.end_offset)).load(path)
 
 
 def _names_the_log(log: Log) -> Column:
     """Choose entries that name what this log should have, and not what it had or will have."""
     at = F.col("physicalOffset")
     named = (at < 0) | (at >= log.extent.first_offset)
-    return named if log.was_closed else named & (at < log.extent.end_offset)
+    return named if log.store.was_closed else named & (at < log.extent.end_offset)
 
 
 def _block_of(name: str) -> Column:

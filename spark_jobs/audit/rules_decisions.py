@@ -13,8 +13,8 @@ from typing import NamedTuple
 from halfmq.store.format.record import RECORD_SIZE_MIN
 
 from ..source.parts import Part
-from .history import Event, Finding, Kind, LogBounds, State
-from .threads import Message, Thread
+from .histories import History, Message
+from .model import Event, Finding, Kind, LogBounds, State
 
 Range = tuple[int, int]
 
@@ -30,7 +30,7 @@ class Decision(NamedTuple):
 class Outcome(NamedTuple):
     """What became of one transaction."""
 
-    thread: Thread
+    history: History
     state: State
     commits: list[Decision]
     rollbacks: list[Decision]
@@ -39,15 +39,17 @@ class Outcome(NamedTuple):
     findings: Sequence[Finding] = ()
 
 
-def outcome(thread: Thread, bounds: LogBounds, *, unfounded: bool) -> Outcome:
+def outcome(history: History, bounds: LogBounds, *, unfounded: bool) -> Outcome:
     """Say what became of a transaction; ``unfounded``: something names a half that never was."""
-    commits, rollbacks, idle = _decisions(thread.leader, bounds)
-    told = _state(thread, commits, rollbacks, idle, bounds)
-    state = told.state
-    is_open = bool(thread.discards) and state in {State.PARKED, State.PENDING}
-    if not thread.leader.halves and not is_open:
+    commits, rollbacks, idle = _decisions(history.leader, bounds)
+    settled = _state(history, commits, rollbacks, idle, bounds)
+    state = settled.state
+    is_open = bool(history.discards) and state in {State.PARKED, State.PENDING}
+    if not history.leader.halves and not is_open:
         state = State.UNFOUNDED if unfounded else State.EXPIRED
-    return Outcome(thread, state, commits, rollbacks, told.decided, told.lost, told.findings)
+    return Outcome(
+        history, state, commits, rollbacks, settled.decided, settled.lost, settled.findings
+    )
 
 
 def _decisions(
@@ -60,18 +62,18 @@ def _decisions(
     rollbacks: list[Decision] = []
     for event in sorted(message.decided, key=lambda event: event.reference not in own):
         # A decision whose link is broken may have any of the ops.
-        op = _take_behind(event, ops, any_half=event.reference not in own)
+        op = _take_after(event, ops, any_half=event.reference not in own)
         kept = rollbacks if event.part is Part.ROLLBACK else commits
         kept.append(Decision(event.offset, op.offset if op else None, event.time_ms))
     for event in (*message.unmarked, *message.damaged):
-        _take_behind(event, ops, any_half=True)
+        _take_after(event, ops, any_half=True)
     idle = [op for op in ops if bounds.records_rollback(op.offset)]
     rollbacks += [Decision(op.offset, op.offset, op.time_ms) for op in ops if op not in idle]
     return sorted(commits, key=_place), sorted(rollbacks, key=_place), idle
 
 
-def _take_behind(event: Event, ops: list[Event], *, any_half: bool) -> Event | None:
-    """Take the first op behind a decision: ops are written in the order of the decisions."""
+def _take_after(event: Event, ops: list[Event], *, any_half: bool) -> Event | None:
+    """Take the first op after a decision: ops are written in the order of the decisions."""
     for index, op in enumerate(ops):
         if op.offset > event.offset and (any_half or op.reference == event.reference):
             return ops.pop(index)
@@ -81,7 +83,7 @@ def _take_behind(event: Event, ops: list[Event], *, any_half: bool) -> Event | N
 # --- states
 
 
-class _Told(NamedTuple):
+class _Settled(NamedTuple):
     state: State
     decided: Decision | None = None
     lost: Range | None = None
@@ -89,56 +91,56 @@ class _Told(NamedTuple):
 
 
 def _state(
-    thread: Thread,
+    history: History,
     commits: Sequence[Decision],
     rollbacks: Sequence[Decision],
     idle: Sequence[Event],
     bounds: LogBounds,
-) -> _Told:
-    leader = thread.leader
+) -> _Settled:
+    leader = history.leader
     by_record = [decision for decision in rollbacks if decision.op != decision.offset]
     if first := (commits or by_record)[:1]:
         state = State.COMMITTED if commits else State.ROLLED_BACK
         hasty = _hasty(leader, [*commits, *by_record], idle, bounds)
-        return _Told(state, first[0], findings=hasty)
-    if shown := leader.unmarked or _commits_of_followers(thread, bounds):
-        return _Told(State.COMMITTED, _shown_by(shown[0]))
+        return _Settled(state, first[0], findings=hasty)
+    if shown := leader.unmarked or _commits_of_followers(history, bounds):
+        return _Settled(State.COMMITTED, _shown_by(shown[0]))
     if rollbacks:
         lost = _where_lost(leader, rollbacks[0].offset, bounds)
         if lost:
-            return _Told(State.UNDETERMINED, lost=lost)
-        return _Told(State.ROLLED_BACK, rollbacks[0])
+            return _Settled(State.UNDETERMINED, lost=lost)
+        return _Settled(State.ROLLED_BACK, rollbacks[0])
     if leader.damaged:
         lost = (leader.damaged[0].offset, leader.damaged[0].offset + RECORD_SIZE_MIN)
-        return _Told(State.UNDETERMINED, lost=lost)
-    ops = [op for message in thread.messages.values() for op in _idle(message, bounds)]
+        return _Settled(State.UNDETERMINED, lost=lost)
+    ops = [op for message in history.messages.values() for op in _idle(message, bounds)]
     if not ops:
-        return _Told(_undecided(thread))
+        return _Settled(_undecided(history))
     if shown := leader.delivered or leader.waiting:
-        return _Told(State.COMMITTED, _shown_by(shown[0]))
+        return _Settled(State.COMMITTED, _shown_by(shown[0]))
     op = min(ops, key=_place)
     if lost := _where_lost(leader, op.offset, bounds):
-        return _Told(State.UNDETERMINED, lost=lost)
-    return _Told(_undecided(thread), findings=[_missing_decision(ops)])
+        return _Settled(State.UNDETERMINED, lost=lost)
+    return _Settled(_undecided(history), findings=[_missing_decision(ops)])
 
 
 def _shown_by(event: Event) -> Decision:
     return Decision(event.offset, None, event.time_ms)
 
 
-def _undecided(thread: Thread) -> State:
+def _undecided(history: History) -> State:
     # What an operator resumes gets a half again by RocketMQ, and a record of its own by halfmq.
-    asked_again = [event.offset for event in (*thread.leader.halves[-1:], *thread.resumes[-1:])]
-    if thread.discards and max(asked_again, default=-1) < thread.discards[-1].offset:
+    asked_again = [event.offset for event in (*history.leader.halves[-1:], *history.resumes[-1:])]
+    if history.discards and max(asked_again, default=-1) < history.discards[-1].offset:
         return State.PARKED
     return State.PENDING
 
 
-def _commits_of_followers(thread: Thread, bounds: LogBounds) -> list[Event]:
+def _commits_of_followers(history: History, bounds: LogBounds) -> list[Event]:
     """Give the finals of further messages that halfmq wrote: it did so after the leader's."""
     finals = [
         final
-        for number, message in thread.messages.items()
+        for number, message in history.messages.items()
         for final in message.commits
         if number and bounds.records_rollback(final.offset)
     ]
@@ -212,7 +214,7 @@ def _order(commits: Sequence[Decision], rollback: Decision) -> Kind:
         return Kind.COMMIT_AFTER_ROLLBACK
     if rollback.op != rollback.offset:  # a rollback record: it stands where it was decided
         return Kind.ROLLBACK_AFTER_COMMIT
-    # An op stands up to seconds behind its decision. It came later for certain only if the ops
+    # An op is written up to seconds after its decision. It came later for certain only if the ops
     # of all commits were already written.
     settled = all(commit.op is not None and commit.op < rollback.offset for commit in commits)
     return Kind.ROLLBACK_AFTER_COMMIT if settled else Kind.COMMIT_AFTER_ROLLBACK

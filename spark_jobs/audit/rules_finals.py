@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ..source.parts import Part
-from .history import Content, Event, Finding, Kind, LogBounds, Terms
+from .histories import Message
+from .model import Content, Event, Finding, Kind, LogBounds, Terms
 from .rules_decisions import Outcome
-from .threads import Message
 
 _FIELDS: Final = {
     "body": "body_crc",
@@ -19,7 +19,7 @@ _FIELDS: Final = {
 
 def faulty_deliveries(outcome: Outcome, bounds: LogBounds, terms: Terms) -> Iterator[Finding]:
     """Find what was delivered otherwise than once, as its half says, by a proper record."""
-    for message in outcome.thread.messages.values():
+    for message in outcome.history.messages.values():
         yield from _unmarked(message)
         yield from _altered(message, bounds)
         waits = [final for final in message.commits if final.part is Part.WAITING]

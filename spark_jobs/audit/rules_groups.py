@@ -1,45 +1,47 @@
-"""Rules about what belongs together: several messages of one transaction, and twins."""
+"""Rules about what belongs together: several messages of one transaction, and repeated prepares."""
 
 from collections.abc import Iterable, Sequence
 
-from .history import Event, Finding, Kind, LogBounds, State
+from .histories import History, Message
+from .model import Event, Finding, Kind, LogBounds, State
 from .rules_decisions import Decision, Outcome
-from .threads import Message, Thread
 
 # --- several messages
 
 
 def unlike_the_leader(outcome: Outcome, bounds: LogBounds) -> Iterable[Finding]:
     """Find messages of several that were not decided like the others."""
-    thread = outcome.thread
-    if thread.half is None:
-        yield from _without_leader(thread, bounds)
+    history = outcome.history
+    if history.half is None:
+        yield from _without_leader(history, bounds)
         return
     if outcome.state is State.COMMITTED and not outcome.commits:
         yield from _missing_leader(outcome, bounds)
-    for number in sorted({*range(1, thread.total), *thread.messages} - {0}):
-        message = thread.messages.get(number, Message())
+    for number in sorted({*range(1, history.total), *history.messages} - {0}):
+        message = history.messages.get(number, Message())
         finals = message.commits
         if outcome.state is State.COMMITTED:
             yield from _unlike_a_commit(outcome, number, message, bounds)
         elif finals and outcome.state is not State.UNDETERMINED:
             state = "rolled back" if outcome.rollbacks else "undecided"
-            detail = f"message {number} of {thread.total} was committed, the first is {state}"
-            yield Finding(Kind.SPLIT_GROUP, [thread.half.offset, finals[0].offset], detail)
+            detail = f"message {number} of {history.total} was committed, the first is {state}"
+            yield Finding(Kind.SPLIT_GROUP, [history.half.offset, finals[0].offset], detail)
         if len(finals) > 1:
-            detail = f"{len(finals)} final messages of message {number} of {thread.total}"
+            detail = f"{len(finals)} final messages of message {number} of {history.total}"
             yield Finding(Kind.COMMITTED_TWICE, [final.offset for final in finals], detail)
 
 
 def _missing_leader(outcome: Outcome, bounds: LogBounds) -> Iterable[Finding]:
     """Find that the leader of several has no final message, though another one has."""
-    leader, decided = outcome.thread.leader, outcome.decided
+    leader, decided = outcome.history.leader, outcome.decided
     if _is_delivered(leader):
         return
     assert leader.half is not None
     assert decided is not None
     if not bounds.hides(leader.half.offset, decided.offset):
-        detail = f"message 0 of {outcome.thread.total} has no final message, though another has one"
+        detail = (
+            f"message 0 of {outcome.history.total} has no final message, though another has one"
+        )
         yield Finding(Kind.MISSING_FINAL, [leader.half.offset, decided.offset], detail)
 
 
@@ -57,49 +59,49 @@ def _is_delivered(message: Message) -> bool:
 def _unlike_a_commit(
     outcome: Outcome, number: int, message: Message, bounds: LogBounds
 ) -> Iterable[Finding]:
-    thread, decided = outcome.thread, outcome.decided
-    assert thread.half is not None
+    history, decided = outcome.history, outcome.decided
+    assert history.half is not None
     assert decided is not None
     if _is_delivered(message):
         return
     if message.half is None:
-        if not bounds.hides(thread.half.offset, decided.offset):
-            detail = f"committed, though half message {number} of {thread.total} is not there"
-            yield Finding(Kind.SPLIT_GROUP, [thread.half.offset, decided.offset], detail)
-    elif not bounds.hides(decided.offset) and not _ends_the_log(thread, bounds):
-        detail = f"committed, but message {number} of {thread.total} has no final message"
+        if not bounds.hides(history.half.offset, decided.offset):
+            detail = f"committed, though half message {number} of {history.total} is not there"
+            yield Finding(Kind.SPLIT_GROUP, [history.half.offset, decided.offset], detail)
+    elif not bounds.hides(decided.offset) and not _ends_the_log(history, bounds):
+        detail = f"committed, but message {number} of {history.total} has no final message"
         yield Finding(Kind.MISSING_FINAL, [message.half.offset, decided.offset], detail)
 
 
-def _ends_the_log(thread: Thread, bounds: LogBounds) -> bool:
+def _ends_the_log(history: History, bounds: LogBounds) -> bool:
     """Tell whether the log ends amid the final messages, so that the next start adds the rest."""
-    finals = [final.offset for message in thread.messages.values() for final in message.commits]
+    finals = [final.offset for message in history.messages.values() for final in message.commits]
     return max(finals, default=None) == bounds.last_offset
 
 
-def _without_leader(thread: Thread, bounds: LogBounds) -> Iterable[Finding]:
-    halves = _halves_of_followers(thread)
+def _without_leader(history: History, bounds: LogBounds) -> Iterable[Finding]:
+    halves = _halves_of_followers(history)
     first = min((half.offset for half in halves), default=None)
     if first is not None and not bounds.hides(0, first):
         detail = "half messages of several, without the first, which decides for them"
         yield Finding(Kind.SPLIT_GROUP, sorted(half.offset for half in halves), detail)
 
 
-def _halves_of_followers(thread: Thread) -> list[Event]:
-    return [half for n, message in thread.messages.items() if n for half in message.halves]
+def _halves_of_followers(history: History) -> list[Event]:
+    return [half for n, message in history.messages.items() if n for half in message.halves]
 
 
-# --- twins
+# --- one message prepared several times
 
 
 def overlapping(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     """Put transactions together that were there at the same time.
 
-    What is prepared once more after a rollback is no twin: the producer began anew.
+    What is prepared once more after a rollback is another transaction: the producer began anew.
     """
     groups: list[list[Outcome]] = []
     for outcome in outcomes:
-        half = outcome.thread.half
+        half = outcome.history.half
         if half and groups and not all(_was_rolled_back(o, half.offset) for o in groups[-1]):
             groups[-1].append(outcome)
         else:
@@ -112,11 +114,11 @@ def _was_rolled_back(outcome: Outcome, before: int) -> bool:
     return bool(rollbacks) and not any(commit.offset < before for commit in outcome.commits)
 
 
-def twins(together: Sequence[Outcome]) -> Iterable[Finding]:
+def repeated(together: Sequence[Outcome]) -> Iterable[Finding]:
     """Find messages that were prepared, or committed, more than once."""
     if len(together) > 1:
         detail = f"{len(together)} half messages of one transaction, none of them a check's copy"
-        offsets = [outcome.thread.half.offset for outcome in together if outcome.thread.half]
+        offsets = [outcome.history.half.offset for outcome in together if outcome.history.half]
         yield Finding(Kind.DUPLICATE_PREPARE, offsets, detail)
     commits: list[Decision] = [commit for outcome in together for commit in outcome.commits]
     if len(commits) > 1:

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable
 
-from .history import Finding, Kind, LogBounds, State, Terms
+from .histories import History
+from .model import Finding, Kind, LogBounds, State, Terms
 from .rules_decisions import Outcome
-from .threads import Thread
 
 
 def left_undecided(outcome: Outcome, bounds: LogBounds, terms: Terms) -> Iterable[Finding]:
     """Find halves that wait too long, and those that nobody will ask about."""
-    halves = outcome.thread.leader.halves
+    halves = outcome.history.leader.halves
     if outcome.state is not State.PENDING or not halves:
         return
-    if not outcome.thread.half and bounds.hides(0, halves[0].offset):
+    if not outcome.history.half and bounds.hides(0, halves[0].offset):
         return  # only copies are left: an op of the original names it by a queue offset
     first, newest = halves[0], halves[-1]
     if terms.overdue_before_ms is not None and first.time_ms < terms.overdue_before_ms:
@@ -32,15 +32,15 @@ def left_undecided(outcome: Outcome, bounds: LogBounds, terms: Terms) -> Iterabl
         yield Finding(Kind.LOST_PARKING, [half.offset for half in halves], detail)
 
 
-def resumed_from_nothing(thread: Thread, bounds: LogBounds) -> Iterable[Finding]:
+def resumed_from_nothing(history: History, bounds: LogBounds) -> Iterable[Finding]:
     """Find resumed transactions whose parking is not in the log."""
-    halves = thread.leader.halves
-    resumes = [*thread.resumes, *(half for half in halves if half.check_times == 0)]
+    halves = history.leader.halves
+    resumes = [*history.resumes, *(half for half in halves if half.check_times == 0)]
     if not resumes or not halves:
         return
     first = min(resume.offset for resume in resumes)
     start = halves[0].offset
-    parked = any(discard.offset < first for discard in thread.discards)
-    if thread.half and not parked and not bounds.hides(start, first):
+    parked = any(discard.offset < first for discard in history.discards)
+    if history.half and not parked and not bounds.hides(start, first):
         detail = "resumed by an operator, though no parked copy is in the log"
         yield Finding(Kind.LOST_PARKING, [start, first], detail)

@@ -2,7 +2,7 @@
 
 The driver divides the time that the log covers into at most ``BINS_MAX`` intervals, so that a chart
 is a few hundred numbers, however long the log is. ``transactions`` have the columns
-``families.TRANSACTION_COLUMNS``.
+``key_groups.TRANSACTION_COLUMNS``.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ import numpy as np
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from .judge import State
+from .model import State
 
 BINS_MAX: Final = 60  # intervals: as many as can be told apart on a phone
 SHOWN: Final = (State.COMMITTED, State.ROLLED_BACK, State.PARKED, State.PENDING)

@@ -14,31 +14,25 @@ import numpy as np
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.record import CRC_MASK, CRC_TAIL_SIZE, CRC_TAIL_START
 
-from .arrays import Bools, Ints
-from .numbers import DIGITS_MAX
-from .rows import WORD, Rows
+from .arrays import WORD, Bools, Ints
+from .rows import Rows
 
 _DIGITS: Final = CRC_TAIL_SIZE - len(CRC_TAIL_START) - 1
-assert _DIGITS <= DIGITS_MAX
 
 
 def sound_records(rows: Rows) -> Bools:
-    """Tell of each record whether it has the bytes that its CRC was computed from."""
+    """Compare each record with its CRCs; true where they match."""
     sound: Bools = body_crcs(rows) == rows.field("body_crc") & CRC_MASK
-    places = _places_of_tails(rows)
+    places = _with_tail(rows)
     if len(places):
-        sound[places] &= _whole_crcs(rows, places) == _crcs_told(rows, places)
+        tails = rows.ends[places] - CRC_TAIL_SIZE
+        sound[places] &= _crcs(rows, rows.starts[places], tails) == _stored_in_tails(rows, tails)
     return sound
 
 
 def body_crcs(rows: Rows) -> Ints:
     """Compute the CRC of every body, as RocketMQ stores it."""
-    starts, ends = rows.body_bounds
-    return _crcs(rows, starts, ends)
-
-
-def _whole_crcs(rows: Rows, places: Ints) -> Ints:
-    return _crcs(rows, rows.starts[places], rows.ends[places] - CRC_TAIL_SIZE)
+    return _crcs(rows, *rows.body_bounds)
 
 
 def _crcs(rows: Rows, starts: Ints, ends: Ints) -> Ints:
@@ -48,20 +42,17 @@ def _crcs(rows: Rows, starts: Ints, ends: Ints) -> Ints:
     return np.fromiter(computed, dtype=np.int64, count=len(starts)) & CRC_MASK
 
 
-def _places_of_tails(rows: Rows) -> Ints:
+def _with_tail(rows: Rows) -> Ints:
+    """Find the records that have a CRC of the whole record."""
     at = rows.ends - CRC_TAIL_SIZE
     begins = rows.segment.words[at] == np.uint64(int.from_bytes(CRC_TAIL_START[:WORD], "little"))
     begins &= rows.segment.view[at + WORD] == CRC_TAIL_START[WORD]
     return np.flatnonzero(begins & (rows.properties_starts <= at))
 
 
-def _crcs_told(rows: Rows, places: Ints) -> Ints:
-    """Read the CRCs in the tails; -1, which no CRC is, where there are no digits."""
-    first = rows.ends[places] - 1 - _DIGITS
-    values = np.zeros(len(places), dtype=np.int64)
-    right = np.ones(len(places), dtype=np.bool_)
-    for place in range(_DIGITS):
-        digits = rows.segment.view[first + place].astype(np.int64) - ord("0")
-        right &= (digits >= 0) & (digits <= 9)
-        values += digits * 10**place
-    return np.where(right, values, -1)
+def _stored_in_tails(rows: Rows, tails: Ints) -> Ints:
+    """Read the CRCs in the tails; -1, which no CRC is, where a tail holds something else."""
+    first = tails + len(CRC_TAIL_START)
+    digits = rows.segment.view[first[:, None] + np.arange(_DIGITS)].astype(np.int64) - ord("0")
+    is_number = ((digits >= 0) & (digits <= 9)).all(axis=1)
+    return np.where(is_number, digits @ 10 ** np.arange(_DIGITS), -1)

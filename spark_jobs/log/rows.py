@@ -29,7 +29,7 @@ from halfmq.store.format.record_fields import (
     TOPIC_LENGTH_V2,
 )
 
-from .arrays import Bools, Bytes, Ints, from_numpy, joined
+from .arrays import WORD, Bools, Bytes, Ints, Words, cut, joined, words
 
 PROPERTY_END: Final = PROPERTY_SEPARATOR[0]
 
@@ -51,11 +51,9 @@ _HOST_PLACES: Final = {
     name: (_by_hosts(name), _by_hosts(name, end=True)) for name in ("born_host", "store_host")
 }
 
-WORD: Final = 8  # bytes
-_TIME_MAX: Final = 253_402_300_799_999  # ms, the end of the year 9999
+TIME_MAX: Final = 253_402_300_799_999  # ms, the end of the year 9999
 _WORDS_AFTER: Final = 8  # that may be read after the last property: the longest name
 
-Words = npt.NDArray[np.uint64]
 Item = TypeVar("Item", bound=np.generic)
 
 
@@ -372,11 +370,6 @@ class PropertyBlock:
         return ends
 
 
-def words(data: Bytes) -> Words:
-    """See the eight bytes from every place on as one number, the first byte the lowest."""
-    return np.ndarray(shape=(len(data) - WORD + 1,), dtype="<u8", buffer=data, strides=(1,))
-
-
 def _begins_with(here: Words, text: bytes) -> Bools:
     code = np.uint64(int.from_bytes(text, "little"))
     mask = np.uint64((1 << 8 * len(text)) - 1)
@@ -386,22 +379,5 @@ def _begins_with(here: Words, text: bytes) -> Bools:
 
 def store_times(rows: Rows) -> Ints:
     """Return when records were stored, in ms; no CRC covers that, so it may be anything."""
-    times: Ints = np.clip(rows.field("store_timestamp"), 0, _TIME_MAX)
+    times: Ints = np.clip(rows.field("store_timestamp"), 0, TIME_MAX)
     return times
-
-
-def cut(buffer: pa.Buffer, starts: Ints, ends: Ints, valid: Bools | None = None) -> pa.BinaryArray:
-    """Copy slices [start, end) out of a buffer; they must be ascending. Null where not valid."""
-    if not len(starts):
-        return pa.nulls(0, pa.binary())
-    low, high = int(starts[0]), int(ends[-1])
-    offsets = np.empty(2 * len(starts), dtype=np.int32)
-    offsets[0::2] = starts - low
-    offsets[1::2] = ends - low
-    slices = pa.Array.from_buffers(
-        pa.binary(),
-        len(offsets) - 1,
-        [None, pa.py_buffer(offsets), buffer.slice(low, high - low)],
-    )
-    wanted = np.arange(0, len(offsets), 2, dtype=np.int32)
-    return slices.take(from_numpy(wanted, pa.int32(), valid))

@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..audit.judge import Kind
+from ..audit.model import Kind
 from ..log.files import open_remote
 from ..log.lookup import Place
 from .kinds import KINDS, Explanation

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from ..audit.judge import Kind
+from ..audit.model import Kind
 
 
 class Explanation(NamedTuple):

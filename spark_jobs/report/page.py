@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from ..audit.judge import State
+from ..audit.model import State
 from ..audit.statistics import PERCENTILES, Delays, OpenAges, Timeline
 from . import charts, text
 from .anomalies import dump, shown_kinds

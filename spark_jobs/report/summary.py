@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from ..audit.judge import State
+from ..audit.model import State
 from ..audit.statistics import PERCENTILES
 from .tables import ROWS_MAX, fact, listing
 

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from halfmq.store.format.flags import COMPRESSED, CompressionType, compression_type
 
-from ..log.arrays import Bools, Ints, from_numpy, texts
 from ..log.rows import Rows
 
 BODY_MAX: Final = 64 << 20  # bytes of one body; brokers refuse messages of more than 4 MiB
@@ -44,7 +43,8 @@ def unpacked(rows: Rows, topics: frozenset[str] | None) -> Bodies:
         is_wanted = rows.of_topics(np.array([name in topics for name in rows.topic_names]))
     stored = rows.bodies(is_wanted)
     flags = rows.field("sys_flag")
-    places = _compressed(flags, is_wanted)
+    is_compressed = flags & COMPRESSED != 0
+    places = np.flatnonzero(is_compressed if is_wanted is None else is_compressed & is_wanted)
     if not len(places):
         return Bodies(stored, {})
     found: list[bytes] = []
@@ -62,18 +62,16 @@ def unpacked(rows: Rows, topics: frozenset[str] | None) -> Bodies:
         size += len(body)
         if size > BATCH_MAX and len(rows) > 1:
             raise TooMuchError
-    valid = np.ones(len(rows), dtype=np.bool_)
-    valid[list(errors)] = False
-    together = pa.concat_arrays([stored, _binary(found)])
-    return Bodies(together.take(from_numpy(indices, pa.int32(), valid)), errors)
+    failed = np.zeros(len(rows), dtype=np.bool_)
+    failed[list(errors)] = True
+    together = pa.concat_arrays([stored, pa.array(found, pa.binary())])
+    return Bodies(together.take(pa.array(indices, mask=failed)), errors)
 
 
 def error_column(rows: Rows, topics: frozenset[str] | None) -> pa.Array:
     """Say of each record why its body cannot be unpacked; null where it can."""
     errors = unpacked(rows, topics).errors
-    if not errors:
-        return pa.nulls(len(rows), pa.string())
-    return texts([errors.get(place) for place in range(len(rows))])
+    return pa.array(map(errors.get, range(len(rows))), pa.string())
 
 
 def unpack(body: bytes | memoryview, sys_flag: int) -> bytes:
@@ -107,17 +105,3 @@ def _inflated(body: bytes | memoryview) -> bytes:
 def _decoded(body: bytes | memoryview, codec: str) -> bytes:
     with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(body)), codec) as stream:
         return bytes(stream.read(BODY_MAX + 1))
-
-
-def _compressed(flags: Ints, is_wanted: Bools | None) -> Ints:
-    compressed = flags & COMPRESSED != 0
-    if is_wanted is not None:
-        compressed &= is_wanted
-    return np.flatnonzero(compressed)
-
-
-def _binary(values: list[bytes]) -> pa.BinaryArray:
-    offsets = np.zeros(len(values) + 1, dtype=np.int32)
-    offsets[1:] = np.cumsum([len(value) for value in values])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
-    return pa.Array.from_buffers(pa.binary(), len(values), buffers)

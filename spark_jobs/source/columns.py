@@ -20,12 +20,13 @@ from halfmq.store.format.properties import (
     PROPERTY_TAGS,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_UNIQ_KEY,
+    tag_hash,
 )
 from halfmq.store.format.record import CRC_MASK
+from halfmq.store.format.topics import SCHEDULE_TOPIC
 
-from ..log.arrays import booleans, from_numpy, one, repeated, texts
+from ..log.arrays import Bools, Ints, cut, whole_numbers
 from ..log.checksums import sound_records
-from ..log.ranges import tags_codes
 from ..log.rows import Rows
 from ..log.segment_reader import SkippedRange
 from ..log.segments import Segment
@@ -35,6 +36,7 @@ from .parts import decision_parts
 LOG_APPEND_TIME: Final = 1  # Kafka's timestampType for "set by the broker"
 _TIME_MIN: Final = -62_135_596_800_000  # ms, year 1: what Python and Spark can show;
 _TIME_MAX: Final = 253_402_300_799_999  # year 9999: a producer's clock may say anything
+_INT_MAX: Final = 2**31 - 1
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 # Record types and transaction types as they stand in the columns.
@@ -82,23 +84,25 @@ def record_batch(schema: pa.Schema, rows: Rows, wanted: Wanted) -> pa.RecordBatc
 def range_batch(schema: pa.Schema, skipped: SkippedRange, segment: Segment) -> pa.RecordBatch:
     """Make the one row that stands for a blank or a corrupt range."""
     columns = (COLUMNS[name] for name in schema.names)
-    arrays = [one(column.of_range(segment, skipped), column.arrow_type) for column in columns]
+    arrays = [pa.array([one.of_range(segment, skipped)], one.arrow_type) for one in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _number(name: str, kind: pa.DataType) -> Make:
-    width = {pa.int32(): np.int32, pa.int64(): np.int64}[kind]
-    return lambda rows, _: from_numpy(rows.field(name).astype(width), kind)
+def _int32(values: Ints) -> pa.Array:
+    return pa.array(values.astype(np.int32))
 
 
-def _crc(rows: Rows, _: Wanted) -> pa.Array:
-    return from_numpy((rows.field("body_crc") & CRC_MASK).astype(np.int32), pa.int32())
+def _int(name: str) -> Make:
+    return lambda rows, _: _int32(rows.field(name))
+
+
+def _long(name: str) -> Make:
+    return lambda rows, _: pa.array(rows.field(name))
 
 
 def _time(name: str) -> Make:
     def make(rows: Rows, _: Wanted) -> pa.Array:
-        micros = np.clip(rows.field(name), _TIME_MIN, _TIME_MAX) * 1000
-        return from_numpy(micros, _TIMESTAMP)
+        return pa.array(np.clip(rows.field(name), _TIME_MIN, _TIME_MAX) * 1000, _TIMESTAMP)
 
     return make
 
@@ -109,7 +113,8 @@ def _text(values: pa.BinaryArray) -> pa.Array:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
         raw = values.to_pylist()
-        return texts([None if value is None else str(value, "utf-8", "replace") for value in raw])
+        decoded = [None if value is None else str(value, "utf-8", "replace") for value in raw]
+        return pa.array(decoded, pa.string())
 
 
 def _property(name: str) -> Make:
@@ -124,38 +129,44 @@ def _property_number(name: str) -> Make:
     """Read a property as a whole number; null where there is none or it is not one."""
 
     def make(rows: Rows, _: Wanted) -> pa.Array:
-        encoded = rows.property_values(name).dictionary_encode()
-        numbers = [_int32(text) for text in encoded.dictionary.to_pylist()]
-        valid = np.array([number is not None for number in numbers], dtype=np.bool_)
-        values = np.array([number or 0 for number in numbers], dtype=np.int32)
-        return from_numpy(values, pa.int32(), valid).take(encoded.indices)
+        numbers = whole_numbers(rows.property_values(name))
+        values = numbers.fill_null(_INT_MAX + 1).to_numpy()
+        return pa.array(values, mask=values > _INT_MAX).cast(pa.int32())
 
     return make
 
 
-def _int32(text: bytes) -> int | None:
-    try:
-        number = int(text)
-    except ValueError:
-        return None
-    return number if -(2**31) <= number < 2**31 else None
+def tags_codes(rows: Rows) -> tuple[Ints, Bools]:
+    """Compute what the consume queue says of the tags of each record; tell where that is known.
+
+    Of a delayed message it says when it is due, which only the broker knew.
+    """
+    block = rows.property_block
+    row, starts, ends = block.find(PROPERTY_TAGS)
+    tags = cut(block.buffer, starts, ends).dictionary_encode()
+    hashes = [tag_hash(str(tag, "utf-8", "replace")) for tag in tags.dictionary.to_pylist()]
+    codes = np.zeros(len(rows), dtype=np.int64)
+    codes[row] = np.array(hashes, dtype=np.int64)[tags.indices.to_numpy()]
+    waits = np.array([name == SCHEDULE_TOPIC for name in rows.topic_names], dtype=np.bool_)
+    waiting = rows.of_topics(waits)
+    codes[waiting] = 0
+    return codes, ~waiting
 
 
 def _tags_code(rows: Rows, _: Wanted) -> pa.Array:
     codes, known = tags_codes(rows)
-    return from_numpy(codes, pa.int64(), known)
+    return pa.array(codes, mask=~known)
 
 
 def _topic(rows: Rows, _: Wanted) -> pa.Array:
-    return texts(rows.topic_names).take(rows.topics.indices)
+    return pa.array(rows.topic_names, pa.string()).take(rows.topics.indices)
 
 
 def _host(name: str) -> Make:
     def make(rows: Rows, _: Wanted) -> pa.Array:
         packed = rows.hosts(name).dictionary_encode()
-        return texts([_host_text(host) for host in packed.dictionary.to_pylist()]).take(
-            packed.indices
-        )
+        texts = [_host_text(host) for host in packed.dictionary.to_pylist()]
+        return pa.array(texts, pa.string()).take(packed.indices)
 
     return make
 
@@ -185,17 +196,17 @@ def _headers(rows: Rows, _: Wanted) -> pa.Array:
     counts, names, values = rows.property_pairs()
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     pairs = pa.StructArray.from_arrays([_text(names), values], fields=list(_HEADER))
-    return pa.ListArray.from_arrays(from_numpy(offsets, pa.int32()), pairs, type=_HEADERS)
+    return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=_HEADERS)
 
 
 def _crc_ok(rows: Rows, wanted: Wanted) -> pa.Array:
     if not wanted.verify_crc:
         return pa.nulls(len(rows), pa.bool_())
-    return booleans(sound_records(rows))
+    return pa.array(sound_records(rows))
 
 
 def _transaction_type(rows: Rows, _: Wanted) -> pa.Array:
-    return texts(_KINDS).take(from_numpy(decision_parts(rows), pa.int8()))
+    return pa.array(_KINDS).take(pa.array(decision_parts(rows)))
 
 
 _KINDS: Final = (NONE, HALF, OP, COMMIT, ROLLBACK, DISCARD, RESUME)  # by Part
@@ -206,7 +217,7 @@ def _record_type(_: Segment, skipped: SkippedRange) -> str:
 
 
 def _repeated(value: int | str, kind: pa.DataType) -> Make:
-    return lambda rows, _: repeated(one(value, kind), len(rows))
+    return lambda rows, _: pa.repeat(pa.scalar(value, kind), len(rows))
 
 
 _HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -216,36 +227,34 @@ COLUMNS: Final[dict[str, Column]] = {
     "key": Column("binary", pa.binary(), _property_bytes(PROPERTY_KEYS)),
     "value": Column("binary", pa.binary(), _value),
     "topic": Column("string", pa.string(), _topic),
-    "partition": Column("int", pa.int32(), _number("queue_id", pa.int32())),
-    "offset": Column("bigint", pa.int64(), _number("queue_offset", pa.int64())),
+    "partition": Column("int", pa.int32(), _int("queue_id")),
+    "offset": Column("bigint", pa.int64(), _long("queue_offset")),
     "timestamp": Column("timestamp", _TIMESTAMP, _time("store_timestamp")),
     "timestampType": Column("int", pa.int32(), _repeated(LOG_APPEND_TIME, pa.int32())),
     "headers": Column("array<struct<key:string,value:binary>>", _HEADERS, _headers),
     "physicalOffset": Column(
         "bigint",
         pa.int64(),
-        lambda rows, _: from_numpy(rows.physical_offsets, pa.int64()),
+        lambda rows, _: pa.array(rows.physical_offsets),
         lambda segment, skipped: segment.base + skipped.position,
     ),
     "size": Column(
         "int",
         pa.int32(),
-        lambda rows, _: from_numpy(rows.sizes.astype(np.int32), pa.int32()),
+        lambda rows, _: _int32(rows.sizes),
         # A corrupt range can be larger than an int tells; the next row's offset tells its end.
-        lambda _, skipped: min(skipped.size, 2**31 - 1),
+        lambda _, skipped: min(skipped.size, _INT_MAX),
     ),
-    "bodySize": Column("int", pa.int32(), _number("body_size", pa.int32())),
-    "bodyCrc": Column("int", pa.int32(), _crc),
+    "bodySize": Column("int", pa.int32(), _int("body_size")),
+    "bodyCrc": Column("int", pa.int32(), lambda rows, _: _int32(rows.field("body_crc") & CRC_MASK)),
     "crcOk": Column("boolean", pa.bool_(), _crc_ok),
-    "flag": Column("int", pa.int32(), _number("flag", pa.int32())),
-    "sysFlag": Column("int", pa.int32(), _number("sys_flag", pa.int32())),
+    "flag": Column("int", pa.int32(), _int("flag")),
+    "sysFlag": Column("int", pa.int32(), _int("sys_flag")),
     "bornTimestamp": Column("timestamp", _TIMESTAMP, _time("born_timestamp")),
     "bornHost": Column("string", pa.string(), _host("born_host")),
     "storeHost": Column("string", pa.string(), _host("store_host")),
-    "reconsumeTimes": Column("int", pa.int32(), _number("reconsume_times", pa.int32())),
-    "preparedTransactionOffset": Column(
-        "bigint", pa.int64(), _number("prepared_transaction_offset", pa.int64())
-    ),
+    "reconsumeTimes": Column("int", pa.int32(), _int("reconsume_times")),
+    "preparedTransactionOffset": Column("bigint", pa.int64(), _long("prepared_transaction_offset")),
     "properties": Column("string", pa.string(), lambda rows, _: _text(rows.properties)),
     "uniqKey": Column("string", pa.string(), _property(PROPERTY_UNIQ_KEY)),
     "tags": Column("string", pa.string(), _property(PROPERTY_TAGS)),
@@ -258,7 +267,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "segment": Column(
         "bigint",
         pa.int64(),
-        lambda rows, _: repeated(one(rows.segment.base, pa.int64()), len(rows)),
+        lambda rows, _: pa.repeat(rows.segment.base, len(rows)),
         lambda segment, _: segment.base,
     ),
     "recordType": Column("string", pa.string(), _repeated(MESSAGE, pa.string()), _record_type),

@@ -30,40 +30,40 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.format.record import CRC_MASK
 
-from ..log.arrays import Bools, Ints, joined, one
-from ..log.numbers import Numbers, numbers_at, read_lists
-from ..log.rows import WORD, Rows, Words, cut, store_times, words
+from ..log.arrays import WORD, Bools, Ints, Words, joined, whole_numbers, words
+from ..log.rows import Rows, store_times
 from .parts import Part, Parts
 
+HAS_KEY: Final = "hasKey"
 EVENT: Final = np.dtype(
     [
-        ("key", "<u8"),  # of its family: of the producer group and the unique key
-        ("is_known", "?"),  # whether the key is: some records say only which half they are about
+        ("key", "<u8"),  # of its key group: of the producer group and the unique key
         ("part", "i1"),
-        ("at", "<i8"),  # physical offset of the record
-        ("reference", "<i8"),  # physical offset of the half that it names; NOTHING
-        ("slot", "<i8"),  # of a half and of an op: the half's place in its queue; NOTHING
+        ("physicalOffset", "<i8"),
+        ("halfOffset", "<i8"),  # physical offset of the half that it names; NOTHING
+        ("halfQueueOffset", "<i8"),  # of a half and of an op: the half's place in its queue
         ("time", "<i8"),  # ms, when it was stored
-        ("due", "<i8"),  # ms, of what waits: when it is to be delivered; 0: not known
-        ("checks", "<i4"),  # of a half: NOTHING for an original, else a copy
+        ("dueTime", "<i8"),  # ms, of what waits: when it is to be delivered; 0: not known
+        ("checkTimes", "<i4"),  # of a half: NOTHING for an original, else a copy
         ("number", "<i4"),  # which of several messages it is about
         ("total", "<i4"),  # of how many
-        ("sound", "?"),  # matches its CRC, as far as that was looked at
+        ("crcOk", "?"),  # matches its CRC, as far as that was looked at
         ("size", "<i4"),  # bytes of the record
         # Of halves, and of what delivers them:
-        ("topic", "<u8"),  # hash of the real one
-        ("queue", "<i4"),  # the real one
-        ("tags", "<u8"),  # hash
-        ("keys", "<u8"),  # hash
-        ("body_crc", "<i4"),
-        ("body_size", "<i4"),  # bytes
+        ("topicHash", "<u8"),  # of the real one
+        ("partition", "<i4"),  # the real one
+        ("tagsHash", "<u8"),
+        ("keysHash", "<u8"),
+        ("bodyCrc", "<i4"),
+        ("bodySize", "<i4"),  # bytes
         ("label", "<u8"),  # of a half: stands for producer group and topic
+        (HAS_KEY, "?"),  # no column; some records say only which half they are about
     ]
 )
 MARK: Final = np.dtype([("at", "<i8"), ("is_ours", "?"), ("is_final", "?")])
 
 NOTHING: Final = -1
-_OF_HALVES: Final = ["key", "at", "slot"]  # fields
+_OF_HALVES: Final = ["key", "physicalOffset", "halfQueueOffset"]  # fields
 SLOT_BITS: Final = 48  # of an offset in a half queue; above them is the queue's number, mostly 0
 WITH_CONTENT: Final = (Part.HALF, Part.COMMIT, Part.DELIVERED, Part.WAITING)
 _NAMING: Final = (Part.COMMIT, Part.ROLLBACK, Part.WAITING)  # may name further halves
@@ -77,8 +77,8 @@ Hashes = npt.NDArray[np.uint64]
 Records = npt.NDArray[np.void]
 
 
-class Told(NamedTuple):
-    """What some records tell about transactions."""
+class BatchEvents(NamedTuple):
+    """What a batch of records says about transactions."""
 
     events: Records  # EVENT; of an op one for each entry, without a key
     unread_ops: Ints  # physical offsets of op records with something that is no queue offset
@@ -86,140 +86,130 @@ class Told(NamedTuple):
     labels: dict[int, tuple[str, str]]  # producer group and topic
 
 
-def read_events(rows: Rows, parts: Parts, sound: Bools, sound_ops: Bools) -> Told:
-    """Take the transactions out of some records.
+def read_events(rows: Rows, parts: Parts, sound: Bools, sound_ops: Bools) -> BatchEvents:
+    """Extract the events of transactions from a batch of records.
 
-    ``parts`` says what each is, 0 for none; ``sound`` which match their CRC. ``sound_ops`` is the
-    same of the op records among them: a damaged one says nothing, since one flipped bit would roll
-    back another transaction.
+    ``parts`` says what each record is, 0 for none; ``sound`` which match their CRC. ``sound_ops``
+    is the same of the op records among them: a damaged one is ignored, since one flipped bit would
+    roll back another transaction.
     """
-    ops, unread_ops = _op_entries(rows.select(parts == Part.OP).select(sound_ops))
-    chosen = np.flatnonzero((parts != 0) & (parts != Part.OP))
-    events = _Reader(rows, chosen, parts[chosen], sound[chosen])
-    named = events.with_named()
-    return Told(np.concatenate([named, ops]), unread_ops, events.marks(), events.labels())
+    is_op = parts == Part.OP
+    ops, unread_ops = _op_entries(rows.select(is_op).select(sound_ops))
+    chosen = (parts != 0) & ~is_op
+    batch = _Reader(rows.select(chosen), parts[chosen], sound[chosen])
+    events = np.concatenate([batch.events, batch.named(), ops])
+    return BatchEvents(events, unread_ops, batch.marks(), batch.labels())
 
 
 class _Reader:
-    """Reads the chosen records of a batch as events."""
+    """Reads records, each of which is about a transaction, as events."""
 
-    def __init__(self, rows: Rows, chosen: Ints, parts: Parts, sound: Bools) -> None:
+    def __init__(self, rows: Rows, parts: Parts, sound: Bools) -> None:
         self._rows = rows
-        self._chosen = chosen
         self._words = rows.property_block.words
-        self.events = events = np.zeros(len(chosen), dtype=EVENT)
+        self._is_half = is_half = parts == Part.HALF
+        self._group = self._hashes(PROPERTY_PGROUP)
+        self.events = events = np.zeros(len(rows), dtype=EVENT)
         events["part"] = parts
-        events["sound"] = sound
+        events["crcOk"] = sound
         events["total"] = 1
-        events["at"] = rows.physical_offsets[chosen]
-        events["time"] = store_times(rows)[chosen]
-        events["size"] = rows.sizes[chosen]
-        self._is_half = parts == Part.HALF
-        links = rows.field("prepared_transaction_offset")[chosen]
-        events["reference"] = np.where(self._is_half, NOTHING, links)
-        events["slot"] = np.where(self._is_half, _slots(rows)[chosen], NOTHING)
+        events["physicalOffset"] = rows.physical_offsets
+        events["time"] = store_times(rows)
+        events["size"] = rows.sizes
+        links = rows.field("prepared_transaction_offset")
+        events["halfOffset"] = np.where(is_half, NOTHING, links)
+        events["halfQueueOffset"] = np.where(is_half, _slots(rows), NOTHING)
+        checked = rows.property_places(PROPERTY_TRANSACTION_CHECK_TIMES)[2]
+        checks = self._numbers(PROPERTY_TRANSACTION_CHECK_TIMES, 0)
+        events["checkTimes"] = np.where(checked & is_half, np.minimum(checks, _NUMBER_MAX), NOTHING)
         self._read_keys()
         self._read_content()
-        self._read_checks()
         self._read_due_times()
 
-    def _places(self, name: str) -> tuple[Ints, Ints, Bools]:
-        starts, ends, there = self._rows.property_places(name)
-        return starts[self._chosen], ends[self._chosen], there[self._chosen]
-
     def _hashes(self, name: str) -> Hashes:
-        starts, ends, _ = self._places(name)
+        starts, ends, _ = self._rows.property_places(name)
         return hashed(self._words, starts, ends)
 
-    def _numbers(self, name: str) -> Numbers:
-        starts, ends, there = self._places(name)
-        if not there.any():
-            return Numbers(np.zeros(len(there), dtype=np.int64), there)
-        return numbers_at(self._rows.property_block.padded, starts, ends)
+    def _numbers(self, name: str, default: int) -> Ints:
+        """Read a property; ``default`` where there is none or it is no number."""
+        numbers = whole_numbers(self._rows.property_values(name))
+        read: Ints = numbers.fill_null(default).to_numpy()
+        return read
 
     def _read_keys(self) -> None:
         events = self.events
-        self._group = self._hashes(PROPERTY_PGROUP)
-        starts, ends, has_key = self._places(PROPERTY_UNIQ_KEY)
-        ends = self._read_group_marks(starts, ends, has_key)
+        starts, ends, has_key = self._rows.property_places(PROPERTY_UNIQ_KEY)
+        self._read_group_marks(starts, ends, has_key)
         text = hashed(self._words, starts, ends)
         events["key"] = _mixed(text + self._group * _GOLDEN)
         by_place = self._is_half & ~has_key
-        events["key"][by_place] = key_of_place(events["at"][by_place])
-        events["is_known"] = has_key | self._is_half
+        events["key"][by_place] = key_of_place(events["physicalOffset"][by_place])
+        events[HAS_KEY] = has_key | self._is_half
 
-    def _read_group_marks(self, key_starts: Ints, key_ends: Ints, has_key: Bools) -> Ints:
+    def _read_group_marks(self, key_starts: Ints, key_ends: Ints, has_key: Bools) -> None:
         """Read which of several messages a record is about; take the leader's key for its own.
 
-        The property is ``<leader's key>,<number>,<total>``; what is not of this form counts for
-        nothing, as it does for the broker.
+        The property is ``<leader's key>,<number>,<total>``; any other text is ignored, as it is by
+        the broker.
         """
-        starts, ends, there = self._places(PROPERTY_TRANSACTION_GROUP)
+        starts, _, there = self._rows.property_places(PROPERTY_TRANSACTION_GROUP)
         if not there.any():
-            return key_ends
-        data = self._rows.property_block.padded
-        commas = np.flatnonzero(data == ord(","))
-        last = np.searchsorted(commas, ends) - 1
-        row = np.flatnonzero(there & (last > 0))
-        starts, ends, last = starts[row], ends[row], last[row]
-        first_comma, second_comma = commas[last - 1], commas[last]
-        number = numbers_at(data, first_comma + 1, second_comma)
-        total = numbers_at(data, second_comma + 1, ends)
-        right = number.is_number & total.is_number & (first_comma > starts)
+            return
+        import pyarrow.compute as pc  # noqa: PLC0415  see whole_numbers
+
+        texts = self._rows.property_values(PROPERTY_TRANSACTION_GROUP)
+        fields = pc.split_pattern(texts, ",", max_splits=2, reverse=True)
+        there = pc.equal(pc.list_value_length(fields), 3).fill_null(False)
+        fields, row = fields.filter(there), np.flatnonzero(there)
+        sizes = pc.binary_length(pc.list_element(fields, 0)).to_numpy()
+        number, total = (
+            whole_numbers(pc.list_element(fields, place)).fill_null(NOTHING).to_numpy()
+            for place in (1, 2)
+        )
+        right = (number >= 0) & (total >= 0) & (sizes > 0)
         row = row[right]
-        self.events["number"][row] = np.minimum(number.values[right], _NUMBER_MAX)
-        self.events["total"][row] = np.minimum(total.values[right], _NUMBER_MAX)
-        key_starts[row] = starts[right]
+        self.events["number"][row] = np.minimum(number[right], _NUMBER_MAX)
+        self.events["total"][row] = np.minimum(total[right], _NUMBER_MAX)
+        key_starts[row], key_ends[row] = starts[row], starts[row] + sizes[right]
         has_key[row] = True
-        key_ends = key_ends.copy()
-        key_ends[row] = first_comma[right]
-        return key_ends
 
     def _read_content(self) -> None:
         rows, events = self._rows, self.events
         real_topic = self._hashes(PROPERTY_REAL_TOPIC)
         events["label"] = np.where(self._is_half, _mixed(real_topic + self._group * _GOLDEN), 0)
         is_moved = self._is_half | (events["part"] == Part.WAITING)
-        topic = _hashes_of(rows.topics.dictionary)[rows.topic_codes[self._chosen]]
-        queue = rows.field("queue_id")[self._chosen]
-        real_queue = self._numbers(PROPERTY_REAL_QID)
-        told = np.where(real_queue.is_number, real_queue.values, NOTHING)
+        topic = _hashes_of(rows.topics.dictionary)[rows.topic_codes]
+        real_queue = self._numbers(PROPERTY_REAL_QID, NOTHING)
         has = np.isin(events["part"], WITH_CONTENT)
-        events["topic"] = np.where(is_moved, real_topic, topic) * has
-        events["queue"] = np.minimum(np.where(is_moved, told, queue), _NUMBER_MAX) * has
-        events["tags"] = self._hashes(PROPERTY_TAGS) * has
-        events["keys"] = self._hashes(PROPERTY_KEYS) * has
-        events["body_crc"] = (rows.field("body_crc")[self._chosen] & CRC_MASK) * has
-        events["body_size"] = rows.field("body_size")[self._chosen] * has
-
-    def _read_checks(self) -> None:
-        checks = self._numbers(PROPERTY_TRANSACTION_CHECK_TIMES)
-        _, _, there = self._places(PROPERTY_TRANSACTION_CHECK_TIMES)
-        times = np.where(checks.is_number, np.minimum(checks.values, _NUMBER_MAX), 0)
-        self.events["checks"] = np.where(there & self._is_half, times, NOTHING)
+        events["topicHash"] = np.where(is_moved, real_topic, topic) * has
+        queue = np.where(is_moved, real_queue, rows.field("queue_id"))
+        events["partition"] = np.minimum(queue, _NUMBER_MAX) * has
+        events["tagsHash"] = self._hashes(PROPERTY_TAGS) * has
+        events["keysHash"] = self._hashes(PROPERTY_KEYS) * has
+        events["bodyCrc"] = (rows.field("body_crc") & CRC_MASK) * has
+        events["bodySize"] = rows.field("body_size") * has
 
     def _read_due_times(self) -> None:
         waits = self.events["part"] == Part.WAITING
         if not waits.any():
             return
-        due = self._numbers(PROPERTY_TRANSACTION_DELIVER_MS)
-        wait = self._numbers(PROPERTY_TRANSACTION_DELAY_MS)
-        by_wait = np.where(wait.is_number, self.events["time"] + wait.values, 0)
-        self.events["due"] = np.where(due.is_number, due.values, by_wait) * waits
+        wait = self._numbers(PROPERTY_TRANSACTION_DELAY_MS, NOTHING)
+        by_wait = np.where(wait >= 0, self.events["time"] + wait, 0)
+        due = self._numbers(PROPERTY_TRANSACTION_DELIVER_MS, NOTHING)
+        self.events["dueTime"] = np.where(due >= 0, due, by_wait) * waits
 
-    def with_named(self) -> Records:
-        """Return the events, and the further halves that decisions name as events of their own."""
-        starts, ends, there = self._places(PROPERTY_TRANSACTION_HALVES)
-        row = np.flatnonzero(
-            there & np.isin(self.events["part"], _NAMING) & self.events["is_known"]
+    def named(self) -> Records:
+        """Return the further halves that decisions name, each as an event of its own."""
+        decides = np.isin(self.events["part"], _NAMING) & self.events[HAS_KEY]
+        chosen = np.flatnonzero(
+            decides & self._rows.property_places(PROPERTY_TRANSACTION_HALVES)[2]
         )
-        if not len(row):
-            return self.events
-        read = read_lists(*joined(cut(self._rows.property_block.buffer, starts[row], ends[row])))
-        named = self.events[row[read.rows]][read.is_number]
+        lists = self._rows.at(chosen).property_values(PROPERTY_TRANSACTION_HALVES)
+        row, values, is_number = _listed(lists)
+        named = self.events[chosen[row[is_number]]]
         named["part"] = Part.NAMED
-        named["reference"] = read.values[read.is_number]
-        return np.concatenate([self.events, named])
+        named["halfOffset"] = values[is_number]
+        return named
 
     def marks(self) -> Records:
         """Return the records that only one of the brokers writes; of each run its ends.
@@ -228,15 +218,15 @@ class _Reader:
         without them.
         """
         parts = self.events["part"]
-        has_id = self._places(PROPERTY_TRANSACTION_HALF_ID)[2]
-        is_linked = self.events["reference"] > 0
+        has_id = self._rows.property_places(PROPERTY_TRANSACTION_HALF_ID)[2]
+        is_linked = self.events["halfOffset"] > 0
         is_final = parts == Part.COMMIT
         is_final |= (parts == Part.WAITING) & is_linked & has_id
         is_ours = (is_final & has_id) | ((parts == Part.DISCARD) & is_linked)
         is_ours |= (parts == Part.ROLLBACK) | (parts == Part.RESUME)
-        is_mark = is_ours | is_final | (parts == Part.DISCARD) | (self.events["checks"] >= 0)
+        is_mark = is_ours | is_final | (parts == Part.DISCARD) | (self.events["checkTimes"] >= 0)
         found = np.zeros(int(is_mark.sum()), dtype=MARK)
-        found["at"] = self.events["at"][is_mark]
+        found["at"] = self.events["physicalOffset"][is_mark]
         found["is_ours"], found["is_final"] = is_ours[is_mark], is_final[is_mark]
         others = np.flatnonzero(~found["is_final"])
         first_final = np.flatnonzero(found["is_final"] & found["is_ours"])[:1]
@@ -247,19 +237,16 @@ class _Reader:
 
     def labels(self) -> dict[int, tuple[str, str]]:
         """Return the producer groups and topics of halves."""
-        labels = self.events["label"]
-        places = np.flatnonzero(self._is_half)
-        _, firsts = np.unique(labels[places], return_index=True)
-        places = np.sort(places[firsts])
-        named = self._rows.at(self._chosen[places])
+        halves = np.flatnonzero(self._is_half)
+        _, firsts = np.unique(self.events["label"][halves], return_index=True)
+        firsts = halves[np.sort(firsts)]
+        named = self._rows.at(firsts)
         groups, topics = (
-            [
-                str(value or b"", "utf-8", "replace")
-                for value in named.property_values(name).to_pylist()
-            ]
-            for name in (PROPERTY_PGROUP, PROPERTY_REAL_TOPIC)
+            [str(name or b"", "utf-8", "replace") for name in named.property_values(of).to_pylist()]
+            for of in (PROPERTY_PGROUP, PROPERTY_REAL_TOPIC)
         )
-        return dict(zip(labels[places].tolist(), zip(groups, topics, strict=True), strict=True))
+        labels = self.events["label"][firsts].tolist()
+        return dict(zip(labels, zip(groups, topics, strict=True), strict=True))
 
 
 def _ends_of_runs(values: Bools) -> Ints:
@@ -269,7 +256,7 @@ def _ends_of_runs(values: Bools) -> Ints:
 
 
 def key_of_place(at: Ints) -> Hashes:
-    """Return the family of halves without the key, which brokers always add: each its own."""
+    """Return the keys of halves without a unique key, which brokers always add: each its own."""
     return _mixed(at.astype(np.uint64) ^ _GOLDEN)
 
 
@@ -281,22 +268,35 @@ def _slots(rows: Rows) -> Ints:
 
 def _op_entries(rows: Rows) -> tuple[Records, Ints]:
     """Read which offsets of the half queue op records mark as done."""
-    if not len(rows):
-        return np.zeros(0, dtype=EVENT), np.zeros(0, dtype=np.int64)
-    read = read_lists(*joined(rows.bodies()))
-    entries = np.zeros(len(read.values), dtype=EVENT)
-    entries["part"], entries["sound"], entries["total"] = Part.OP, True, 1
-    entries["checks"] = entries["reference"] = NOTHING
-    entries["slot"] = (rows.field("queue_id") << SLOT_BITS)[read.rows] + read.values
-    entries["at"] = rows.physical_offsets[read.rows]
-    entries["time"] = store_times(rows)[read.rows]
-    entries["size"] = rows.sizes[read.rows]
-    is_slot = read.is_number & (read.values < 1 << SLOT_BITS)
-    return entries[is_slot], rows.physical_offsets[np.unique(read.rows[~is_slot])]
+    row, values, is_number = _listed(rows.bodies())
+    entries = np.zeros(len(row), dtype=EVENT)
+    entries["part"], entries["crcOk"], entries["total"] = Part.OP, True, 1
+    entries["checkTimes"] = entries["halfOffset"] = NOTHING
+    entries["halfQueueOffset"] = (rows.field("queue_id") << SLOT_BITS)[row] + values
+    entries["physicalOffset"] = rows.physical_offsets[row]
+    entries["time"] = store_times(rows)[row]
+    entries["size"] = rows.sizes[row]
+    is_slot = is_number & (values < 1 << SLOT_BITS)
+    return entries[is_slot], rows.physical_offsets[np.unique(row[~is_slot])]
+
+
+def _listed(lists: pa.BinaryArray) -> tuple[Ints, Ints, Bools]:
+    """Read comma-separated numbers: of which list each is, its value, and whether it is a number.
+
+    Empty entries do not count.
+    """
+    import pyarrow.compute as pc  # noqa: PLC0415  see whole_numbers
+
+    entries = pc.split_pattern(lists, ",")
+    row, texts = pc.list_parent_indices(entries), entries.flatten()
+    is_there = pc.greater(pc.binary_length(texts), 0)
+    values = whole_numbers(texts.filter(is_there))
+    is_number = values.is_valid().to_numpy(zero_copy_only=False)
+    return row.filter(is_there).to_numpy(), values.fill_null(0).to_numpy(), is_number
 
 
 class Halves:
-    """The halves of a part of the log, by which records find the family that they do not name."""
+    """The halves of a part of the log, which give records their keys."""
 
     def __init__(self) -> None:
         self._halves = [np.zeros(0, dtype=EVENT)[_OF_HALVES]]
@@ -307,13 +307,13 @@ class Halves:
         self._halves.append(halves[_OF_HALVES].copy())
 
     def link(self, events: Records) -> Records:
-        """Give op entries, and records that know only their half, the family of that half."""
+        """Give op entries, and records that know only their half, the key of that half."""
         halves = np.concatenate(self._halves)
         linked = events.copy()
         is_op = events["part"] == Part.OP
         for chosen, name, wanted in (
-            (np.flatnonzero(is_op), "slot", "slot"),
-            (np.flatnonzero(~is_op & ~events["is_known"]), "at", "reference"),
+            (np.flatnonzero(is_op), "halfQueueOffset", "halfQueueOffset"),
+            (np.flatnonzero(~is_op & ~events[HAS_KEY]), "physicalOffset", "halfOffset"),
         ):
             order = np.argsort(halves[name], kind="stable")
             rising = halves[name][order]
@@ -322,8 +322,8 @@ class Halves:
             found[found] = rising[place[found]] == events[wanted][chosen[found]]
             half = halves[order[place[found]]]
             linked["key"][chosen[found]] = half["key"]
-            linked["reference"][chosen[found]] = half["at"]
-            linked["is_known"][chosen[found]] = True
+            linked["halfOffset"][chosen[found]] = half["physicalOffset"]
+            linked[HAS_KEY][chosen[found]] = True
         return linked
 
 
@@ -332,7 +332,7 @@ class Halves:
 
 def hash_of(text: str) -> int:
     """Hash a text as it stands in a column."""
-    return int(_hashes_of(one(text.encode(), pa.binary())).astype(np.int64)[0])
+    return int(_hashes_of(pa.array([text.encode()])).astype(np.int64)[0])
 
 
 def _hashes_of(texts: pa.BinaryArray) -> Hashes:

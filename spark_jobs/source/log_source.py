@@ -49,11 +49,11 @@ class CommitLogDataSource(DataSource):
 
     @in_one_sentence
     def schema(self) -> str:
-        return full_ddl(ReadOptions.parse_any(self.options))
+        return full_ddl(ReadOptions.parse(self.options))
 
     @in_one_sentence
     def reader(self, schema: StructType) -> "CommitLogReader":
-        return CommitLogReader(schema, ReadOptions.parse(self.options))
+        return CommitLogReader(schema, ReadOptions.parse_batch(self.options))
 
     @in_one_sentence
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name

@@ -6,9 +6,9 @@ nearest one: a misspelt ``verifyCrc`` that does nothing would pass for a clean l
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, Self
 from urllib.parse import unquote, urlsplit
 
 from ..errors import OptionError
@@ -24,7 +24,6 @@ _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _MODES: Final = ("PERMISSIVE", "FAILFAST")
 _SIZE: Final = re.compile(r"(\d+)\s*([bkmg]?)b?")
 
-Options = TypeVar("Options", "ReadOptions", "QueueOptions")
 Parser = Callable[[str], object]  # raises ValueError with what it expects
 
 
@@ -81,25 +80,81 @@ def _option(parse: Parser, default: Any) -> Any:
     return field(default=default, metadata={"parse": parse})
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """The options of a read or a stream of the log."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of every source."""
 
-    path: str = _option(_path, "")  # a store root or a folder of segments
+    path_holds: ClassVar[str]
+
+    path: str = _option(_path, "")
+    max_partition_bytes: int = _option(_size, PARTITION_BYTES)
+    min_partitions: int = _option(_size, 1)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Self:
+        """Check options under their case-insensitive names: those of the fields, in camel case.
+
+        Raises:
+            OptionError: A name is unknown, a value is wrong, or there is no path.
+        """
+        known = {_camel_case(one.name): one for one in fields(cls)}
+        by_lower = {name.lower(): name for name in known}
+        values: dict[str, Any] = {}
+        for given, text in options.items():
+            name = by_lower.get(given.lower())
+            if name is None:
+                raise OptionError(unknown("option", given.lower(), list(known)))
+            try:
+                values[known[name].name] = known[name].metadata["parse"](text.strip())
+            except ValueError as error:
+                raise OptionError(f"{name}={text.strip()}: expected {error}") from error
+        if not values.get("path"):
+            raise OptionError(f"no path: name one in load(path): {cls.path_holds}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions(Options):
+    """The options of one read of consume queues."""
+
+    path_holds = "a store root or a folder of consume queues"
+
+    subscribe: frozenset[str] | None = _option(_names, None)  # topics; None: all
+    # Queue offsets, the same for every queue:
+    starting_offsets: int | None = _option(_QUEUE_START, None)
+    ending_offsets: int | None = _option(_QUEUE_END, None)  # exclusive
+    mode: str = _option(_choice(*_MODES), _MODES[0])
+
+    @property
+    def fail_fast(self) -> bool:
+        """Whether a corrupt entry ends the read instead of being a row."""
+        return self.mode == _MODES[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventOptions(Options):
+    """The options of one read of transactions, and some of those of every read of the log."""
+
+    path_holds = "a store root or a folder of segments"
+
     starting_offsets: int | None = _option(_START, None)  # physical offset; None: from the first
     ending_offsets: int | None = _option(_END, None)  # physical, exclusive; None: to the last
+    verify_crc: bool = _option(_flag("false", "true"), default=False)
+    memory_map: bool = _option(_flag("true", "false"), default=True)  # local files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions(EventOptions):
+    """The options of a read or a stream of the log."""
+
     starting_timestamp: int | None = _option(_TIME, None)  # ms, when the broker stored it
     ending_timestamp: int | None = _option(_TIME, None)  # ms, exclusive
     subscribe: frozenset[str] | None = _option(_names, None)  # topics; None: all
     include_value: bool = _option(_flag("false", "true"), default=False)
     value_topics: frozenset[str] | None = _option(_names, None)  # bodies of these topics only
     include_headers: bool = _option(_flag("false", "true"), default=False)
-    verify_crc: bool = _option(_flag("false", "true"), default=False)
     decompress: bool = _option(_flag("false", "true"), default=False)
-    max_partition_bytes: int = _option(_size, PARTITION_BYTES)
-    min_partitions: int = _option(_size, 1)
     batch_rows: int = _option(_size, BATCH_ROWS)
-    memory_map: bool = _option(_flag("true", "false"), default=True)  # local files
     mode: str = _option(_choice(*_MODES), _MODES[0])
     # Of streams only:
     max_bytes_per_trigger: int | None = _option(_size, None)  # None: all that there is
@@ -134,114 +189,30 @@ class ReadOptions:
         return self.mode == _MODES[1]
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> "ReadOptions":
+    def parse_batch(cls, options: Mapping[str, str]) -> Self:
         """Check the options of one read.
 
         Raises:
-            OptionError: A name is unknown, a value is wrong, or there is no path.
+            OptionError: See ``parse``; or the option makes no sense for a batch.
         """
-        parsed = cls.parse_any(options)
+        parsed = cls.parse(options)
         if parsed.from_latest:
             raise OptionError(f"startingOffsets={LATEST}: expected {_START_EXPECTED}")
         return parsed
 
     @classmethod
-    def parse_stream(cls, options: Mapping[str, str]) -> "ReadOptions":
+    def parse_stream(cls, options: Mapping[str, str]) -> Self:
         """Check the options of a stream, which begins at the end by default.
 
         Raises:
             OptionError: See ``parse``; or the option makes no sense for a stream.
         """
-        parsed = cls.parse_any(options)
+        parsed = cls.parse(options)
         if parsed.ending_timestamp is not None:
             raise OptionError("endingTimestamp: a stream ends at an offset: endingOffsets")
         if "startingoffsets" in map(str.lower, options):
             return parsed
         return replace(parsed, starting_offsets=_FROM_LATEST)
-
-    @classmethod
-    def parse_any(cls, options: Mapping[str, str]) -> "ReadOptions":
-        """Check the options as far as they mean the same to a read and to a stream.
-
-        Raises:
-            OptionError: See ``parse``.
-        """
-        return _parse(cls, options, _LOG)
-
-    @classmethod
-    def parse_events(cls, options: Mapping[str, str]) -> "ReadOptions":
-        """Check the options of one read of transactions.
-
-        Raises:
-            OptionError: See ``parse``.
-        """
-        return _parse(cls, options, _LOG, _OF_EVENTS)
-
-
-@dataclass(frozen=True, slots=True)
-class QueueOptions:
-    """The options of one read of consume queues."""
-
-    path: str = _option(_path, "")  # a store root or a folder of consume queues
-    subscribe: frozenset[str] | None = _option(_names, None)  # topics; None: all
-    # Queue offsets, the same for every queue:
-    starting_offsets: int | None = _option(_QUEUE_START, None)
-    ending_offsets: int | None = _option(_QUEUE_END, None)  # exclusive
-    max_partition_bytes: int = _option(_size, PARTITION_BYTES)
-    min_partitions: int = _option(_size, 1)
-    mode: str = _option(_choice(*_MODES), _MODES[0])
-
-    @property
-    def fail_fast(self) -> bool:
-        """Whether a corrupt entry ends the read instead of being a row."""
-        return self.mode == _MODES[1]
-
-    @classmethod
-    def parse(cls, options: Mapping[str, str]) -> "QueueOptions":
-        """Check the options of one read.
-
-        Raises:
-            OptionError: A name is unknown, a value is wrong, or there is no path.
-        """
-        return _parse(cls, options, "a store root or a folder of consume queues")
-
-
-_LOG: Final = "a store root or a folder of segments"
-_OF_EVENTS: Final = (
-    "path",
-    "starting_offsets",
-    "ending_offsets",
-    "verify_crc",
-    "max_partition_bytes",
-    "min_partitions",
-    "memory_map",
-)
-
-
-def _parse(
-    kind: type[Options],
-    options: Mapping[str, str],
-    path: str,
-    names: Collection[str] | None = None,
-) -> Options:
-    """Read options under their case-insensitive names: those of the fields, in camel case.
-
-    ``path`` says what the path names; ``names`` are the fields that are options, if not all are.
-    """
-    known = {_camel_case(one.name): one for one in fields(kind) if not names or one.name in names}
-    by_lower = {name.lower(): name for name in known}
-    values: dict[str, Any] = {}
-    for given, text in options.items():
-        name = by_lower.get(given.lower())
-        if name is None:
-            raise OptionError(unknown("option", given.lower(), list(known)))
-        try:
-            values[known[name].name] = known[name].metadata["parse"](text.strip())
-        except ValueError as error:
-            raise OptionError(f"{name}={text.strip()}: expected {error}") from error
-    if not values.get("path"):
-        raise OptionError(f"no path: name one in load(path): {path}")
-    return kind(**values)
 
 
 def _camel_case(name: str) -> str:

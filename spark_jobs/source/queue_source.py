@@ -19,7 +19,6 @@ from pyspark.sql.types import StructType
 from halfmq.store.format.queue_entry import ENTRY_SIZE
 
 from ..errors import CorruptLogError, in_one_sentence
-from ..log.arrays import from_numpy, one, repeated, texts
 from ..log.queue_entries import (
     NOT_AN_ENTRY,
     OFFSET_END,
@@ -47,13 +46,12 @@ class QueueColumn(NamedTuple):
 
 def _field(name: str, kind: pa.DataType) -> Callable[[EntryBatch], pa.Array]:
     """Take a field of the entries; null where there is no entry."""
-    width = {pa.int32(): np.int32, pa.int64(): np.int64}[kind]
 
     def make(batch: EntryBatch) -> pa.Array:
         if batch.error is not None:
             return pa.nulls(1, kind)
-        told = (batch.kinds == EntryKind.ENTRY) | (batch.kinds == EntryKind.CORRUPT)
-        return from_numpy(batch.content[name].astype(width), kind, told)
+        is_blank = (batch.kinds == EntryKind.BLANK) | (batch.kinds == EntryKind.PRE_BLANK)
+        return pa.array(batch.content[name].astype(np.int64), mask=is_blank).cast(kind)
 
     return make
 
@@ -61,20 +59,20 @@ def _field(name: str, kind: pa.DataType) -> Callable[[EntryBatch], pa.Array]:
 def _of_file(
     tell: Callable[[QueueFile], int | str], kind: pa.DataType
 ) -> Callable[[EntryBatch], pa.Array]:
-    return lambda batch: repeated(one(tell(batch.file), kind), len(batch.kinds))
+    return lambda batch: pa.repeat(pa.scalar(tell(batch.file), kind), len(batch.kinds))
 
 
 def _slots(batch: EntryBatch) -> pa.Array:
     if not len(batch.slots):
         return pa.nulls(1, pa.int64())
-    return from_numpy(batch.slots, pa.int64())
+    return pa.array(batch.slots)
 
 
 def _errors(batch: EntryBatch) -> pa.Array:
     if batch.error is not None:
-        return texts([batch.error])
+        return pa.array([batch.error])
     is_corrupt = (batch.kinds == EntryKind.CORRUPT).astype(np.int8)
-    return texts([None, NOT_AN_ENTRY]).take(from_numpy(is_corrupt, pa.int8()))
+    return pa.array([None, NOT_AN_ENTRY]).take(pa.array(is_corrupt))
 
 
 QUEUE_COLUMNS: Final[dict[str, QueueColumn]] = {
@@ -88,7 +86,7 @@ QUEUE_COLUMNS: Final[dict[str, QueueColumn]] = {
     "entryType": QueueColumn(
         "string",
         pa.string(),
-        lambda batch: texts(_KINDS).take(from_numpy(batch.kinds, pa.int8())),
+        lambda batch: pa.array(_KINDS).take(pa.array(batch.kinds)),
     ),
     "error": QueueColumn("string", pa.string(), _errors),
 }

@@ -1,7 +1,7 @@
 """Spark and Arrow schemas of the sources, derived from their tables of columns."""
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -9,9 +9,6 @@ from pyspark.sql.types import StructType
 from ..errors import OptionError
 from .columns import COLUMNS
 from .options import ReadOptions, unknown
-
-# What tells whose transaction a record is of.
-NAME_COLUMNS: Final = ("physicalOffset", "uniqKey", "producerGroup", "realTopic", "timestamp")
 
 
 class Typed(Protocol):

@@ -8,7 +8,7 @@ from pyspark.sql.datasource import InputPartition
 
 from ..log.segment_reader import SegmentReader
 from ..log.segments import LogExtent, Segment
-from .options import ReadOptions
+from .options import EventOptions, ReadOptions
 
 # Bytes behind a blank are undefined, so that a split should not begin there. A blank is written
 # when a record does not fit, hence within the size of the largest record from the end.
@@ -36,7 +36,7 @@ class LogPartition(InputPartition):
 
 def plan_partitions(
     extent: LogExtent,
-    options: ReadOptions,
+    options: EventOptions,
     *,
     aligned: bool = False,
     chosen: Collection[Segment] | None = None,

@@ -217,7 +217,7 @@ def test_ids_of_a_batch_are_those_of_its_messages(address: object, offsets: list
 def test_an_offset_message_id_is_read_back(
     address: object, port: int, physical_offset: int
 ) -> None:
-    """Host and offset, for both address families."""
+    """Host and offset, for both address key_groups."""
     host = pack_host(str(address), port)
     message_id = offset_message_id(host, physical_offset)
 

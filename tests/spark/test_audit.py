@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit.auditor import Anomaly, Audit, audited
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.judge import Kind, State
+from halfmq.spark_jobs.audit.model import Kind, State
 from tests.support import golden_store
 from tests.support.log_writer import COMMIT, HALF, OP, Apache, LogWriter, Ours
 from tests.support.planted_log import PENDING_AGE, plant

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit.auditor import Audit, audited
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.judge import Kind, State
+from halfmq.spark_jobs.audit.model import Kind, State
 from tests.support import altered_log, naive_audit
 from tests.support.auditing import OF_QUEUES
 from tests.support.planted_faults import DESTROYED, ORDERS, SEGMENT, plant_faults

@@ -11,14 +11,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from halfmq.spark_jobs.audit import queue_findings
-from halfmq.spark_jobs.audit.changed import changed_bytes
-from halfmq.spark_jobs.audit.judge import Kind, LogBounds
-from halfmq.spark_jobs.datasource import register
+from halfmq.spark_jobs.audit.digests import changed_bytes
+from halfmq.spark_jobs.audit.model import Kind, LogBounds
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.rows import Rows
 from halfmq.spark_jobs.log.segment_reader import SegmentReader
 from halfmq.spark_jobs.log.store_files import StoreFiles
-from halfmq.spark_jobs.source.event_source import QUEUE, read_scan
+from halfmq.spark_jobs.source.scan import QUEUE, read_scan
 from tests.support import golden_store, planted_log
 from tests.support.damage import extend, filled_store, flip, only
 from tests.support.log_writer import LogWriter, write_store
@@ -39,18 +38,13 @@ def findings(
     spark: SparkSession, root: Path, damage: Sequence[tuple[int, int]] = (), partitions: int = 1
 ) -> Found:
     """All that is wrong with the queues of a store, sorted."""
-    register(spark)
-    extent, store = survey(root), StoreFiles(root)
-    bounds = LogBounds(extent.first_offset, tuple(damage))
-    log = queue_findings.Log(extent, bounds, store.was_closed)
+    extent = survey(root)
+    log = queue_findings.Log(
+        str(root), extent, LogBounds(extent.first_offset, tuple(damage)), StoreFiles(root)
+    )
     scan = read_scan(spark, extent, [], verify_crc=False, partitions=partitions)
     ranges = scan.select(F.inline("notes")).where(F.col("what") == QUEUE)
-    runs = queue_findings.runs(ranges)
-    found = [queue_findings.out_of_order(runs), queue_findings.gaps(runs, bounds)]
-    if store.queue_counts is not None:
-        found.append(queue_findings.unknown_queues(ranges, store.queue_counts))
-    if store.consume_queues is not None:
-        found += queue_findings.compared(spark, runs, str(root), store, log)
+    found = queue_findings.all_of(ranges, log)
     rows = [row for frame in found for row in frame.collect()]
     return sorted((row["kind"], tuple(row["offsets"])) for row in rows)
 

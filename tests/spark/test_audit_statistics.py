@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from halfmq.spark_jobs.audit import statistics
 from halfmq.spark_jobs.audit.auditor import audited
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.families import TRANSACTION_COLUMNS, VERDICT_DDL
-from halfmq.spark_jobs.audit.judge import State
+from halfmq.spark_jobs.audit.key_groups import TRANSACTION_COLUMNS, VERDICT_DDL
+from halfmq.spark_jobs.audit.model import State
 from halfmq.spark_jobs.audit.statistics import BINS_MAX, SHOWN, Scale
 from tests.support import golden_store
 from tests.support.log_writer import START, LogWriter, Ours

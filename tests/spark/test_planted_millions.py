@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit.auditor import audited
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.judge import Kind, State
+from halfmq.spark_jobs.audit.model import Kind, State
 from tests.support.planted_log import DAMAGE, PENDING_AGE, plant
 from tests.support.seeds import run_seed
 

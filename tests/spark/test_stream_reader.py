@@ -79,7 +79,7 @@ def all_rows(reader: CommitLogStreamReader, start: int | None = None) -> list[tu
 def test_limited_batches_have_what_a_read_has(limit: str, tmp_path: Path) -> None:
     """Blanks and all, each once, in steps that end at records and keep to the limit."""
     log = written(tmp_path)
-    whole = CommitLogReader(SCHEMA, ReadOptions.parse({"path": str(tmp_path)}))
+    whole = CommitLogReader(SCHEMA, ReadOptions.parse_batch({"path": str(tmp_path)}))
     borders = {0} | {record.offset + record.size for record in log.written}
     borders |= {SEGMENT * number for number in range(1, 9)}
     reader = reader_of(tmp_path, maxBytesPerTrigger=limit, maxPartitionBytes="2k")
@@ -145,7 +145,7 @@ def test_times_bound_what_is_read_and_which_segments(tmp_path: Path) -> None:
     stored = [int(START + 600_000 * (n // 20 + 1) + n + 1) for n in range(60)]
     start, end = stored[25], stored[30]
     options = {"path": str(tmp_path), "startingTimestamp": str(start), "endingTimestamp": str(end)}
-    reader = CommitLogReader(SCHEMA, ReadOptions.parse(options))
+    reader = CommitLogReader(SCHEMA, ReadOptions.parse_batch(options))
     far = options | {"startingTimestamp": str(start + 7_200_000), "endingTimestamp": "9" * 13}
     near = options | {"startingTimestamp": "0", "endingTimestamp": str(stored[0])}
 
@@ -153,7 +153,7 @@ def test_times_bound_what_is_read_and_which_segments(tmp_path: Path) -> None:
 
     assert [offset for offset, *_ in found] == [record.offset for record in log.written[25:30]]
     for given, opened in ((far, {2}), (near, {0, 1})):
-        reader = CommitLogReader(SCHEMA, ReadOptions.parse(given))
+        reader = CommitLogReader(SCHEMA, ReadOptions.parse_batch(given))
         planned = reader.partitions()
         splits = [s for part in planned if isinstance(part, LogPartition) for s in part.splits]
         assert {split.segment.base // SEGMENT for split in splits} <= opened

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from halfmq.client import ClientConfig, Decision, Message, MessageView, TransactionProducer
 from halfmq.client.testing import BrokerProcess, broker_process
-from halfmq.spark_jobs.audit.judge import Kind
+from halfmq.spark_jobs.audit.model import Kind
 
 from .naive_audit import HALF, OP, SCHEDULE, Raw, read
 

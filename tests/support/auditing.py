@@ -1,7 +1,7 @@
 """An audit in this process, without Spark: the same reader and rules, and no query.
 
-Each family goes to ``judge``; what queries say of usual families, of op messages without a half and
-of queues is tested with Spark.
+Each key group goes to ``judge``; what queries say of usual groups, of op messages without a half
+and of queues is tested with Spark.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from halfmq.spark_jobs.audit.checks import DEFAULT_CHECKS, Checks
-from halfmq.spark_jobs.audit.families import COLUMNS, event_of
-from halfmq.spark_jobs.audit.judge import Kind, LogBounds, Part, State, judge
+from halfmq.spark_jobs.audit.judge import judge
+from halfmq.spark_jobs.audit.key_groups import COLUMNS, event_of
+from halfmq.spark_jobs.audit.model import Kind, LogBounds, State
 from halfmq.spark_jobs.audit.notes import Notes
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.store_files import StoreFiles
-from halfmq.spark_jobs.source.event_source import QUEUE, scan_reader
+from halfmq.spark_jobs.source.parts import Part
+from halfmq.spark_jobs.source.scan import QUEUE, LogScan
 
 OF_QUEUES = {
     Kind.OUT_OF_ORDER,
@@ -44,7 +46,7 @@ class Outcome:
 def audit_here(directory: Path, *, step: int = 1 << 20, checks: Checks = DEFAULT_CHECKS) -> Outcome:
     """Audit a store in splits of about ``step`` bytes."""
     extent, store = survey(directory), StoreFiles(directory)
-    reader = scan_reader(extent, COLUMNS, verify_crc=checks.crc, partition_bytes=step)
+    reader = LogScan.of(extent, COLUMNS, verify_crc=checks.crc, partition_bytes=step)
     events: list[Row] = []
     notes: list[Row] = []
     for partition in reader.partitions():
@@ -57,12 +59,12 @@ def audit_here(directory: Path, *, step: int = 1 << 20, checks: Checks = DEFAULT
     assert log.keyless == sum(row["key"] is None for row in events)
     faults = [(kind, offsets, detail) for kind, offsets, detail, _ in log.findings()]
     faults += _linked(events, bounds)
-    families: dict[int, list[Row]] = defaultdict(list)
+    groups: dict[int, list[Row]] = defaultdict(list)
     for row in events:
         if row["key"] is not None:
-            families[row["key"]].append(row)
+            groups[row["key"]].append(row)
     outcome = Outcome(Counter(), {}, [], [])
-    for rows in families.values():
+    for rows in groups.values():
         verdict = judge([event_of(*(row[n] for n in COLUMNS[1:-1])) for row in rows], bounds, terms)
         faults += verdict.findings
         for one in verdict.transactions:

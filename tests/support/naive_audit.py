@@ -16,16 +16,9 @@ from typing import NamedTuple
 from zlib import crc32
 
 from halfmq.spark_jobs.audit.dialects import Mark, recorded_rollbacks
-from halfmq.spark_jobs.audit.judge import (
-    Content,
-    Event,
-    Kind,
-    LogBounds,
-    Part,
-    State,
-    Terms,
-    judge,
-)
+from halfmq.spark_jobs.audit.judge import judge
+from halfmq.spark_jobs.audit.model import Content, Event, Kind, LogBounds, State, Terms
+from halfmq.spark_jobs.source.parts import Part
 
 HALF, OP = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 PARKED, SCHEDULE = "TRANS_CHECK_MAX_TIME_TOPIC", "SCHEDULE_TOPIC_XXXX"

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from halfmq.spark_jobs.audit.judge import Kind, State
+from halfmq.spark_jobs.audit.model import Kind, State
 
 from .log_writer import COMMIT, ROLLBACK, Apache, LogWriter, Ours, Written, write_store
 from .planted_log import (

@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 
-from halfmq.spark_jobs.audit.judge import Kind, State
+from halfmq.spark_jobs.audit.model import Kind, State
 
 from .log_writer import (
     HALF,

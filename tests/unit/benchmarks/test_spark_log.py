@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import spark_log
 from benchmarks.spark_log import write_log
-from halfmq.spark_jobs.audit.judge import State
+from halfmq.spark_jobs.audit.model import State
 from tests.support.auditing import audit_here
 
 

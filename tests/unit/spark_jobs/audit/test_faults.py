@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.spark_jobs.audit.judge import Kind, State
+from halfmq.spark_jobs.audit.model import Kind, State
 from tests.support.naive_audit import Naive, audit
 from tests.support.planted_faults import (
     DESTROYED,

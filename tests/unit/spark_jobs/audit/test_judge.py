@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import pytest
 
 from halfmq.spark_jobs.audit.dialects import END
-from halfmq.spark_jobs.audit.judge import (
+from halfmq.spark_jobs.audit.judge import judge
+from halfmq.spark_jobs.audit.model import (
     NO_TERMS,
     Content,
     Event,
     Kind,
     LogBounds,
-    Part,
     State,
     Terms,
     Transaction,
-    judge,
 )
+from halfmq.spark_jobs.source.parts import Part
 
 WHOLE = LogBounds(first_offset=0)
 OURS = LogBounds(first_offset=0, records_rollbacks=((0, END),))
@@ -225,22 +225,22 @@ FAULTY: dict[str, tuple[list[Event], State | list[State], list[tuple[Kind, list[
         State.PENDING,
         [(Kind.OP_WITHOUT_HALF, [5])],
     ),
-    "twins": (
+    "one message prepared twice": (
         [half(10), half(20)],
         [State.PENDING, State.PENDING],
         [(Kind.DUPLICATE_PREPARE, [10, 20])],
     ),
-    "twins, one committed and the other rolled back": (
+    "one message prepared twice, one committed and the other rolled back": (
         [half(10), half(20), commit(30, 10), rollback(40, 20)],
         [State.COMMITTED, State.ROLLED_BACK],
         [(Kind.DUPLICATE_PREPARE, [10, 20])],
     ),
-    "twins, one rolled back by an op first": (
+    "one message prepared twice, one rolled back by an op first": (
         [half(10), half(20), op(30, 20), commit(40, 10)],
         [State.COMMITTED, State.ROLLED_BACK],
         [(Kind.DUPLICATE_PREPARE, [10, 20])],
     ),
-    "twins, both committed": (
+    "one message prepared twice, both committed": (
         [half(10), half(20), commit(30, 10), commit(40, 20)],
         [State.COMMITTED, State.COMMITTED],
         [(Kind.DUPLICATE_PREPARE, [10, 20]), (Kind.COMMITTED_TWICE, [30, 40])],

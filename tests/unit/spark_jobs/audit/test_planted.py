@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.judge import State
+from halfmq.spark_jobs.audit.model import State
 from tests.support.auditing import OF_QUEUES, audit_here
 from tests.support.lanes import some_lanes
 from tests.support.planted_log import DAMAGE, PENDING_AGE, Planted, plant

@@ -34,4 +34,4 @@ def test_a_damaged_op_marks_nothing_as_decided(tmp_path: Path) -> None:
 
     events = read_events(rows, parts, sound, sound[parts == Part.OP]).events
 
-    assert events["slot"][events["part"] == Part.OP].tolist() == [0, 2]
+    assert events["halfQueueOffset"][events["part"] == Part.OP].tolist() == [0, 2]

@@ -20,9 +20,9 @@ def test_names_of_options_do_not_depend_on_case() -> None:
 
 def test_defaults_read_the_whole_log_without_bodies() -> None:
     """The cheap read is the one without options."""
-    options = ReadOptions.parse({"path": "/log"})
+    options = ReadOptions.parse_batch({"path": "/log"})
 
-    assert options == ReadOptions("/log")
+    assert options == ReadOptions(path="/log")
     assert not options.has_value
     assert options.max_partition_bytes == PARTITION_BYTES
 
@@ -32,12 +32,17 @@ def test_defaults_read_the_whole_log_without_bodies() -> None:
 )
 def test_sizes_have_units(text: str, size: int) -> None:
     """As in Spark's own options."""
-    assert ReadOptions.parse({"path": "/", "maxPartitionBytes": text}).max_partition_bytes == size
+    assert (
+        ReadOptions.parse_batch({"path": "/", "maxPartitionBytes": text}).max_partition_bytes
+        == size
+    )
 
 
 def test_offsets_are_numbers_or_the_ends() -> None:
     """As in Spark's Kafka source."""
-    options = ReadOptions.parse({"path": "/", "startingOffsets": "100", "endingOffsets": "latest"})
+    options = ReadOptions.parse_batch(
+        {"path": "/", "startingOffsets": "100", "endingOffsets": "latest"}
+    )
 
     assert (options.starting_offsets, options.ending_offsets) == (100, None)
 
@@ -47,7 +52,7 @@ def test_offsets_are_numbers_or_the_ends() -> None:
     [
         ({}, "no path"),
         ({"path": "/", "verifyCRCs": "true"}, "unknown option verifycrcs: did you mean verifyCrc"),
-        ({"path": "/", "zzz": "1"}, "known are path, startingOffsets"),
+        ({"path": "/", "zzz": "1"}, "known are path, maxPartitionBytes"),
         ({"path": "/", "verifyCrc": "yes"}, "verifyCrc=yes: expected false or true"),
         ({"path": "/", "mode": "DROPMALFORMED"}, "expected PERMISSIVE or FAILFAST"),
         ({"path": "/", "batchRows": "0"}, "batchRows=0: expected a positive number"),
@@ -62,13 +67,13 @@ def test_offsets_are_numbers_or_the_ends() -> None:
 def test_what_is_wrong_is_named_with_what_was_expected(options: dict[str, str], said: str) -> None:
     """A misspelt option that does nothing would pass for a clean log."""
     with pytest.raises(OptionError, match=said):
-        ReadOptions.parse(options)
+        ReadOptions.parse_batch(options)
 
 
 def test_file_urls_are_local_paths() -> None:
     """Spark users write them; those of other file systems stay as they are."""
-    assert ReadOptions.parse({"path": "file:///a%20b/log"}).path == "/a b/log"
-    assert ReadOptions.parse({"path": "s3://bucket/a%20b"}).path == "s3://bucket/a%20b"
+    assert ReadOptions.parse_batch({"path": "file:///a%20b/log"}).path == "/a b/log"
+    assert ReadOptions.parse_batch({"path": "s3://bucket/a%20b"}).path == "s3://bucket/a%20b"
 
 
 def test_a_stream_begins_at_the_end_unless_told_otherwise() -> None:
@@ -86,7 +91,7 @@ def test_queues_have_options_of_their_own() -> None:
     """Offsets there are those of the queues."""
     options = QueueOptions.parse({"path": "/", "startingOffsets": "3", "subscribe": "a"})
 
-    assert options == QueueOptions("/", frozenset({"a"}), 3)
+    assert options == QueueOptions(path="/", subscribe=frozenset({"a"}), starting_offsets=3)
     with pytest.raises(OptionError, match="expected latest or a queue offset"):
         QueueOptions.parse({"path": "/", "endingOffsets": "-1"})
     with pytest.raises(OptionError, match="no path"):

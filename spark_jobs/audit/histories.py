@@ -1,8 +1,8 @@
 """Which record is about which transaction; no Spark in here.
 
-What is judged together is a *family*: all records with one producer group and one unique key (of
-several messages the leader's). Mostly it is one transaction. When a producer sent its message twice
-there are two, twins, unless the first had been rolled back before.
+What is judged together is a *key group*: all records with one producer group and one unique key (of
+several messages the leader's). Usually that is one transaction. If a producer sent its message
+twice, there are two.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..source.parts import Part
-from .history import Event, Finding, Kind, LogBounds
+from .model import Event, Finding, Kind, LogBounds
 
 
 @dataclass(slots=True)
@@ -41,8 +41,8 @@ class Message:
 
 
 @dataclass(slots=True)
-class Thread:
-    """One transaction."""
+class History:
+    """One transaction: every record that is about it."""
 
     half: Event | None = None  # its original half, if that can be read
     messages: dict[int, Message] = field(default_factory=dict)  # by number; 0 is there
@@ -71,20 +71,20 @@ class Thread:
         )
 
 
-def divide(events: Sequence[Event], bounds: LogBounds) -> tuple[list[Thread], list[Finding]]:
-    """Divide the records of a family, in log order, by transaction; tell what names no half."""
-    family = _Family(events, bounds)
-    return [thread for thread in family.threads if thread.is_transaction], family.findings
+def divide(events: Sequence[Event], bounds: LogBounds) -> tuple[list[History], list[Finding]]:
+    """Divide the records of a key group, in log order, by transaction; report what has no half."""
+    division = _Division(events, bounds)
+    return [history for history in division.histories if history.is_transaction], division.findings
 
 
-class _Family:
+class _Division:
     def __init__(self, events: Sequence[Event], bounds: LogBounds) -> None:
         self._bounds = bounds
-        self._owners: dict[int, tuple[Thread, int]] = {}  # by half; the number of its message
+        self._owners: dict[int, tuple[History, int]] = {}  # by half; the number of its message
         self.findings: list[Finding] = []
         firsts = [event for event in events if _is_first(event)]
-        self.threads = [Thread(half, {0: Message([half])}) for half in firsts]
-        self.threads = self.threads or [Thread(None, {0: Message()})]
+        self.histories = [History(half, {0: Message([half])}) for half in firsts]
+        self.histories = self.histories or [History(None, {0: Message()})]
         for event in events:
             if event.part is Part.HALF:
                 self._half(event)
@@ -95,14 +95,14 @@ class _Family:
 
     def _half(self, event: Event) -> None:
         if event.number:  # the halves of several messages lie side by side, the leader first
-            thread = self._begun(event.offset)[-1]
-            thread.message(event.number).halves.append(event)
+            history = self._begun(event.offset)[-1]
+            history.message(event.number).halves.append(event)
         elif event.check_times is not None:
-            thread = self._latest(event.offset)
-            thread.leader.halves.append(event)
+            history = self._latest(event.offset)
+            history.leader.halves.append(event)
         else:
-            thread = next(thread for thread in self.threads if thread.half is event)
-        self._owners[event.offset] = thread, event.number
+            history = next(history for history in self.histories if history.half is event)
+        self._owners[event.offset] = history, event.number
 
     def _about(self, event: Event) -> None:
         """Take a record that names a half, or is known by its key."""
@@ -114,13 +114,13 @@ class _Family:
             self.findings += self._without_half(event)
             if event.part is Part.OP:
                 return
-            owner = self._thread_without_owner(event), event.number
-        thread, number = owner
-        message = thread.message(number)
+            owner = self._history_without_owner(event), event.number
+        history, number = owner
+        message = history.message(number)
         if event.part in _PARKING:
             # RocketMQ parks further messages one by one, which says nothing about the first.
             if not number:
-                (thread.discards if event.part is Part.DISCARD else thread.resumes).append(event)
+                (history.discards if event.part is Part.DISCARD else history.resumes).append(event)
         elif event.part is Part.OP:
             message.ops.append(event)
         elif not event.sound:
@@ -130,7 +130,7 @@ class _Family:
         else:
             message.decided.append(event)
 
-    def _is_without_link(self, event: Event, owner: tuple[Thread, int] | None) -> bool:
+    def _is_without_link(self, event: Event, owner: tuple[History, int] | None) -> bool:
         """Tell whether a record that delivers is known by its key only.
 
         Zero is the link of a record that has none, and of the final of the half at offset 0.
@@ -147,8 +147,8 @@ class _Family:
         if event.part is Part.WAITING:
             message.waiting.append(event)
             return
-        for thread in begun:  # of twins, one that waits for its delivery
-            one = thread.message(event.number)
+        for history in begun:  # of several, one that waits for its delivery
+            one = history.message(event.number)
             if sum(final.part is Part.WAITING for final in one.decided) > len(one.delivered):
                 message = one
                 break
@@ -180,26 +180,26 @@ class _Family:
             )
             yield Finding(kind, [event.offset], detail)
 
-    def _begun(self, offset: int) -> list[Thread]:
-        begun = [thread for thread in self.threads if thread.half and thread.half.offset <= offset]
-        return begun or self.threads[:1]
+    def _begun(self, offset: int) -> list[History]:
+        begun = [one for one in self.histories if one.half and one.half.offset <= offset]
+        return begun or self.histories[:1]
 
-    def _thread_without_owner(self, event: Event) -> Thread:
+    def _history_without_owner(self, event: Event) -> History:
         """The transaction that a record is about whose half is not there.
 
         It is one of its own if it names a half that cannot be read, before all that can.
         """
-        first = self.threads[0].half
+        first = self.histories[0].half
         named = event.reference
         if first and named and event.offset < first.offset and self._bounds.is_unreadable(named):
-            self.threads.insert(0, Thread(None, {0: Message()}))
-            return self.threads[0]
+            self.histories.insert(0, History(None, {0: Message()}))
+            return self.histories[0]
         return self._latest(event.offset)
 
-    def _latest(self, offset: int) -> Thread:
+    def _latest(self, offset: int) -> History:
         """The transaction that a record is about which names none: one that is still undecided."""
         begun = self._begun(offset)
-        return ([thread for thread in begun if not thread.leader.is_decided] or begun)[-1]
+        return ([history for history in begun if not history.leader.is_decided] or begun)[-1]
 
 
 _PARKING: Final = (Part.DISCARD, Part.RESUME)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from halfmq.spark_jobs.audit.checks import Check, checks_of
-from halfmq.spark_jobs.log.digests import changes
+from halfmq.spark_jobs.audit.digests import changes
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.rows import Rows
 from halfmq.spark_jobs.log.segment_reader import SegmentReader
@@ -25,11 +25,11 @@ def rows_of(extent: LogExtent) -> list[tuple[Path, Rows]]:
     ]
 
 
-def changed(extent: LogExtent) -> list[tuple[list[int], bool]]:
+def changed(extent: LogExtent) -> list[tuple[str, list[int]]]:
     return [
-        (change.offsets, change.is_record)
+        (kind, offsets)
         for segment in extent.segments
-        for change in changes(segment, extent.limit(segment))
+        for kind, offsets, _, _ in changes(segment, extent.limit(segment))
     ]
 
 
@@ -48,7 +48,7 @@ def test_a_flipped_bit_in_properties_names_its_record(tmp_path: Path) -> None:
 
     flipped = choose.randrange(properties, end), choose.randrange(8)
     flip(path, *flipped)
-    assert changed(extent) == [([rows.segment.base + at], True)]
+    assert changed(extent) == [("crc", [rows.segment.base + at])]
 
     flip(path, *flipped)
     flip(path, body)
@@ -62,10 +62,10 @@ def test_several_flipped_bits_name_their_block(tmp_path: Path) -> None:
     for place in (3, 5):
         flip(path, int(rows.ends[place]) - 4, 2)
 
-    ((offsets, is_record),) = changed(extent)
+    ((kind, offsets),) = changed(extent)
 
     assert offsets[0] <= int(rows.physical_offsets[3]) < offsets[1]
-    assert not is_record
+    assert kind == "corrupt_record"
 
 
 def test_what_was_not_compared_is_said_with_its_reason(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from halfmq.spark_jobs.audit import families
+from halfmq.spark_jobs.audit import key_groups
 from halfmq.spark_jobs.audit.dialects import END
-from halfmq.spark_jobs.audit.judge import Content, Event, LogBounds, Part, Terms, judge
+from halfmq.spark_jobs.audit.judge import judge
+from halfmq.spark_jobs.audit.model import Content, Event, LogBounds, Terms
 from halfmq.spark_jobs.source.event_source import EVENT_COLUMNS
+from halfmq.spark_jobs.source.parts import Part
 from halfmq.spark_jobs.source.schema import ddl
 
 TERMS = Terms(overdue_before_ms=30, passed_slot=5)
@@ -33,7 +35,7 @@ parts = st.sampled_from(
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Event]:
-    """Records of one family: mostly what brokers write, sometimes anything."""
+    """Records of one key group: mostly what brokers write, sometimes anything."""
     total = draw(st.sampled_from([1, 1, 1, 1, 2, 3]))
     start = draw(st.integers(0, 99))
     written = draw(st.sampled_from([total, total, total, max(total - 1, 1)]))
@@ -64,7 +66,7 @@ def histories(draw: st.DrawFn) -> list[Event]:
     elif kind == "any":
         offsets, named = st.integers(0, 130), st.sampled_from([*offsets_of_halves, 3])
         for part, offset, half in draw(st.lists(st.tuples(parts, offsets, named), max_size=4)):
-            if part is not Part.OP or half in offsets_of_halves:  # else it is in no family
+            if part is not Part.OP or half in offsets_of_halves:  # else it is in no group
                 known = ALIKE if part in (Part.COMMIT, Part.DELIVERED, Part.WAITING) else None
                 events.append(Event(part, offset, half, time_ms=offset, content=known))
     if kind in {"commit", "rollback"} and draw(st.integers(0, 9)):
@@ -102,19 +104,19 @@ def row(key: int, event: Event) -> tuple[Any, ...]:
 def test_queries_say_what_the_rules_say(
     bounds: LogBounds, spark: SparkSession, logs: list[list[Event]]
 ) -> None:
-    """State, place, times, decision and findings of every family."""
+    """State, place, times, decision and findings of every key group."""
     rows = [row(key + 1, event) for key, history in enumerate(logs) for event in history]
-    schema = ddl(*families.COLUMNS, columns=EVENT_COLUMNS)
+    schema = ddl(*key_groups.COLUMNS, columns=EVENT_COLUMNS)
     events = spark.createDataFrame(rows, schema)
 
-    settled = families.settled(families.families(events), bounds, TERMS).collect()
+    settled = key_groups.settled(key_groups.grouped(events), bounds, TERMS).collect()
     unsettled = [one["key"] for one in settled if one["state"] is None]
     keys = spark.createDataFrame([(key,) for key in unsettled], "key bigint")
-    judged = families.judged(events, keys, bounds, TERMS, count=len(unsettled)).collect()
+    judged = key_groups.judged(events, keys, bounds, TERMS, count=len(unsettled)).collect()
 
     told = [one for one in (*settled, *judged) if one["state"] is not None]
     verdicts = [judge(history, bounds, TERMS) for history in logs]
-    assert Counter(tuple(one[n] for n in families.TRANSACTION_COLUMNS[:-1]) for one in told) == (
+    assert Counter(tuple(one[n] for n in key_groups.TRANSACTION_COLUMNS[:-1]) for one in told) == (
         Counter(
             (
                 str(one.state),

@@ -1,4 +1,4 @@
-"""The history of a transaction as the rules see it: its records, and what they are judged by."""
+"""What the rules of an audit work with: records of transactions, states, findings, the log."""
 
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ class Content(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One record of a family."""
+    """One record of a key group."""
 
     part: Part
     offset: int  # physical, of the record itself
@@ -79,6 +79,13 @@ class Event(NamedTuple):
     sound: bool = True  # matches its CRC; a final that does not decides nothing
 
 
+Found = tuple[str, list[int], str, int | None]
+"""A finding as a row of ``FINDING_DDL``."""
+FINDING_COLUMNS: Final = ("kind", "offsets", "detail", "at")
+FINDING_DDL: Final = "kind string, offsets array<bigint>, detail string, at bigint"
+# ``at`` is the physical offset of a record that says whose transaction it is.
+
+
 class Finding(NamedTuple):
     """One thing that is wrong; ``offsets`` are physical, of the records that show it."""
 
@@ -88,7 +95,7 @@ class Finding(NamedTuple):
 
 
 class Transaction(NamedTuple):
-    """One transaction of a family."""
+    """One transaction of a key group."""
 
     state: State
     half: int | None  # physical offset of its first half; None when that is not in the log
@@ -100,7 +107,7 @@ class Transaction(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What became of a family, and what is wrong with it."""
+    """What became of a key group, and what is wrong with it."""
 
     transactions: list[Transaction]
     findings: list[Finding]

@@ -1,37 +1,24 @@
 """What became of the transactions of a log, as functions from DataFrame to DataFrame.
 
-All records with one producer group and one unique key are a *family* and have one ``key``. Nearly
-all families are usual: one half record, and about it either nothing, or one record that decides and
-perhaps an op after it. ``families`` brings a family into one row, and ``settled`` says what became
-of the usual ones. The records of the others go to ``judge``, which knows all the rules; what is
-said here is what it would say.
+All records with one producer group and one unique key are a *key group* and have one ``key``.
+Nearly all groups are usual: one half record, and about it either nothing, or one record that
+decides and perhaps an op after it. ``grouped`` makes one row of a group, and ``settled`` says what
+became of the usual ones. The records of the others go to ``judge``, which knows all the rules; what
+is said here is what it would say.
 
 ``events`` are rows of the source ``rocketmq-transactions`` with the columns ``COLUMNS``.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from ..log.arrays import Bools, from_numpy, texts
 from ..source.events import SLOT_BITS, WITH_CONTENT
-from .judge import (
-    Content,
-    Event,
-    Finding,
-    Kind,
-    LogBounds,
-    Part,
-    State,
-    Terms,
-    Transaction,
-    judge,
-)
+from ..source.parts import Part
+from .judge import judge
+from .model import Content, Event, Kind, LogBounds, State, Terms
 
 COLUMNS: Final = (
     "key",
@@ -57,36 +44,29 @@ _CONTENT: Final = ("topicHash", "partition", "tagsHash", "keysHash", "bodyCrc", 
 _RANGES_MAX: Final = 100  # compared in a query; of more, ``judge`` looks at what they may concern
 _BROADCAST_MAX: Final = 1_000_000  # keys that are sent to all tasks; some 16 MB
 
-VERDICT_DDL: Final = (
+TRANSACTION_COLUMNS: Final = (
+    "state",
+    "at",  # physical offset of its half, else of its first record
+    "half",
+    "decided",
+    "took",  # ms
+    "time",  # ms, when it was prepared
+    "checks",
+    "halves",
+    "label",
+)
+VERDICT_DDL: Final = (  # of a transaction; or with ``at``, ``kind`` and what follows, of a finding
     "state string, at bigint, half bigint, decided bigint, took bigint, time bigint, checks int,"
     " halves int, label bigint, kind string, offsets array<bigint>, detail string"
 )
-_OFFSETS: Final = pa.list_(pa.field("element", pa.int64()))
-_VERDICT: Final = pa.schema(
-    [
-        pa.field("state", pa.string()),  # of a transaction; null in the row of a finding
-        pa.field("at", pa.int64()),  # physical offset of its half, else of its first record
-        pa.field("half", pa.int64()),
-        pa.field("decided", pa.int64()),
-        pa.field("took", pa.int64()),  # ms
-        pa.field("time", pa.int64()),  # ms, when it was prepared
-        pa.field("checks", pa.int32()),
-        pa.field("halves", pa.int32()),
-        pa.field("label", pa.int64()),
-        pa.field("kind", pa.string()),  # of a finding
-        pa.field("offsets", _OFFSETS),
-        pa.field("detail", pa.string()),
-    ]
-)
-TRANSACTION_COLUMNS: Final = tuple(_VERDICT.names[:9])
 
 
 def _is(*parts: Part) -> Column:
     return F.col("part").isin(*(int(part) for part in parts))
 
 
-def families(events: DataFrame) -> DataFrame:
-    """Bring each family into one row: how many records of which part it has, and where they are."""
+def grouped(events: DataFrame) -> DataFrame:
+    """Make one row of each key group: how many records of which part, and where they are."""
     is_half, is_op = _is(Part.HALF), _is(Part.OP)
     decides = _is(Part.COMMIT, Part.ROLLBACK)
     at, time = F.col("physicalOffset"), F.col("time")
@@ -113,8 +93,8 @@ def families(events: DataFrame) -> DataFrame:
     )
 
 
-def settled(families: DataFrame, bounds: LogBounds, terms: Terms) -> DataFrame:
-    """Say what became of the usual families; the ``state`` of the others is null.
+def settled(groups: DataFrame, bounds: LogBounds, terms: Terms) -> DataFrame:
+    """Say what became of the usual groups; the ``state`` of the others is null.
 
     The columns are ``TRANSACTION_COLUMNS`` and ``key``.
     """
@@ -135,7 +115,7 @@ def settled(families: DataFrame, bounds: LogBounds, terms: Terms) -> DataFrame:
         .when(by_op, str(State.ROLLED_BACK))
         .when(undecided & (F.col("ops") == 0) & is_young, str(State.PENDING))
     )
-    return families.select(
+    return groups.select(
         "key",
         state.alias("state"),
         half.alias("at"),
@@ -230,23 +210,22 @@ def orphans(ops: DataFrame, halves: DataFrame, bounds: LogBounds) -> DataFrame:
     )
 
 
-# --- families that are not usual
+# --- groups that are not usual
 
 
 def judged(
     events: DataFrame, unsettled: DataFrame, bounds: LogBounds, terms: Terms, *, count: int
 ) -> DataFrame:
-    """Have the rules judge families: columns as in ``VERDICT_DDL``.
+    """Apply the rules to groups that are not usual: columns as in ``VERDICT_DDL``.
 
     ``unsettled`` are their ``count`` keys.
     """
     chosen = F.broadcast(unsettled) if count <= _BROADCAST_MAX else unsettled
 
-    def judge_all(histories: pa.Array) -> pa.Array:
-        return _verdicts(histories, bounds, terms)
+    def verdict(history: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        return list(_verdict(history, bounds, terms))
 
-    # PySpark's own type hints lack it.
-    udf = F.arrow_udf(judge_all, f"array<struct<{VERDICT_DDL}>>")  # type: ignore[attr-defined]
+    udf = F.udf(verdict, f"array<struct<{VERDICT_DDL}>>", useArrow=False)
     return (
         events.join(chosen, "key", "left_semi")
         .groupBy("key")
@@ -284,60 +263,18 @@ def event_of(
     )
 
 
-def _verdicts(histories: pa.ListArray, bounds: LogBounds, terms: Terms) -> pa.ListArray:
-    """Judge families: for each a list of transactions and findings, see ``VERDICT_DDL``."""
-    fields = histories.flatten().flatten()
-    events = list(zip(*(values.to_pylist() for values in fields), strict=True))
-    starts = histories.offsets.to_pylist()
-    rows: list[tuple[Any, ...]] = []
-    ends = [0]
-    for start, end in pairwise(starts):
-        own = events[start - starts[0] : end - starts[0]]
-        rows += _verdict(own, bounds, terms)
-        ends.append(len(rows))
-    columns = list(zip(*rows, strict=True)) or [()] * len(_VERDICT)
-    arrays = [_array(values, field.type) for values, field in zip(columns, _VERDICT, strict=True)]
-    listed = pa.StructArray.from_arrays(arrays, fields=list(_VERDICT))
-    return pa.ListArray.from_arrays(from_numpy(np.array(ends, dtype=np.int32), pa.int32()), listed)
-
-
 def _verdict(
-    rows: Sequence[tuple[Any, ...]], bounds: LogBounds, terms: Terms
+    history: Sequence[tuple[Any, ...]], bounds: LogBounds, terms: Terms
 ) -> Iterator[tuple[Any, ...]]:
-    events = [event_of(*row[:-1]) for row in rows]
-    label = next((row[-1] for row in rows if row[-1]), None)
+    """Judge a key group; yield rows of ``VERDICT_DDL``."""
+    events = [event_of(*row[:-1]) for row in history]
+    label = next((row[-1] for row in history if row[-1]), None)
     first = min(event.offset for event in events)
+    times = {event.offset: event.time_ms for event in events if event.part is Part.HALF}
     verdict = judge(events, bounds, terms)
     for one in verdict.transactions:
-        yield _transaction_row(one, events, first, label)
+        at = first if one.half is None else one.half
+        numbers = one.half, one.decided, one.took_ms, times.get(at), one.checks, one.halves, label
+        yield (str(one.state), at, *numbers, None, None, None)
     for finding in verdict.findings:
-        yield _finding_row(finding, first)
-
-
-def _transaction_row(
-    one: Transaction, events: Sequence[Event], first: int, label: int | None
-) -> tuple[Any, ...]:
-    at = first if one.half is None else one.half
-    times = (
-        event.time_ms for event in events if event.part is Part.HALF and event.offset == one.half
-    )
-    time = next(times, None)
-    numbers = at, one.half, one.decided, one.took_ms, time, one.checks, one.halves, label
-    return (str(one.state), *numbers, None, None, None)
-
-
-def _finding_row(one: Finding, first: int) -> tuple[Any, ...]:
-    return (None, first, *[None] * 7, str(one.kind), one.offsets, one.detail)
-
-
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if kind == pa.string():
-        return texts(values)
-    if kind == _OFFSETS:
-        sizes = [len(value or ()) for value in values]
-        bounds = from_numpy(np.cumsum([0, *sizes]).astype(np.int32), pa.int32())
-        numbers = np.array([n for value in values for n in value or ()], dtype=np.int64)
-        return pa.ListArray.from_arrays(bounds, from_numpy(numbers, pa.int64()), type=kind)
-    valid: Bools = np.array([value is not None for value in values], dtype=np.bool_)
-    width = np.int32 if kind == pa.int32() else np.int64
-    return from_numpy(np.array([value or 0 for value in values], dtype=width), kind, valid)
+        yield (None, first, *[None] * 7, str(finding.kind), finding.offsets, finding.detail)

@@ -1,0 +1,253 @@
+"""The scan of a log by an audit: events of transactions, and notes on everything else.
+
+Rows have columns of the source ``rocketmq-transactions``, or nothing but ``notes``. So an audit
+reads a log once.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
+
+from halfmq.store.format.flags import INNER_BATCH
+from halfmq.store.format.properties import PROPERTY_INNER_NUM
+
+from ..log.arrays import Ints, whole_numbers
+from ..log.rows import Rows, store_times
+from ..log.segments import LogExtent
+from .columns import tags_codes
+from .event_source import EVENT_COLUMNS, Chunk, event_batch, read_chunks
+from .events import HAS_KEY, BatchEvents
+from .options import PARTITION_BYTES, EventOptions
+from .python import use_this_python
+from .schema import ddl
+from .splits import LogPartition, plan_partitions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BLOCK: Final = 4096  # queue offsets that are compared at once; a power of 2
+# Of the sum over queue entries. Its terms stay below 2^44, a block's sum below 2^56.
+PLACE_FACTOR: Final = 8191  # a prime, so that two entries that changed places change the sum
+SIZE_FACTOR: Final = 31
+TAGS_FACTOR: Final = 17
+MODULUS: Final = (1 << 31) - 1
+CLOCK_STEP_MIN: Final = 1_000  # ms; clocks are corrected by less all the time
+_QUIET_MAX: Final = 86_400_000  # ms; a longer pause beside one record is taken for a wrong time
+
+
+class Note(NamedTuple):
+    """Something that is in the log beside transactions; each kind uses some of the fields."""
+
+    what: str  # a constant below
+    topic: str | None = None
+    text: str | None = None
+    partition: int = 0
+    offset: int = 0
+    endOffset: int = 0  # noqa: N815  the names are those of columns
+    physicalOffset: int = 0  # noqa: N815
+    lastPhysicalOffset: int = 0  # noqa: N815
+    records: int = 0
+    sum: int = 0
+    time: int = 0
+    lastTime: int = 0  # noqa: N815
+
+
+QUEUE: Final = "queue"  # records of a queue with the offsets [offset, endOffset): see queue_ranges
+RECORDS: Final = "records"  # in a row, in which the clock was not set back; ``sum`` are their bytes
+HOLE: Final = "hole"  # [physicalOffset, lastPhysicalOffset) holds no record; ``text`` says what
+UNSOUND: Final = "unsound"  # a record that does not match its CRC
+UNREAD_OP: Final = "unread op"  # an op record with something that is no queue offset
+MARK: Final = "mark"  # which broker wrote: ``records`` is 1 for halfmq, ``sum`` for a final
+LABEL: Final = "label"  # ``offset`` stands for the producer group ``text`` and the topic
+KEYLESS: Final = "keyless"  # so many events name a half in another split
+
+_TYPES: Final = {
+    **{name: ("string", pa.string()) for name in Note._fields[:3]},
+    "partition": ("int", pa.int32()),
+    **{name: ("bigint", pa.int64()) for name in Note._fields[4:]},
+}
+_NOTES_DDL: Final = ", ".join(f"{name}: {spark_type}" for name, (spark_type, _) in _TYPES.items())
+_NOTES: Final = pa.list_(
+    pa.field("element", pa.struct([pa.field(name, kind) for name, (_, kind) in _TYPES.items()]))
+)
+
+
+def read_scan(
+    spark: "SparkSession",
+    extent: LogExtent,
+    columns: Sequence[str],
+    *,
+    verify_crc: bool,
+    partitions: int = 1,
+) -> "DataFrame":
+    """Read a log as events, with these columns, and as rows of ``notes``.
+
+    This is a table function and no source: Spark starts three more Python processes to plan a
+    source, which takes as long as to read a small log.
+    """
+    use_this_python(spark)
+    scan = LogScan.of(extent, columns, verify_crc=verify_crc, partitions=partitions)
+    planned = scan.partitions()
+
+    class Scan:
+        def eval(self, numbers: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+            for number in numbers.column(0).to_pylist():
+                yield from scan.read(planned[number])
+
+    fields = [*(ddl(name, columns=EVENT_COLUMNS) for name in columns)]
+    rows = ", ".join([*fields, f"notes array<struct<{_NOTES_DDL}>>"])
+    read: Any = F.arrow_udtf(Scan, returnType=rows)  # PySpark's hints know it as a decorator only
+    one_each = spark.range(0, len(planned), 1, max(1, len(planned)))
+    found: DataFrame = read(one_each.asTable())
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class LogScan:
+    """A scan of a log, divided into partitions."""
+
+    extent: LogExtent
+    options: EventOptions
+    schema: pa.Schema = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        extent: LogExtent,
+        columns: Sequence[str],
+        *,
+        verify_crc: bool,
+        partitions: int = 1,
+        partition_bytes: int = PARTITION_BYTES,
+    ) -> "LogScan":
+        options = EventOptions(
+            min_partitions=partitions, max_partition_bytes=partition_bytes, verify_crc=verify_crc
+        )
+        fields = [pa.field(name, EVENT_COLUMNS[name].arrow_type) for name in columns]
+        return cls(extent, options, pa.schema([*fields, pa.field("notes", _NOTES)]))
+
+    def partitions(self) -> list[LogPartition]:
+        return plan_partitions(self.extent, self.options)
+
+    def read(self, partition: LogPartition) -> Iterator[pa.RecordBatch]:
+        for split in partition.splits:
+            labels: set[int] = set()
+            for chunk in read_chunks(split, self.options):
+                yield event_batch(self.schema, chunk.events, self.options)
+                notes = [*_notes(chunk, split.segment.base, labels)]
+                if notes:
+                    yield self._batch(notes)
+
+    def _batch(self, notes: list[Note]) -> pa.RecordBatch:
+        none = (pa.nulls(1, kind) for kind in self.schema.types[:-1])
+        return pa.RecordBatch.from_arrays([*none, pa.array([notes], _NOTES)], schema=self.schema)
+
+
+def _notes(chunk: Chunk, base: int, labels: set[int]) -> Iterator[Note]:
+    """Describe a chunk; ``labels`` are those that the split has described already."""
+    if chunk.skipped is not None:
+        position, size, reason = chunk.skipped
+        if reason is not None:
+            start = base + position
+            yield Note(HOLE, text=reason, physicalOffset=start, lastPhysicalOffset=start + size)
+    elif chunk.rows is not None and chunk.found is not None:
+        yield from _of_events(chunk.found, labels)
+        yield from _clock_ranges(chunk.rows)
+        if chunk.sound is not None and not chunk.sound.all():
+            unsound = chunk.rows.physical_offsets[~chunk.sound].tolist()
+            yield from (Note(UNSOUND, physicalOffset=at) for at in unsound)
+        yield from queue_ranges(chunk.rows.queued())
+    elif keyless := int((~chunk.events[HAS_KEY]).sum()):
+        yield Note(KEYLESS, records=keyless)
+
+
+def _of_events(found: BatchEvents, labels: set[int]) -> Iterator[Note]:
+    for at in found.unread_ops.tolist():
+        yield Note(UNREAD_OP, physicalOffset=at)
+    for at, is_ours, is_final in found.marks.tolist():
+        yield Note(MARK, physicalOffset=at, records=int(is_ours), sum=int(is_final))
+    for label, (group, topic) in found.labels.items():
+        if label not in labels:
+            labels.add(label)
+            signed = int(np.uint64(label).astype(np.int64))
+            yield Note(LABEL, topic=topic, text=group, offset=signed)
+
+
+def _clock_ranges(rows: Rows) -> Iterator[Note]:
+    """Divide records where the clock was set back.
+
+    One record with a wrong time, which no CRC covers, is no step.
+    """
+    times, at, sizes = _smoothed(store_times(rows)), rows.physical_offsets, rows.sizes
+    bounds = np.flatnonzero(times[1:] + CLOCK_STEP_MIN <= times[:-1]) + 1
+    for own in np.split(np.arange(len(rows)), bounds):
+        first, last = own[0], own[-1]
+        yield Note(
+            RECORDS,
+            physicalOffset=int(at[first]),
+            lastPhysicalOffset=int(at[last]),
+            records=len(own),
+            sum=int(sizes[own].sum()),
+            time=int(times[first]),
+            lastTime=int(times[last]),
+        )
+
+
+def _smoothed(times: Ints) -> Ints:
+    """Replace every time by the median of three; at the ends only one that is far from it."""
+    if len(times) < 3:
+        return times
+    middle = np.median([times[:-2], times[1:-1], times[2:]], axis=0).astype(np.int64)
+    first, last = (
+        near if abs(near - far) <= _QUIET_MAX else far
+        for near, far in ((times[0], middle[0]), (times[-1], middle[-1]))
+    )
+    return np.concatenate([[first], middle, [last]])
+
+
+def queue_ranges(rows: Rows) -> Iterator[Note]:
+    """Divide records, each of which has a place in a queue, into ranges of their queues.
+
+    Within a queue, offsets rise by one from record to record. So what a batch of records says about
+    a queue is mostly one range; whatever is wrong with the order begins another one. Ranges end at
+    multiples of ``BLOCK`` too, and each has a sum over its entries, so that a whole block can be
+    compared with the same sum over a consume queue (``audit/queue_findings.py`` has it in SQL).
+
+    Source: RocketMQ ``ConsumeQueue.java``, ``CommitLogDispatcherBuildConsumeQueue``.
+    """
+    if not len(rows):
+        return
+    order = np.argsort(rows.queue_numbers(), kind="stable")
+    codes, queues = rows.topic_codes[order], rows.field("queue_id")[order]
+    slots, at = rows.field("queue_offset")[order], rows.physical_offsets[order]
+    ends = slots + _slots_taken(rows)[order]
+    begins = np.ones(len(rows), dtype=np.bool_)
+    begins[1:] = (codes[1:] != codes[:-1]) | (queues[1:] != queues[:-1])
+    begins[1:] |= (slots[1:] != ends[:-1]) | (slots[1:] // BLOCK != slots[:-1] // BLOCK)
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(rows)) - 1
+    sums = np.add.reduceat(_entry_terms(rows)[order], first)
+    columns = (codes[first], queues[first], slots[first], ends[last], at[first], at[last])
+    values = (column.tolist() for column in (*columns, last - first + 1, sums))
+    for code, *numbers in zip(*values, strict=True):
+        yield Note(QUEUE, rows.topic_names[code], None, *numbers)
+
+
+def _entry_terms(rows: Rows) -> Ints:
+    """Return what the entry of each record adds to a sum."""
+    tags = TAGS_FACTOR * (tags_codes(rows)[0] % MODULUS)
+    content = (rows.physical_offsets + SIZE_FACTOR * rows.sizes + tags) % MODULUS
+    terms: Ints = (rows.field("queue_offset") % PLACE_FACTOR + 1) * content
+    return terms
+
+
+def _slots_taken(rows: Rows) -> Ints:
+    taken = np.ones(len(rows), dtype=np.int64)
+    batches = np.flatnonzero(rows.field("sys_flag") & INNER_BATCH)
+    counts = whole_numbers(rows.at(batches).property_values(PROPERTY_INNER_NUM))
+    taken[batches] = np.maximum(counts.fill_null(1).to_numpy(), 1)
+    return taken
