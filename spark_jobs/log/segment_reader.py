@@ -31,7 +31,7 @@ from .arrays import Ints
 from .files import WINDOW, open_content
 from .rows import Rows, SegmentBytes
 from .segments import OFFSET_END, Segment
-from .walk import LANE_BYTES, record_bounds
+from .walk import SECTION_BYTES, record_bounds
 
 BATCH_ROWS: Final = 65_536  # records decoded at once: enough to make numpy's fixed cost vanish
 BATCH_BYTES: Final = 32 << 20  # and at most so many bytes: bounds a worker's memory
@@ -113,7 +113,7 @@ class SegmentReader:
             if skipped is not None:
                 yield skipped
                 position += skipped.size
-            reach = LANE_BYTES  # damage is rarely alone
+            reach = SECTION_BYTES  # damage is rarely alone
         if position < end and not self._is_start(position):
             skipped = self._skipped(position)
             if skipped is not None:
@@ -141,7 +141,7 @@ class SegmentReader:
                 return
             # A walk that ended early would end there again, had it begun a little later.
             came = int(walked[-1]) - position
-            reach = min(max(_REACH_GROWTH * came, LANE_BYTES), BATCH_BYTES)
+            reach = min(max(_REACH_GROWTH * came, SECTION_BYTES), BATCH_BYTES)
             position += came
 
     def _walk(self, position: int, stop: int) -> Ints:
@@ -173,7 +173,7 @@ class SegmentReader:
     def next_start(self, position: int) -> int:
         """Find the first record or blank at or after ``position``, else the limit."""
         end = min(position + self._search_max, self._limit)
-        reach = LANE_BYTES
+        reach = SECTION_BYTES
         while position < end:
             stop = min(position + reach, end)
             for candidate in self._magics(position, stop):

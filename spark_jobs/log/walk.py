@@ -1,12 +1,12 @@
 """Find where records begin, in many places of a segment at once.
 
 A record says how long it is, so that each leads to the next, and nothing else does. To step from
-one to the other in Python takes as long as to decode most of a record. Therefore a stretch of the
-log is divided into *lanes*, of which each begins at the first place that looks like a record, and
-all lanes take a step at the same time, by numpy, until each has come to where the next one begins.
+one to the other in Python takes as long as to decode most of a record. Therefore a range of the
+log is divided into *sections*, each of which begins at the first place that looks like a record.
+All sections take a step at the same time, by numpy, until each has come to where the next begins.
 
-Where a lane begins is a guess: a body may hold anything, also records. It is never relied on. A
-lane counts only if the one before it arrives exactly where it begins, so that what is found is
+Where a section begins is a guess: a body may hold anything, also records. It is never relied on. A
+section counts only if the one before it arrives exactly where it begins, so that what is found is
 what a walk with single steps finds; at worst it is less, and the next walk goes on from there.
 """
 
@@ -27,56 +27,56 @@ from halfmq.store.format.record_fields import FIELDS
 from .arrays import Bools, Ints
 from .rows import SegmentBytes
 
-LANE_BYTES: Final = 64 << 10  # some hundred steps; a batch has some hundred lanes
-_SEARCHED: Final = 4 << 10  # bytes in which a lane must begin: where records are large, few do
+SECTION_BYTES: Final = 64 << 10  # some hundred steps; a batch has some hundred sections
+_SEARCHED: Final = 4 << 10  # bytes in which a section must begin: where records are large, few do
 _PREFIX: Final = np.dtype(">i8")  # the size, and below it the magic
 assert _PREFIX.itemsize == PREFIX.size
 _PHYSICAL_OFFSET: Final = FIELDS["physical_offset"]
 
-assert _SEARCHED <= LANE_BYTES  # or two lanes could begin at the same place
+assert _SEARCHED <= SECTION_BYTES  # or two sections could begin at the same place
 
 
 def record_bounds(segment: SegmentBytes, position: int, stop: int, limit: int) -> Ints:
     """Walk from ``position`` to ``stop``, or less far; return where records begin.
 
     The last number is where the last record ends; it is the only one if none begins at
-    ``position``. No record reaches behind ``limit``. Magics and sizes are all that was looked at.
+    ``position``. No record reaches beyond ``limit``. Magics and sizes are all that was looked at.
     """
     stop = min(stop, limit - RECORD_SIZE_MIN + 1)
     if position >= stop:
         return np.array([position])
-    begins = _lanes(segment, position, stop)
+    begins = _sections(segment, position, stop)
     arrived = begins.copy()
-    lanes = np.arange(len(begins))
-    counts = np.zeros(len(begins), dtype=np.int64)  # of the records that a lane has found
+    sections = np.arange(len(begins))
+    counts = np.zeros(len(begins), dtype=np.int64)  # of the records that a section has found
     at, ends = begins, np.append(begins[1:], stop)
     found = []
-    while len(lanes):
+    while len(sections):
         sizes, is_record = _sizes(segment, at, limit)
         if not is_record.all():
-            lanes, at, ends, sizes = (each[is_record] for each in (lanes, at, ends, sizes))
-        found.append((lanes, at))
-        counts[lanes] = len(found)
+            sections, at, ends, sizes = (each[is_record] for each in (sections, at, ends, sizes))
+        found.append((sections, at))
+        counts[sections] = len(found)
         at = at + sizes
-        arrived[lanes] = at
+        arrived[sections] = at
         goes_on = at < ends
         if not goes_on.all():
-            lanes, at, ends = (each[goes_on] for each in (lanes, at, ends))
+            sections, at, ends = (each[goes_on] for each in (sections, at, ends))
     astray = np.flatnonzero(arrived[:-1] != begins[1:])
-    last = int(astray[0]) if len(astray) else len(begins) - 1  # those behind it found nothing
-    behind = np.cumsum(counts)
-    first = behind - counts
-    bounds = np.empty(behind[-1] + 1, dtype=np.int64)
-    for step, (lanes, at) in enumerate(found):
-        bounds[first[lanes] + step] = at
-    bounds[behind[last]] = arrived[last]
-    return bounds[: behind[last] + 1]
+    last = int(astray[0]) if len(astray) else len(begins) - 1  # those after it found nothing
+    ends_at = np.cumsum(counts)
+    first = ends_at - counts
+    bounds = np.empty(ends_at[-1] + 1, dtype=np.int64)
+    for step, (sections, at) in enumerate(found):
+        bounds[first[sections] + step] = at
+    bounds[ends_at[last]] = arrived[last]
+    return bounds[: ends_at[last] + 1]
 
 
-def _lanes(segment: SegmentBytes, position: int, stop: int) -> Ints:
-    """Choose where lanes begin: at ``position``, and where there seems to be a record."""
+def _sections(segment: SegmentBytes, position: int, stop: int) -> Ints:
+    """Choose where sections begin: at ``position``, and where there seems to be a record."""
     begins = [position]
-    for place in range(position + LANE_BYTES, stop, LANE_BYTES):
+    for place in range(position + SECTION_BYTES, stop, SECTION_BYTES):
         searched = segment.mapped[place + MAGIC_AT : place + _SEARCHED]
         distance = searched.find(MAGIC_START)
         if 0 <= distance < stop - place:

@@ -201,7 +201,8 @@ def _smoothed(times: Ints) -> Ints:
     """Replace every time by the median of three; at the ends only one that is far from it."""
     if len(times) < 3:
         return times
-    middle = np.median([times[:-2], times[1:-1], times[2:]], axis=0).astype(np.int64)
+    one, two, three = times[:-2], times[1:-1], times[2:]
+    middle = np.maximum(np.minimum(one, two), np.minimum(np.maximum(one, two), three))
     first, last = (
         near if abs(near - far) <= _QUIET_MAX else far
         for near, far in ((times[0], middle[0]), (times[-1], middle[-1]))

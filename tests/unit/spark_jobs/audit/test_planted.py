@@ -12,8 +12,8 @@ import pytest
 from halfmq.spark_jobs.audit.checks import Checks
 from halfmq.spark_jobs.audit.model import State
 from tests.support.auditing import OF_QUEUES, audit_here
-from tests.support.lanes import some_lanes
 from tests.support.planted_log import DAMAGE, PENDING_AGE, Planted, plant
+from tests.support.sections import some_sections
 from tests.support.seeds import run_seed
 
 CHECKS = Checks(pending_age=PENDING_AGE)
@@ -24,7 +24,7 @@ FIRST_SEED = run_seed()
 
 def audits_to_what_was_planted(planted: Planted, root: Path, seed: int) -> None:
     step = random.Random(seed).choice([1 << 11, 1 << 12, 1 << 14, 1 << 20])
-    with some_lanes(seed):
+    with some_sections(seed):
         outcome = audit_here(root, step=step, checks=CHECKS)
     expected = [one for one in planted.expected if one[0] not in OF_QUEUES]
     assert outcome.found == expected, outcome.details

@@ -9,9 +9,9 @@ import struct
 import pytest
 
 from halfmq.spark_jobs.log.rows import SegmentBytes
-from halfmq.spark_jobs.log.walk import LANE_BYTES, record_bounds
+from halfmq.spark_jobs.log.walk import SECTION_BYTES, record_bounds
 from halfmq.store.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN
-from tests.support.lanes import lanes_of
+from tests.support.sections import sections_of
 
 BASE = 5 << 30
 PREFIX = struct.Struct(">iI")
@@ -71,10 +71,10 @@ def walked(segment: SegmentBytes, stop: int, limit: int) -> tuple[list[int], int
     raise AssertionError("the walk does not end")
 
 
-@pytest.mark.parametrize("lane", [128, 1 << 10, LANE_BYTES])
+@pytest.mark.parametrize("size", [128, 1 << 10, SECTION_BYTES])
 @pytest.mark.parametrize("decoys", [0.0, 0.5])
 @pytest.mark.parametrize("seed", range(10))
-def test_what_lanes_find_is_what_single_steps_find(seed: int, decoys: float, lane: int) -> None:
+def test_what_sections_find_is_what_single_steps_find(seed: int, decoys: float, size: int) -> None:
     """Wherever it stops, whatever bodies hold, and where the log has a hole or ends."""
     choose = random.Random(seed)
     content = some_records(choose, 1 << 18, decoys=decoys)
@@ -86,7 +86,7 @@ def test_what_lanes_find_is_what_single_steps_find(seed: int, decoys: float, lan
     limit = choose.choice([len(content), choose.randrange(1, len(content))])
     stop = choose.choice([limit, choose.randrange(1, len(content))])
 
-    with lanes_of(lane):
+    with sections_of(size):
         found, _ = walked(segment_of(content), stop, limit)
 
     assert found == stepped(content, stop, limit)
@@ -95,7 +95,7 @@ def test_what_lanes_find_is_what_single_steps_find(seed: int, decoys: float, lan
 def test_sound_records_take_one_walk() -> None:
     """What merely looks like a magic does not end a walk; only a record inside a record does."""
     content = some_records(random.Random(1), 1 << 20)
-    content[LANE_BYTES : LANE_BYTES + 8] = PREFIX.pack(500, MAGIC_V1)  # in some body
+    content[SECTION_BYTES : SECTION_BYTES + 8] = PREFIX.pack(500, MAGIC_V1)  # in some body
 
     found, walks = walked(segment_of(content), len(content), len(content))
 
