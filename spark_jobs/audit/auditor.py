@@ -68,7 +68,7 @@ class LogSummary:
     bytes: int  # of the records
     first_offset: int
     end_offset: int
-    tail: str | None  # what lies behind the end, unless it is unwritten
+    tail: str | None  # what follows the end, unless it is unwritten
 
 
 @dataclass(frozen=True, slots=True)

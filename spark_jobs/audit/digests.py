@@ -1,7 +1,7 @@
 """Compare segments with their digests: what no checksum of a record covers, as its properties.
 
 halfmq keeps a CRC-32 of each 64 KiB of its log in ``digests/`` below the store, a second or two
-behind the log. If just one bit was flipped, the digest tells which.
+after the log. If just one bit was flipped, the digest tells which.
 """
 
 from collections.abc import Iterator

@@ -246,7 +246,7 @@ def missing_entries(pairs: DataFrame, blocks: DataFrame, *, was_closed: bool) ->
 
 
 def entries_of_nothing(pairs: DataFrame, blocks: DataFrame, log: Log) -> DataFrame:
-    """Find entries in front of the first record of a queue and behind its last."""
+    """Find entries before the first record of a queue and after its last."""
     named = (
         pairs.where("record is null")
         .join(_queues(blocks), [*_QUEUE])

@@ -6,7 +6,7 @@ file system are those of its URI, for example ``s3://bucket/store?region=eu-west
 
 The parser wants a file as one piece of memory. A local file is mapped. A remote one, or a local one
 that is not to be mapped, gets memory of its size of which only the windows that are looked at are
-ever filled, and are given back behind the reader.
+ever filled, and are given back after the reader.
 """
 
 import mmap

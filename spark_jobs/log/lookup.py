@@ -50,10 +50,6 @@ class LogLookup:
             return None
         return reader.record_at(offset - segment.base)
 
-    def unique_key(self, offset: int | None) -> str | None:
-        """Return the UNIQ_KEY of the record at an offset."""
-        return self.names(offset).unique_key
-
     def names(self, offset: int | None) -> Names:
         """Say whose the record at an offset is."""
         record = None if offset is None else self.record(offset)

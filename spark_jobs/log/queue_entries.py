@@ -2,7 +2,7 @@
 
 The queue of a topic is a folder ``consumequeue/TOPIC/NUMBER`` of files, each named by the byte
 where it begins in 20 digits. The entry of queue offset q is at byte q * 20. Files are reserved at
-their full size, so that behind the last entry that was written there are zeros.
+their full size, so that zeros follow the last entry that was written.
 
 Queues of batches (``batchconsumequeue``) have another format and are not read.
 
@@ -23,6 +23,7 @@ from halfmq.store.format.record import RECORD_SIZE_MIN
 from ..errors import LogDirectoryError
 from .arrays import Ints
 from .files import child, entries, exists, is_folder, read_bytes
+from .segments import FILE_NAME, OFFSET_END
 
 Slots = npt.NDArray[np.void]
 ENTRIES: Final = np.dtype(list(DTYPE))
@@ -30,8 +31,6 @@ assert ENTRIES.itemsize == ENTRY_SIZE
 
 _ANY_NAME: Final = re.compile(r".+", re.DOTALL)
 _QUEUE_NAME: Final = re.compile(r"\d{1,9}")  # an int, as in RocketMQ
-_FILE_NAME: Final = re.compile(r"\d{20}")
-OFFSET_END: Final = 1 << 62  # physical offsets have 64 bits, and are added to
 
 NOT_A_PLACE: Final = "the file's name is not the place of an entry"
 CUT_SHORT: Final = "the file ends within an entry"
@@ -99,7 +98,7 @@ def _queues(root: str) -> Iterator[tuple[str, int, str]]:
 
 
 def _files(topic: str, queue: int, folder: str) -> Iterator[QueueFile]:
-    for file in entries(folder, _FILE_NAME):
+    for file in entries(folder, FILE_NAME):
         if not file.is_folder and file.size:
             yield QueueFile(topic, queue, int(file.name), file.path, file.size)
 
@@ -124,13 +123,13 @@ def read_entries(file: QueueFile, first: int = 0, end: int = OFFSET_END) -> Iter
     written = np.flatnonzero(kinds != EntryKind.BLANK)
     count = int(written[-1]) + 1 if len(written) else 0
     if count and found["size"][count - 1] == 0:
-        count -= 1  # a broker is just writing it: the size comes behind the offset
+        count -= 1  # a broker is just writing it: the size comes after the offset
     wanted = np.flatnonzero((slots[:count] >= first) & (slots[:count] < end))
     if len(wanted):
         yield EntryBatch(file, slots[wanted], found[wanted], kinds[wanted])
-    behind = file.begin // ENTRY_SIZE + len(found)
-    if rest and first <= behind < end:
-        yield _no_entry(file, behind, CUT_SHORT)
+    last = file.begin // ENTRY_SIZE + len(found)
+    if rest and first <= last < end:
+        yield _no_entry(file, last, CUT_SHORT)
 
 
 def _kinds(found: Slots) -> npt.NDArray[np.int8]:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from ..errors import LogDirectoryError
 from .files import child, entries, exists, is_folder
 
-_SEGMENT_NAME: Final = re.compile(r"\d{20}")
+FILE_NAME: Final = re.compile(r"\d{20}")  # where the file begins, in bytes
 OFFSET_END: Final = 1 << 62  # physical offsets have 64 bits, and are added to
 
 
@@ -88,7 +88,7 @@ def find_segments(directory: str | Path) -> list[Segment]:
         folder = folder if is_folder(folder) else root
         segments = [
             Segment(int(entry.name), entry.path, entry.size)
-            for entry in entries(folder, _SEGMENT_NAME)
+            for entry in entries(folder, FILE_NAME)
             if not entry.is_folder and int(entry.name) < OFFSET_END
         ]
     except OSError as error:

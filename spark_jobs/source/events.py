@@ -343,7 +343,7 @@ def _hashes_of(texts: pa.BinaryArray) -> Hashes:
 
 
 def hashed(content: Words, starts: Ints, ends: Ints) -> Hashes:
-    """Hash the texts [start, end) of up to 512 bytes; ``content`` reaches a word behind them."""
+    """Hash the texts [start, end) of up to 512 bytes; ``content`` reaches a word beyond them."""
     sizes = np.minimum(ends - starts, _HASHED_MAX)
     hashes = _mixed(sizes.astype(np.uint64) + _GOLDEN)
     for place in range(0, int(sizes.max(initial=0)), WORD):

@@ -21,13 +21,13 @@ from halfmq.store.format.queue_entry import ENTRY_SIZE
 from ..errors import CorruptLogError, in_one_sentence
 from ..log.queue_entries import (
     NOT_AN_ENTRY,
-    OFFSET_END,
     EntryBatch,
     EntryKind,
     QueueFile,
     find_queue_files,
     read_entries,
 )
+from ..log.segments import OFFSET_END
 from .options import QueueOptions
 from .schema import arrow_schema, ddl
 

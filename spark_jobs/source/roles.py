@@ -114,7 +114,7 @@ def property_value(name: str) -> Column:
 
     Of two properties of one name the last counts, as in RocketMQ.
     """
-    # Values do not hold the separator; a name begins behind one, or at the start.
+    # Values do not hold the separator; a name begins after one, or at the start.
     pattern = f"(?s)(?:^|.*\\x02){_quoted(name)}\\x01([^\\x02]+)"
     return F.nullif(F.regexp_extract("properties", pattern, 1), F.lit(""))
 

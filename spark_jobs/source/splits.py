@@ -10,7 +10,7 @@ from ..log.segment_reader import SegmentReader
 from ..log.segments import LogExtent, Segment
 from .options import EventOptions, ReadOptions
 
-# Bytes behind a blank are undefined, so that a split should not begin there. A blank is written
+# Bytes after a blank are undefined, so that a split should not begin there. A blank is written
 # when a record does not fit, hence within the size of the largest record from the end.
 _LAST_SPLIT_MIN: Final = 8 << 20
 _CLOCK_STEP_MAX: Final = 600_000  # ms by which a broker's clock may be set back or forth
@@ -81,8 +81,8 @@ def in_times(extent: LogExtent, options: ReadOptions) -> Collection[Segment] | N
     times = [_first_time(extent, segment, options) for segment in extent.segments]
     start, end = options.starting_timestamp, options.ending_timestamp
     chosen = set()
-    for segment, first, behind in zip(extent.segments, times, [*times[1:], None], strict=True):
-        if start is not None and behind is not None and behind + _CLOCK_STEP_MAX < start:
+    for segment, first, following in zip(extent.segments, times, [*times[1:], None], strict=True):
+        if start is not None and following is not None and following + _CLOCK_STEP_MAX < start:
             continue
         if end is not None and first is not None and first - _CLOCK_STEP_MAX >= end:
             continue

@@ -48,7 +48,7 @@ def audit_of(directory: Path) -> Audit:
     anomalies = [
         Anomaly(
             str(kind),
-            lookup.unique_key(offsets[0]),
+            lookup.names(offsets[0]).unique_key,
             list(offsets),
             "as the audit in this process found it",
             [place for place in map(lookup.place, offsets) if place],
