@@ -39,7 +39,6 @@ from tests.support.consuming_process import consuming
 from tests.support.fake_broker import until
 from tests.support.patience import PATIENCE_S
 
-SQL_REMARK = "The broker does not support consumer to filter message by SQL92"
 _numbers = itertools.count()
 
 
@@ -103,17 +102,19 @@ async def pull(
 @pytest.mark.parametrize(
     ("kind", "expression", "code", "remark"),
     [
-        ("SQL92", "a > 5", ResponseCode.SYSTEM_ERROR, SQL_REMARK),
+        ("SQL92", "a > 5", ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
+        ("SQL92", "a is null", ResponseCode.SUCCESS, "FOUND"),
+        ("SQL92", "a > ", ResponseCode.FILTER_DATA_NOT_EXIST, "SQL92 filter is wrong"),
         ("TAG", "a > 5", ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
         ("TAG", "a,b || ", ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
         ("TAG", "||", ResponseCode.SUCCESS, "FOUND"),
         ("", "", ResponseCode.SUCCESS, "FOUND"),
     ],
 )
-async def test_official_clients_are_refused_sql_and_no_odd_tags(
+async def test_official_clients_are_refused_a_wrong_filter_and_no_odd_tags(
     broker: BrokerProcess, topic: str, kind: str, expression: str, code: int, remark: str
 ) -> None:
-    """They hear what an official broker without property filters says: 1, with the reason."""
+    """They hear what an official broker says, and what is wrong with an SQL92 filter."""
     async with Producer("g", namesrv=broker.address) as producer:
         sent = await producer.send(Message(topic, b"x"))
     wanted = SubscriptionData(topic=topic, sub_string=expression, expression_type=kind)
@@ -122,7 +123,8 @@ async def test_official_clients_are_refused_sql_and_no_odd_tags(
         answer = await pull(connection, f"g-{topic}", topic, sent.queue.queue_id)
 
     assert heard.code == ResponseCode.SUCCESS
-    assert (answer.code, answer.remark) == (code, remark)
+    assert answer.code == code
+    assert remark in (answer.remark or "")
 
 
 @pytest.mark.parametrize("broadcasting", [False, True])
