@@ -160,8 +160,8 @@ final class Producing {
     /** Two producers and consumers of the same names, in two namespaces. */
     static void namespaces(Scope scope) throws Exception {
         for (String space : new String[] {"red", "blue"}) {
-            DefaultMQProducer producer = scope.named(new DefaultMQProducer(
-                space, scope.group("producer"), scope.signing()));
+            DefaultMQProducer producer = scope.named(Scope.inNamespace(
+                space, new DefaultMQProducer(scope.group("producer"), scope.signing())));
             producer.start();
             scope.closeAtTheEnd(producer::shutdown);
             SendResult result = producer.send(Scope.message(scope.topic(), "T", space));

@@ -126,8 +126,14 @@ final class Scope implements AutoCloseable {
 
     DefaultMQPushConsumer pushConsumer(
             String namespace, String group, String topic, String expression) throws Exception {
-        return subscribed(new DefaultMQPushConsumer(
-            namespace, group, signing, new AllocateMessageQueueAveragely()), topic, expression);
+        return subscribed(inNamespace(namespace, new DefaultMQPushConsumer(
+            group, signing, new AllocateMessageQueueAveragely())), topic, expression);
+    }
+
+    /** By name, for clients up to 4.4 know no namespaces. */
+    static <C> C inNamespace(String namespace, C client) throws Exception {
+        client.getClass().getMethod("setNamespace", String.class).invoke(client, namespace);
+        return client;
     }
 
     private DefaultMQPushConsumer subscribed(
