@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
+from halfmq.store.files import disk
 
 from .access.config import TlsMode
 from .config import BrokerConfig, LoadedConfig, key_of_line, known_settings, unknown_key, with_value
@@ -32,7 +32,6 @@ from .errors import ConfigurationError, RequestRefusedError
 logger = logging.getLogger(__name__)
 
 _FIXED: Final[Mapping[str, str]] = {
-    "brokerId": "0",
     "brokerRole": "ASYNC_MASTER",
     "filterServerNums": "0",
     "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
@@ -150,17 +149,11 @@ def _rewrite(file: Path, wanted: Mapping[str, str]) -> None:
         lines[-1] += "\n"
     lines += [f"{key}={value}\n" for key, value in left.items()]
     new = file.with_name(f"{file.name}.tmp")
-    with new.open("w", encoding="utf-8", newline="") as stream:
-        os.fchmod(stream.fileno(), file.stat().st_mode & 0o7777)  # it may hold secrets
-        stream.write("".join(lines))
-        stream.flush()
-        os.fsync(stream.fileno())
-    new.replace(file)
-    directory = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    mode = file.stat().st_mode & 0o7777  # it may hold secrets
+    disk.write_file(new, "".join(lines).encode(), sync=True, mode=mode)
+    new.chmod(mode)  # also what the umask takes away
+    disk.replace(new, file)
+    disk.sync_directory(file.parent)
 
 
 def _forbidden(remark: str) -> RequestRefusedError:

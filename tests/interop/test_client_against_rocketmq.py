@@ -104,7 +104,7 @@ async def nothing_more(consumer: Consumer, seconds: float = 0.5) -> None:
 
 
 async def test_an_sql_filter_selects_by_properties(namesrv: str, topic: str) -> None:
-    """As against our broker; a wrong expression is told with its place."""
+    """As against our broker; a wrong expression is reported with its position."""
     async with Producer("g", namesrv=namesrv) as producer:
         for number in range(6):
             properties = {"number": str(number), "region": "EU" if number % 2 else "US"}

@@ -282,7 +282,7 @@ def test_it_selects_by_properties(java: Java) -> None:
 
 @feature("request-reply")
 def test_requests_are_replied_to(java: Java) -> None:
-    """By whoever consumes them, also with a packed body; a reply to nobody is refused."""
+    """By any consumer, also with a packed body; a reply to nobody is refused."""
     if not java.kind.since_4_6:
         pytest.skip("request-reply came with 4.6")
     lines = java.seen("request_reply")
