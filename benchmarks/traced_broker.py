@@ -57,7 +57,7 @@ TRACED: Final = (
     ("broker.tables.table_file", "", ("save_table",)),
     ("broker.net.group_append", "GroupAppend", ("append_staged",)),
     ("broker.net.reply_release", "ReplyRelease", ("release",)),
-    ("broker.net.server", "ClientConnection", ("data_received",)),
+    ("broker.net.connection", "ClientConnection", ("data_received",)),
     ("broker.transaction.service", "TransactionService", ("tick", "rebuild")),
     ("broker.transaction.replay.snapshot", "Snapshots", ("tick",)),
     ("broker.net.long_polling", "LongPolling", ("_look",)),

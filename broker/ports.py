@@ -1,7 +1,7 @@
 """Interfaces that several folders share.
 
-The transport of a connection is in `net/server.py`; handlers and services see only the Protocol,
-so that they can be tested without a socket.
+`net/connection.py` implements `Connection`. Handlers and services see only the Protocol, so that
+they can be tested without a socket.
 """
 
 from __future__ import annotations

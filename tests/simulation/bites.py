@@ -20,7 +20,7 @@ from halfmq.broker.delay.arrivals import Arrivals
 from halfmq.broker.delay.levels import DELAY_MS_MAX
 from halfmq.broker.disk.retention_schedule import RetentionSchedule
 from halfmq.broker.handlers.messages import batch_units, send, sent_properties
-from halfmq.broker.net.server import ClientConnection
+from halfmq.broker.net.connection import ClientConnection
 from halfmq.broker.transaction import prepares
 from halfmq.broker.transaction.checks.checker import Checker
 from halfmq.broker.transaction.deciding import Decisions

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from halfmq.broker import service as broker_service
 from halfmq.broker.disk import retention_schedule as broker_retention
-from halfmq.broker.net import server as broker_server
+from halfmq.broker.net.connection import ClientConnection
 from halfmq.broker.transaction import service as transaction_service
 from halfmq.broker.transaction.replay import snapshot
 from halfmq.client.net import connection as client_connection
@@ -126,7 +126,7 @@ def installed(
         (door, "fsync", disk.sync),
         (door, "fdatasync", disk.sync),
         *((door, name, getattr(disk, name)) for name in RealCalls.NAMES),
-        (broker_server.ClientConnection, "__hash__", numbered),
+        (ClientConnection, "__hash__", numbered),
         (client_connection.BrokerConnection, "__hash__", numbered),
         (CachedReads, "read_into", _forgetful(is_gone)),
         # Housekeeping that is only there to be prompt; a run spends less on it this way.

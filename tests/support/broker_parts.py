@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from halfmq.broker.access.build import AccessSetup
 from halfmq.broker.delay.delivery import DelayService
+from halfmq.broker.net.connection import ClientConnection
 from halfmq.broker.net.reply_release import ReplyRelease
 from halfmq.broker.net.router import Router
-from halfmq.broker.net.server import ClientConnection
 from halfmq.broker.service import Broker, Tables
 from halfmq.store.message_store import MessageStore
 

@@ -28,8 +28,8 @@ from halfmq.broker.config import (
     TransactionConfig,
 )
 from halfmq.broker.delay.delivery import DelayService
+from halfmq.broker.net.connection import ClientConnection
 from halfmq.broker.net.reply_release import ReplyRelease
-from halfmq.broker.net.server import ClientConnection
 from halfmq.broker.service import Broker, Tables
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.client import ClientConfig

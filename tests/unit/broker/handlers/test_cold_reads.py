@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from halfmq.broker.handlers.transactions import end_batch
-from halfmq.broker.net import server as server_module
+from halfmq.broker.net import connection as connection_module
 from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -182,7 +182,7 @@ async def test_a_request_that_lacks_ever_more_is_served_in_the_end(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory so short that what is fetched is dropped at once must not turn for ever."""
-    monkeypatch.setattr(server_module, "TRIES_MAX", 5)
+    monkeypatch.setattr(connection_module, "FETCHES_MAX", 5)
     peer, offsets = await filled(rig)
     code = RequestCode.QUERY_MESSAGE
     with frozen() as ice:

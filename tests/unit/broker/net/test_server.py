@@ -19,11 +19,13 @@ import pytest
 
 from halfmq.broker.errors import AddressTakenError, RequestRefusedError, UnfinishedError
 from halfmq.broker.loop.fetches import Fetches
+from halfmq.broker.net import connection as connections
 from halfmq.broker.net import peer_requests as asks_module
 from halfmq.broker.net import server as server_module
+from halfmq.broker.net.connection import DIRECT_WRITE_MIN, ClientConnection, SharedState
 from halfmq.broker.net.reply_release import UNFLUSHED_BYTES_MAX, ReplyRelease
 from halfmq.broker.net.router import Router
-from halfmq.broker.net.server import DIRECT_WRITE_MIN, ClientConnection, Server
+from halfmq.broker.net.server import Server
 from halfmq.broker.ports import ACK_S, Connection, Handler
 from halfmq.remoting.codes import HeaderType, LanguageCode, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -576,11 +578,11 @@ def test_what_one_read_brings_is_served_as_the_disk_keeps_up(loop_factory: LoopF
             )
             while not served:  # noqa: ASYNC110  # the handler fills the list
                 await asyncio.sleep(0)
-            assert len(served) == server_module.REQUESTS_PER_DISK_TEST
+            assert len(served) == connections.REQUESTS_PER_DISK_TEST
             answers = 0
             while answers < requests:
                 before = log.write_offset - log.durable_offset
-                assert before <= UNFLUSHED_BYTES_MAX + size * server_module.REQUESTS_PER_DISK_TEST
+                assert before <= UNFLUSHED_BYTES_MAX + size * connections.REQUESTS_PER_DISK_TEST
                 log.durable_offset = log.write_offset
                 durable = len(served)
                 release.release()
@@ -610,7 +612,7 @@ def test_a_peer_with_little_to_say_is_stopped_as_well(loop_factory: LoopFactory)
                 while len(served) < sent:  # noqa: ASYNC110  # the handler fills the list
                     await asyncio.sleep(0)
                 behind = log.write_offset - log.durable_offset
-                assert behind <= UNFLUSHED_BYTES_MAX + size * server_module.REQUESTS_PER_DISK_TEST
+                assert behind <= UNFLUSHED_BYTES_MAX + size * connections.REQUESTS_PER_DISK_TEST
             log.durable_offset = log.write_offset
             release.release()
             for opaque in range(sent):
@@ -758,7 +760,7 @@ def test_a_peer_that_goes_while_something_is_fetched_is_served_no_more(
 
 async def test_unfinished_frames_of_all_peers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers that announce large frames and never finish them cannot fill the memory."""
-    monkeypatch.setattr(server_module, "UNFINISHED_BYTES_MAX", 100_000)
+    monkeypatch.setattr(connections, "UNFINISHED_BYTES_MAX", 100_000)
     frame = encode_request(105, opaque=1, header=ROUTE, body=bytes(80_000))
     async with _serving(_echo) as (server, _), _peer(server) as first, _peer(server) as second:
         first.writer.write(frame[:60_000])
@@ -785,8 +787,8 @@ async def test_a_silent_peer_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
     """While it takes its answers no request of it is read, and it must not be closed for that."""
-    connection = server_module.ClientConnection(
-        server_module.Shared(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
+    connection = ClientConnection(
+        SharedState(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
     )
     transport = Mock(get_write_buffer_size=Mock(side_effect=[900, 800, 800]))
     # A transport that does as the test says, also what no socket does on demand.
@@ -810,10 +812,8 @@ async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
 )
 async def test_only_peers_that_wait_for_an_answer_are_traffic(frame: bytes, reads: int) -> None:
     """Acknowledged and answered checks must not slow down the checks themselves."""
-    shared = server_module.Shared(
-        Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None
-    )
-    connection = server_module.ClientConnection(shared)
+    shared = SharedState(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
+    connection = ClientConnection(shared)
     connection.data_received(frame)
 
     assert shared.reads == reads
@@ -821,8 +821,8 @@ async def test_only_peers_that_wait_for_an_answer_are_traffic(frame: bytes, read
 
 async def test_a_peer_that_writes_is_not_silent() -> None:
     """Until it writes nothing more, for as long as it takes to be."""
-    connection = server_module.ClientConnection(
-        server_module.Shared(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
+    connection = ClientConnection(
+        SharedState(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
     )
     # A transport that does as the test says, also what no socket does on demand.
     connection._transport = Mock(get_write_buffer_size=Mock(return_value=0))
@@ -848,8 +848,8 @@ async def test_what_a_peer_is_follows_its_latest_request(
     change: dict[str, int], known: tuple[int, LanguageCode, bool]
 ) -> None:
     """Version, language, and whether it is one of ours; any of them may change alone."""
-    connection = server_module.ClientConnection(
-        server_module.Shared(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
+    connection = ClientConnection(
+        SharedState(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
     )
     first: dict[str, Any] = {"version": 401, "language": LanguageCode.PYTHON}
     for settings in (first, first | change):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halfmq.broker.handlers.messages.pull import BYTES_MAX, STAGED_BYTES_MAX, PullHandler
-from halfmq.broker.net.server import ClientConnection
+from halfmq.broker.net.connection import ClientConnection
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.files import disk, zero_copy

@@ -1,0 +1,524 @@
+"""One client connection: an `asyncio.Protocol` around the sans-IO decoder of frames.
+
+One `data_received` decodes every whole frame it completes and serves each with a plain function
+call; replies are written together (`reply_release`): no task, future or queue per message.
+Back-pressure: while a peer does not read its replies, or while the disk is too slow, its socket is
+not read.
+
+A request that needs bytes that are not in memory, or that is too long for one pass of the loop,
+returns to the head of its connection's backlog. The socket is paused, a thread fetches the bytes,
+and the request is served again before those after it. So the requests of one connection are served
+in order, while other connections are served too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final, cast
+
+from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, HeaderType
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import ProtocolError
+from halfmq.remoting.ext_fields import Header
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.replies import encode_request
+from halfmq.store.files.page_cache import NotInMemoryError, waiting
+from halfmq.store.format.ids import pack_host
+
+from ..errors import UnfinishedError
+from ..loop.fetches import Fetch
+from ..ports import ACK_S, Connection, OnAnswer, SendablePart
+from .peer_requests import PeerRequestExpiry, PeerRequests
+from .reply_release import ReplyRelease
+from .router import Router
+
+logger = logging.getLogger(__name__)
+
+_MSGPACK: Final = int(HeaderType.MSGPACK)  # looking up an enum member takes 70 ns
+
+_MORE_FOLLOWS: Final[int] = getattr(socket, "MSG_MORE", 0)
+"""Flag of a send: more data of the same packet will follow."""
+
+CONNECTIONS_MAX: Final = 20_000
+"""Open connections; each takes about 5 KiB and a file descriptor. Further ones are closed at
+once."""
+
+WRITE_BUFFER_HIGH: Final = 8 << 20
+"""Unsent bytes of one slow reader before its requests are no longer read: thirty full pulls."""
+
+DIRECT_WRITE_MIN: Final = 16_384
+"""Bytes from which a copy for the transport takes longer than a direct write to the socket."""
+
+REQUESTS_PER_DISK_TEST: Final = 32
+"""Requests, of one peer or several, between two tests of the disk limit: a read may contain
+hundreds of decisions, each about a message of megabytes."""
+
+BYTES_PER_DISK_TEST: Final = 256 << 10
+"""Bytes read from all peers between two such tests, one full read: a test takes a twentieth of the
+time of a small request."""
+
+_REQUEST_WEIGHT: Final = BYTES_PER_DISK_TEST // REQUESTS_PER_DISK_TEST
+"""Bytes that each request counts, besides its size."""
+
+UNFINISHED_BYTES_MAX: Final = 256 << 20
+"""Bytes of incomplete frames of all connections. A frame may have 16 MiB, so a few hundred peers
+that never complete theirs could fill the memory. The peer whose bytes exceed this is closed."""
+
+FETCHES_MAX: Final = 256
+"""Fetches for one request; then it is served even if it waits for the disk, because fetched bytes
+may be evicted before they are used. A binary search in a queue has some thirty steps, and a key of
+many messages leads to at most 256 of them."""
+
+_GETS_NO_ANSWER: Final = FLAG_RESPONSE | FLAG_ONE_WAY  # flags of such a command
+
+
+class SharedState:
+    """State shared by all connections of one server."""
+
+    def __init__(
+        self,
+        router: Router,
+        release: ReplyRelease,
+        fetch: Fetch,
+        on_closed: Callable[[Connection], None],
+        *,
+        advertised_host: str = "",
+        per_address_max: int = 0,
+    ) -> None:
+        """Wire it.
+
+        Args:
+            router: Serves requests.
+            release: Writes replies.
+            fetch: Reads bytes that are not in memory, on a thread.
+            on_closed: Called with each connection that is lost.
+            advertised_host: Address of this broker in routes; empty: the one each client reached.
+            per_address_max: Connections of one address; 0: no limit.
+        """
+        self.router = router
+        self.release = release
+        self.fetch = fetch
+        self.on_closed = on_closed
+        self.connections: set[ClientConnection] = set()
+        self.advertised_host, self.per_address_max = advertised_host, per_address_max
+        self.per_address: Counter[str] = Counter()
+        self.opaques = itertools.count(1)
+        self.request_expiry = PeerRequestExpiry()
+        self.reads = 0  # of requests whose senders wait for an answer, or of parts of one
+        self.untested_bytes = 0  # read since the last test of the disk limit
+        self.unfinished_bytes = 0  # of incomplete frames
+
+        self.listen_port = 0  # known when the first listener is bound
+        self.stopping = False
+
+
+class ClientConnection(asyncio.Protocol):
+    """One accepted connection; implements `ports.Connection`."""
+
+    def __init__(self, shared: SharedState) -> None:
+        self._shared = shared
+        self._dispatch = shared.router.dispatch
+        self._respond = shared.release.respond
+        self._decoder = FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._reading_paused = 0  # number of reasons for which the socket is not read
+        self._backlog: list[RemotingCommand] = []  # read but not served: peer or disk is slow
+        self._fetching = False  # whether bytes for the first of them are being fetched
+        self._fetches = 0  # fetches for the first of them
+        self._unfinished = 0  # bytes of this connection in `SharedState.unfinished_bytes`
+        self._header_type = -1  # of the last request; -1: none yet
+        self._request_header_type = HeaderType.JSON
+        self._peer_requests: PeerRequests | None = None  # most peers get no request
+        self.acknowledges = False
+        self.subject: object = None
+        self.unfinished: object = None
+        self.closed = False
+        self.writable = True
+        self.name = self._peer_host = ""
+        self.remote_host = self.store_host = b""
+        self.broker_address = ""
+        self.language = self.version = 0
+        self.last_seen = self._loop.time()
+        self._received = False  # since the last idle scan
+        self._socket: socket.socket | None = None  # the transport's, after a large write
+        self._unsent = 0  # bytes in the write buffer at the last idle scan
+
+    # --- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept a new connection, or close it if there are too many."""
+        shared = self._shared
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        local = transport.get_extra_info("sockname")
+        self.name = address_text(peer[0], peer[1])
+        host = self._peer_host = peer[0]
+        limit = shared.per_address_max
+        if (
+            shared.stopping
+            or len(shared.connections) >= CONNECTIONS_MAX
+            or (limit and shared.per_address[host] >= limit)
+        ):
+            logger.warning(
+                "event=connection_refused peer=%s open=%d of_this_address=%d",
+                self.name,
+                len(shared.connections),
+                shared.per_address[host],
+            )
+            self.closed = True
+            self._transport.abort()
+            return
+        self.remote_host = pack_host(peer[0], peer[1])
+        own_host = shared.advertised_host or local[0]
+        self.store_host = pack_host(own_host, shared.listen_port)
+        self.broker_address = address_text(own_host, shared.listen_port)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
+        connected = transport.get_extra_info("socket")
+        if connected is not None:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        shared.connections.add(self)
+        shared.per_address[host] += 1
+        logger.debug("event=connected peer=%s", self.name)
+
+    def data_received(self, data: bytes) -> None:
+        """Serve every request that `data` completes."""
+        self._received = True
+        broken: ProtocolError | None = None
+        try:
+            commands = self._decoder.receive_data(data)
+        except ProtocolError as error:
+            commands, broken = error.commands, error
+        if commands:
+            last = commands[-1]
+            if (
+                last.version != self.version
+                or last.language != self.language
+                or last.header_type != self._header_type
+            ):
+                self._remember_peer(last)
+            waiting.is_allowed = False
+            try:
+                if len(commands) == 1:  # the usual case if the peer waits for each answer
+                    self._dispatch(last, self)
+                else:
+                    self._serve(commands)
+            except (NotInMemoryError, UnfinishedError) as reason:
+                self._put_back(commands, reason)
+            finally:
+                waiting.is_allowed = True
+        if broken is not None:
+            # RocketMQ closes at once and answers nothing: after a bad frame no boundary is known.
+            logger.warning("event=protocol_error peer=%s error=%r", self.name, str(broken))
+            self.close()
+            return
+        if self._decoder.buffered != self._unfinished:
+            self._count_unfinished(self._decoder.buffered)
+        shared = self._shared
+        if not commands or not commands[-1].flag & _GETS_NO_ANSWER:
+            shared.reads += 1
+        shared.untested_bytes += len(data) + _REQUEST_WEIGHT * len(commands)
+        if shared.untested_bytes >= BYTES_PER_DISK_TEST:
+            self._test_disk_limit()
+
+    def _test_disk_limit(self) -> None:
+        if self._shared.release.over_limit():
+            self._stall()  # the count stays, so that the next peer tests the limit as well
+        else:
+            self._shared.untested_bytes = 0
+
+    def _stall(self) -> None:
+        self._pause_reading()
+        self._shared.release.stall(self._resume)
+
+    def _serve(self, commands: list[RemotingCommand]) -> None:
+        """Serve commands in order; while the peer or the disk is slow, keep the rest as backlog."""
+        dispatch = self._dispatch
+        for number, command in enumerate(commands, 1):
+            try:
+                dispatch(command, self)
+            except (NotInMemoryError, UnfinishedError) as reason:
+                self._put_back(commands[number - 1 :], reason)
+                break
+            if self._fetches:
+                self._fetches = 0
+                waiting.is_allowed = False
+            if not self.writable or (
+                not number % REQUESTS_PER_DISK_TEST and self._shared.release.over_limit()
+            ):
+                self._backlog = commands[number:]
+                break
+
+    def _put_back(self, commands: list[RemotingCommand], reason: Exception) -> None:
+        """Return commands to the backlog; serve them when `reason` no longer holds."""
+        self._backlog = commands
+        self._pause_reading()
+        if isinstance(reason, NotInMemoryError):
+            self._fetches += 1
+            self._fetching = True
+            self._shared.fetch(reason, self._fetched)
+        else:
+            self._fetches = 0
+            self._loop.call_soon(self._resume)
+
+    def _fetched(self, is_there: bool) -> None:
+        self._fetching = False
+        if not is_there:  # the next attempt gets the read error, and answers with it
+            self._fetches = FETCHES_MAX
+        self._resume()
+
+    def _count_unfinished(self, size: int) -> None:
+        shared = self._shared
+        shared.unfinished_bytes += size - self._unfinished
+        grown = size > self._unfinished
+        self._unfinished = size
+        if grown and shared.unfinished_bytes > UNFINISHED_BYTES_MAX:
+            logger.warning(
+                "event=unfinished_frames peer=%s bytes=%d all_bytes=%d limit=%d",
+                self.name,
+                size,
+                shared.unfinished_bytes,
+                UNFINISHED_BYTES_MAX,
+            )
+            self.abort()
+
+    def eof_received(self) -> bool:
+        """Close when the peer closes; replies that are ready are still written."""
+        self._shared.release.write_ready()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Remove the connection and everything registered through it."""
+        self._count_unfinished(0)
+        self._backlog = []
+        self.unfinished = None
+        if self._socket is not None:
+            self._socket.detach()  # the transport closes it
+            self._socket = None
+        if self in self._shared.connections:
+            self._shared.connections.discard(self)
+            self._forget_address()
+            self.closed = True
+            self._shared.on_closed(self)
+            logger.debug("event=disconnected peer=%s error=%r", self.name, exc)
+        self.closed = True
+        if self._peer_requests is not None:
+            self._peer_requests.fail()
+
+    def _forget_address(self) -> None:
+        counts = self._shared.per_address
+        counts[self._peer_host] -= 1
+        if not counts[self._peer_host]:
+            del counts[self._peer_host]
+
+    def pause_writing(self) -> None:
+        """Stop reading a peer that does not read its replies."""
+        self.writable = False
+        self._pause_reading()
+
+    def resume_writing(self) -> None:
+        """Serve the backlog, and read the peer again: it has read its replies."""
+        self.writable = True
+        self._resume()
+
+    def _resume(self) -> None:
+        """Serve the backlog, and read the peer again."""
+        if self._backlog and self.writable and not self._fetching and not self._shared.stopping:
+            release = self._shared.release
+            if not release.over_limit():
+                backlog, self._backlog = self._backlog, []
+                waiting.is_allowed = self._fetches >= FETCHES_MAX
+                try:
+                    self._serve(backlog)
+                finally:
+                    waiting.is_allowed = True
+            if release.over_limit():
+                self._stall()
+        self._resume_reading()
+
+    # --- ports.Connection
+
+    def send_request(
+        self, code: int, header: Header | Mapping[str, str] | None, body: bytes = b""
+    ) -> bool:
+        """Send a one-way request to the client; return False if it was not written."""
+        if self.closed or not self.writable:
+            return False
+        frame = encode_request(
+            code,
+            opaque=next(self._shared.opaques) & 0x7FFFFFFF,
+            header=header,
+            body=body,
+            one_way=True,
+            header_type=self._request_header_type,
+        )
+        self.write(frame)
+        return True
+
+    def ask(
+        self,
+        code: int,
+        header: Header | Mapping[str, str] | None,
+        body: bytes,
+        on_answer: OnAnswer,
+        *,
+        seconds: float = ACK_S,
+    ) -> bool:
+        """Send a request that the client answers; return False if it was not written."""
+        if self.closed or not self.writable or self._shared.stopping:
+            return False
+        requests = self._peer_requests
+        if requests is None:
+            requests = self._peer_requests = PeerRequests()
+        if requests.full:
+            return False
+        opaque = requests.register(on_answer, self._loop.time() + seconds)
+        self.write(
+            encode_request(
+                code,
+                opaque=opaque,
+                header=header,
+                body=body,
+                header_type=self._request_header_type,
+            )
+        )
+        if len(requests) == 1:
+            self._shared.request_expiry.watch(requests, self._loop)
+        return True
+
+    def answered(self, answer: RemotingCommand) -> None:
+        """Pass an answer of the peer to the caller of `ask`; ignore an unexpected one."""
+        if self._peer_requests is not None:
+            self._peer_requests.answered(answer)
+
+    def respond(self, request: RemotingCommand, reply: bytes, durable_at: int = 0) -> None:
+        """Answer a request when the commit log is on disk up to the position `durable_at`."""
+        self._respond(self, request, reply, durable_at)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write whole frames; do nothing if the connection is closed.
+
+        Large writes go directly to the socket while the transport has nothing to send. So only
+        what the peer does not accept at once is copied.
+        """
+        transport = self._transport
+        if self.closed or transport is None:
+            return
+        if len(data) < DIRECT_WRITE_MIN:
+            transport.write(bytes(data))
+            return
+        sent = 0
+        if (connected := self._direct_socket(transport)) is not None:
+            try:
+                sent = connected.send(data)
+            except OSError:
+                sent = 0  # full, or broken: the transport detects that
+        if sent < len(data):
+            transport.write(bytes(data[sent:]))
+
+    def write_part(self, head: bytes, part: SendablePart) -> None:
+        """Write a frame whose end the system sends from a file; do nothing if closed.
+
+        Only what the peer does not accept at once is copied.
+        """
+        transport = self._transport
+        if self.closed or transport is None:
+            return
+        sent = 0
+        if (connected := self._direct_socket(transport)) is not None:
+            try:
+                sent = connected.send(head, _MORE_FOLLOWS)
+                if sent == len(head):
+                    sent += part.send(connected.fileno())
+            except OSError:
+                pass  # as in `write`
+        if sent == len(head) + part.length:
+            return
+        sent_of_part = max(sent - len(head), 0)
+        try:
+            rest = part.rest(sent_of_part)
+        except OSError as error:
+            self._abort_in_frame(repr(error))
+            return
+        if len(rest) < part.length - sent_of_part:
+            self._abort_in_frame("the file has become shorter")
+            return
+        transport.write(head[sent:] + rest)
+
+    def _abort_in_frame(self, reason: str) -> None:
+        """Close at once: part of a frame may have been sent, and the rest is lost."""
+        logger.error("event=answer_cut_off peer=%s reason=%s", self.name, reason)
+        self.abort()
+
+    def _direct_socket(self, transport: asyncio.Transport) -> socket.socket | None:
+        """Return the transport's socket if the transport has nothing to send; else None."""
+        if transport.get_write_buffer_size() or transport.is_closing():
+            return None
+        return self._socket or self._connected_socket(transport)
+
+    def _connected_socket(self, transport: asyncio.Transport) -> socket.socket | None:
+        """Return a full socket object of the transport; None if it has none."""
+        known = transport.get_extra_info("socket")
+        if transport.get_extra_info("sslcontext") is not None:
+            return None  # a direct write would send plain text
+        if known is None or sys.platform == "win32":  # there the transport's writes overlap
+            return None
+        self._socket = socket.socket(known.family, known.type, known.proto, known.fileno())
+        self._socket.setblocking(False)
+        return self._socket
+
+    def stop_reading(self) -> None:
+        """Read no more requests; replies are still sent."""
+        self._pause_reading()
+
+    def close(self) -> None:
+        """Write the replies that are ready, then close."""
+        self._shared.release.write_ready()
+        self.closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def is_idle(self, since: float) -> bool:
+        """Return whether the peer has neither sent nor read anything since a loop time, seconds.
+
+        A peer that reads its answers slowly sends nothing meanwhile, but it is not idle.
+        """
+        transport = self._transport
+        unsent = 0 if transport is None else transport.get_write_buffer_size()
+        if unsent != self._unsent or self._received:
+            self._unsent, self._received = unsent, False
+            self.last_seen = self._loop.time()
+        return self.last_seen < since
+
+    def _remember_peer(self, command: RemotingCommand) -> None:
+        self.version, self.language = command.version, command.language
+        self._header_type = command.header_type
+        if command.header_type == _MSGPACK:
+            self._request_header_type = HeaderType.MSGPACK
+            self.acknowledges = True
+
+    def _pause_reading(self) -> None:
+        self._reading_paused += 1
+        if self._reading_paused == 1 and self._transport is not None and not self.closed:
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        self._reading_paused -= 1
+        if self._reading_paused == 0 and self._transport is not None and not self.closed:
+            self._transport.resume_reading()
+
+
+def address_text(host: str, port: int) -> str:
+    """Return `host:port`, or `[host]:port` for an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
