@@ -164,6 +164,14 @@ class ConsumerConfig:
         SWITCH,
         "serve consumers that select messages by an SQL92 filter on their properties",
     )
+    server_side_reset: bool = setting(
+        "useServerSideResetOffset",
+        True,
+        SWITCH,
+        "reset the offsets of a group in the broker, also without connected consumers; otherwise "
+        "connected consumers are told to reset theirs, which takes them ten seconds",
+        live=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

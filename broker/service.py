@@ -421,6 +421,18 @@ class Broker:
 
     def _make_admin_handlers(self, changes: Changes) -> list[HandlerPart]:
         tables = self._tables
+        self._group_offsets = GroupOffsetHandlers(
+            tables.topics,
+            tables.groups,
+            tables.offsets,
+            tables.registry,
+            self._store,
+            changes,
+            self.config.topics,
+            look_again=self._polling.look_again,
+            now_ms=self._now_ms,
+        )
+        self._group_offsets.in_broker = self.config.consumers.server_side_reset
         return [
             TopicHandlers(
                 tables.topics,
@@ -441,16 +453,7 @@ class Broker:
                 monotonic_ms=self._monotonic_ms,
             ),
             KvConfigHandlers(tables.kv_config, changes),
-            GroupOffsetHandlers(
-                tables.topics,
-                tables.groups,
-                tables.offsets,
-                tables.registry,
-                self._store,
-                changes,
-                self.config.topics,
-                now_ms=self._now_ms,
-            ),
+            self._group_offsets,
             ConsumeQueueHandlers(tables.registry, self._store),
             RelayHandlers(
                 tables.registry,
@@ -576,6 +579,7 @@ class Broker:
         self._tables.topics.configure(config.topics)
         self._tables.groups.auto_create = config.topics.auto_create_groups
         self._tables.registry.refuse_unequal = config.consumers.refuse_unequal
+        self._group_offsets.in_broker = config.consumers.server_side_reset
         self._retention.configure(config.store)
         self._disk_limits.configure(config.disk)
         self.transactions.configure(config.transaction)

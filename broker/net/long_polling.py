@@ -126,6 +126,14 @@ class LongPolling:
         if self._woken:
             self._look()
 
+    def look_again(self, queues: Iterable[QueueKey]) -> None:
+        """Have `Answer` look at the pulls of these queues without a message, in slices."""
+        for key in queues:
+            if key in self.waiting:
+                self._woken.setdefault(key, 0)
+        if self._woken:
+            self._look()
+
     def wake_soon(self) -> None:
         """Call `wake` after this pass of the loop, if a queue is marked."""
         if self._arrived and not self._wake_asked and self._loop is not None:

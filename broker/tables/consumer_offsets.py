@@ -59,6 +59,7 @@ class ConsumerOffsetTable:
         self._commits = 0
         # Offsets to which consumers are to go at their next pull; not kept over a restart.
         self._resets: dict[tuple[str, str, int], int] = {}
+        self._moved: dict[tuple[str, str, int], int] = {}  # sent there, and not pulled since
         self._saves = PeriodicSave(PERSIST_INTERVAL_MS, now_ms)
 
     def load(self) -> None:
@@ -96,8 +97,22 @@ class ConsumerOffsetTable:
         self.commit(group, topic, queue_id, offset)
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Remove and return the offset to which a queue was reset; None if it was not."""
-        return self._resets.pop((group, topic, queue_id), None) if self._resets else None
+        """Return, once, the offset to which a queue was reset; None if it was not.
+
+        Call it for every pull.
+        """
+        if not self._resets and not self._moved:
+            return None
+        key = group, topic, queue_id
+        self._moved.pop(key, None)
+        offset = self._resets.pop(key, None)
+        if offset is not None:
+            self._moved[key] = offset
+        return offset
+
+    def has_moved(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether a consumer was sent to this offset by a reset, and has not pulled since."""
+        return self._moved.get((group, topic, queue_id)) == offset
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Set the next offset to consume; it may decrease.
@@ -156,9 +171,10 @@ class ConsumerOffsetTable:
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> Iterator[None]:
         """Remove the offsets of a topic or of a group, in steps."""
-        for reset in list(self._resets):
-            if topic in (None, reset[1]) and group in (None, reset[0]):
-                del self._resets[reset]
+        for resets in (self._resets, self._moved):
+            for reset in list(resets):
+                if topic in (None, reset[1]) and group in (None, reset[0]):
+                    del resets[reset]
         for number, key in enumerate(list(self._offsets)):
             of_topic, _, of_group = key.partition("@")
             if topic in (None, of_topic) and group in (None, of_group):

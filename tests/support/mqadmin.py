@@ -42,6 +42,10 @@ class Mqadmin:
         assert not failure, failure
         return [" ".join(line.split()) for line in printed.splitlines() if line.strip()]
 
+    def attempt(self, *arguments: str) -> list[str]:
+        """Have a command run that may fail; return the lines that it prints."""
+        return [" ".join(line.split()) for line in self._run(arguments)[0].splitlines() if line]
+
     def failure(self, *arguments: str) -> str:
         """Have a command run that does not succeed; return what it says."""
         printed, failure = self._run(arguments)

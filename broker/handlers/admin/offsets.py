@@ -1,17 +1,19 @@
 """Offsets of groups: reset (222), clone (314), compare (308), and how late a group is (303).
 
-A reset is made in the broker, so also for a group that is not connected. The new offsets are
-committed at once. A consumer that is connected goes there at its next pull, at most one suspension
-of a pull later (15 s); until then its own commits are ignored.
+A reset in the broker also works for a group that is not connected. The new offsets are committed,
+and pulls that wait are answered with them, as are the next pulls; until then commits of the group
+are ignored. With `useServerSideResetOffset=false` the broker changes nothing, but sends the new
+offsets to the connected consumers (220). Push consumers go there and commit them.
 
-Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `ConsumerOffsetManager`.
+Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `ConsumerOffsetManager`, `Broker2Client`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
+from typing import Final
 
 from halfmq.remoting.admin_bodies import (
     Entry,
@@ -25,8 +27,8 @@ from halfmq.remoting.admin_headers import (
     QueryCorrectionOffsetHeader,
     ResetOffsetRequestHeader,
 )
-from halfmq.remoting.bodies import QueueKey, encode_offset_table
-from halfmq.remoting.codes import INT64_MAX, RequestCode, ResponseCode
+from halfmq.remoting.bodies import QueueKey, encode_offset_list, encode_offset_table
+from halfmq.remoting.codes import INT64_MAX, LanguageCode, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 from halfmq.store.message_store import MessageStore
@@ -42,6 +44,12 @@ from .changes import Changes
 from .groups import topics_of
 from .sliced import collect
 
+RESET_VERSION_MIN: Final = 28
+"""V3_0_7_SNAPSHOT: older clients do not know request 220. Source: `MQVersion`."""
+
+RESET_CLIENTS_MAX: Final = 256
+"""Consumers that are sent new offsets for one reset, at most 80 KiB each."""
+
 
 class GroupOffsetHandlers:
     """Shows operators where groups are, and sends groups to other messages."""
@@ -56,8 +64,13 @@ class GroupOffsetHandlers:
         changes: Changes,
         identity: TopicDefaults,
         *,
+        look_again: Callable[[Iterable[tuple[str, int]]], None],
         now_ms: Callable[[], int],
     ) -> None:
+        """Wire it; ``look_again`` answers waiting pulls of queues, by topic and queue id."""
+        self.in_broker = True
+        """Whether a reset is made in the broker, or else by connected consumers."""
+        self._look_again = look_again
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
@@ -78,10 +91,12 @@ class GroupOffsetHandlers:
 
     # --- reset
 
-    def reset(self, request: RemotingCommand, connection: Connection) -> None:
+    def reset(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Set the offsets of a group in one or all queues of a topic, and answer with them."""
         header = request.header
         assert isinstance(header, ResetOffsetRequestHeader)
+        if not self.in_broker:
+            return self._reset_in_clients(request, connection, header)
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefusedError(
@@ -103,6 +118,7 @@ class GroupOffsetHandlers:
         change = partial(self._reset, header.group, header.topic, targets)
         what = f"offsets of group {header.group} in topic {header.topic}: {targets}"
         self._changes.make(change, what, request, connection)
+        return None
 
     def _target(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
         queues = self._store.queues
@@ -122,12 +138,73 @@ class GroupOffsetHandlers:
         for queue_id, offset in targets.items():
             self._offsets.reset(group, topic, queue_id, offset)
         await self._offsets.save_now()
-        return encode_offset_table(
-            {
-                QueueKey(broker_name=self._broker_name, queue_id=queue_id, topic=topic): offset
-                for queue_id, offset in targets.items()
-            }
+        self._look_again((topic, queue_id) for queue_id in targets)
+        return encode_offset_table(self._by_queue(topic, targets))
+
+    def _by_queue(self, topic: str, targets: Mapping[int, int]) -> dict[QueueKey, int]:
+        return {
+            QueueKey(broker_name=self._broker_name, queue_id=queue_id, topic=topic): offset
+            for queue_id, offset in targets.items()
+        }
+
+    def _reset_in_clients(
+        self, request: RemotingCommand, connection: Connection, header: ResetOffsetRequestHeader
+    ) -> bytes:
+        """Send the connected consumers of a group to other offsets, and answer with them.
+
+        Unless the reset is forced, nobody goes forward.
+        """
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestRefusedError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"[reset-offset] reset offset failed, no topic in this broker. "
+                f"topic={header.topic}",
+            )
+        rows = collect(
+            request,
+            connection,
+            lambda: _queues(topic, header),
+            lambda queue_id: (queue_id, self._target_of_clients(header, queue_id)),
         )
+        group = self._registry.consumer_groups.get(header.group)
+        if group is None or not group.members:
+            raise RequestRefusedError(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"Consumer not online, so can not reset offset, Group: {header.group} "
+                f"Topic: {header.topic} Timestamp: {header.timestamp}",
+            )
+        members = [member.connection for member in group.members.values()]
+        if len(members) > RESET_CLIENTS_MAX:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the group has {len(members)} consumers, at most {RESET_CLIENTS_MAX} are told: "
+                f"set useServerSideResetOffset=true to reset it in the broker",
+            )
+        for member in members:
+            if member.version < RESET_VERSION_MIN:
+                raise RequestRefusedError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"the client does not support this feature. version={member.version}",
+                )
+        offsets = self._by_queue(header.topic, dict(rows))
+        told = ResetOffsetRequestHeader(
+            topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=False
+        )
+        table, listed = encode_offset_table(offsets), encode_offset_list(offsets)
+        for member in members:
+            body = listed if member.language == LanguageCode.CPP else table
+            member.send_request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, body)
+        return encode_reply(request, body=table)
+
+    def _target_of_clients(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
+        consumed = self._offsets.query(header.group, header.topic, queue_id)
+        if consumed < 0:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR, f"THe consumer group <{header.group}> not exist"
+            )
+        target = self._target(header, queue_id)
+        return target if header.is_force or target < consumed else consumed
 
     # --- clone
 

@@ -18,6 +18,7 @@ from halfmq.remoting.headers import (
     GetMaxOffsetResponseHeader,
     GetMinOffsetRequestHeader,
     GetMinOffsetResponseHeader,
+    NotifyConsumerIdsChangedRequestHeader,
     QueryConsumerOffsetRequestHeader,
     QueryConsumerOffsetResponseHeader,
     SearchOffsetRequestHeader,
@@ -98,7 +99,7 @@ class OffsetHandlers:
         ranges = self._store.queues.get(topic, queue_id, 0, max_count=1).ranges
         return bool(ranges) and self._store.write_offset - ranges[0][0] <= self._young_bytes
 
-    def update_consumer_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
+    def update_consumer_offset(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Keep where the group stands."""
         header = request.header
         assert isinstance(header, UpdateConsumerOffsetRequestHeader)
@@ -111,6 +112,11 @@ class OffsetHandlers:
             raise RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
         if not self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             return encode_reply(request, remark="Offset has been previously reset")
+        if self._offsets.has_moved(group, topic, header.queue_id, header.commit_offset):
+            # A client before 5.0 gives the queue up now, and would take it again at its next
+            # rebalance, up to 20 s later.
+            changed = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
+            connection.send_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, changed)
         return encode_reply(request)
 
     def search_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:

@@ -148,19 +148,19 @@ class PullHandler:
         assert isinstance(header, PullMessageRequestHeader)
         self._admit(header, connection)
         wanted = self._wanted(header)
-        reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
-        if reset is not None:
-            return self._moved(request, header, reset)
+        if (moved := self._moved(request, header)) is not None:
+            return moved
         if header.sys_flag & COMMIT_OFFSET_FLAG:
             self._offsets.commit(
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
             )
         return self._look(request, connection, wanted)
 
-    def _moved(
-        self, request: RemotingCommand, header: PullMessageRequestHeader, offset: int
-    ) -> bytes:
-        """Have the consumer go on elsewhere, where an operator wants it."""
+    def _moved(self, request: RemotingCommand, header: PullMessageRequestHeader) -> bytes | None:
+        """Send the consumer to the offset to which an operator has reset it; None if not reset."""
+        offset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
+        if offset is None or offset == header.queue_offset:
+            return None
         first, end = self._store.queues.bounds(header.topic, header.queue_id)
         return encode_pull_reply(
             request,
@@ -461,11 +461,13 @@ class PullHandler:
 
     def _answer_held(self, held: HeldPull, timed_out: bool) -> bytes | None:
         """Look again for a held pull; None when there is nothing and its time is not up."""
-        if isinstance(held.wanted, CompiledFilter):
-            return self._answer_held_search(held, held.wanted, timed_out)
         request = held.command
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
+        if (moved := self._moved(request, header)) is not None:
+            return moved
+        if isinstance(held.wanted, CompiledFilter):
+            return self._answer_held_search(held, held.wanted, timed_out)
         result = self._store.queues.get(
             header.topic,
             header.queue_id,

@@ -38,6 +38,7 @@ public final class Driver {
         SCENARIOS.put("positions", Grouping::positions);
         SCENARIOS.put("strategies", Grouping::strategies);
         SCENARIOS.put("member", Grouping::member);
+        SCENARIOS.put("consume_status", Grouping::consumeStatus);
         SCENARIOS.put("consume", Consuming::consume);
         SCENARIOS.put("orderly_dead", Consuming::orderlyDead);
         SCENARIOS.put("orderly", Consuming::orderly);

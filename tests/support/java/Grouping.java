@@ -151,6 +151,17 @@ final class Grouping {
         inbox.await(rest);
     }
 
+    /** consume_status TOPIC GROUP CLIENT: the offsets that the broker gets from that client. */
+    static void consumeStatus(Scope scope) throws Exception {
+        DefaultMQAdminExt admin = scope.named(new DefaultMQAdminExt(scope.signing()));
+        admin.start();
+        scope.closeAtTheEnd(admin::shutdown);
+        Map<String, Map<MessageQueue, Long>> clients =
+            admin.getConsumeStatus(scope.argument(0), scope.argument(1), scope.argument(2));
+        clients.forEach((client, offsets) -> offsets.forEach((queue, offset) ->
+            scope.say("offset", "client", client, "queue", queue.getQueueId(), "offset", offset)));
+    }
+
     private static void awaitOwned(
             Scope scope, DefaultMQPushConsumer consumer, boolean locked, int count)
             throws Exception {

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from halfmq.broker.access.requirements import REQUIREMENTS
 from halfmq.broker.handlers.admin.offsets import GroupOffsetHandlers
@@ -15,9 +16,10 @@ from halfmq.remoting.admin_headers import (
     QueryCorrectionOffsetHeader,
     ResetOffsetRequestHeader,
 )
-from halfmq.remoting.bodies import decode_offset_table
-from halfmq.remoting.codes import INT64_MAX, RequestCode, ResponseCode
+from halfmq.remoting.bodies import QueueKey, decode_offset_table
+from halfmq.remoting.codes import INT64_MAX, LanguageCode, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.ext_fields import texts_of
 from halfmq.remoting.fastjson import parse
 from halfmq.remoting.headers import (
     PullMessageRequestHeader,
@@ -63,21 +65,27 @@ async def commit_of(peer: Peer, group: str, offset: int) -> RemotingCommand:
     return await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
 
-async def pull(peer: Peer, offset: int) -> tuple[int, int, str | None]:
-    """Pull with a commit of the offset; return code, next offset and remark."""
-    header = PullMessageRequestHeader(
+def pulling(offset: int, *, wait: bool = False) -> PullMessageRequestHeader:
+    return PullMessageRequestHeader(
         consumer_group="readers",
         topic="orders",
         queue_id=0,
         queue_offset=offset,
         max_msg_nums=32,
-        sys_flag=0x1 | 0x4,  # commits, and says what it wants
+        sys_flag=0x1 | 0x4 | 0x2 * wait,  # commits, and says what it wants
         commit_offset=offset,
-        suspend_timeout_millis=0,
+        suspend_timeout_millis=15_000 * wait,
         subscription="*",
         sub_version=0,
     )
-    answer = await peer.call(RequestCode.PULL_MESSAGE, header)
+
+
+async def pull(peer: Peer, offset: int) -> tuple[int, int, str | None]:
+    """Pull with a commit of the offset; return code, next offset and remark."""
+    return pulled(await peer.call(RequestCode.PULL_MESSAGE, pulling(offset)))
+
+
+def pulled(answer: RemotingCommand) -> tuple[int, int, str | None]:
     following = response_header(answer, PullMessageResponseHeader).next_begin_offset
     return answer.code, following, answer.remark
 
@@ -126,6 +134,113 @@ async def test_a_connected_consumer_goes_there_at_its_next_pull(rig: Rig) -> Non
     assert await pull(peer, 0) == (0, 3, "FOUND")
     assert (await commit(peer, 1)).remark is None
     assert kept(rig) == 1
+
+
+@windowed()
+async def test_a_consumer_that_waits_for_messages_goes_there_at_once(rig: Rig) -> None:
+    """Its pull would be answered after 15 s only. One of another group keeps waiting."""
+    peer, other = await filled(rig), await rig.peer()
+    waiting = peer.send(RequestCode.PULL_MESSAGE, pulling(3, wait=True))
+    elsewhere = replace(pulling(3, wait=True), consumer_group="others")
+    left = other.send(RequestCode.PULL_MESSAGE, elsewhere)
+    await other.sync()
+    await reset(peer, timestamp=0)
+
+    assert pulled(await peer.answer(waiting)) == (ResponseCode.PULL_OFFSET_MOVED, 0, "OFFSET_RESET")
+    assert rig.elapsed_ms < 1_000
+    assert not other.answered(left)
+
+
+@windowed()
+async def test_a_consumer_that_is_there_already_is_not_sent_there(rig: Rig) -> None:
+    """An official one would give the queue up, and take it again with its next rebalance."""
+    peer = await filled(rig)
+    await reset(peer, queue_id=0, offset=1)
+
+    assert await pull(peer, 1) == (0, 3, "FOUND")
+    assert (await commit(peer, 2)).remark is None
+
+
+@windowed()
+async def test_a_consumer_that_gives_the_queue_up_is_told_to_rebalance(rig: Rig) -> None:
+    """As clients before 5.0 do; they commit the new offset then, and wait up to 20 s."""
+    peer = await filled(rig)
+    await reset(peer, timestamp=0)
+    await pull(peer, 3)
+    await commit(peer, 0)
+    told = await peer.asked_for(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    assert texts_of(told.header) == {"consumerGroup": "readers"}
+
+    await pull(peer, 0)
+    await commit(peer, 0)
+    await peer.sync()
+    assert peer.requests == []
+
+
+async def told(rig: Rig, name: str, language: LanguageCode) -> Peer:
+    """A consumer of the group, of a client in this language."""
+    peer = await rig.peer("readers", member=False, name=name)
+    await peer.consume("orders")
+    (connection,) = [one for one in rig.connections if one.name == peer.name]
+    connection.language = language
+    return peer
+
+
+@pytest.mark.parametrize(
+    ("fields", "offset"),
+    [
+        ({"timestamp": 0, "is_force": False}, 0),
+        ({"timestamp": -1, "is_force": False}, 2),  # it would skip the third
+        ({"timestamp": -1}, 3),
+        ({"offset": 1}, 1),
+    ],
+)
+@windowed()
+async def test_connected_consumers_are_told_where_to_go_if_the_broker_shall_not_reset(
+    rig: Rig, fields: dict[str, Any], offset: int
+) -> None:
+    """Each in the form that its client reads; the broker keeps what they have committed."""
+    operator = await filled(rig)
+    rig.broker._group_offsets.in_broker = False
+    java = await told(rig, "java", LanguageCode.JAVA)
+    cpp = await told(rig, "cpp", LanguageCode.CPP)
+    answer = await reset(operator, queue_id=0, **fields)
+
+    assert answer.code == 0, answer.remark
+    queue = QueueKey(broker_name="broker-a", queue_id=0, topic="orders")
+    assert decode_offset_table(answer.body) == {queue: offset}
+    for peer, begin in ((java, b'{"offsetTable":{{'), (cpp, b'{"offsetTable":[{')):
+        request = await peer.asked_for(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+        assert request.is_one_way
+        assert request.body.startswith(begin)
+        assert decode_offset_table(request.body) == {queue: offset}
+        assert (texts_of(request.header) or {}).items() >= {
+            ("topic", "orders"),
+            ("group", "readers"),
+        }
+    assert kept(rig) == 2
+    assert (await commit(operator, 3)).remark is None
+
+
+@windowed()
+async def test_consumers_that_cannot_be_told_where_to_go_are_named(rig: Rig) -> None:
+    """With the codes and words of RocketMQ 5.3.3, on which mqadmin resets another way."""
+    peer = await filled(rig)
+    rig.broker._group_offsets.in_broker = False
+
+    async def refused(**fields: Any) -> tuple[int, str | None]:
+        answer = await reset(peer, **fields)
+        return answer.code, answer.remark
+
+    absent = "Consumer not online, so can not reset offset, Group: readers Topic: orders Timestamp:"
+    assert await refused(queue_id=0) == (206, f"{absent} -1")
+    assert await refused() == (1, "THe consumer group <readers> not exist")  # not in queue 1
+    missing = "[reset-offset] reset offset failed, no topic in this broker. topic=none"
+    assert await refused(topic="none") == (17, missing)
+    await told(rig, "old", LanguageCode.JAVA)
+    rig.connections[-1].version = 27
+    old = "the client does not support this feature. version=27"
+    assert await refused(queue_id=0) == (1, old)
 
 
 @pytest.mark.parametrize(
