@@ -62,7 +62,7 @@ from .handlers.messages.queries import QueryHandlers
 from .handlers.messages.reply import ReplyHandler
 from .handlers.messages.send import SendHandler
 from .handlers.messages.send_back import SendBackHandler
-from .handlers.subjects import may_ask
+from .handlers.subjects import may_see
 from .handlers.transactions.end import TransactionHandler
 from .handlers.transactions.prepare import PrepareHandler
 from .lifecycle import Service, ServiceStack
@@ -269,7 +269,7 @@ class Broker:
             record_size_max=self._store_config.record_size_max,
             fetch=self._fetches.begin,
             wake=self._transaction_ticker.wake,
-            may_ask=may_ask,
+            may_see=may_see,
         )
 
     def _make_delay(self) -> DelayService:

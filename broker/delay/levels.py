@@ -40,6 +40,10 @@ DELAY_MS_MAX: Final = 40 * 86_400_000
 """Longest delay of a level, ms. A message that waits longer than the log is kept (three days by
 default) is deleted before it is due, so a longer delay is a mistake."""
 
+COMMIT_DELAY_PREFIX: Final = b"TRANSACTION_DEL"
+"""How both properties begin by which a transactional message requests a delay from its commit on;
+one quick search finds either."""
+
 _DELAY_NAMES: Final = (PROPERTY_TRANSACTION_DELAY_MS, PROPERTY_TRANSACTION_DELIVER_MS)
 _DELAY_MARK, DELIVER_MARK = (name.encode() + b"\x01" for name in _DELAY_NAMES)
 COMMITTED_MARK: Final = PROPERTY_TRANSACTION_HALF_ID.encode() + b"\x01"

@@ -36,6 +36,7 @@ from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.topics import SCHEDULE_TOPIC
 
 from ..ports import Store
+from .levels import COMMIT_DELAY_PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class DeliveredCopies:
         topic, queue_id = _destination(record)
         if topic and queue_id.isdigit():
             yield topic.decode(errors="replace"), int(queue_id[:9])
-        if b"TRANSACTION_DEL" in record.properties:  # its delay, or the time of its delivery
+        if COMMIT_DELAY_PREFIX in record.properties:
             for number in range(self._level_count):
                 yield SCHEDULE_TOPIC, number
 

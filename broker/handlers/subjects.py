@@ -14,7 +14,7 @@ from ..access.control import Subject
 from ..access.requirements import PUB, topic
 from ..access.rules import Requirement
 from ..ports import Connection
-from ..transaction.deciding import MayDecide
+from ..transaction.deciding import Authorize
 from ..transaction.half import StoredHalf, principal_of, with_principal
 
 
@@ -29,15 +29,15 @@ def require(request: RemotingCommand, requirement: Requirement) -> None:
 
 
 def prepared_by(properties: bytes, request: RemotingCommand) -> bytes:
-    """Return a half's properties with its sender's name, by which its decision is bound to it."""
+    """Return a half's properties with the name of its sender, who alone may decide it."""
     subject = request.subject
     if isinstance(subject, Subject) and subject.name:
         return with_principal(properties, subject.name)
     return properties
 
 
-def may_decide(request: RemotingCommand, *, from_check: bool) -> MayDecide | None:
-    """Return a function that raises unless the sender may decide the half with these properties.
+def may_decide(request: RemotingCommand, *, from_check: bool) -> Authorize | None:
+    """Return a function that raises unless the sender may decide a half; None if it may any.
 
     A producer's own decision must come from the principal that prepared the half. The answer to a
     check may come from every principal with PUB on the real topic. (RocketMQ 5.3.3 requires a right
@@ -50,8 +50,8 @@ def may_decide(request: RemotingCommand, *, from_check: bool) -> MayDecide | Non
     return partial(_check_decision, subject, from_check)
 
 
-def may_ask(producer: Connection, half: StoredHalf) -> bool:
-    """Whether a producer may be asked about a half, whose message the question shows it."""
+def may_see(producer: Connection, half: StoredHalf) -> bool:
+    """Return whether a producer may see the message of a half, which a check contains."""
     subject = producer.subject
     return not isinstance(subject, Subject) or subject.may(_publishing(half.properties))
 
@@ -60,10 +60,10 @@ def _publishing(half: bytes) -> Requirement:
     return topic((get_property(half, b"REAL_TOPIC") or b"").decode(errors="replace"), PUB)
 
 
-def _check_decision(subject: Subject, from_check: bool, half: bytes, asked: bool) -> None:
+def _check_decision(subject: Subject, from_check: bool, half: bytes, check_sent: bool) -> None:
     requirement = _publishing(half)
     subject.require(requirement)
-    if from_check and asked:
+    if from_check and check_sent:
         return
     principal = principal_of(half)
     if principal is not None and principal != subject.name:

@@ -49,7 +49,7 @@ RECORD_RESERVE: Final = 1_024
 """Bytes by which a final message or a half may exceed the body and properties that were sent: the
 head (116), a topic of up to 255, and `FINAL_RESERVE`."""
 
-BROKERS_OWN: Final = (
+BROKER_PROPERTIES: Final = (
     PROPERTY_TRANSACTION_GROUP,
     PROPERTY_TRANSACTION_HALVES,
     PROPERTY_TRANSACTION_HALF_ID,
@@ -61,18 +61,18 @@ BROKERS_OWN: Final = (
 _OTHER_TOPIC_SIZE: Final = max(map(len, (HALF_TOPIC, SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)))
 """Bytes of the longest topic, other than its own, under which a message is stored."""
 
-_BESIDE_SIZE: Final = record_size(0, 0, 0, born_host_size=0, store_host_size=0, version_2=True)
+_FIXED_SIZE: Final = record_size(0, 0, 0, born_host_size=0, store_host_size=0, version_2=True)
 """Bytes of a record without body, properties, topic and hosts."""
 
 _SHOWN_MAX: Final = 40  # characters of a value in a refusal
 _TIMERS: Final = (PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
-_INSTEAD: Final = (
+_DELAY_REMEDY: Final = (
     "a transactional message is delayed from its commit on: set TRANSACTION_DELAY_MS "
     "(milliseconds after the commit) or TRANSACTION_DELIVER_MS (milliseconds since 1970) instead"
 )
 
 
-def without_brokers_own(properties: bytes) -> bytes:
+def without_broker_properties(properties: bytes) -> bytes:
     """Return properties that a client sent without those that only the broker sets.
 
     A consumed message that is sent again carries them, although they describe another message. A
@@ -80,7 +80,7 @@ def without_brokers_own(properties: bytes) -> bytes:
     """
     if b"TRANSACTION_" not in properties:
         return properties
-    return without_properties(properties, BROKERS_OWN)
+    return without_properties(properties, BROKER_PROPERTIES)
 
 
 def fault_in_batch(properties: bytes, where: str) -> str | None:
@@ -130,9 +130,9 @@ def refuse_delays(sent: RequestedDelays, now_ms: int) -> None:
     """
     # RocketMQ delays the half, and loses it. Source: HookUtils#handleScheduleMessage.
     if sent.delay not in {None, "0"}:
-        raise refusal(f"DELAY: {_INSTEAD}")
+        raise refusal(f"DELAY: {_DELAY_REMEDY}")
     if sent.timer is not None:
-        raise refusal(f"{sent.timer}: {_INSTEAD}")
+        raise refusal(f"{sent.timer}: {_DELAY_REMEDY}")
     delay, deliver = sent.commit_delay, sent.deliver_at
     if delay is not None and deliver is not None:
         raise refusal("TRANSACTION_DELAY_MS and TRANSACTION_DELIVER_MS: set one of them")
@@ -188,7 +188,7 @@ def require_room(
             "needs room for some more: send fewer, or a shorter UNIQ_KEY"
         )
     hosts_size = len(half.born_host) + len(half.store_host)
-    size = _BESIDE_SIZE + hosts_size + len(half.body) + properties_size + reserve
+    size = _FIXED_SIZE + hosts_size + len(half.body) + properties_size + reserve
     size += max(len(topic.encode()), _OTHER_TOPIC_SIZE)
     if size > record_size_max:
         raise refusal(

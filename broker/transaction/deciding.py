@@ -79,9 +79,9 @@ class PlannedDecision(msgspec.Struct, gc=False):
         return self.dropped + sum([len(one.body) for one in self.requests])
 
 
-MayDecide: TypeAlias = Callable[[bytes, bool], None]
+Authorize: TypeAlias = Callable[[bytes, bool], None]
 """Takes the properties of a half and whether a check was sent for it; raises RequestRefusedError
-unless the subject may decide it."""
+unless the sender may decide it."""
 
 
 class DecisionRequest(msgspec.Struct, gc=False):
@@ -93,7 +93,7 @@ class DecisionRequest(msgspec.Struct, gc=False):
     event: Event  # COMMIT, ROLLBACK or UNKNOWN
     from_check: bool = False  # whether it answers a check
     names: Sequence[str] = ()  # names of the transaction; if any, one must be its unique key
-    may: MayDecide | None = None  # raises unless the sender may decide; None: no access control
+    authorize: Authorize | None = None  # None: without access control
 
 
 class Decisions:
@@ -148,29 +148,31 @@ class Decisions:
                 nothing has changed.
             NotInMemoryError: The half must be read from disk first; nothing has changed.
         """
-        offset, may = request.offset, request.may
+        offset, authorize = request.offset, request.authorize
         entry = self._find(offset)
         if entry is None:
             return self._plan_other(request)
         wrong_offset = entry.queue_offset != request.queue_offset
         wrong_group = entry.group != request.producer_group
         event = request.event
-        if may is not None and (
+        if authorize is not None and (
             wrong_offset or wrong_group or event is Event.UNKNOWN or offset in self._groups
         ):
-            self._check_access(offset, may)
-            may = None
+            self._authorize_all(offset, authorize)
+            authorize = None
         if wrong_offset:
             raise _wrong_queue_offset(offset, entry.queue_offset, request.queue_offset)
         if wrong_group:
             raise _wrong_group(offset, entry.group, request.producer_group)
-        return self._plan(entry, event, request.names, from_check=request.from_check, may=may)
+        return self._plan(
+            entry, event, request.names, from_check=request.from_check, authorize=authorize
+        )
 
     def _plan_other(self, request: DecisionRequest) -> PlannedDecision | Ended | None:
-        """Plan a decision about a half that has no undecided transaction under this offset."""
+        """Plan a decision about a half that is decided, or is a copy or a member of another."""
         offset, group = request.offset, request.producer_group
-        if request.may is not None:
-            self._check_access(offset, request.may)
+        if request.authorize is not None:
+            self._authorize_all(offset, request.authorize)
         half = self._existing_half(offset)
         if half.queue_offset != request.queue_offset:
             raise _wrong_queue_offset(offset, half.queue_offset, request.queue_offset)
@@ -178,7 +180,7 @@ class Decisions:
         if prepared_by != group.encode():
             raise _wrong_group(offset, (prepared_by or b"").decode(errors="replace"), group)
         _check_names(offset, half.properties, request.names)
-        entry = self._find(self._table.first_of(offset))
+        entry = self._find(self._table.transaction_of(offset))
         if entry is None:
             return self._answer_decided(offset, half, request.event)
         return self._plan(entry, request.event, from_check=request.from_check)
@@ -190,7 +192,7 @@ class Decisions:
         names: Sequence[str] = (),
         *,
         from_check: bool = False,
-        may: MayDecide | None = None,
+        authorize: Authorize | None = None,
     ) -> PlannedDecision | Ended | None:
         if entry.offset in self._planned:
             return None
@@ -201,7 +203,7 @@ class Decisions:
             self._counters.unknown += 1
             return Ended(0)
         plan = self._commit if state is _COMMITTED else self._rollback
-        planned = plan(entry, names, may)
+        planned = plan(entry, names, authorize)
         if from_check:  # only now: if a read raises NotInMemoryError, the request is served again
             self._answered(entry)
         self._planned.add(entry.offset)
@@ -221,25 +223,29 @@ class Decisions:
         return self.decided(planned, results)
 
     def decide(self, entry: Pending, event: Event) -> Ended:
-        """Apply a decision of an operator, or of a start; raises as ``plan`` and ``carry_out``."""
+        """Apply a decision of an operator or of a start; raise as ``plan`` and ``carry_out`` do."""
         planned = self._plan(entry, event)
-        assert planned is not None  # what producers have decided was appended before
+        assert planned is not None  # decisions planned by producers have been appended before
         return planned if isinstance(planned, Ended) else self.carry_out(planned)
 
     def answer_decided(self, offset: int, event: Event) -> Ended:
         """Answer a request about a decided half with its decision, or raise."""
         return self._answer_decided(offset, self._existing_half(offset), event)
 
-    def _check_access(self, offset: int, may: MayDecide) -> None:
+    def _members_of(self, leader: int) -> list[int]:
+        """Return the offsets of the other halves of a transaction."""
+        return [member.offset for member in self._groups.get(leader, ())]
+
+    def _authorize_all(self, offset: int, authorize: Authorize) -> None:
         """Raise unless the sender may decide each message of the transaction with this half."""
-        leader = self._table.first_of(offset)
+        leader = self._table.transaction_of(offset)
         entry = self._find(leader)
-        asked = entry is None or entry.sent > 0  # a decided one does not change
-        members = [member.offset for member in self._groups.get(leader, ())]
-        halves = dict.fromkeys((offset, leader, *members))
+        # A request about a decided transaction changes nothing, so it may answer an old check.
+        check_sent = entry is None or entry.sent > 0
+        halves = dict.fromkeys((offset, leader, *self._members_of(leader)))
         try:
             for half in halves:
-                may(self._existing_half(half).properties, asked)
+                authorize(self._existing_half(half).properties, check_sent)
         except NotInMemoryError:
             raise self._log.reader.lacking(halves) from None
 
@@ -251,15 +257,15 @@ class Decisions:
             self._counters.checks_answered += 1
 
     def _commit(
-        self, entry: Pending, names: Sequence[str], may: MayDecide | None
+        self, entry: Pending, names: Sequence[str], authorize: Authorize | None
     ) -> PlannedDecision:
         offset = entry.offset
         final = self._final_at(offset)
-        if may is not None:
-            may(final.properties, entry.sent > 0)
+        if authorize is not None:
+            authorize(final.properties, entry.sent > 0)
         _check_names(offset, final.properties, names)
         if offset in self._groups:
-            members = [member.offset for member in self._groups[offset]]
+            members = self._members_of(offset)
             finals = [committed(self._final_at(member)) for member in members]
             decided = [self._resolve(one) for one in (committed(final, members), *finals)]
             return PlannedDecision(decided, entry, _COMMITTED)
@@ -267,14 +273,14 @@ class Decisions:
         return PlannedDecision((self._resolve(committed(final)),), entry, _COMMITTED, waits=waits)
 
     def _rollback(
-        self, entry: Pending, names: Sequence[str], may: MayDecide | None
+        self, entry: Pending, names: Sequence[str], authorize: Authorize | None
     ) -> PlannedDecision:
-        members = [member.offset for member in self._groups.get(entry.offset, ())]
+        members = self._members_of(entry.offset)
         try:
             final = self._final_at(entry.offset)
         except TransactionError:
-            if may is not None:
-                raise  # an unreadable half does not name its owner
+            if authorize is not None:
+                raise  # a half that cannot be read does not name its principal
             # A half that the disk has damaged can still be rolled back.
             bare = bare_request(
                 entry.offset,
@@ -284,8 +290,8 @@ class Decisions:
                 host=self._store_host,
             )
             return PlannedDecision((bare,), entry, State.ROLLED_BACK)
-        if may is not None:
-            may(final.properties, entry.sent > 0)
+        if authorize is not None:
+            authorize(final.properties, entry.sent > 0)
         _check_names(entry.offset, final.properties, names)
         waits = bool(members) or final.topic not in self._unflushed_topics
         rollback = rollback_request(final, members)
@@ -298,8 +304,8 @@ class Decisions:
         try:
             half = self._read_half(offset)
         except NotInMemoryError:
-            leader = self._table.first_of(offset)
-            members = [member.offset for member in self._groups.get(leader, ())]
+            leader = self._table.transaction_of(offset)
+            members = self._members_of(leader)
             if not members:
                 raise
             raise self._log.reader.lacking((leader, *members)) from None
@@ -337,7 +343,7 @@ class Decisions:
 
     def _answer_decided(self, offset: int, half: StoredHalf, event: Event) -> Ended:
         """Answer a request about a decided transaction; append nothing."""
-        first = self._table.first_of(offset)
+        first = self._table.transaction_of(offset)
         decision = self._lookup.find(first, half)
         if decision is None:
             raise DecisionForgottenError(first)
@@ -372,10 +378,10 @@ class Decisions:
             self.decide(entry, Event.ROLLBACK)
             self._log.request_flush()
 
-    def finish(self, halves: Sequence[int]) -> None:
-        """Append final messages that a crash cut off after the commit decision.
+    def complete_commits(self, halves: Sequence[int]) -> None:
+        """Append the final messages of these halves, which a crash cut off after the decision.
 
-        A fault of one message must neither prevent the start nor lose the others.
+        A damaged message is logged: it must neither prevent the start nor lose the others.
         """
         finals = []
         for offset in halves:
@@ -403,19 +409,19 @@ class Decisions:
 # Both texts begin with RocketMQ's words, which users and tools know.
 
 
-def _wrong_queue_offset(offset: int, stored: int, said: int) -> HalfMismatchError:
+def _wrong_queue_offset(offset: int, stored: int, requested: int) -> HalfMismatchError:
     return HalfMismatchError(
         offset,
         f"The transaction state table offset wrong: the half at commitLogOffset {offset} has the "
-        f"queue offset {stored}, and the request says {said}",
+        f"queue offset {stored}, and the request says {requested}",
     )
 
 
-def _wrong_group(offset: int, stored: str, said: str) -> HalfMismatchError:
+def _wrong_group(offset: int, stored: str, requested: str) -> HalfMismatchError:
     return HalfMismatchError(
         offset,
         f"The producer group wrong: the half at commitLogOffset {offset} was prepared by the group "
-        f"{stored!r}, and the request is of {said[:128]!r}",
+        f"{stored!r}, and the request is of {requested[:128]!r}",
     )
 
 
@@ -428,17 +434,16 @@ def _check_names(offset: int, properties: bytes, names: Sequence[str]) -> None:
     Raises:
         HalfMismatchError: The request names another transaction.
     """
-    named = False
+    requested = ""
     for name in names:
         if name:
-            named = True
+            requested = requested or name
             if properties.rfind(f"UNIQ_KEY\x01{name}\x02".encode()) >= 0:
                 return
-    key = get_property(properties, b"UNIQ_KEY") if named else None
+    key = get_property(properties, b"UNIQ_KEY") if requested else None
     if key is not None:
-        said = next(name for name in names if name)
         raise HalfMismatchError(
             offset,
             f"The transaction id wrong: the half at commitLogOffset {offset} is that of "
-            f"{key.decode(errors='replace')!r}, and the request is about {said[:128]!r}",
+            f"{key.decode(errors='replace')!r}, and the request is about {requested[:128]!r}",
         )

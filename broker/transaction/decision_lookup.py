@@ -13,6 +13,7 @@ from halfmq.store.errors import StoreError
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
+from ..delay.levels import COMMIT_DELAY_PREFIX
 from .half import StoredHalf, group_membership, is_copy, real_topic, unique_key
 from .half_reader import ReadHalf
 from .log import TransactionLog
@@ -23,11 +24,10 @@ from .state.state_machine import State
 INDEX_HITS_MAX: Final = 64
 """Records read to find an old decision: those with the same unique key, in practice one."""
 
-WAITS_INDEXED_MAX: Final = 1_000
+DELAYED_HITS_MAX: Final = 1_000
 """Records read to find the decision of a delayed message. The message is stored once per level in
 which it waited, 480 times for the longest delay with the default levels."""
 
-_ASKS_DELAY: Final = b"TRANSACTION_DEL"  # prefix of both property names
 _COMMIT: Final = int(TransactionType.COMMIT)
 
 
@@ -67,7 +67,7 @@ class DecisionLookup:
 
     def state_of(self, offset: int, half: StoredHalf) -> State:
         """Return the state of the transaction of a half; ROLLED_BACK if its decision is unknown."""
-        first = self._table.first_of(offset)
+        first = self._table.transaction_of(offset)
         entry = self._table.get(first)
         if entry is not None:
             return entry.state
@@ -116,11 +116,11 @@ class DecisionLookup:
         """Return the offsets of candidates for the final message, and whether these are all."""
         found = self.indexed(topic, key, half.store_timestamp)
         all_seen = len(found) < INDEX_HITS_MAX
-        if _ASKS_DELAY in half.properties:
+        if COMMIT_DELAY_PREFIX in half.properties:
             # The first of the delayed records is the decision.
-            waits = self.indexed(SCHEDULE_TOPIC, key, half.store_timestamp, WAITS_INDEXED_MAX)
-            all_seen = all_seen and len(waits) < WAITS_INDEXED_MAX
-            found += waits
+            delayed = self.indexed(SCHEDULE_TOPIC, key, half.store_timestamp, DELAYED_HITS_MAX)
+            all_seen = all_seen and len(delayed) < DELAYED_HITS_MAX
+            found += delayed
         return found, all_seen
 
     def indexed(

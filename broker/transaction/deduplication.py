@@ -69,7 +69,7 @@ class RecentPrepares:
     def __len__(self) -> int:
         return len(self._latest)
 
-    def expect(self, group: str, unique_key: str) -> int:
+    def reserve(self, group: str, unique_key: str) -> int:
         """Reserve the key of a half to be appended next; return it, or 0 if it is already known."""
         key = hash(group) ^ hash(unique_key)  # `deduplication_key`, without another call
         generations = self._latest.maps
@@ -83,8 +83,8 @@ class RecentPrepares:
         """Add a half that has been appended."""
         self._latest.put(key, position)
 
-    def forget(self, key: int) -> None:
-        """Undo `expect`, because the half could not be appended."""
+    def release(self, key: int) -> None:
+        """Undo `reserve`, because the half could not be appended."""
         for known in self._latest.maps:
             if known.get(key) == _STAGED:
                 del known[key]

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
 
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
+from ..delay.levels import COMMIT_DELAY_PREFIX
 from ..tables.topics import TopicConfig, TopicTable
 
 logger = logging.getLogger(__name__)
-
-_DELAY_MARK: Final = b"TRANSACTION_DEL"  # prefix of both property names
 
 
 class Destinations:
@@ -45,7 +43,7 @@ class Destinations:
         known = self._get(final.topic)
         if known is None or not 0 <= final.queue_id < known.write_queue_nums:
             final.topic, final.queue_id = self._reassigned(known, final.topic, final.queue_id)
-        if final.properties.rfind(_DELAY_MARK) < 0:
+        if final.properties.rfind(COMMIT_DELAY_PREFIX) < 0:
             return final
         return self._delayed(final, self._now_ms())
 

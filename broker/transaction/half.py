@@ -55,7 +55,7 @@ _MARKS_OF_COPIES: Final = (PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPA
 _COPY_MARK: Final = b"TRANSACTION_CHECK_TIMES\x01"
 _PREPARED_MARK: Final = b"TRAN_PREPARED_QUEUE_OFFSET\x01"
 _GROUP_MARK: Final = b"TRANSACTION_GROUP\x01"
-_HALVES_MARK: Final = b"TRANSACTION_HALVES\x01"
+HALVES_MARK: Final = b"TRANSACTION_HALVES\x01"
 _PRINCIPAL_MARK: Final = b"TRANSACTION_PRINCIPAL\x01"
 
 
@@ -150,7 +150,7 @@ def group_membership(properties: bytes) -> GroupMembership | None:
 
 def other_halves(properties: bytes) -> list[int]:
     """Return the offsets of the other halves that a leader's decision record decides."""
-    if _HALVES_MARK not in properties:
+    if HALVES_MARK not in properties:
         return []
     value = get_property(properties, b"TRANSACTION_HALVES") or b""
     return [int(part[:_DIGITS_MAX]) for part in value.split(b",") if part.isdigit()]

@@ -1,4 +1,4 @@
-"""Read half messages back from the log; the only reader of halves besides the log replay."""
+"""Read half messages from the log. Only the log replay reads them in another way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ReadHalf = Callable[[int], StoredHalf | None]
 
 
 class HalfReader:
-    """Reads halves, on disk or not yet."""
+    """Reads halves, also those that are not on disk yet."""
 
     def __init__(self, log: TransactionLog) -> None:
         self._log = log
@@ -58,9 +58,9 @@ class HalfReader:
         )
 
     def newest(self, count_max: int, bytes_max: int) -> Iterator[StoredHalf]:
-        """Yield the newest halves of the log, the newest first; waits for the disk.
+        """Yield the newest halves of the log, the newest first; block on the disk.
 
-        It ends after ``count_max`` halves or ``bytes_max`` bytes of them, or if the disk fails. The
+        Stop after ``count_max`` halves or ``bytes_max`` bytes of them, or if the disk fails. The
         newest half is yielded regardless of its size.
         """
         log = self._log
@@ -77,7 +77,7 @@ class HalfReader:
                 return
             halves: list[StoredHalf] = []
             try:
-                for one in found.ranges:  # damage in one range must not hide the next
+                for one in found.ranges:  # after damage in one range, read the next
                     halves += _halves_in(log.reader.read_cold([one]), one[0])
             except OSError:
                 logger.exception("event=halves_unreadable queue_offset=%d", start)
@@ -88,7 +88,7 @@ class HalfReader:
 
 
 def _halves_in(data: bytes, start: int) -> list[StoredHalf]:
-    """Return the halves in ``data``, read from the physical offset ``start``, up to a damage."""
+    """Return the halves in ``data``, from the physical offset ``start`` up to the first damage."""
     halves: list[StoredHalf] = []
     at = 0
     while at < len(data):

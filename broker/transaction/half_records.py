@@ -34,14 +34,13 @@ from halfmq.store.format.record import encode_record, new_record
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
-from .half import StoredHalf, without_marks_of_copies, without_principal
+from .half import HALVES_MARK, StoredHalf, without_marks_of_copies, without_principal
 from .state.state_machine import ParkedReason
 
 _TAIL_MAX: Final = 32  # bytes of the CRC property that the store may add
 _COMMIT: Final = int(TransactionType.COMMIT)
 _ROLLBACK: Final = int(TransactionType.ROLLBACK)
 _KEPT_FLAGS: Final = ~(TRANSACTION_MASK | HOSTS_MASK)  # the store sets the bits of the hosts
-_HALVES_MARK: Final = b"TRANSACTION_HALVES\x01"
 
 
 def prepared_final(message: AppendRequest, half: AppendRequest, half_offset: int) -> AppendRequest:
@@ -121,7 +120,7 @@ def committed(final: AppendRequest, other_halves: Sequence[int] = ()) -> AppendR
 
 def _halves_property(offsets: Iterable[int]) -> bytes:
     value = b",".join([b"%d" % offset for offset in offsets])
-    return b"%b%b\x02" % (_HALVES_MARK, value) if value else b""
+    return b"%b%b\x02" % (HALVES_MARK, value) if value else b""
 
 
 def committed_again(half: StoredHalf) -> AppendRequest:

@@ -46,7 +46,7 @@ class OperatorActions:
             NotInMemoryError: The half must be read from disk first; nothing has changed.
         """
         event = ACTIONS[action]
-        entry = self._table.get(self._table.first_of(offset))
+        entry = self._table.get(self._table.transaction_of(offset))
         if entry is None:
             return self._decisions.answer_decided(offset, event)
         ended = self._decisions.decide(entry, event)
@@ -62,7 +62,7 @@ class OperatorActions:
             TransactionError: There is no such transaction, or it is decided.
             StoreError: That could not be recorded; the transaction stays parked.
         """
-        entry = self._table.get(self._table.first_of(offset))
+        entry = self._table.get(self._table.transaction_of(offset))
         if entry is None:
             return self._decisions.answer_decided(offset, Event.RESUME)
         position = self._parking.resume(entry)

@@ -109,7 +109,7 @@ class PendingView:
             named = parse_offset_message_id(transaction_id)
         except ValueError:
             return None
-        entry = self._table.get(self._table.first_of(named.physical_offset))
+        entry = self._table.get(self._table.transaction_of(named.physical_offset))
         if entry is None:
             return None
         # A unique key has the same form, and may look like the id of another offset.
@@ -121,7 +121,7 @@ class PendingView:
         if oldest is None:
             return None
         for offset in reversed(self._lookup.indexed(HALF_TOPIC, key, oldest.store_timestamp)):
-            entry = self._table.get(self._table.first_of(offset))
+            entry = self._table.get(self._table.transaction_of(offset))
             half = None if entry is None else self._read_half(offset)
             if half is not None and unique_key(half) == key:
                 return entry

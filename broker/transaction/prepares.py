@@ -229,7 +229,7 @@ class Prepares:
         if found is None:
             return None
         self._counters.prepares_repeated += 1
-        entry = self._table.get(self._table.first_of(found[0].physical_offset))
+        entry = self._table.get(self._table.transaction_of(found[0].physical_offset))
         if entry is not None and (entry.owner is None or entry.owner.closed):
             entry.owner = connection
         return found

@@ -68,7 +68,7 @@ class TransactionService:
         record_size_max: int,
         fetch: Fetch,
         wake: Callable[[], None] = lambda: None,
-        may_ask: Callable[[Connection, StoredHalf], bool] = lambda _producer, _half: True,
+        may_see: Callable[[Connection, StoredHalf], bool] = lambda _producer, _half: True,
         jitter: Random | None = None,
         snapshot_log_bytes: int = LOG_BYTES_MIN,
         decided_remembered: int = DECIDED_REMEMBERED,
@@ -77,7 +77,7 @@ class TransactionService:
 
         Checks and housekeeping use ``monotonic_ms``; ages use the wall clock, ``now_ms``.
         ``record_size_max`` is the largest record the log takes, in bytes. ``fetch`` reads a half
-        into memory and calls back. ``wake`` schedules ``tick`` soon. ``may_ask`` returns whether a
+        into memory and calls back. ``wake`` schedules ``tick`` soon. ``may_see`` returns whether a
         producer may see a message that a check would show it. ``jitter`` spreads the checks.
         """
         self._log = log
@@ -112,7 +112,7 @@ class TransactionService:
             monotonic_ms=monotonic_ms,
             wake=wake,
             is_durable=lambda offset: offset < log.durable_offset,
-            may_ask=may_ask,
+            may_see=may_see,
         )
         self.prepares = Prepares(
             log,
@@ -176,13 +176,13 @@ class TransactionService:
         expired = self._table.drop_before(self._min_offset)
         self._ops.add_all(without_op)
         self.decisions.roll_back_incomplete(replayed.incomplete)
-        self.decisions.finish(replayed.unfinished)
+        self.decisions.complete_commits(replayed.unfinished)
         now_ms = self._now_ms()
         for entry in self._table:
             if entry.state is State.PREPARED:
                 age_ms = now_ms - entry.store_timestamp
                 self._checker.schedule_again(entry, age_ms, grace_ms=RESTART_GRACE_MS)
-        self._snapshots.covered(position)
+        self._snapshots.set_replayed_from(position)
         self.prepares.refill()
         logger.info(
             "event=transactions_rebuilt pending=%d parked=%d expired=%d without_op=%d from=%d "
@@ -256,7 +256,7 @@ class TransactionService:
             "waiting_for_producers": self._checker.waiting_for_producers,
             "checks_sent": self._checker.sent,
             "checks_delivered": self._checker.delivered,
-            "checks_not_taken": self._checker.not_taken,
+            "checks_not_taken": self._checker.not_accepted,
             "ops_written": self._ops.written,
             "ops_waiting": len(self._ops.waiting),
             "snapshots_taken": self._snapshots.taken,

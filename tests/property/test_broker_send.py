@@ -17,7 +17,7 @@ from halfmq.broker.net.group_append import GroupAppend
 from halfmq.broker.net.router import serve
 from halfmq.broker.ports import Connection
 from halfmq.broker.tables.topics import TopicConfig, TopicTable
-from halfmq.broker.transaction.admission import RequestedDelays, without_brokers_own
+from halfmq.broker.transaction.admission import RequestedDelays, without_broker_properties
 from halfmq.broker.transaction.deduplication import FirstHalf, RecentPrepares, deduplication_key
 from halfmq.broker.transaction.half import half_request
 from halfmq.broker.transaction.prepares import Prepares
@@ -192,7 +192,7 @@ _strings = st.lists(st.tuples(_names, _values), max_size=6).flatmap(
 
 def _meaning(sent: str, new_key: str) -> SentProperties:
     """What properties say by the format's own functions, one after the other."""
-    raw = without_brokers_own(terminated(sent.encode()))
+    raw = without_broker_properties(terminated(sent.encode()))
     unique_key = get_property(raw, b"UNIQ_KEY")
     added = b"" if unique_key else b"UNIQ_KEY\x01%b\x02" % new_key.encode()
     stored = raw + added + (b"" if b"CLUSTER\x01" in raw else OF_BROKER.encode())

@@ -105,7 +105,7 @@ def _flush_that_looks_late(_original: Any) -> Any:
 
 def _opposite_is_taken(original: Any) -> Any:
     def answer(self: Any, offset: int, half: Any, event: Event) -> Any:
-        decision = self._lookup.find(self._table.first_of(offset), half)
+        decision = self._lookup.find(self._table.transaction_of(offset), half)
         if event is Event.COMMIT and decision is not None and decision.state.name == "ROLLED_BACK":
             self._append((committed(self._final_at(offset, self._read_half)),))
         return original(self, offset, half, event)
@@ -293,7 +293,7 @@ BITES: Final = {
     "snapshot": Bite(
         "a snapshot is for a log that is durable up to its end",
         (
-            Patch(snapshot_file, "_misfit", _any_log_end),
+            Patch(snapshot_file, "_mismatch", _any_log_end),
             Patch(Snapshots, "_take", _not_durable),
         ),
     ),
@@ -345,14 +345,18 @@ BITES: Final = {
     "forged": Bite(
         "what only the broker may say is taken off, and not believed",
         (
-            Patch(send, "without_brokers_own", lambda _original: lambda properties: properties),
+            Patch(
+                send, "without_broker_properties", lambda _original: lambda properties: properties
+            ),
             Patch(
                 sent_properties,
-                "without_brokers_own",
+                "without_broker_properties",
                 lambda _original: lambda properties: properties,
             ),
             Patch(
-                batch_units, "without_brokers_own", lambda _original: lambda properties: properties
+                batch_units,
+                "without_broker_properties",
+                lambda _original: lambda properties: properties,
             ),
             Patch(message, "half_message_id", _property_is_believed),
         ),

@@ -8,7 +8,7 @@ from halfmq.store.format.batch import split_batch
 from halfmq.store.format.properties import get_property, tags_code, tags_codes, terminated
 from halfmq.store.format.record import CRC_TAIL_START, without_crcs
 
-from ...transaction.admission import fault_in_batch, refusal, without_brokers_own
+from ...transaction.admission import fault_in_batch, refusal, without_broker_properties
 
 _LOOKED_AT: Final = (b"TRAN_MSG\x01", b"DELAY\x01", b"TIMER_", b"TRANSACTION_", CRC_TAIL_START)
 """What properties contain in which something may have to be refused or dropped."""
@@ -62,4 +62,4 @@ def _admitted(raw: bytes, number: int) -> bytes:
     fault = fault_in_batch(raw, f"unit {number} of the batch (counted from 0)")
     if fault is not None:
         raise refusal(fault)
-    return without_brokers_own(without_crcs(raw))
+    return without_broker_properties(without_crcs(raw))

@@ -39,7 +39,7 @@ from ...errors import REFUSAL_FIELDS, RequestRefusedError
 from ...net.group_append import GroupAppend
 from ...ports import AppendLog, Connection, Handler
 from ...tables.topics import TopicConfig, TopicTable
-from ...transaction.admission import fault_in_batch, without_brokers_own
+from ...transaction.admission import fault_in_batch, without_broker_properties
 from ...transaction.deduplication import FirstHalf, deduplication_key
 from ...transaction.prepares import Prepares
 from ..subjects import prepared_by, require
@@ -320,14 +320,14 @@ class SendHandler:
             )
         message.properties = prepared_by(message.properties, request)
         waits = message.topic not in self._prepares.unflushed_topics
-        key = self._recent_prepares.expect(group, unique_key)
+        key = self._recent_prepares.reserve(group, unique_key)
         if key == 0:
             self._group.append_staged()  # the first half may be among them
             found = self._prepares.find_duplicate([(message, unique_key)], group, connection)
             if found is not None:
                 _answer_duplicate(request, found[0], unique_key, connection, waits=waits)
                 return None
-            key = self._recent_prepares.expect(group, unique_key) or deduplication_key(
+            key = self._recent_prepares.reserve(group, unique_key) or deduplication_key(
                 group, unique_key
             )
         try:
@@ -335,7 +335,7 @@ class SendHandler:
             self._prepares.refuse_delays(sent)
             half = self._prepares.half_of(message, unique_key)
         except RequestRefusedError:
-            self._recent_prepares.forget(key)
+            self._recent_prepares.release(key)
             raise
         return StagedHalf(
             (half,),
@@ -359,7 +359,7 @@ class SendHandler:
     ) -> None:
         """Store the units of a batch as records of their own, side by side."""
         self._admit_batch(request, header)
-        shared = decode_properties(without_brokers_own((header.properties or "").encode()))
+        shared = decode_properties(without_broker_properties((header.properties or "").encode()))
         # RocketMQ adds the header's properties to each unit. The unique key is left out: readers
         # would take it for the key of all units, and find none by its own.
         unique_key = shared.pop("UNIQ_KEY", None)

@@ -14,7 +14,7 @@ import msgspec
 from halfmq.store.format.properties import decode_properties, tag_hash
 
 from ...delay.levels import level_of
-from ...transaction.admission import without_brokers_own
+from ...transaction.admission import without_broker_properties
 
 # Each between the separators that make it the whole name of a property.
 _UNIQUE_KEY: Final = "\x02UNIQ_KEY\x01"
@@ -70,7 +70,7 @@ def read_properties(
         text += "\x02"
     of_transactions, delayed, timed = _OF_TRANSACTIONS in text, _DELAY in text, _TIMER in text
     if of_transactions and _TRANSACTION_PREFIX in text:
-        text = "\x02" + without_brokers_own(text[1:].encode()).decode()
+        text = "\x02" + without_broker_properties(text[1:].encode()).decode()
     unique_key = last_value(text, _UNIQUE_KEY)
     tags = last_value(text, _TAGS)
     added = "" if _CLUSTER in text else broker_properties

@@ -63,4 +63,4 @@ class StagedHalf(StagedMessage, gc=False):
 
     def refused(self) -> None:
         """Release the key, so that the same half sent again is a new one."""
-        self.prepares.recent_prepares.forget(self.deduplication_key)
+        self.prepares.recent_prepares.release(self.deduplication_key)

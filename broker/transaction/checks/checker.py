@@ -66,9 +66,9 @@ JITTER: Final = 0.1
 CHECKS_PER_TURN: Final = 8
 """Checks of one group before the turn of the next group."""
 
-LOOKS_PER_STEP: Final = 50
-"""Due transactions processed between two reads of the clock: most have been decided and take 0.2
-us; adding one to its group's queue takes a microsecond."""
+ENTRIES_PER_STEP: Final = 50
+"""Due transactions processed between two reads of the clock. Most have been decided and take 0.2
+us; to queue one for its group takes a microsecond."""
 
 STALE_MAX: Final = 100_000
 """Stale timetable entries of decided transactions, beyond two per undecided one, before a sweep: 4
@@ -111,13 +111,13 @@ class ProducerDirectory(Protocol):
         ...
 
 
-class _Receipt(NamedTuple):
+class _Acknowledgement(NamedTuple):
     """The result of a check that has to be acknowledged."""
 
     entry: Pending
-    asked: Connection
-    tried: tuple[Connection, ...]  # producers that did not acknowledge it before
-    taken: bool
+    producer: Connection  # to which the check was sent
+    tried: tuple[Connection, ...]  # producers that did not accept it before
+    accepted: bool
 
 
 class Checker:
@@ -137,7 +137,7 @@ class Checker:
         monotonic_ms: Callable[[], int],
         wake: Callable[[], None] = lambda: None,
         is_durable: Callable[[int], bool] = lambda _offset: True,
-        may_ask: Callable[[Connection, StoredHalf], bool] = lambda _producer, _half: True,
+        may_see: Callable[[Connection, StoredHalf], bool] = lambda _producer, _half: True,
     ) -> None:
         """Wire it.
 
@@ -154,7 +154,7 @@ class Checker:
             monotonic_ms: The clock of ``tick``.
             wake: Schedules ``tick`` soon.
             is_durable: Returns whether the half at an offset is on disk.
-            may_ask: Returns whether a producer may see this message, which a check contains.
+            may_see: Returns whether a producer may see this message, which a check contains.
         """
         self._table = table
         self._producers = producers
@@ -168,16 +168,16 @@ class Checker:
         self._monotonic_ms = monotonic_ms
         self._wake = wake
         self._is_durable = is_durable
-        self._may_ask = may_ask
+        self._may_ask = may_see
         self._timetable = Timetable()
         self._sweep: Iterator[None] | None = None  # of the timetable, while one is running
         self._bucket = 0  # number of the bucket that is being processed
         self._due = array("q")  # the rest of this bucket, in reverse order
         self._queues = GroupQueues(
-            is_away=lambda group: not self._members_of(group),
-            is_gone=lambda offset: offset not in table,
+            has_member=lambda group: bool(self._members_of(group)),
+            is_undecided=lambda offset: offset in table,
         )
-        self._receipts: deque[_Receipt] = deque()
+        self._acknowledgements: deque[_Acknowledgement] = deque()
         self._arrived: list[tuple[Pending, tuple[Connection, ...], bool]] = []
         self._fetching = 0  # halves requested and not yet removed from `_arrived`
         self._fetched: set[int] = set()  # halves whose next read may wait for the disk
@@ -187,7 +187,7 @@ class Checker:
         self._full: set[Connection] = set()
         self.sent = 0
         self.delivered = 0
-        self.not_taken = 0  # refused, lost with the connection, or not acknowledged in time
+        self.not_accepted = 0  # refused, lost with the connection, or without acknowledgement
 
     def configure(self, config: TransactionConfig) -> None:
         """Take over other times, for checks that are scheduled from now on."""
@@ -198,9 +198,8 @@ class Checker:
 
     def schedule_first(self, entry: Pending) -> None:
         """Schedule the first check of a transaction that has just been prepared."""
-        wait_ms = (
-            entry.progress.immunity_s * 1_000 or self._timeout_ms
-        )  # inline: once per transaction
+        # `_first_wait_ms` without another call, for the hot path
+        wait_ms = entry.progress.immunity_s * 1_000 or self._timeout_ms
         entry.due = self._timetable.add(self._monotonic_ms() + wait_ms, entry.offset)
 
     def schedule_again(self, entry: Pending, age_ms: int, *, grace_ms: int = 0) -> None:
@@ -243,7 +242,7 @@ class Checker:
     @property
     def waiting_for_producers(self) -> int:
         """Due transactions without a connected producer; some may have been decided meanwhile."""
-        return self._queues.away
+        return self._queues.without_members
 
     # --- tick
 
@@ -251,13 +250,13 @@ class Checker:
         """Do what is due, in a slice; return the milliseconds until the next call, or None."""
         self._members.clear()
         self._full.clear()
-        self._process_receipts(now_ms, time_slice)
+        self._process_acknowledgements(now_ms, time_slice)
         self._process_fetched(now_ms)
         self._queues.run_retries(now_ms, time_slice)
         self._queue_due(now_ms, time_slice)
         self._serve_groups(now_ms, time_slice)
         self._drop_stale(time_slice)
-        if self._queues.has_turns or self._due or self._receipts or self._arrived:
+        if self._queues.has_turns or self._due or self._acknowledgements or self._arrived:
             return 0
         at_ms = [self._timetable.next_due_ms, self._queues.next_retry_ms]
         waits = [one - now_ms for one in at_ms if one is not None]
@@ -281,7 +280,7 @@ class Checker:
         """Move due transactions from the timetable to the queues of their groups."""
         find = self._table.get
         while True:
-            for _ in range(LOOKS_PER_STEP):
+            for _ in range(ENTRIES_PER_STEP):
                 if not self._due:
                     found = self._timetable.pop_due(now_ms)
                     if found is None:
@@ -317,7 +316,9 @@ class Checker:
     def _serve_group(self, group: Group, now_ms: int, time_slice: Slice) -> None:
         waiting = group.waiting
         looks = checks = 0
-        while waiting and checks < CHECKS_PER_TURN and looks < LOOKS_PER_STEP and not group.blocked:
+        while (
+            waiting and checks < CHECKS_PER_TURN and looks < ENTRIES_PER_STEP and not group.blocked
+        ):
             looks += 1
             offset = waiting.popleft()
             is_fetched = offset in self._fetched
@@ -344,17 +345,17 @@ class Checker:
             return True
 
     def _process(self, entry: Pending, group: Group, is_fetched: bool, now_ms: int) -> bool:
-        """Send or park one transaction; return whether this took more than a look-up."""
+        """Send a check of one transaction, or park it; return False if only a lookup was needed."""
         if not self._is_durable(entry.offset):
             # After a power cut another half may get its offset, and a decision in answer to this
             # check would end that one.
             self._schedule(entry, now_ms + DURABLE_WAIT_MS)
             return True
         tried = group.tried.get(entry.offset, ())
-        giving_up = entry.checks >= self._config.check_max
-        target = None if giving_up else self._next_target(entry, tried)
-        if target is None and not giving_up:
-            self._set_aside(entry, group, now_ms, asked_all=bool(tried))
+        parks = entry.checks >= self._config.check_max
+        target = None if parks else self._next_target(entry, tried)
+        if target is None and not parks:
+            self._set_aside(entry, group, now_ms, tried_all=bool(tried))
             return False
         try:
             with allowed_to_wait(is_fetched):
@@ -384,18 +385,18 @@ class Checker:
             else:
                 self._full.add(target)
             target = self._next_target(entry, tried)
-        self._set_aside(entry, group, now_ms, asked_all=bool(tried))
+        self._set_aside(entry, group, now_ms, tried_all=bool(tried))
         return True
 
-    def _set_aside(self, entry: Pending, group: Group, now_ms: int, *, asked_all: bool) -> None:
-        """Set a transaction aside: no producer can be asked now."""
-        if asked_all:
+    def _set_aside(self, entry: Pending, group: Group, now_ms: int, *, tried_all: bool) -> None:
+        """Set a transaction aside: its check can be sent to no producer now."""
+        if tried_all:
             del group.tried[entry.offset]
-            self._queues.refused(group, entry.offset, now_ms)
+            self._queues.not_accepted_by_any(group, entry.offset, now_ms)
         elif self._members_of(entry.group):
-            self._queues.busy(group, entry.offset, now_ms)
+            self._queues.not_writable(group, entry.offset, now_ms)
         else:
-            self._queues.away_from(group, entry.offset, now_ms)
+            self._queues.no_member(group, entry.offset, now_ms)
 
     def _members_of(self, group: str) -> Sequence[Connection]:
         members = self._members.get(group)
@@ -404,11 +405,11 @@ class Checker:
         return members
 
     def _next_target(self, entry: Pending, tried: tuple[Connection, ...]) -> Connection | None:
-        """Return the producer to ask; None if none can be written to.
+        """Return the producer to send the next check to; None if none can be written to.
 
         The first check goes to the connection that prepared the message, even before it is
         registered as a member, unless it has left the group. Later checks rotate through the whole
-        group, so that the others are asked if one member never answers.
+        group, so that other members get one if some member never answers.
         """
         owner = entry.owner
         if owner is not None and (owner.closed or self._producers.has_left(entry.group, owner)):
@@ -442,8 +443,8 @@ class Checker:
     ) -> bool:
         """Send a check; mark it as in flight if the producer acknowledges checks."""
         if target.acknowledges:
-            on_receipt = partial(self._on_receipt, entry, target, tried)
-            if not target.ask(_CHECK, header, body, on_receipt):
+            on_acknowledgement = partial(self._on_acknowledgement, entry, target, tried)
+            if not target.ask(_CHECK, header, body, on_acknowledgement):
                 return False
             entry.due = IN_FLIGHT
         elif not target.send_request(_CHECK, header, body):
@@ -491,35 +492,35 @@ class Checker:
         pause_ms = min(pause_ms, max(interval_ms, BACK_OFF_MAX_MS))
         return round(pause_ms * self._random.uniform(1 - JITTER, 1 + JITTER))
 
-    def _on_receipt(
+    def _on_acknowledgement(
         self,
         entry: Pending,
-        asked: Connection,
+        producer: Connection,
         tried: tuple[Connection, ...],
         answer: RemotingCommand | None,
     ) -> None:
         """Queue the result for the next tick; connections call this at any time."""
-        taken = answer is not None and answer.code == _SUCCESS
-        self._receipts.append(_Receipt(entry, asked, tried, taken))
-        if len(self._receipts) == 1:
+        accepted = answer is not None and answer.code == _SUCCESS
+        self._acknowledgements.append(_Acknowledgement(entry, producer, tried, accepted))
+        if len(self._acknowledgements) == 1:
             self._wake()
 
-    def _process_receipts(self, now_ms: int, time_slice: Slice) -> None:
-        receipts = self._receipts
-        while receipts:
-            entry, asked, tried, taken = receipts.popleft()
+    def _process_acknowledgements(self, now_ms: int, time_slice: Slice) -> None:
+        acknowledgements = self._acknowledgements
+        while acknowledgements:
+            entry, producer, tried, accepted = acknowledgements.popleft()
             is_current = entry.due == IN_FLIGHT and self._table.get(entry.offset) is entry
-            if taken:
-                self._queues.taken(entry.group)
+            if accepted:
+                self._queues.accepted(entry.group)
                 self.delivered += 1
                 if is_current:
                     self._count_delivered(entry, now_ms)
             else:
-                self._queues.not_taken(entry.group)
-                self.not_taken += 1
+                self._queues.not_accepted(entry.group)
+                self.not_accepted += 1
                 if is_current:
                     group = self._enqueue(entry, first=True)
-                    group.tried[entry.offset] = (*tried, asked)
+                    group.tried[entry.offset] = (*tried, producer)
             if time_slice.is_over:
                 return
 
@@ -572,4 +573,4 @@ class Checker:
 
 
 def _needs_check(entry: Pending) -> bool:
-    return outcome(entry.state, Event.DUE).verdict is Verdict.ASK
+    return outcome(entry.state, Event.DUE).verdict is Verdict.CHECK

@@ -1,8 +1,8 @@
-"""The due transactions of each producer group, and the order of the groups.
+"""Queue the due transactions of each producer group, and give the groups turns.
 
-Groups take turns, so that a group with very many due checks delays no other. A group whose members
-accept nothing now is *blocked* until an event or its retry. A transaction whose check no member
-accepted, or whose group has no member, is set *aside* until then.
+With turns, a group with very many due checks delays no other. A group whose members accept nothing
+is *blocked* until an event or its next retry. A transaction whose check no member accepted, or
+whose group has no member, is set *aside* until then.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ REFUSALS_MAX: Final = 8
 """Checks in a row that no member accepted before the whole group waits. Fewer may be the fault of
 single messages, which must not stop the others."""
 
-ABSENT_SWEEP_MS: Final = 5_000
-"""How often groups without members are looked up, in case a connection event was missed."""
+NO_MEMBER_RETRY_MS: Final = 5_000
+"""Pause between two lookups of the members of a group without any, in case a connection event was
+missed."""
 
-GONE_LOOKS: Final = 200
-"""Transactions of a group without members that are tested for decided ones, each time."""
+DECIDED_LOOKUPS: Final = 200
+"""Transactions of such a group that are tested at each lookup; decided ones are dropped."""
 
 
 class Group:
     """The due transactions of one producer group."""
 
     __slots__ = (
-        "absent",
         "aside",
         "aside_until_ms",
         "blocked",
+        "has_accepted",
         "in_turn",
         "name",
         "pause_ms",
         "refusals",
         "retry_ms",
-        "took",
         "tried",
         "waiting",
+        "without_member",
     )
 
     def __init__(self, name: str) -> None:
@@ -63,9 +64,9 @@ class Group:
         self.tried: dict[int, tuple[Connection, ...]] = {}  # by waiting transaction
         self.in_turn = False
         self.blocked = False  # no member accepts anything now
-        self.absent = False  # there was no member at the last look-up
+        self.without_member = False  # at the last lookup
         self.refusals = 0  # checks in a row that no member accepted
-        self.took = False  # whether a check was accepted since it was last blocked
+        self.has_accepted = False  # whether a check was accepted since it was last blocked
         self.pause_ms = BUSY_RETRY_MS
         self.aside_until_ms = 0  # when checks that no member accepted are sent again
         self.retry_ms = 0  # when the group is retried; 0: not scheduled
@@ -74,10 +75,16 @@ class Group:
 class GroupQueues:
     """The groups with due transactions; a group without any is removed."""
 
-    def __init__(self, is_away: Callable[[str], bool], is_gone: Callable[[int], bool]) -> None:
-        """``is_away``: a group has no member; ``is_gone``: a half needs no check any more."""
-        self._is_away = is_away
-        self._is_gone = is_gone
+    def __init__(
+        self, has_member: Callable[[str], bool], is_undecided: Callable[[int], bool]
+    ) -> None:
+        """Wire it.
+
+        ``has_member`` returns whether a producer of a group is connected; ``is_undecided`` whether
+        the transaction at an offset still needs checks.
+        """
+        self._has_member = has_member
+        self._is_undecided = is_undecided
         self._groups: dict[str, Group] = {}
         self._turns: deque[Group] = deque()
         self._retries: list[tuple[int, str]] = []  # heap
@@ -97,9 +104,11 @@ class GroupQueues:
         return self._retries[0][0] if self._retries else None
 
     @property
-    def away(self) -> int:
+    def without_members(self) -> int:
         """Due transactions of groups without members; some may have been decided meanwhile."""
-        return sum(len(one.aside) + len(one.waiting) for one in self._groups.values() if one.absent)
+        return sum(
+            len(one.aside) + len(one.waiting) for one in self._groups.values() if one.without_member
+        )
 
     # --- due transactions
 
@@ -127,7 +136,7 @@ class GroupQueues:
         elif not group.aside:
             if group.pause_ms == BUSY_RETRY_MS:
                 del self._groups[group.name]
-            else:  # keep its pause for a while
+            else:  # remember its pause for a while
                 self._plan_retry(group, now_ms + REFUSED_RETRY_MS_MAX)
 
     def _give_turn(self, group: Group) -> None:
@@ -137,29 +146,29 @@ class GroupQueues:
 
     # --- setting aside and blocking
 
-    def refused(self, group: Group, offset: int, now_ms: int) -> None:
-        """Set a transaction aside whose check no member accepted."""
+    def not_accepted_by_any(self, group: Group, offset: int, now_ms: int) -> None:
+        """Set a transaction aside: no member accepted its check."""
         if not group.aside:
             group.aside_until_ms = now_ms + group.pause_ms
         group.aside.append(offset)
         group.refusals += 1
         if group.refusals >= REFUSALS_MAX:
             group.blocked = True
-            if group.took:
-                group.took = False
+            if group.has_accepted:
+                group.has_accepted = False
                 self._plan_retry(group, now_ms + FULL_RETRY_MS)
         self._plan_retry(group, group.aside_until_ms)
 
-    def away_from(self, group: Group, offset: int, now_ms: int) -> None:
-        """Set a transaction aside because its group has no member."""
+    def no_member(self, group: Group, offset: int, now_ms: int) -> None:
+        """Set a transaction aside: its group has no member."""
         if not group.aside:
             group.aside_until_ms = now_ms
         group.aside.append(offset)
-        group.absent = True
-        self._plan_retry(group, now_ms + ABSENT_SWEEP_MS)
+        group.without_member = True
+        self._plan_retry(group, now_ms + NO_MEMBER_RETRY_MS)
 
-    def busy(self, group: Group, offset: int, now_ms: int) -> None:
-        """Block a group because no member can be written to."""
+    def not_writable(self, group: Group, offset: int, now_ms: int) -> None:
+        """Block a group: no member can be written to."""
         self.block(group, offset)
         self._plan_retry(group, now_ms + BUSY_RETRY_MS)
 
@@ -170,22 +179,22 @@ class GroupQueues:
 
     # --- unblocking
 
-    def taken(self, name: str) -> None:
-        """Unblock a group: a member accepted a check."""
+    def accepted(self, name: str) -> None:
+        """Unblock a group after one of its members accepted a check."""
         group = self._groups.get(name)
         if group is not None:
             group.refusals = 0
-            group.took = True
+            group.has_accepted = True
             self.unblock(group)
 
-    def not_taken(self, name: str) -> None:
-        """Unblock a group: a member did not accept a check, and can be sent another."""
+    def not_accepted(self, name: str) -> None:
+        """Unblock a group after a member did not accept a check: it has room for another."""
         group = self._groups.get(name)
         if group is not None and group.refusals < REFUSALS_MAX:
             self.unblock(group)
 
     def unblock(self, group: Group) -> None:
-        """Unblock a group."""
+        """End the blocking of a group; its waiting transactions get their turn."""
         group.blocked = False
         self._give_turn(group)
 
@@ -209,39 +218,39 @@ class GroupQueues:
                 return
 
     def _retry(self, group: Group, now_ms: int) -> None:
-        if group.aside and not group.absent and now_ms < group.aside_until_ms:
+        if group.aside and not group.without_member and now_ms < group.aside_until_ms:
             group.refusals = 0
-            group.tried.clear()  # another round begins for the waiting ones
+            group.tried.clear()  # waiting checks may go to all members again
             self.unblock(group)
             self._plan_retry(group, group.aside_until_ms)
             return
-        away = group.absent and self._is_away(group.name)
-        if away:
-            self._forget_gone(group)
-        elif group.aside and not group.absent:
+        still_without = group.without_member and not self._has_member(group.name)
+        if still_without:
+            self._drop_decided(group)
+        elif group.aside and not group.without_member:
             group.pause_ms = min(group.pause_ms * 2, REFUSED_RETRY_MS_MAX)
         else:
             group.pause_ms = BUSY_RETRY_MS
         if not (group.waiting or group.aside):
             del self._groups[group.name]
-        elif away:
-            self._plan_retry(group, now_ms + ABSENT_SWEEP_MS)
+        elif still_without:
+            self._plan_retry(group, now_ms + NO_MEMBER_RETRY_MS)
         else:
             self._try_again(group)
 
     def _try_again(self, group: Group) -> None:
-        group.absent = False
+        group.without_member = False
         group.refusals = 0
         group.tried.clear()
         group.waiting.take_all(group.aside)
         self.unblock(group)
 
-    def _forget_gone(self, group: Group) -> None:
+    def _drop_decided(self, group: Group) -> None:
         """Drop some transactions that were decided, or deleted by age, meanwhile."""
         aside = group.aside
-        for _ in range(min(len(aside), GONE_LOOKS)):
+        for _ in range(min(len(aside), DECIDED_LOOKUPS)):
             offset = aside.popleft()
-            if not self._is_gone(offset):
+            if self._is_undecided(offset):
                 aside.append(offset)  # the order does not matter
 
     def _plan_retry(self, group: Group, at_ms: int) -> None:

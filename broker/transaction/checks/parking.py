@@ -29,7 +29,7 @@ from ..state.state_machine import PARKING_REASONS, Event, ParkedReason, State, V
 
 logger = logging.getLogger(__name__)
 
-LOOKS_PER_STEP: Final = 100
+ENTRIES_PER_STEP: Final = 100
 """Transactions skipped in a step, in some hundredths of a millisecond."""
 
 
@@ -76,7 +76,7 @@ class Parking:
 
     def park(self, entry: Pending, half: StoredHalf, event: Event = Event.GIVE_UP) -> bool:
         """Park a transaction; return False if that could not be recorded and must be retried."""
-        if outcome(entry.state, event).verdict is not Verdict.NOTE:
+        if outcome(entry.state, event).verdict is not Verdict.TRANSITION:
             return True
         reason = ParkedReason.UNKNOWN if entry.answered else ParkedReason.NO_ANSWER
         if event is Event.EXPIRED:
@@ -114,7 +114,7 @@ class Parking:
         Raises:
             StoreError: That could not be recorded; the transaction stays parked.
         """
-        if outcome(entry.state, Event.RESUME).verdict is not Verdict.NOTE:
+        if outcome(entry.state, Event.RESUME).verdict is not Verdict.TRANSITION:
             return 0
         resumed = bare_request(
             entry.offset,
@@ -161,7 +161,7 @@ class Parking:
 
     def _expire(self) -> Iterator[None]:
         """Park halves that are too old, continuing after the last slice."""
-        while entries := self._table.after(self._passed - 1, LOOKS_PER_STEP):
+        while entries := self._table.after(self._passed - 1, ENTRIES_PER_STEP):
             for entry in entries:
                 if entry.offset >= self._blocked_end:
                     self._passed = self._blocked_end

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 BUCKET_MS: Final = 50
 """Due times are kept to this precision; a check is up to this much late and never early."""
 
-LOOKS_PER_STEP: Final = 100
+ENTRIES_PER_STEP: Final = 100
 """Offsets of a bucket tested in one step of a sweep, at less than half a microsecond each."""
 
 
@@ -90,7 +90,7 @@ class Timetable:
             offsets, kept = bucket.offsets, array("q")
             at = 0
             while at < len(offsets):
-                part = offsets[at : at + LOOKS_PER_STEP]
+                part = offsets[at : at + ENTRIES_PER_STEP]
                 kept.extend(offset for offset in part if is_current(offset, number))
                 at += len(part)
                 yield

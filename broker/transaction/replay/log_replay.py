@@ -75,7 +75,7 @@ class LogReplay:
         for entry in table:
             self._first_by_queue_offset[entry.queue_offset] = entry.offset
         for copy in table.copies.values():
-            if table.first_of(copy.first) in table:
+            if table.transaction_of(copy.first) in table:
                 self._first_by_queue_offset[copy.queue_offset] = copy.first
         for members in table.groups.values():
             for member in members:
@@ -192,7 +192,7 @@ class LogReplay:
             self._add(record, checks=checks)
             return
         self._table.add_copy(offset, first, record.queue_offset)
-        entry = self._table.get(self._table.first_of(first))
+        entry = self._table.get(self._table.transaction_of(first))
         if entry is None:
             self.without_op[record.queue_offset] = None
             return
@@ -242,7 +242,7 @@ class LogReplay:
             if by_key is None:
                 return
             first = by_key
-        self._apply_finding(self._table.first_of(first), Event.PARKED_FOUND, record)
+        self._apply_finding(self._table.transaction_of(first), Event.PARKED_FOUND, record)
 
     # --- shared by them
 
@@ -255,15 +255,15 @@ class LogReplay:
         entry = table.get(first)
         if entry is not None:
             state, verdict = outcome(entry.state, event)
-            if verdict is Verdict.NOTE:
+            if verdict is Verdict.TRANSITION:
                 self._set_state(entry, state, record)
-            return verdict is Verdict.NOTE
+            return verdict is Verdict.TRANSITION
         decided = table.decided.find(first)
         if decided is not None:
             state, verdict = outcome(decided.state, event)
-            if verdict is Verdict.NOTE:
+            if verdict is Verdict.TRANSITION:
                 table.decided.add(first, state, record.physical_offset)
-            return verdict is Verdict.NOTE
+            return verdict is Verdict.TRANSITION
         if event is Event.FINAL_FOUND:
             table.decided.add(first, State.COMMITTED, record.physical_offset)
         elif event is Event.ROLLBACK_FOUND:

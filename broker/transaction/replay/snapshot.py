@@ -54,7 +54,7 @@ takes well under a second."""
 ROWS_PER_STEP: Final = 100
 """Rows of a group in the file, written in one step: a tenth of a millisecond."""
 
-WAIT_MS: Final = 5
+POLL_MS: Final = 5
 """Time between two polls for a disk operation that a snapshot waits for."""
 
 
@@ -76,21 +76,21 @@ class Snapshots:
         self._counted = counted
         self._counted_in_latest = 0  # value of `counted` in the latest snapshot
         self._log_bytes_min = log_bytes_min
-        self._covered = 0  # log position of the latest snapshot
+        self._latest_position = 0  # log position of the latest snapshot
         self._next_ms = 0
         self._work: Generator[bool] | None = None  # yields whether it waits for the disk
         self.taken = 0
 
-    def covered(self, position: int) -> None:
-        """Set the log position from which a start has replayed the log."""
-        self._covered = position
+    def set_replayed_from(self, position: int) -> None:
+        """Count new log bytes from ``position``, where a start began to replay the log."""
+        self._latest_position = position
 
     def tick(self, now_ms: int, time_slice: Slice) -> int:
         """Do the next slice of work; return the milliseconds until the next call."""
         if self._work is None:
             if now_ms < self._next_ms:
                 return self._next_ms - now_ms
-            is_short = self._log.write_offset - self._covered < self._log_bytes_min
+            is_short = self._log.write_offset - self._latest_position < self._log_bytes_min
             if is_short and self._counted() == self._counted_in_latest:
                 return INTERVAL_MS
             self._next_ms = now_ms + INTERVAL_MS
@@ -98,7 +98,7 @@ class Snapshots:
         try:
             for is_waiting in self._work:
                 if is_waiting:
-                    return WAIT_MS
+                    return POLL_MS
                 if time_slice.is_over:
                     return 0
         except OSError as error:  # for example a full disk: the log suffices
@@ -143,7 +143,7 @@ class Snapshots:
         except BaseException:  # also when the generator is closed
             writer.abandon()
             raise
-        self._covered, self._counted_in_latest = position, counted
+        self._latest_position, self._counted_in_latest = position, counted
         self.taken += 1
         logger.info("event=snapshot_taken position=%d log_end=%d", position, log_end)
 

@@ -99,7 +99,7 @@ def load_snapshot(
     try:
         with disk.read_stream(path) as file:
             header, rows = _open(file)
-            reason = _misfit(header, rows, log)
+            reason = _mismatch(header, rows, log)
             if reason is None:
                 _fill(rows, table, ops)
                 table.decided.assume_forgotten(header.newest_final)
@@ -171,7 +171,7 @@ def _objects(file: IO[bytes], size: int) -> Iterator[object]:
         yield from unpacker
 
 
-def _misfit(header: SnapshotHeader, rows: _Rows, log: TransactionLog) -> str | None:
+def _mismatch(header: SnapshotHeader, rows: _Rows, log: TransactionLog) -> str | None:
     """Return why this snapshot does not match this log; None if it does."""
     if rows.log_end > log.write_offset:
         return f"taken at log end {rows.log_end}, the log ends at {log.write_offset}"

@@ -172,7 +172,7 @@ class PendingTable:
         """The undecided transaction with the lowest offset; None if there is none."""
         return next(iter(self._pending), None)
 
-    def first_of(self, offset: int) -> int:
+    def transaction_of(self, offset: int) -> int:
         """Resolve the offset of a half, a copy or a member to its transaction's."""
         copy = self.copies.get(offset) if self.copies else None
         if copy is not None:

@@ -53,9 +53,9 @@ class Verdict(IntEnum):
     DECIDE = 0  # the first decision: append its record, answer when that is durable
     REPEAT = 1  # the same decision again: the same answer, and no record
     REFUSE = 2  # the opposite decision: an error that names the first
-    NOTE = 3  # only set the new state
+    TRANSITION = 3  # only set the new state
     IGNORE = 4  # keep the state
-    ASK = 5  # send a check, or give up after the last
+    CHECK = 5  # send a check, or park it after the last
     COUNT = 6  # keep the state; count the event
     FORGET = 7  # remove the transaction undecided: its half was deleted
 
@@ -103,29 +103,29 @@ _RULES: Final[dict[tuple[State, Event], Result]] = {
     (_S.PREPARED, _E.ROLLBACK): Result(_S.ROLLED_BACK, _V.DECIDE),
     (_S.PREPARED, _E.OPERATOR_COMMIT): Result(_S.COMMITTED, _V.DECIDE),
     (_S.PREPARED, _E.OPERATOR_ROLLBACK): Result(_S.ROLLED_BACK, _V.DECIDE),
-    (_S.PREPARED, _E.DUE): Result(_S.PREPARED, _V.ASK),
+    (_S.PREPARED, _E.DUE): Result(_S.PREPARED, _V.CHECK),
     (_S.PREPARED, _E.DELIVERED): Result(_S.PREPARED, _V.COUNT),
     (_S.PREPARED, _E.ANSWERED): Result(_S.PREPARED, _V.COUNT),
-    (_S.PREPARED, _E.GIVE_UP): Result(_S.PARKED, _V.NOTE),
-    (_S.PREPARED, _E.EXPIRED): Result(_S.PARKED, _V.NOTE),
-    (_S.PREPARED, _E.FINAL_FOUND): Result(_S.COMMITTED, _V.NOTE),
-    (_S.PREPARED, _E.ROLLBACK_FOUND): Result(_S.ROLLED_BACK, _V.NOTE),
+    (_S.PREPARED, _E.GIVE_UP): Result(_S.PARKED, _V.TRANSITION),
+    (_S.PREPARED, _E.EXPIRED): Result(_S.PARKED, _V.TRANSITION),
+    (_S.PREPARED, _E.FINAL_FOUND): Result(_S.COMMITTED, _V.TRANSITION),
+    (_S.PREPARED, _E.ROLLBACK_FOUND): Result(_S.ROLLED_BACK, _V.TRANSITION),
     # RocketMQ writes the op after the final message: no final so far means rolled back.
-    (_S.PREPARED, _E.OP_FOUND): Result(_S.ROLLED_BACK, _V.NOTE),
-    (_S.PREPARED, _E.PARKED_FOUND): Result(_S.PARKED, _V.NOTE),
+    (_S.PREPARED, _E.OP_FOUND): Result(_S.ROLLED_BACK, _V.TRANSITION),
+    (_S.PREPARED, _E.PARKED_FOUND): Result(_S.PARKED, _V.TRANSITION),
     (_S.PREPARED, _E.DELETED_FOUND): Result(_S.PREPARED, _V.FORGET),
     # A decision that comes late is still the first one.
     (_S.PARKED, _E.COMMIT): Result(_S.COMMITTED, _V.DECIDE),
     (_S.PARKED, _E.ROLLBACK): Result(_S.ROLLED_BACK, _V.DECIDE),
     (_S.PARKED, _E.OPERATOR_COMMIT): Result(_S.COMMITTED, _V.DECIDE),
     (_S.PARKED, _E.OPERATOR_ROLLBACK): Result(_S.ROLLED_BACK, _V.DECIDE),
-    (_S.PARKED, _E.RESUME): Result(_S.PREPARED, _V.NOTE),
+    (_S.PARKED, _E.RESUME): Result(_S.PREPARED, _V.TRANSITION),
     (_S.PARKED, _E.DELIVERED): Result(_S.PARKED, _V.COUNT),  # the acknowledgement came late
     (_S.PARKED, _E.ANSWERED): Result(_S.PARKED, _V.COUNT),
-    (_S.PARKED, _E.FINAL_FOUND): Result(_S.COMMITTED, _V.NOTE),
-    (_S.PARKED, _E.ROLLBACK_FOUND): Result(_S.ROLLED_BACK, _V.NOTE),
-    (_S.PARKED, _E.OP_FOUND): Result(_S.ROLLED_BACK, _V.NOTE),
-    (_S.PARKED, _E.RESUMED_FOUND): Result(_S.PREPARED, _V.NOTE),
+    (_S.PARKED, _E.FINAL_FOUND): Result(_S.COMMITTED, _V.TRANSITION),
+    (_S.PARKED, _E.ROLLBACK_FOUND): Result(_S.ROLLED_BACK, _V.TRANSITION),
+    (_S.PARKED, _E.OP_FOUND): Result(_S.ROLLED_BACK, _V.TRANSITION),
+    (_S.PARKED, _E.RESUMED_FOUND): Result(_S.PREPARED, _V.TRANSITION),
     (_S.PARKED, _E.DELETED_FOUND): Result(_S.PARKED, _V.FORGET),
     (_S.COMMITTED, _E.COMMIT): Result(_S.COMMITTED, _V.REPEAT),
     (_S.COMMITTED, _E.ROLLBACK): Result(_S.COMMITTED, _V.REFUSE),
@@ -138,7 +138,7 @@ _RULES: Final[dict[tuple[State, Event], Result]] = {
     (_S.ROLLED_BACK, _E.OPERATOR_ROLLBACK): Result(_S.ROLLED_BACK, _V.REPEAT),
     (_S.ROLLED_BACK, _E.RESUME): Result(_S.ROLLED_BACK, _V.REFUSE),
     # RocketMQ accepts a commit after a rollback. The message was delivered, so it counts.
-    (_S.ROLLED_BACK, _E.FINAL_FOUND): Result(_S.COMMITTED, _V.NOTE),
+    (_S.ROLLED_BACK, _E.FINAL_FOUND): Result(_S.COMMITTED, _V.TRANSITION),
 }
 """What is not listed is ignored and keeps the state: also a second final message, since Apache
 RocketMQ may commit twice, and the first one counts."""

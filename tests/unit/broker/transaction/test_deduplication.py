@@ -143,7 +143,7 @@ def test_keys_with_one_hash_are_told_apart(
     for module in (prepares, deduplication):
         monkeypatch.setattr(module, "deduplication_key", lambda _group, _unique_key: 1)
     monkeypatch.setattr(
-        deduplication.RecentPrepares, "expect", lambda _self, _group, _unique_key: 0
+        deduplication.RecentPrepares, "reserve", lambda _self, _group, _unique_key: 0
     )
     ids = {sends.prepare(key, group=group).msg_id for key in "KL" for group in ("pg", "pg2")}
 
@@ -200,7 +200,7 @@ def test_the_memory_is_bounded() -> None:
     """Two generations: the latest are known, those before the latest two are not."""
     memory = RecentPrepares(limit=10)
     for number in range(35):
-        memory.add(memory.expect("pg", str(number)), number)
+        memory.add(memory.reserve("pg", str(number)), number)
 
     assert len(memory) <= 20
     assert memory.find(deduplication_key("pg", "34")) == 34

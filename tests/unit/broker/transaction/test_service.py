@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.decision_lookup import INDEX_HITS_MAX, WAITS_INDEXED_MAX
+from halfmq.broker.transaction.decision_lookup import DELAYED_HITS_MAX, INDEX_HITS_MAX
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     DecisionForgottenError,
@@ -320,7 +320,7 @@ def test_among_many_records_of_one_key_nothing_is_guessed(tmp_path: Path, delaye
     plain = replace(message(key="K"), sys_flag=0)
     if delayed:
         plain = replace(plain, topic=SCHEDULE_TOPIC)
-    broker.log.append([plain] * (WAITS_INDEXED_MAX if delayed else INDEX_HITS_MAX))
+    broker.log.append([plain] * (DELAYED_HITS_MAX if delayed else INDEX_HITS_MAX))
     broker.end(half, Event.COMMIT)
     for _ in range(4):
         broker.end(broker.prepare(), Event.COMMIT)

@@ -284,7 +284,7 @@ def test_lost_news_of_a_producer_strand_nothing(broker: Broker) -> None:
     owner.closed = True
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     back = broker.producers.join("pg", Connected())
-    broker.wait(group_queues.ABSENT_SWEEP_MS)
+    broker.wait(group_queues.NO_MEMBER_RETRY_MS)
     assert len(back.asked) == 1
 
 
@@ -418,7 +418,7 @@ def test_decided_transactions_cost_a_look_and_no_more(
 ) -> None:
     """Nearly all are decided when their first check is due."""
     producer = broker.producers.join("pg", Connected())
-    for _ in range(2 * checker.LOOKS_PER_STEP - 10):
+    for _ in range(2 * checker.ENTRIES_PER_STEP - 10):
         broker.end(broker.prepare(), Event.COMMIT)
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
@@ -455,7 +455,7 @@ def test_news_of_very_many_checks_are_taken_in_slices(
     taken = []
     for _ in halves:
         broker.checker.tick(broker.clock.now_ms, Slice())
-        taken.append(broker.checker.not_taken)
+        taken.append(broker.checker.not_accepted)
 
     assert taken == [1, 2, 3, 4, 5]
 
@@ -474,7 +474,7 @@ def test_groups_that_stay_away_are_looked_at_in_slices(
         return ()
 
     monkeypatch.setattr(broker.producers, "producers_of", no_producers)
-    broker.clock.now_ms += 2 * group_queues.ABSENT_SWEEP_MS
+    broker.clock.now_ms += 2 * group_queues.NO_MEMBER_RETRY_MS
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     counts = []
     for _ in range(6):
@@ -578,7 +578,7 @@ def test_what_is_not_meant_any_more_leaves_the_timetable() -> None:
 def test_a_step_of_a_sweep_is_short_however_many_are_due_at_once() -> None:
     """After a restart all that were undecided are due at the same time."""
     timetable = Timetable()
-    count = 10 * timetable_module.LOOKS_PER_STEP
+    count = 10 * timetable_module.ENTRIES_PER_STEP
     for offset in range(count):
         number = timetable.add(START_MS, offset)
     looked: list[int] = []
@@ -591,7 +591,7 @@ def test_a_step_of_a_sweep_is_short_however_many_are_due_at_once() -> None:
     for _ in range(10):
         before = len(looked)
         next(steps)
-        assert len(looked) - before <= timetable_module.LOOKS_PER_STEP
+        assert len(looked) - before <= timetable_module.ENTRIES_PER_STEP
     assert timetable.add(START_MS, count) == number  # planned while it goes on
     for _ in steps:
         pass
@@ -633,7 +633,7 @@ def test_a_group_that_stays_away_keeps_no_decided_ones(broker: Broker) -> None:
         half = broker.prepare()
         broker.wait(TIMEOUT_MS + BUCKET_MS)
         broker.end(half, Event.COMMIT)
-    broker.wait(2 * group_queues.ABSENT_SWEEP_MS)
+    broker.wait(2 * group_queues.NO_MEMBER_RETRY_MS)
     assert broker.checker.waiting_for_producers == 1
 
 
@@ -1000,7 +1000,7 @@ def test_a_decision_while_its_half_is_fetched_ends_the_questions(
 def counts(broker: Broker) -> tuple[int, int, int]:
     """Checks sent, delivered, and not taken."""
     checks = broker.checker
-    return checks.sent, checks.delivered, checks.not_taken
+    return checks.sent, checks.delivered, checks.not_accepted
 
 
 # --- clocks and durations

@@ -61,7 +61,7 @@ def test_every_copy_is_another_name_of_its_transaction(store: GoldenStore) -> No
     for transaction in store.truth["transactions"]:
         first, *copies = transaction["halves"]
         for copy in copies:
-            assert table.first_of(copy["commitLogOffset"]) == first["commitLogOffset"]
+            assert table.transaction_of(copy["commitLogOffset"]) == first["commitLogOffset"]
 
 
 def test_op_messages_are_missing_for_what_the_official_broker_would_ask_again(
@@ -119,7 +119,7 @@ def test_a_copy_stands_for_its_half_when_that_was_deleted_by_age(store: GoldenSt
     assert entry is not None
     assert entry.group == undecided["producerGroup"]
     assert entry.queue_offset == copy["queueOffset"]
-    assert table.first_of(newest["commitLogOffset"]) == entry.offset
+    assert table.transaction_of(newest["commitLogOffset"]) == entry.offset
 
 
 @pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
@@ -151,7 +151,9 @@ def test_several_halves_are_one_transaction(tmp_path: Path) -> None:
         half.physical_offset for half in (single, group[0], other[0])
     ]
     assert table.groups == broker.table.groups
-    assert {table.first_of(half.physical_offset) for half in group} == {group[0].physical_offset}
+    assert {table.transaction_of(half.physical_offset) for half in group} == {
+        group[0].physical_offset
+    }
     assert (log_replay.incomplete, log_replay.unfinished) == ({}, {})
 
 

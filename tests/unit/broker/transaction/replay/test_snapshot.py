@@ -440,7 +440,7 @@ def test_copies_of_rocketmq_come_back_from_a_snapshot(broker: Broker) -> None:
     entry = broker.table.get(half.physical_offset)
     assert entry is not None
     assert entry.state is State.PREPARED
-    assert broker.table.first_of(half.physical_offset + 1) == half.physical_offset
+    assert broker.table.transaction_of(half.physical_offset + 1) == half.physical_offset
     assert list(broker.table.op_offsets_of(entry)) == [half.queue_offset, 40]
 
 

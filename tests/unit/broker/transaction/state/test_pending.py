@@ -44,7 +44,7 @@ def test_every_state_has_a_rule_for_every_event(state: State, event: Event) -> N
 def test_the_state_changes_only_where_the_verdict_says_so(state: State, event: Event) -> None:
     """Whoever acts on the verdict alone must not miss a change."""
     result = outcome(state, event)
-    assert (result.state is not state) == (result.verdict in {Verdict.DECIDE, Verdict.NOTE})
+    assert (result.state is not state) == (result.verdict in {Verdict.DECIDE, Verdict.TRANSITION})
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(DECIDED, REQUESTS)))
@@ -64,10 +64,10 @@ def test_only_a_request_to_decide_is_decided(state: State) -> None:
 
 def test_only_a_prepared_transaction_is_asked_about() -> None:
     """A parked one waits for an operator, a decided one for nobody."""
-    asked = {state for state in State if outcome(state, Event.DUE).verdict is Verdict.ASK}
+    asked = {state for state in State if outcome(state, Event.DUE).verdict is Verdict.CHECK}
     assert asked == {State.PREPARED}
     for event in (Event.GIVE_UP, Event.EXPIRED):
-        assert outcome(State.PREPARED, event) == (State.PARKED, Verdict.NOTE)
+        assert outcome(State.PREPARED, event) == (State.PARKED, Verdict.TRANSITION)
         assert outcome(State.PARKED, event) == (State.PARKED, Verdict.IGNORE)
 
 
@@ -81,7 +81,7 @@ def test_checks_are_counted_while_undecided(event: Event) -> None:
 def test_a_resumed_transaction_is_asked_again() -> None:
     """A decided one is not: the operator is told what was decided."""
     for event in (Event.RESUME, Event.RESUMED_FOUND):
-        assert outcome(State.PARKED, event) == (State.PREPARED, Verdict.NOTE)
+        assert outcome(State.PARKED, event) == (State.PREPARED, Verdict.TRANSITION)
         assert outcome(State.PREPARED, event) == (State.PREPARED, Verdict.IGNORE)
     assert all(outcome(state, Event.RESUME).verdict is Verdict.REFUSE for state in DECIDED)
 
@@ -156,7 +156,7 @@ def test_a_copy_is_another_name() -> None:
     table.add_copy(300, 100, 3)
 
     assert table.copies == {300: Copy(100, 3)}
-    assert (table.first_of(300), table.first_of(200)) == (100, 200)
+    assert (table.transaction_of(300), table.transaction_of(200)) == (100, 200)
     assert (tuple(table.op_offsets_of(entry)), tuple(table.op_offsets_of(other))) == ((1, 3), (2,))
 
 
@@ -204,7 +204,9 @@ def test_the_halves_of_a_group_lead_to_their_leader() -> None:
     table.add_copy(400, 200, 4)
 
     assert (table.get(200), len(table)) == (None, 2)
-    assert [table.first_of(offset) for offset in (100, 200, 300, 400, 500)] == [100] * 4 + [500]
+    assert [table.transaction_of(offset) for offset in (100, 200, 300, 400, 500)] == [100] * 4 + [
+        500
+    ]
     assert list(table.op_offsets_of(leader)) == [1, 2, 4, 3]
     assert list(table.op_offsets_of(other)) == [9]
 
