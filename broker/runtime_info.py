@@ -116,7 +116,7 @@ class RuntimeInfo:
             "putMessageTimesTotal": str(count),
             "putMessageSizeTotal": str(stored.size),
             "putMessageAverageSize": str(stored.size / count),
-            **{name: str(total) for name, total in self._statistics.of_days().items()},
+            **{name: str(total) for name, total in self._statistics.daily_counts().items()},
         }
 
     def _rates(self, counter: Counter, column: int) -> str:

@@ -413,7 +413,7 @@ class Broker:
                 self._group,
                 self._make_runtime_info(),
             ),
-            CleaningHandlers(self._retention.ask, self._store.retention.clean_queues),
+            CleaningHandlers(self._retention.request_deletion, self._store.retention.clean_queues),
             TableHandlers(tables.offsets, self._delay.saved_offsets),
             *self._make_admin_handlers(changes),
             *self._make_access_handlers(changes),

@@ -7,21 +7,21 @@ level, so it is late by at most that delay (a second by default), and never earl
 waiting message are in ``levels``.
 
 Clocks: the wait in a level, and `TRANSACTION_DELAY_MS`, are measured on the monotonic clock from
-the moment at which this process stored the record (`arrivals`); each record of a longer delay holds
-in that property the time left when it was stored. Steps of the wall clock therefore have no effect.
-A message stored before the start waits until its store timestamp plus the delay, but never longer
-than the delay from the start: a timestamp in the future counts as now. `TRANSACTION_DELIVER_MS` is
+the moment at which this process stored the record (`arrivals`). In each record of a longer delay
+that property holds the time left when it was stored. Steps of the wall clock therefore have no
+effect. A message stored before the start waits until its store timestamp plus the delay, but at
+most the delay from the start: a timestamp in the future counts as now. `TRANSACTION_DELIVER_MS` is
 a time by the wall clock. It is compared when a wait ends, and each time the head of a level is
-read; so after a step forward, a message that is not at the head is late by the rest of its level's
-delay, two hours at most by default.
+read. So after a step forward, a message that is not at the head is late by the rest of its level's
+delay, at most two hours by default.
 
-Positions are kept in `delayOffset.json`, and only as far as the copies are on disk: a crash loses
-no delivery. Deliveries between the last write and the crash are found in the log at the next start
-(`resume`), so they are not repeated. Delivery is at least once.
+Positions are saved in `delayOffset.json` only as far as the delivered copies are on disk, so a
+crash loses no message. Deliveries between the last save and the crash are found in the log at the
+next start (`resume`), so they are not repeated. Delivery is at least once.
 
 A message that is not in memory is fetched by a thread (`fetches`), and its level waits. A message
 that cannot be read from the disk is deferred: those after it are delivered, and it is retried until
-it can be read. The saved position stays before it meanwhile, and the log is kept from there; so a
+it can be read. Meanwhile the saved position stays before it, and the log is kept from there. So a
 crash loses no message, but delivers those after it once more.
 
 Source: RocketMQ `ScheduleMessageService`, `HookUtils.transformDelayLevelMessage`.
@@ -62,30 +62,30 @@ BATCH_COUNT_MAX: Final = 32
 BATCH_BYTES_MAX: Final = 262_144
 """Messages and bytes delivered from one level before the loop may serve others."""
 
-IDLE_LOOK_S: Final = 1.0
+IDLE_TICK_S: Final = 1.0
 """Longest time in seconds between two ticks. No level is shorter, so a message stored in an empty
-one is not due before the next tick; and a step of the wall clock is noticed within it."""
+level is not due before the next tick. A step of the wall clock is noticed within this time."""
 
 CLOCK_STEP_MS: Final = 1_000
 """Change of the wall clock against the monotonic one, in ms, that counts as a step. A smaller one
 delays a delivery at a chosen time no more than the shortest level does."""
 
-SKIPPED_LOOK_S: Final = 0.1
+DELETED_TICK_S: Final = 0.1
 """Seconds until a level is read again whose entries point to deleted files."""
 
-LOOK_S_MIN: Final = 0.01
+TICK_S_MIN: Final = 0.01
 """Seconds between two ticks if nothing is overdue: messages of a dense queue are grouped."""
 
 RETRY_AFTER_ERROR_MS: Final = 10_000
 """Milliseconds until delivery continues after the store refused. Source: `DELAY_FOR_A_PERIOD`."""
 
 FETCHES_MAX: Final = 32
-"""Fetches for one batch; then it is read even if that waits for the disk, because fetched bytes may
-be evicted before they are used. A search for the queue's end halves it some twenty times."""
+"""Fetches for one batch; then it is read even if that blocks on the disk, because fetched bytes may
+be evicted before they are used. A binary search for the queue's end takes some twenty."""
 
-PUT_OFF_MAX: Final = 256
-"""Deferred messages of a level, which the disk could not read; more make the level wait. Enough for
-a lost page of the queue, which has 204 entries."""
+DEFERRED_MAX: Final = 256
+"""Deferred messages of a level, which could not be read from the disk; with more, the level waits.
+Enough for a lost page of the queue, which has 204 entries."""
 
 PERSIST_INTERVAL_MS: Final = 1_000
 """Milliseconds between two writes of the positions: a crash may repeat deliveries of this time.
@@ -127,9 +127,9 @@ class _Level:
     head_due_ms: int | None = None  # of the message at `next_offset`, if it was read
     is_fetching: bool = False  # whether a fetch is in progress, which the next read waits for
     fetches: int = 0  # since the last successful read
-    alone_before: int = 0  # messages before this queue offset are read one by one
-    put_off: deque[int] = field(default_factory=deque)  # queue offsets of deferred messages
-    retry_ms: int = 0  # when the first of `put_off` is tried again, on the monotonic clock
+    read_singly_before: int = 0  # messages before this queue offset are read one by one
+    deferred: deque[int] = field(default_factory=deque)  # queue offsets of deferred messages
+    retry_ms: int = 0  # when the first of `deferred` is tried again, on the monotonic clock
 
 
 class DelayService:
@@ -157,8 +157,8 @@ class DelayService:
             path,
             now_ms,
             table_key="offsetTable",
-            if_removed="what was delivered is then found in the log, and the rest delivered; of "
-            "very many messages some may come twice",
+            if_removed="delivered messages are then found in the log, and the others delivered; if "
+            "there are very many, some may be delivered twice",
         )
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._clocks_apart_ms = now_ms() - monotonic_ms()
@@ -214,7 +214,7 @@ class DelayService:
     def waiting(self) -> int:
         """Number of messages that are stored and not yet delivered."""
         return sum(
-            self._end(queue) - queue.next_offset + len(queue.put_off) for queue in self._queues
+            self._end(queue) - queue.next_offset + len(queue.deferred) for queue in self._queues
         )
 
     def oldest_waiting_offset(self) -> int | None:
@@ -261,13 +261,13 @@ class DelayService:
         self._check_clock_step(now)
         if now < self._paused_until_ms:
             return (self._paused_until_ms - now) / 1_000
-        wait, time_slice = IDLE_LOOK_S, Slice()
+        wait, time_slice = IDLE_TICK_S, Slice()
         for looked in range(1, len(self._queues) + 1):
             self._turn = (self._turn + 1) % len(self._queues)
             wait = min(wait, self._deliver(self._queues[self._turn], now))
             if time_slice.is_over and looked < len(self._queues):
                 return 0
-        return max(min(wait, IDLE_LOOK_S), LOOK_S_MIN) if wait > 0 else 0
+        return max(min(wait, IDLE_TICK_S), TICK_S_MIN) if wait > 0 else 0
 
     def _check_clock_step(self, now: int) -> None:
         """Read all heads again after a step of the wall clock: one may wait for a time by it."""
@@ -282,8 +282,8 @@ class DelayService:
     def _deliver(self, queue: _Level, now: int) -> float:
         """Serve one level; return the seconds until it must be served again."""
         if queue.is_fetching:
-            return IDLE_LOOK_S
-        if queue.put_off and queue.retry_ms <= now:
+            return IDLE_TICK_S
+        if queue.deferred and queue.retry_ms <= now:
             return self._retry(queue, now)
         if queue.head_due_ms is not None and queue.head_due_ms > now:
             return (queue.head_due_ms - now) / 1_000
@@ -291,19 +291,19 @@ class DelayService:
         if queue.next_offset < first:  # the log before it was deleted by age
             self._move(queue, first, 0)
         if queue.next_offset >= end:
-            return IDLE_LOOK_S
-        max_count = 1 if queue.next_offset < queue.alone_before else BATCH_COUNT_MAX
+            return IDLE_TICK_S
+        max_count = 1 if queue.next_offset < queue.read_singly_before else BATCH_COUNT_MAX
         try:
             found = self._read(queue, queue.next_offset, max_count)
         except NotInMemoryError as missing:
-            return self._begin_fetch(queue, missing, partial(self._refused, queue, max_count))
+            return self._begin_fetch(queue, missing, partial(self._on_unreadable, queue, max_count))
         except OSError as error:
             logger.warning("event=delayed_messages_not_read error=%r", error)
-            self._refused(queue, max_count)
+            self._on_unreadable(queue, max_count)
             return 0
         if not found.data:
             self._move(queue, max(found.next_offset, queue.next_offset), 0)
-            return SKIPPED_LOOK_S
+            return DELETED_TICK_S
         batch = _due_of(queue, queue.next_offset, found.data, now, self._now_ms(), self._levels)
         if batch.next_offset != queue.next_offset:
             log_end = self._append(queue, queue.next_offset, batch.messages, now)
@@ -340,7 +340,7 @@ class DelayService:
     # --- messages that are not in memory
 
     def _begin_fetch(
-        self, queue: _Level, missing: NotInMemoryError, refused: Callable[[], None]
+        self, queue: _Level, missing: NotInMemoryError, on_unreadable: Callable[[], None]
     ) -> float:
         """Start a fetch; the level is served again when it is done."""
 
@@ -349,20 +349,20 @@ class DelayService:
             if is_there:
                 queue.fetches += 1
             else:
-                refused()
+                on_unreadable()
             self._wake()
 
         queue.is_fetching = True
         self._fetch(missing, on_fetched)
-        return IDLE_LOOK_S if queue.is_fetching else 0
+        return IDLE_TICK_S if queue.is_fetching else 0
 
-    def _refused(self, queue: _Level, count: int) -> None:
-        """Defer the head of a level, once it is known to be the one that cannot be read."""
+    def _on_unreadable(self, queue: _Level, count: int) -> None:
+        """Defer the head of a level; if ``count`` messages were read, first read them singly."""
         queue.fetches = 0
         retry_ms = self._monotonic_ms() + RETRY_AFTER_ERROR_MS
         if count > 1:
-            queue.alone_before = queue.next_offset + count
-        elif len(queue.put_off) >= PUT_OFF_MAX:
+            queue.read_singly_before = queue.next_offset + count
+        elif len(queue.deferred) >= DEFERRED_MAX:
             queue.head_due_ms = retry_ms
         else:
             logger.error(
@@ -370,32 +370,32 @@ class DelayService:
                 queue.level,
                 queue.next_offset,
             )
-            if not queue.put_off:
+            if not queue.deferred:
                 queue.retry_ms = retry_ms
-            queue.put_off.append(queue.next_offset)
+            queue.deferred.append(queue.next_offset)
             self._move(queue, queue.next_offset + 1, 0)
 
-    def _refused_again(self, queue: _Level) -> None:
-        """Retry the other deferred messages first."""
+    def _defer_again(self, queue: _Level) -> None:
+        """Move the first deferred message after the others, to retry them first."""
         queue.fetches = 0
-        queue.put_off.rotate(-1)
+        queue.deferred.rotate(-1)
         queue.retry_ms = self._monotonic_ms() + RETRY_AFTER_ERROR_MS
 
     def _retry(self, queue: _Level, now: int) -> float:
         """Deliver a deferred message, and if that succeeds, the next one at once."""
-        offset = queue.put_off[0]
+        offset = queue.deferred[0]
         try:
             found = self._read(queue, offset, 1)
         except NotInMemoryError as missing:
-            return self._begin_fetch(queue, missing, partial(self._refused_again, queue))
+            return self._begin_fetch(queue, missing, partial(self._defer_again, queue))
         except OSError:
-            self._refused_again(queue)
+            self._defer_again(queue)
             return 0
         log_end = 0
         if found.data:  # it is still there
             batch = _due_of(queue, offset, found.data, now, self._now_ms(), self._levels)
             if batch.next_offset == offset:  # not due
-                self._refused_again(queue)
+                self._defer_again(queue)
                 return 0
             end = self._append(queue, offset, batch.messages, now)
             if end is None:
@@ -405,15 +405,15 @@ class DelayService:
                 "event=delayed_message_read_again level=%d queue_offset=%d", queue.level, offset
             )
         _save_when_durable(queue, log_end)
-        queue.put_off.popleft()
+        queue.deferred.popleft()
         return 0
 
-    # --- what was delivered
+    # --- delivered messages and saved positions
 
     def _append(
         self, queue: _Level, offset: int, messages: list[AppendRequest], now: int
     ) -> int | None:
-        """Append messages; return where the log must be durable, None if the store refused."""
+        """Append messages; return how far the log must be durable, None if the store refused."""
         try:
             return self._append_fitting(messages)
         except StoreError as error:
@@ -427,7 +427,7 @@ class DelayService:
             return None
 
     def _append_fitting(self, messages: list[AppendRequest]) -> int:
-        """Append messages, without those too large; return where the log must be durable."""
+        """Append messages except those too large; return how far the log must be durable."""
         try:
             appended = self._store.append(messages) if messages else []
             return max((one.end for one in appended), default=0)
@@ -449,12 +449,6 @@ class DelayService:
             _save_when_durable(queue, log_end)
         queue.head_due_ms = None
 
-    def persist_if_dirty(self) -> None:
-        """Write the positions if some changed and the interval since the last write has passed."""
-        job = self.persist_job()
-        if job is not None:
-            job()
-
     def persist_job(self) -> Callable[[], None] | None:
         """Return a function that writes the positions, on any thread; None if nothing is due."""
         self._advance_saved_offsets()
@@ -469,7 +463,7 @@ class DelayService:
     def _advance_saved_offsets(self) -> None:
         durable = self._store.durable_offset
         for queue in self._queues:
-            if queue.put_off:
+            if queue.deferred:
                 continue
             while queue.unsaved and queue.unsaved[0].log_end <= durable:
                 queue.saved_offset = queue.unsaved.popleft().next_offset
@@ -482,9 +476,9 @@ class DelayService:
         return table, self._file.data_version
 
     def _job(self) -> Callable[[], None]:
-        self._file.step()
+        self._file.next_version()
         table, _ = self.saved_offsets()
-        return self._saves.job(self._file.prepare(lambda: {"offsetTable": table}), "delay_offsets")
+        return self._saves.job(self._file.prepare(lambda: {"offsetTable": table}), self._file)
 
     def _is_used(self, queue: _Level) -> bool:
         return queue.saved_offset > 0 or self._end(queue) > 0
@@ -495,7 +489,7 @@ class DelayService:
 
 def _save_when_durable(queue: _Level, log_end: int) -> None:
     """Save the position once the log is durable up to `log_end` and nothing is deferred."""
-    if queue.put_off and queue.unsaved:  # merge them into one entry while messages are deferred
+    if queue.deferred and queue.unsaved:  # merge them into one entry while messages are deferred
         log_end = max(log_end, queue.unsaved.pop().log_end)
     queue.unsaved.append(_Delivered(log_end, queue.next_offset))
 

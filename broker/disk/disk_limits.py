@@ -6,9 +6,8 @@
 | full | `diskSpaceWarningLevelRatio` | messages, halves and retries are refused as well |
 
 The space left when messages are refused is a reserve for consumption, decisions, checks and delayed
-deliveries. Both states end automatically when a percent of the disk more is free than at their
-begin. Messages within their retention time are never deleted for space; RocketMQ deletes them from
-85 % on.
+deliveries. Each state ends when one more percent of the disk is free than when it began. Messages
+within their retention time are never deleted for space; RocketMQ deletes them from 85 % on.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .send_refusal import SendRefusal
 
 logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.1
+TEST_INTERVAL_S: Final = 0.1
 """Seconds between two tests. A fast disk writes a hundred megabytes meanwhile; a test takes 3
 us."""
 
@@ -85,7 +84,7 @@ class DiskLimits:
         """Whether messages are refused."""
 
     def configure(self, config: DiskConfig) -> None:
-        """Take over other limits, from the next test on."""
+        """Apply new limits at the next test."""
         self._config = config
 
     def tick(self) -> float:
@@ -94,22 +93,22 @@ class DiskLimits:
             self._space = self._space_of(self._path)
         except OSError as error:
             logger.warning("event=disk_unknown path=%s error=%r", self._path, str(error))
-            return 10 * LOOK_S
+            return 10 * TEST_INTERVAL_S
         self._left = self._space.free + self._reserved_ahead()
         was_scarce, was_full = self.is_scarce, self.is_full
         self.is_full = self._is_beyond(self._config.refuse_ratio, was_full)
         self.is_scarce = self.is_full or self._is_beyond(self._config.warn_ratio, was_scarce)
         if self.is_full and not was_full:
             self._refusal.begin(CAUSE, ResponseCode.SERVICE_NOT_AVAILABLE, self._reason())
-            logger.error("event=disk_full %s", self._in_words())
+            logger.error("event=disk_full %s", self._described())
         elif was_full and not self.is_full:
             self._refusal.end(CAUSE)
-            logger.warning("event=disk_full_over %s", self._in_words())
+            logger.warning("event=disk_full_over %s", self._described())
         if self.is_scarce and not was_scarce:
-            logger.warning("event=disk_scarce %s", self._in_words())
+            logger.warning("event=disk_scarce %s", self._described())
         elif was_scarce and not self.is_scarce:
-            logger.info("event=disk_scarce_over %s", self._in_words())
-        return LOOK_S
+            logger.info("event=disk_scarce_over %s", self._described())
+        return TEST_INTERVAL_S
 
     def _is_beyond(self, ratio: int, was: bool) -> bool:
         """Return whether more than ``ratio`` percent of the disk are in use; never at 100."""
@@ -129,7 +128,7 @@ class DiskLimits:
             "try another broker, or make room"
         )
 
-    def _in_words(self) -> str:
+    def _described(self) -> str:
         return (
             f"path={self._path} used_percent={self._used_percent} left_bytes={self._left} "
             f"size_bytes={self._space.size} diskMaxUsedSpaceRatio={self._config.warn_ratio} "

@@ -26,13 +26,13 @@ from ..loop.fetches import Fetch
 
 logger = logging.getLogger(__name__)
 
-FIRST_LOOK_S: Final = 60.0
+FIRST_SCAN_S: Final = 60.0
 """Seconds from the start until the first scan: a start has more urgent work."""
 
-LOOK_S: Final = 10.0
+SCAN_S: Final = 10.0
 """Seconds between two scans. Source: `cleanResourceInterval`."""
 
-LOOKS_WHEN_ASKED: Final = 3
+SCANS_PER_REQUEST: Final = 3
 """Scans after an operator's request: the first finds old files, the next deletes them."""
 
 _HOUR_MS: Final = 3_600_000
@@ -94,11 +94,12 @@ class RetentionSchedule:
     ) -> None:
         """Wire it.
 
-        `oldest_pending` and `oldest_delayed` return the physical offset of the oldest undecided
-        half and of the oldest message that is not delivered, or None; both are kept. `on_blocked`
-        gets the offset up to which old files would be deleted if there were no such half.
-        `is_scarce` returns whether old files are deleted at any hour. `fetch` reads what is not in
-        memory and calls back on this thread; `wake` schedules `tick` soon.
+        `oldest_pending` returns the physical offset of the oldest undecided half, and
+        `oldest_delayed` that of the oldest undelivered message; None if there is none. The log is
+        kept from both. `on_blocked` is called if a half keeps files, with the offset up to which
+        they would be deleted. `is_scarce` returns whether old files are deleted at any hour.
+        `fetch` reads queue entries into memory and calls back on this thread; `wake` schedules
+        `tick` soon.
         """
         self._log = log
         self.configure(settings)
@@ -111,37 +112,40 @@ class RetentionSchedule:
         self._wake = wake
         self._started = False
         self._is_fetched = False  # after a fetch the next scan may wait for the disk
-        self._asked = 0  # scans left of an operator's request
+        self._requested_scans = 0  # left of an operator's request
         self._kept_from = -1  # offset from which old files are kept; -1: none
         self._delay_logged = -1  # the delayed message last logged for keeping files
 
     def configure(self, settings: StoreSettings) -> None:
-        """Take over how long messages are kept, and when files are deleted."""
+        """Apply new settings of how long messages are kept, and when files are deleted."""
         self._reserved_ms = settings.file_reserved_hours * _HOUR_MS
         self._hours = frozenset(map(int, settings.delete_when.split(";")))
 
-    def ask(self) -> None:
+    def request_deletion(self) -> None:
         """Delete old files soon, at any hour."""
-        self._asked = LOOKS_WHEN_ASKED
+        self._requested_scans = SCANS_PER_REQUEST
         self._started = True
         self._wake()
 
     def tick(self) -> float:
-        """Delete what the last scan found, and scan again; return the seconds until the next."""
+        """Delete the files that the last scan found, and scan again.
+
+        Return the seconds until the next call.
+        """
         if not self._started:
             self._started = True
-            return FIRST_LOOK_S
+            return FIRST_SCAN_S
         now_ms = self._now_ms()
         is_scarce = self._is_scarce()
         self._log.retention.set_urgent(is_urgent=is_scarce)
-        if self._asked or self._hour_of(now_ms) in self._hours or is_scarce:
-            self._asked = max(self._asked - 1, 0)
+        if self._requested_scans or self._hour_of(now_ms) in self._hours or is_scarce:
+            self._requested_scans = max(self._requested_scans - 1, 0)
             # A delayed message that is not on disk yet may still wait for its delivery.
             wanted = min(self._log.retention.expired_end, self._log.durable_offset)
             if wanted > self._log.min_offset:
                 self._delete(wanted)
             self._log.retention.find_expired(now_ms - self._reserved_ms)
-        return 1.0 if self._asked else LOOK_S
+        return 1.0 if self._requested_scans else SCAN_S
 
     def _delete(self, wanted: int) -> None:
         try:

@@ -1,8 +1,8 @@
-"""One flag, with reasons, that makes the broker refuse new messages.
+"""A flag, with reasons, that makes the broker refuse new messages.
 
-It is set by a full disk, by a disk that is too slow, and by a failed flush. It stops messages,
-halves and retries, which fill the log; consumption, decisions, checks and delayed deliveries ignore
-it. After a failed flush the store itself accepts none of these either.
+It is set for a full disk, for a disk that is too slow, and after a failed flush. It stops messages,
+halves and retries, which fill the log. Consumption, decisions, checks and delayed deliveries ignore
+it; after a failed flush the store itself refuses their appends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SendRefusal:
         self._lock = Lock()
 
     def begin(self, cause: str, code: ResponseCode, reason: str) -> None:
-        """Refuse messages with a code and a reason, which says how to resolve it, until `end`."""
+        """Refuse messages until `end`, with a code and a reason that says how to resolve it."""
         with self._lock:
             self._reasons = {**self._reasons, cause: (code, reason)}
             self.refusing = True

@@ -21,17 +21,17 @@ EXTRA_PAUSE_S_MAX: Final = 0.1
 
 
 QUIET_S: Final = 0.05
-"""Seconds without traffic after which slices follow each other without a pause. Many times the
-flush for which a producer waits that sends one message at a time: it is traffic too."""
+"""Seconds without traffic after which slices follow each other without a pause. It is many times
+the duration of a flush, so a producer that sends one message at a time counts as traffic."""
 
 
 class Ticker:
     """Calls ``work`` repeatedly; ``work`` returns the seconds until its next call.
 
-    If it returns 0, work is left: the next slice follows after ``pause`` seconds, also after a
-    ``wake``, so that requests are served in between. If the loop was late for a slice, the pause
-    is longer. ``traffic`` counts served reads; if it has not changed for ``QUIET_S``, slices follow
-    each other without a pause, and only sockets are polled in between.
+    If ``work`` returns 0, it is not done: the next slice follows after ``pause`` seconds, also
+    after a ``wake``, so that requests are served in between. If the loop was late for a slice, the
+    pause is longer. ``traffic`` counts served reads; if it has not changed for ``QUIET_S``, slices
+    follow each other without a pause, and only sockets are polled in between.
     """
 
     def __init__(

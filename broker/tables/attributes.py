@@ -1,4 +1,4 @@
-"""Attributes of topics: what an operator may set, and how a change is written.
+"""Attributes of topics: allowed names and values, and changes as operators write them.
 
 A change is a list such as ``+message.type=FIFO,-reserve.time``.
 Source: RocketMQ `AttributeParser`, `AttributeUtil`, `TopicAttributes`.
@@ -46,7 +46,7 @@ def parse_change(text: str) -> dict[str, str | None]:
     """Return the change by attribute: its new value, or None if it is removed.
 
     Raises:
-        RequestRefusedError: The text is no change.
+        RequestRefusedError: The text is not such a list.
     """
     change: dict[str, str | None] = {}
     for part in text.split(",") if text else ():

@@ -1,11 +1,11 @@
-"""Saves a table on a thread while the requests that need the new entries wait.
+"""Save a table on a thread while the requests that need its new entries are deferred.
 
-A new topic must be in its file before the log has a record of it: otherwise neither this broker
-after a kill nor an auditor could tell where the record belongs. The event loop must not wait for
-the disk, so a request that creates a topic is deferred, and served from its beginning when the file
-is on disk.
+A new topic must be in its file before the log has a record of it. Otherwise, after a kill, neither
+the broker nor an auditor would know where the record belongs. The event loop must not wait for the
+disk, so a request that creates a topic is deferred, and served from its beginning when the file is
+on disk.
 
-Then topics become visible a few at a time, each together with the requests that wait for it. So the
+Then topics become visible a few at a time, each together with its deferred requests. So the
 requests for one topic are served in order, also those that arrive between two steps.
 """
 
@@ -28,7 +28,7 @@ TOPICS_PER_PASS: Final = 4
 """Topics that become visible in one pass of the event loop. The first message of each creates two
 directories and a file, which takes a tenth to a fifth of a millisecond."""
 
-Again = Callable[[RequestRefusedError | None], None]
+ServeDeferred = Callable[[RequestRefusedError | None], None]
 """Serves a deferred request, or answers it with the refusal."""
 
 
@@ -39,7 +39,7 @@ class AwaitedSave:
         self,
         begin: Callable[[], Callable[[], None]],
         end: Callable[[OSError | None], RequestRefusedError | None],
-        show: Callable[[str], None],
+        publish: Callable[[str], None],
     ) -> None:
         """Wire it.
 
@@ -47,14 +47,14 @@ class AwaitedSave:
             begin: Takes what is to be saved; returns the function that a thread calls to save it.
             end: Called on the event loop with the error of the save; returns the refusal for the
                 requests that waited, None after a success.
-            show: Makes a saved topic visible.
+            publish: Makes a saved topic visible.
         """
         self._begin = begin
         self._end = end
-        self._show = show
+        self._publish = publish
         # Requests and the bytes of their bodies, by topic: until their topic is saved, and then.
-        self._waiting: dict[str, list[tuple[Again, int]]] = {}
-        self._ready: dict[str, list[tuple[Again, int]]] = {}
+        self._waiting: dict[str, list[tuple[ServeDeferred, int]]] = {}
+        self._ready: dict[str, list[tuple[ServeDeferred, int]]] = {}
         self._refusal: RequestRefusedError | None = None  # of the ready ones
         self._requests = 0
         self._bytes = 0
@@ -65,12 +65,12 @@ class AwaitedSave:
         """Whether no more requests can wait."""
         return self._requests >= WAITING_MAX or self._bytes >= WAITING_BYTES_MAX
 
-    def wait(self, topic: str, again: Again, size: int) -> None:
-        """Call ``again`` when the topic is saved; ``size`` is that of the request's body."""
+    def wait(self, topic: str, serve: ServeDeferred, size: int) -> None:
+        """Call ``serve`` when the topic is saved; ``size`` is that of the request's body."""
         self._requests += 1
         self._bytes += size
         requests = self._ready if topic in self._ready else self._waiting
-        requests.setdefault(topic, []).append((again, size))
+        requests.setdefault(topic, []).append((serve, size))
         if not self._busy:
             self._save()
 
@@ -87,8 +87,8 @@ class AwaitedSave:
         if error is not None and not isinstance(error, OSError):
             raise error
         self._refusal = self._end(error)
-        # A topic that was requested during the save needs another one, and asks for it when the
-        # request is served.
+        # A topic that was requested during this save needs another one; serving its request
+        # starts it.
         self._ready, self._waiting = self._waiting, {}
         self._busy = True
         self._serve()
@@ -96,11 +96,11 @@ class AwaitedSave:
     def _serve(self) -> None:
         for topic in list(islice(self._ready, TOPICS_PER_PASS)):
             if self._refusal is None:
-                self._show(topic)
-            for again, size in self._ready.pop(topic):
+                self._publish(topic)
+            for serve, size in self._ready.pop(topic):
                 self._requests -= 1
                 self._bytes -= size
-                again(self._refusal)
+                serve(self._refusal)
         if self._ready:
             asyncio.get_running_loop().call_soon(self._serve)
         elif self._waiting:

@@ -1,9 +1,9 @@
-"""The brokers that have registered here: this broker is the name server of others, too.
+"""The other brokers that have registered here: this broker can be their name server.
 
-A registration lives as long as its connection, and ends when its broker has been silent for longer
-than it said. It is kept in memory only: brokers repeat it every 30 seconds and with each new
-connection. Topics are added to those registered before, because a broker may send only what has
-changed; a topic goes when its route is deleted (216), or with its broker.
+A registration ends with its connection, or if no heartbeat arrives within the broker's timeout. It
+is only in memory: brokers repeat it every 30 seconds and with each new connection. Topics are added
+to those registered before, because a broker may send only the changed ones. A topic is removed if
+its route is deleted (216), or with its broker.
 
 Source: RocketMQ ``RouteInfoManager``.
 """
@@ -24,12 +24,12 @@ from halfmq.remoting.registration_bodies import DataVersion, RegisteredTopic, Re
 
 from ..errors import RequestRefusedError
 from ..ports import Connection
-from .topics import PERM_WRITE
+from .topic_config import PERM_WRITE
 
 logger = logging.getLogger(__name__)
 
-SILENCE_MS: Final = 120_000
-"""Milliseconds without a sign of life after which a broker is forgotten, unless it says less."""
+HEARTBEAT_TIMEOUT_MS: Final = 120_000
+"""Milliseconds without a heartbeat after which a broker is removed, unless it names its timeout."""
 
 BROKERS_MAX: Final = 256
 """Registered brokers, replicas included."""
@@ -44,7 +44,7 @@ MASTER_ID: Final = 0
 
 
 @dataclass(slots=True)
-class _Member:
+class _Process:
     """One process of a broker: the master, or a replica."""
 
     address: str
@@ -52,7 +52,7 @@ class _Member:
     version: DataVersion
     is_halfmq: bool
     connection: Connection
-    silence_ms: int
+    timeout_ms: int
     seen_ms: int
 
 
@@ -61,7 +61,7 @@ class _Broker:
     """Processes with one broker name, by broker id, and their topics."""
 
     cluster: str
-    members: dict[int, _Member] = field(default_factory=dict)
+    members: dict[int, _Process] = field(default_factory=dict)
     topics: dict[str, QueueData] = field(default_factory=dict)
 
 
@@ -75,7 +75,7 @@ class BrokerTable:
 
     @property
     def all_halfmq(self) -> bool:
-        """Whether each of them is a halfmq broker; so if there are none."""
+        """Whether each of them is a halfmq broker; True if there are none."""
         members = (one for broker in self._brokers.values() for one in broker.members.values())
         return all(member.is_halfmq for member in members)
 
@@ -113,13 +113,13 @@ class BrokerTable:
                 if changed or topic not in broker.topics:
                     broker.topics[topic] = _queues(name, entry)
         broker.cluster = header.cluster_name
-        broker.members[broker_id] = _Member(
+        broker.members[broker_id] = _Process(
             header.broker_addr,
             header.ha_server_addr,
             registration.version,
             is_halfmq,
             connection,
-            header.heartbeat_timeout_millis or SILENCE_MS,
+            header.heartbeat_timeout_millis or HEARTBEAT_TIMEOUT_MS,
             self._now_ms(),
         )
         self._brokers[name] = broker
@@ -136,7 +136,7 @@ class BrokerTable:
             self._remove(name, broker_id, "it stops")
 
     def renew(self, name: str, address: str) -> DataVersion | None:
-        """Note a sign of life; return the version that was registered, None if unknown."""
+        """Record a heartbeat; return the registered version, None if the broker is unknown."""
         member = self._member(name, address)
         if member is None:
             return None
@@ -144,21 +144,21 @@ class BrokerTable:
         return member.version
 
     def connection_lost(self, connection: Connection) -> None:
-        """Remove the brokers that registered on this connection last."""
+        """Remove the brokers whose last registration came on this connection."""
         lost = [one for one in self._processes() if one[2].connection is connection]
         for name, broker_id, _member in lost:
             self._remove(name, broker_id, "its connection is closed")
 
     def expire(self) -> Iterator[None]:
-        """Remove the brokers that have been silent for too long."""
+        """Remove the brokers without a heartbeat within their timeout."""
         now_ms = self._now_ms()
         for name, broker_id, member in list(self._processes()):
-            if now_ms - member.seen_ms > member.silence_ms:
+            if now_ms - member.seen_ms > member.timeout_ms:
                 self._remove(name, broker_id, "it is silent")
             yield
 
     def set_writable(self, name: str, *, is_writable: bool) -> int:
-        """Change the write permission in the routes of a broker; return of how many topics.
+        """Change the write permission in the routes of a broker; return the number of topics.
 
         The broker's next registration with another version of its topics resets them.
         """
@@ -171,7 +171,7 @@ class BrokerTable:
         return len(broker.topics)
 
     def add_topic(self, topic: str, queues: QueueData) -> None:
-        """Add a new topic of a registered broker; of an unknown one nothing is kept."""
+        """Add a new topic of a registered broker; ignore one of an unknown broker."""
         broker = self._brokers.get(queues.broker_name)
         if broker is not None:
             self._check_room(broker, [topic], adds=False)
@@ -195,7 +195,7 @@ class BrokerTable:
         return None if broker is None else _data(name, broker)
 
     def route(self, topic: str) -> list[tuple[BrokerData, QueueData]]:
-        """Return which of them have a topic, and with how many queues."""
+        """Return the brokers that have a topic, each with the queues it has."""
         return [
             (_data(name, broker), broker.topics[topic])
             for name, broker in self._brokers.items()
@@ -211,19 +211,19 @@ class BrokerTable:
         return found
 
     def master_of(self, name: str) -> tuple[str, str] | None:
-        """Return the address of a broker's master, and that to which replicas connect."""
+        """Return the address of a broker's master, and its address for replicas."""
         broker = self._brokers.get(name)
         master = None if broker is None else broker.members.get(MASTER_ID)
         return None if master is None else (master.address, master.ha_address)
 
     # --- parts
 
-    def _processes(self) -> Iterator[tuple[str, int, _Member]]:
+    def _processes(self) -> Iterator[tuple[str, int, _Process]]:
         for name, broker in self._brokers.items():
             for broker_id, member in broker.members.items():
                 yield name, broker_id, member
 
-    def _member(self, name: str, address: str) -> _Member | None:
+    def _member(self, name: str, address: str) -> _Process | None:
         broker = self._brokers.get(name)
         members = () if broker is None else broker.members.values()
         return next((one for one in members if one.address == address), None)

@@ -5,10 +5,11 @@ old registration. A registration ends with its connection, with UNREGISTER_CLIEN
 `EXPIRY_MS` without a heartbeat.
 
 Subscriptions belong to the group: of two for one topic the newer version is used, and topics that
-the latest heartbeat omits are dropped. Members that subscribe differently lose messages; this is
-logged once per change and reported in the answer to each heartbeat, or the later member is refused
-(`subscriptions`). Members of a group share its queues, so all of them must be notified of each
-change of the members or topics: the methods here return the groups to notify.
+the latest heartbeat omits are dropped. Members that subscribe differently lose messages
+(`subscriptions`). This is logged once per change and reported in the answer to each heartbeat; or,
+if a setting says so, the later member is refused. Members of a group share its queues, so all of
+them must be notified when the members or topics change: the methods here return the groups to
+notify.
 
 Source: RocketMQ `ConsumerManager`, `ConsumerGroupInfo`, `ProducerManager`.
 """
@@ -46,8 +47,8 @@ REGISTRATIONS_MAX: Final = 200_000
 """Memberships of clients in groups, about 500 bytes each."""
 
 LEFT_GROUPS_MAX: Final = 1_024
-"""Producer groups that an open connection has left and that are remembered; beyond, it is assumed
-to have left every group that it is not in."""
+"""Producer groups that an open connection has left and that are remembered. With more of them, the
+connection counts as having left every group."""
 
 REFUSED_MAX: Final = 64
 """Latest refused members of one group that are remembered."""
@@ -89,10 +90,10 @@ class GroupMembers:
     variants: Variants = field(default_factory=Variants)
     refused: dict[str, Refused] = field(default_factory=dict)
 
-    def settle(self) -> None:
-        """Use the subscriptions of all members again, after they were different.
+    def use_common_subscriptions(self) -> None:
+        """Use the common subscriptions of all members, if they have become equal.
 
-        Otherwise the newest filter would stay, even if the only member with it has left.
+        Otherwise the newest filter would stay even if the only member with it has left.
         """
         if (wanted := self.variants.only) is None:
             return
@@ -151,7 +152,7 @@ class ClientRegistry:
         self._left: dict[object, set[str]] = {}  # by connection, the groups it no longer produces
         self._producer_hooks: list[ProducerHook] = []
         self._count = 0
-        self._looked_ms = 0  # time of the last scan for silent clients
+        self._scanned_ms = 0  # time of the last scan for silent clients
 
     def on_producer(self, hook: ProducerHook) -> None:
         """Call `hook` whenever a producer registers that was not registered on its connection."""
@@ -218,8 +219,8 @@ class ClientRegistry:
         None.
         """
         now_ms = self._now_ms()
-        jump_ms = now_ms - self._looked_ms - round(SCAN_S * 1_000)
-        is_first, self._looked_ms = not self._looked_ms, now_ms
+        jump_ms = now_ms - self._scanned_ms - round(SCAN_S * 1_000)
+        is_first, self._scanned_ms = not self._scanned_ms, now_ms
         if jump_ms <= JUMP_MS or is_first:
             jump_ms = 0
         else:
@@ -490,17 +491,17 @@ class ClientRegistry:
             if difference is not None:
                 _log_difference(difference, "unequal_subscriptions")
         elif before > 1:
-            group.settle()
+            group.use_common_subscriptions()
 
     def _lose_consumer(self, name: str, client_id: str) -> bool:
-        """End the registration of a client that leaves; return whether it had one."""
+        """End the registration of a consumer; return whether it had one."""
         group = self._consumers.get(name)
         if group is None:
             return False
         before = len(group.variants)
         was_member = self._remove_consumer(name, client_id)
         if before > 1:
-            group.settle()
+            group.use_common_subscriptions()
         return was_member
 
     def _remove_producer(self, group: str, client_id: str) -> None:

@@ -8,8 +8,6 @@ Source: RocketMQ `ConsumerOffsetManager`.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -20,10 +18,8 @@ from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX
 from ..errors import RequestRefusedError
 from .table_file import PeriodicSave, TableFile, as_integer, as_object
 
-logger = logging.getLogger(__name__)
-
 NO_OFFSET: Final = -1
-"""Result of `query` for a queue without a commit of the group."""
+"""Result of `query` if the group has not committed an offset in the queue."""
 
 PERSIST_INTERVAL_MS: Final = 5_000
 """Milliseconds between two writes of the file. Source: `flushConsumerOffsetInterval`."""
@@ -32,8 +28,8 @@ COMMITS_PER_VERSION: Final = 500
 """Commits that count as one change. Source: `consumerOffsetUpdateVersionStep`."""
 
 OFFSETS_MAX: Final = 1_000_000
-"""Entries, about 100 bytes each in memory and 20 in the file. Clients may send any queue id, so the
-number must be bounded."""
+"""Entries, about 100 bytes each in memory and 20 in the file. Clients may send any queue id, so
+their number needs a bound."""
 
 
 KEYS_PER_STEP: Final = 64  # examined in one step, in some 10 us
@@ -57,7 +53,7 @@ class ConsumerOffsetTable:
         self._offsets: dict[str, dict[int, int]] = {}  # "topic@group" → queue id → offset
         self._count = 0
         self._commits = 0
-        # Offsets to which consumers are to go at their next pull; not kept over a restart.
+        # Offsets from which consumers must continue at their next pull; a restart drops them.
         self._resets: dict[tuple[str, str, int], int] = {}
         self._moved: dict[tuple[str, str, int], int] = {}  # sent there, and not pulled since
         self._saves = PeriodicSave(PERSIST_INTERVAL_MS, now_ms)
@@ -81,7 +77,7 @@ class ConsumerOffsetTable:
         return NO_OFFSET if queues is None else queues.get(queue_id, NO_OFFSET)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set the next offset to consume, and ignore commits until a consumer has gone there.
+        """Set the next offset to consume; ignore commits until ``take_reset`` has returned it.
 
         Raises what ``commit`` raises.
         """
@@ -89,7 +85,7 @@ class ConsumerOffsetTable:
         self._resets[group, topic, queue_id] = offset
 
     def place(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set the next offset to consume, instead of one from a reset, too.
+        """Set the next offset to consume, and drop a pending reset.
 
         Raises what ``commit`` raises.
         """
@@ -117,7 +113,7 @@ class ConsumerOffsetTable:
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Set the next offset to consume; it may decrease.
 
-        Return False if it is ignored, because it was reset and no consumer has gone there yet.
+        Return False if it is ignored because a reset is pending.
 
         Raises:
             RequestRefusedError: The group is the broker's own, or the queue is a new one and the
@@ -139,7 +135,7 @@ class ConsumerOffsetTable:
         self._saves.dirty = True
         self._commits += 1
         if self._commits % COMMITS_PER_VERSION == 0:
-            self._file.step()
+            self._file.next_version()
         return True
 
     def _make_room(self, key: str) -> dict[int, int]:
@@ -179,40 +175,22 @@ class ConsumerOffsetTable:
             of_topic, _, of_group = key.partition("@")
             if topic in (None, of_topic) and group in (None, of_group):
                 self._count -= len(self._offsets.pop(key, ()))
-                self._file.step()
+                self._file.next_version()
                 self._saves.dirty = True
             if number % KEYS_PER_STEP == 0:
                 yield
 
     async def save_now(self) -> None:
-        """Write the file on a thread; return when the offsets of now are on disk.
+        """Write the current offsets on a thread; return when they are on disk.
 
         Raises:
-            RequestRefusedError: It could not be written, and is tried again later.
+            RequestRefusedError: They could not be written; that is tried again later.
         """
-        try:
-            await asyncio.to_thread(self._file.prepare(self._content, patient=True))
-        except OSError as error:
-            logger.error("event=table_not_saved table=consumer_offsets error=%r", str(error))  # noqa: TRY400
-            raise RequestRefusedError(
-                ResponseCode.SERVICE_NOT_AVAILABLE,
-                f"consumerOffset.json cannot be written: {error.strerror or error}",
-            ) from error
+        await self._file.save_on_thread(self._content, patient=True)
 
     def groups(self) -> set[str]:
         """Return the names of all groups with a commit."""
         return {key.partition("@")[2] for key in self._offsets}
-
-    def groups_of(self, topic: str) -> Iterator[str]:
-        """Yield the names of groups with a commit in the topic."""
-        prefix = f"{topic}@"
-        return (key.removeprefix(prefix) for key in self._offsets if key.startswith(prefix))
-
-    def persist_if_dirty(self) -> None:
-        """Write the file if it changed and the interval since the last write has passed."""
-        job = self.persist_job()
-        if job is not None:
-            job()
 
     def persist_job(self) -> Callable[[], None] | None:
         """Return a function that writes the current offsets; None if nothing is due.
@@ -228,7 +206,7 @@ class ConsumerOffsetTable:
 
     def _job(self, *, patient: bool) -> Callable[[], None]:
         write = self._file.prepare(self._content, patient=patient)
-        return self._saves.job(write, "consumer_offsets")
+        return self._saves.job(write, self._file)
 
     def _content(self) -> dict[str, object]:
         return {"offsetTable": _LiveOffsets(self._offsets)}
@@ -237,8 +215,9 @@ class ConsumerOffsetTable:
 class _LiveOffsets(dict[str, dict[int, int]]):
     """The offsets, for a thread that writes them while commits continue.
 
-    The keys are copied at once, in a millisecond for a hundred thousand, and the offsets of a group
-    in a topic when they are written. Offsets are independent, so newer ones may be written.
+    The keys are copied at once, in a millisecond for a hundred thousand. The offsets of a group in
+    a topic are copied when they are written. Each offset is independent of the others, so a newer
+    one may be written.
     """
 
     def __getitem__(self, key: str) -> dict[int, int]:

@@ -7,7 +7,6 @@ Source: RocketMQ `SubscriptionGroupManager`, `SubscriptionGroupConfig`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -167,10 +166,10 @@ class GroupTable:
                 self._file.is_complete = False
 
     def complete(self, names: Iterable[str], *, after_kill: bool) -> None:
-        """Add groups that existed, if the file may be incomplete.
+        """Add groups by name that are missing from the file, if it may be incomplete.
 
         It may be incomplete if part of it was lost, or after a kill before a new group was written.
-        The settings of these groups are lost, so they get those of a new group.
+        The settings of these groups are lost; they get those of a new group.
         """
         if self._file.is_complete and not after_kill:
             return
@@ -180,7 +179,7 @@ class GroupTable:
         if not lost:
             return
         self._groups |= {name: GroupConfig(name=name) for name in lost}
-        self._file.step()
+        self._file.next_version()
         self._saves.dirty = True
         level = logging.INFO if after_kill else logging.ERROR
         logger.log(
@@ -213,7 +212,7 @@ class GroupTable:
         return self._add(GroupConfig(name=name))
 
     def admit(self, name: str) -> bool | None:
-        """Return whether the group may consume; None if it neither exists nor may be created."""
+        """Return whether the group may consume; None if it cannot be created either."""
         group = self.ensure(name)
         return None if group is None else group.consume_enable
 
@@ -229,7 +228,7 @@ class GroupTable:
 
     @property
     def forbidden(self) -> JsonObject:
-        """What groups must not do, by group and topic, as `subscriptionGroup.json` holds it."""
+        """Forbidden actions by group and topic, as `subscriptionGroup.json` holds them."""
         return self._forbidden
 
     @property
@@ -287,20 +286,16 @@ class GroupTable:
 
     async def _save_on_thread(self, name: str, before: GroupConfig | None) -> None:
         """Save on a thread; if that fails, put back what the group was before."""
-        self._file.step()
+        self._file.next_version()
         try:
-            await asyncio.to_thread(self._file.prepare(self._content(patient=True)))
-        except OSError as error:
-            self._saves.dirty = True  # a later save may have written what is taken back now
+            await self._file.save_on_thread(self._content(patient=True))
+        except RequestRefusedError:
+            self._saves.dirty = True  # another save may have written the change that is undone here
             if before is None:
                 self._groups.pop(name, None)
             else:
                 self._groups[name] = before
-            logger.error("event=table_not_saved table=groups error=%r", str(error))  # noqa: TRY400
-            raise RequestRefusedError(
-                ResponseCode.SERVICE_NOT_AVAILABLE,
-                f"subscriptionGroup.json cannot be written: {error.strerror or error}",
-            ) from error
+            raise
 
     def save(self) -> None:
         """Write the file now, for a stop; blocks on the disk.
@@ -313,12 +308,12 @@ class GroupTable:
     def persist_job(self) -> Callable[[], None] | None:
         """Return a function that writes new groups, on any thread; None if nothing is due.
 
-        No consumer waits for it: if a crash loses a new group, the heartbeats of its consumers
+        No consumer waits for that: if a crash loses a new group, the heartbeats of its consumers
         create it again.
         """
         if not self._saves.is_due():
             return None
-        return self._saves.job(self._file.prepare(self._content(patient=True)), "groups")
+        return self._saves.job(self._file.prepare(self._content(patient=True)), self._file)
 
     def _content(self, *, patient: bool = False) -> Callable[[], JsonObject]:
         groups, forbidden = dict(self._groups), self._forbidden
@@ -330,7 +325,7 @@ class GroupTable:
     def _add(self, made: GroupConfig) -> GroupConfig:
         self._check_room(made)
         self._groups[made.name] = made
-        self._file.step()
+        self._file.next_version()
         self._saves.dirty = True
         logger.info("event=group_created group=%s", made.name)
         return made

@@ -6,8 +6,6 @@ Source: RocketMQ `KVConfigManager`, `KVConfigSerializeWrapper`.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,8 +15,6 @@ from halfmq.remoting.codes import ResponseCode
 from ..errors import RequestRefusedError
 from .table_file import JsonObject, TableFile, as_object
 
-logger = logging.getLogger(__name__)
-
 KV_BYTES_MAX: Final = 1 << 20
 """Characters of all namespaces, keys and values; tools keep a line for each ordered topic."""
 
@@ -26,7 +22,7 @@ Table = Mapping[str, Mapping[str, str]]
 
 
 class KvConfig:
-    """The settings; a change is in force when it is on disk."""
+    """The settings; a change takes effect when it is on disk."""
 
     def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
         self._file = TableFile(
@@ -54,7 +50,7 @@ class KvConfig:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> Mapping[str, str] | None:
-        """Return the values of a namespace; None if it has never had one."""
+        """Return the values of a namespace; None if it never had any."""
         return self._table.get(namespace)
 
     async def put(self, namespace: str, key: str, value: str) -> None:
@@ -86,14 +82,7 @@ class KvConfig:
             await self._save({**self._table, namespace: values})
 
     async def _save(self, table: Table) -> None:
-        self._file.step()
+        self._file.next_version()
         content: JsonObject = {"configTable": table}
-        try:
-            await asyncio.to_thread(self._file.prepare(lambda: content))
-        except OSError as error:
-            logger.error("event=table_not_saved table=kv_config error=%r", str(error))  # noqa: TRY400
-            raise RequestRefusedError(
-                ResponseCode.SERVICE_NOT_AVAILABLE,
-                f"kvConfig.json cannot be written: {error.strerror or error}",
-            ) from error
+        await self._file.save_on_thread(lambda: content)
         self._table = table

@@ -1,9 +1,9 @@
 """Queue locks of consumers that consume in order.
 
-A group's queue belongs to the client that locked it last, until the client unlocks it or does not
-renew for `LOCK_EXPIRY_MS`; the lock of a client that is gone expires after `CLIENT_EXPIRY_MS`.
-Group, topic and queue need not exist. Locks are kept in memory: after a restart any client may lock
-again, and clients consider theirs valid for only 30 s.
+A client that locks a queue of its group owns it until it unlocks it, or until `LOCK_EXPIRY_MS`
+after its last renewal; if it is not connected, until `CLIENT_EXPIRY_MS` after that. Group, topic
+and queue need not exist. Locks are only in memory: after a restart any client may lock again, and
+clients consider a lock valid for only 30 s.
 
 Source: RocketMQ `RebalanceLockManager`.
 """
@@ -23,8 +23,8 @@ LOCK_EXPIRY_MS: Final = 60_000
 Source: `rocketmq.broker.rebalance.lockMaxLiveTime`."""
 
 CLIENT_EXPIRY_MS: Final = 30_000
-"""The same for a client that is not connected. Not at once: it may have lost its connection only,
-and then it goes on consuming until it considers its locks expired, which it does after as long.
+"""The same for a client that is not connected. It may have lost only its connection; then it
+continues to consume until it considers its locks expired, after this time.
 Source: `rocketmq.client.rebalance.lockMaxLiveTime`."""
 
 LOCKS_MAX: Final = 200_000
@@ -46,7 +46,7 @@ class QueueLocks:
         is_connected: Callable[[str, str], bool] = lambda _group, _client_id: True,
         locks_max: int = LOCKS_MAX,
     ) -> None:
-        """`is_connected` says of a group and a client id whether that consumer is connected."""
+        """Wire it; `is_connected` takes a group and a client id of a consumer."""
         self._now_ms = now_ms
         self._is_connected = is_connected
         self._locks_max = locks_max

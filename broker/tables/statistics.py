@@ -1,11 +1,11 @@
-"""How much is stored and delivered: totals, and what was added in the last minute, hour and day.
+"""Count stored and delivered messages: totals, and the last minute, hour and day.
 
-Stored messages are counted from the consume queues, which know their ends anyway; delivered ones
-are counted once a pull. Every ten seconds the counters are sampled, and what a question gets is the
-difference between the newest sample and the oldest of a period. So answers are up to ten seconds
-old, and all rates are averages over the period, or over the time since the start if that is less.
+Stored messages are counted from the ends of the consume queues, delivered ones once per pull. The
+counters are sampled every ten seconds. A query returns the difference between the newest sample and
+the oldest of a period. So results are up to ten seconds old, and rates are averages over the
+period, or since the start if that is shorter.
 
-Names are RocketMQ's. Its latencies, and counts of commercial accounts and pop, do not exist here.
+Names are RocketMQ's. Its latencies and its counts of commercial accounts and pop do not exist here.
 
 Source: RocketMQ 5.3.3 ``BrokerStatsManager``, ``StatsItem``, ``BrokerStats``.
 """
@@ -28,15 +28,15 @@ SAMPLE_S: Final = 10.0
 """Seconds between two samples, as in RocketMQ."""
 
 COUNTERS_MAX: Final = 8_192
-"""Topics, and likewise pairs of topic and group, that have counters of their own, each of 1.5 KiB.
-What is beyond is in the broker's totals alone."""
+"""Topics, and pairs of topic and group, that have their own counters, of 1.5 KiB each. Others count
+only in the broker's totals."""
 
 PULLED_QUEUES_MAX: Final = 65_536
-"""Queues of which is remembered how far each group has pulled, some 120 bytes each."""
+"""Queues for which the last pulled offset of each group is kept, some 120 bytes each."""
 
 
 class Ring(NamedTuple):
-    """The samples of one period: so many rows of each counter, begun every `interval_ms`."""
+    """The samples of one period: rows of each counter, one overwritten every `interval_ms`."""
 
     interval_ms: int
     rows: range
@@ -55,12 +55,12 @@ _Key = TypeVar("_Key")
 
 
 class Counter:
-    """Times, messages and bytes since the start, and their samples; 0 before it was created."""
+    """Times, messages and bytes since the start, with samples of them."""
 
     __slots__ = ("messages", "pulled", "samples", "size", "times")
 
     def __init__(self) -> None:
-        self.times = 0  # answers with messages; stored messages are counted one by one
+        self.times = 0  # pulls that got messages; of stored messages, each
         self.messages = 0
         self.size = 0  # bytes of their records
         self.samples = array("q", bytes(_ROWS * 3 * 8))
@@ -78,7 +78,7 @@ class Counter:
         return times, messages, size
 
     def is_idle(self) -> bool:
-        """Whether nothing was counted in a day."""
+        """Return whether nothing was counted in a day."""
         counts = self.times, self.messages, self.size
         return all(self.counts_at(row) == counts for row in _DAY.rows)
 
@@ -113,8 +113,8 @@ class Statistics:
     ) -> None:
         """Wire it.
 
-        ``take_appended`` is ``QueueReader.take_appended``. ``is_system`` tells the broker's own
-        topics, which some totals leave out.
+        ``take_appended`` is ``QueueReader.take_appended``. ``is_system`` returns whether a topic is
+        one of the system topics, which some totals leave out.
         """
         self._take_appended = take_appended
         self._cluster_name = cluster_name
@@ -123,7 +123,7 @@ class Statistics:
         self._stored: dict[str, Counter] = {}
         self._delivered: dict[tuple[str, str], Counter] = {}  # by topic and group
         self._sent_back: dict[tuple[str, str], Counter] = {}
-        self._unnamed = Counter()  # what is delivered to pairs beyond the limit
+        self._unnamed = Counter()  # deliveries to pairs beyond the limit
         self._pulled = 0  # entries in `pulled` of all counters
         self.all_stored, self.all_delivered = Counter(), Counter()
         self._users_stored, self._users_delivered = Counter(), Counter()  # not of system topics
@@ -140,7 +140,7 @@ class Statistics:
         self._due = {ring: start + ring.interval_ms for ring in _RINGS}
         self._newest = _MINUTE.rows[-1]
         self._day = self._local_day()
-        self._mornings = [(0, 0), (0, 0)]  # stored, delivered: yesterday's, today's
+        self._at_midnight = [(0, 0), (0, 0)]  # stored, delivered: when yesterday, and today began
         self.tick = PeriodicWork(SAMPLE_S, self._sample).tick
 
     # --- counting
@@ -161,7 +161,7 @@ class Statistics:
             pulled[queue_id] = result.next_offset
 
     def sent_back(self, topic: str, group: str) -> None:
-        """Count a message that a consumer wants again later."""
+        """Count a message that a consumer has sent back for a retry."""
         counter = self._named(self._sent_back, (topic, group))
         if counter is not None:
             counter.times += 1
@@ -181,11 +181,11 @@ class Statistics:
             if messages > 0:
                 self._count_stored(topic, messages, size)
             yield
-        self._end_day()
+        self._start_new_day()
         rows = self._rows_due(now)
         for (topic, _group), counter in [*self._delivered.items(), (("", ""), self._unnamed)]:
             self._add_to_totals(topic, counter)
-            counter.sample(rows)  # at once, or a pull in between would miss in the totals
+            counter.sample(rows)  # at once, or the totals would lack a pull in between
             yield
         for counter in [*self._stored.values(), *self._sent_back.values(), *self._totals]:
             counter.sample(rows)
@@ -218,7 +218,7 @@ class Statistics:
                 counter.size += size
 
     def _add_to_totals(self, topic: str, counter: Counter) -> None:
-        """Add what was delivered since the newest sample."""
+        """Add the deliveries since the newest sample."""
         before = counter.counts_at(self._newest)
         totals = [self.all_delivered]
         if not self._is_system(topic):
@@ -234,20 +234,20 @@ class Statistics:
         self._delivered = {key: one for key, one in self._delivered.items() if not one.is_idle()}
         self._pulled = sum(len(counter.pulled) for counter in self._delivered.values())
 
-    def _end_day(self) -> None:
+    def _start_new_day(self) -> None:
         day = self._local_day()
         if day != self._day:
             self._day = day
             now = self._users_stored.messages, self._users_delivered.messages
-            self._mornings = [self._mornings[1], now]
+            self._at_midnight = [self._at_midnight[1], now]
 
     def _local_day(self) -> tuple[int, ...]:
         return time.localtime(self._now_ms() / 1_000)[:3]
 
-    # --- questions
+    # --- queries
 
     def find(self, name: str, key: str) -> Periods | None:
-        """Return what was counted under a name of RocketMQ's and a key; None if nothing is.
+        """Return the counts under one of RocketMQ's names and a key; None if there are none.
 
         Keys are a topic, TOPIC@GROUP, or for the whole broker the cluster's name.
         """
@@ -295,14 +295,14 @@ class Statistics:
         return 0 if counter is None else counter.pulled.get(queue_id, 0)
 
     def rate(self, counter: Counter, column: int, seconds: int) -> float:
-        """Return what was counted each second since the youngest sample at least that old."""
+        """Return the count per second since the newest sample that is at least that old."""
         end = self._times[self._newest]
         old = [at for at in self._times if at <= end - seconds * 1_000] or [min(self._times)]
         return self._between(counter, self._times.index(max(old)), column)[1]
 
-    def of_days(self) -> dict[str, int]:
-        """Return the counts of users' messages when yesterday and today began, and now."""
-        (stored_before, delivered_before), (stored, delivered) = self._mornings
+    def daily_counts(self) -> dict[str, int]:
+        """Return the counts of users' messages at the begin of yesterday and today, and now."""
+        (stored_before, delivered_before), (stored, delivered) = self._at_midnight
         return {
             "msgPutTotalYesterdayMorning": stored_before,
             "msgPutTotalTodayMorning": stored,
@@ -319,7 +319,7 @@ class Statistics:
         return Period(total, per_second, total / times if times else 0.0)
 
     def _between(self, counter: Counter, oldest: int, column: int) -> tuple[int, float]:
-        """Return what was counted from a sample to the newest: in all, and each second."""
+        """Return the count from a sample to the newest: in total, and per second."""
         newest = self._newest
         total = counter.counts_at(newest)[column] - counter.counts_at(oldest)[column]
         passed_ms = self._times[newest] - self._times[oldest]

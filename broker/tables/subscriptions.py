@@ -1,8 +1,8 @@
 """Compare the subscriptions of the members of a consumer group.
 
 They must be equal. The queues of each topic are divided among all members, so a message goes to one
-member only, and the group loses it if that member has another filter or does not subscribe to the
-topic. In addition the broker keeps one filter per group and topic, the newest. Broadcasting members
+member only. The group loses it if that member has another filter or does not subscribe to the
+topic. The broker also keeps only one filter per group and topic, the newest. Broadcasting members
 share no queues, but they share that filter.
 
 Filters are compared by topic and meaning: ``a||b`` equals ``b || a``.

@@ -1,11 +1,11 @@
-"""What the persisted tables of `config/` share: their version, foreign fields, and the file.
+"""Load and save the JSON tables of `config/`.
 
 A table file is an object with a `dataVersion`, the table itself, and fields of newer or other
-brokers. Unknown fields are kept, so that a store that halfmq has used is still complete for them. A
-value of the wrong type counts as missing, as for RocketMQ's reader.
+brokers. Unknown fields are kept, so that these brokers still find them in a store that halfmq has
+used. A value of the wrong type counts as missing, as for RocketMQ's reader.
 
-If both a table and its `.bak` are damaged, it is never taken for empty. Topics and groups are
-rebuilt from the messages and the other tables; for other tables the broker refuses to start, and
+If both a table and its `.bak` are damaged, the table never counts as empty. Topics and groups are
+rebuilt from the messages and the other tables. For other tables the broker refuses to start, and
 its error says what to do.
 
 Source: RocketMQ `ConfigManager`, `DataVersion`.
@@ -13,6 +13,7 @@ Source: RocketMQ `ConfigManager`, `DataVersion`.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import threading
@@ -20,9 +21,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import DamagedTableError
 from halfmq.store.files import disk
 from halfmq.store.files.json_table import TableOrigin, read_table, save_table, set_aside
+
+from ..errors import RequestRefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +56,13 @@ class TableFile:
         Args:
             path: Of the file.
             now_ms: The wall clock.
-            derived: Fields that every save computes, so what a file has for them is not kept.
+            derived: Fields that every save computes; their values in the file are ignored.
             table_key: The key of the table itself.
             if_removed: What happens if the file is removed, for the error that ends a start with
                 a damaged file. None for a table that is rebuilt instead.
         """
         self._path = path
+        self.name = path.name
         self._table_key = table_key
         self._if_removed = if_removed
         self._now_ms = now_ms
@@ -72,7 +77,7 @@ class TableFile:
         self.is_complete = True  # False: entries may be missing from what was loaded
 
     def load(self) -> JsonObject:
-        """Return the content of the file; empty when there is none.
+        """Return the content of the file; empty if there is none.
 
         Raises:
             DamagedTableError: It and its backup are damaged, and it cannot be rebuilt.
@@ -94,7 +99,7 @@ class TableFile:
             if self._if_removed is not None:
                 remedy = (
                     f"Restore one of them, or remove both: {self._if_removed}. "
-                    f"What is left of them may be read by eye"
+                    f"An editor shows what is left of them"
                 )
                 raise DamagedTableError(error.path, error.reason, remedy) from error
             logger.error("event=table_rebuilt %s", error)  # noqa: TRY400
@@ -102,8 +107,8 @@ class TableFile:
             return {}
         self.is_complete = origin is TableOrigin.FILE
         if origin is not TableOrigin.NOTHING:
-            # A killed broker may not have flushed the directories. What is read here is used, so
-            # a power cut must not undo it.
+            # A killed broker may not have flushed the directories. A power cut must not undo
+            # content that is in use from now on.
             disk.sync_directory(self._path.parent)
             disk.sync_directory(self._path.parent.parent)
         return content
@@ -117,26 +122,51 @@ class TableFile:
             "timestamp": self.timestamp,
         }
 
-    def step(self) -> None:
+    def next_version(self) -> None:
         """Count a change. Source: `DataVersion.nextVersion`."""
         self.counter += 1
         self.timestamp = self._now_ms()
 
     def save(self, content: Callable[[], JsonObject]) -> None:
-        """Replace the file; blocks on the disk.
+        """Replace the file; block on the disk.
 
         Raises:
             OSError: It could not be written; the old file is still there.
         """
         self.prepare(content)()
 
+    async def save_on_thread(
+        self, content: Callable[[], JsonObject], *, patient: bool = False
+    ) -> None:
+        """Replace the file on a thread, see ``prepare``; return when it is on disk.
+
+        Raises:
+            RequestRefusedError: It could not be written; the old file is still there.
+        """
+        try:
+            await asyncio.to_thread(self.prepare(content, patient=patient))
+        except OSError as error:
+            self.log_failure(error)
+            raise self.refusal(error) from error
+
+    def log_failure(self, error: OSError) -> None:
+        """Log that the file could not be written."""
+        logger.error("event=table_not_saved table=%s error=%r", self.name, str(error))
+
+    def refusal(self, error: OSError) -> RequestRefusedError:
+        """Return the refusal of a request whose change could not be written."""
+        return RequestRefusedError(
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            f"{self.name} cannot be written: {error.strerror or error}",
+        )
+
     def prepare(
         self, content: Callable[[], JsonObject], *, patient: bool = False
     ) -> Callable[[], None]:
         """Return a function that replaces the file, for any thread.
 
-        It calls `content`, which must return the table as of this call of `prepare`. It does
-        nothing if a later content has been saved. If `patient`, it lets other threads run in
+        The function calls `content`, which must return the table as of this call of `prepare`. It
+        does nothing if newer content has been saved. If `patient`, it lets other threads run in
         between and takes twice as long.
         """
         version = self.data_version
@@ -167,7 +197,7 @@ class PeriodicSave:
         elapsed = self._now_ms() - self._last_ms
         return self.dirty and not 0 <= elapsed < self._interval_ms  # negative: the clock was set
 
-    def job(self, write: Callable[[], None], name: str) -> Callable[[], None]:
+    def job(self, write: Callable[[], None], file: TableFile) -> Callable[[], None]:
         """Count the table as saved; return `write`, which makes it dirty again if it fails."""
         self.dirty = False
         self._last_ms = self._now_ms()
@@ -177,7 +207,7 @@ class PeriodicSave:
                 write()
             except OSError as error:
                 self.dirty = True  # tried again after the next interval
-                logger.error("event=table_not_saved table=%s error=%r", name, str(error))  # noqa: TRY400
+                file.log_failure(error)
 
         return guarded
 

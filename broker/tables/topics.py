@@ -1,23 +1,21 @@
-"""The topic table: which topics exist, with how many queues and which rights.
+"""The topic table: which topics exist, with how many queues and which permissions.
 
-Topics come from four places: those every broker has (`built_in_topics`), the file `topics.json`
-laid over them, the first message to an unknown topic when the setting allows, and what the broker
-itself needs (retry topics, dead letters, parked transactions). A change is on disk before the
-request that made it is answered: a message in a topic that is forgotten after a crash could not be
-found by its consumers.
+There are four sources of topics. Every broker has the built-in ones, and `topics.json` overrides
+them. The first message to an unknown topic creates it, if the setting allows. The broker creates
+the topics that it needs itself (retry topics, dead letters, parked transactions). A change is on
+disk before its request is answered: if a crash lost a topic, consumers could not find its messages.
 
-A topic that is deleted leaves its messages in the log. Where its queues ended is kept beside the
-topics, so that a start hides them from readers again; a topic of the same name begins there.
+The messages of a deleted topic stay in the log. The ends of its queues are saved with the topics,
+so that each start hides the messages from readers; a new topic of that name continues there.
 
-Source: RocketMQ `TopicConfigManager`, `TopicConfig`, `PermName`.
+Source: RocketMQ `TopicConfigManager`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -25,21 +23,14 @@ from typing import Final
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files.json_table import EntryTexts
 from halfmq.store.format.topics import (
-    BENCHMARK_TOPIC,
     CLIENTS_MAY_NOT_SEND,
     DEAD_LETTER_PREFIX,
     DEFAULT_TOPIC,
-    HALF_TOPIC,
-    OFFSET_MOVED_EVENT_TOPIC,
-    OP_TOPIC,
     RETRY_PREFIX,
-    SCHEDULE_TOPIC,
-    SELF_TEST_TOPIC,
     SYSTEM_PREFIX,
     SYSTEM_TOPICS,
     dead_letter_topic,
     is_system_topic,
-    reply_topic,
     retry_topic,
     validate_group,
     validate_topic,
@@ -55,16 +46,18 @@ from .table_file import (
     TableFile,
     as_integer,
     as_object,
-    as_switch,
-    as_text,
-    without_keys,
+)
+from .topic_config import (
+    PERM_ALL,
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    TopicConfig,
+    built_in_topics,
+    simple_topic,
 )
 
 logger = logging.getLogger(__name__)
-
-PERM_READ: Final = 4
-PERM_WRITE: Final = 2
-PERM_INHERIT: Final = 1  # new topics may be made after this one
 
 TOPICS_MAX: Final = 20_000
 """Topics that requests may create. The file is rewritten when there are new ones; with this many it
@@ -75,115 +68,8 @@ QUEUES_MAX: Final = 1_024
 
 _DELETED: Final = "halfmqDeletedQueues"
 """Key of the file: deleted topic → queue id → queue offset below which messages are hidden.
-RocketMQ ignores it, and drops it when it writes the file: then the messages can be read again if a
-topic of the same name is created."""
-
-_KNOWN_FIELDS: Final = frozenset(
-    {
-        "attributes",
-        "order",
-        "perm",
-        "readQueueNums",
-        "topicFilterType",
-        "topicName",
-        "topicSysFlag",
-        "writeQueueNums",
-    }
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicConfig:
-    """One topic. `unknown` holds fields of the file that we do not know but keep."""
-
-    name: str
-    read_queue_nums: int
-    write_queue_nums: int
-    perm: int = PERM_READ | PERM_WRITE
-    filter_type: str = "SINGLE_TAG"
-    sys_flag: int = 0
-    order: bool = False
-    attributes: Mapping[str, object] = field(default_factory=dict)
-    unknown: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def readable(self) -> bool:
-        return self.perm & PERM_READ != 0
-
-    @property
-    def writable(self) -> bool:
-        return self.perm & PERM_WRITE != 0
-
-    def __str__(self) -> str:
-        """As RocketMQ prints it in remarks."""
-        rights = "".join(
-            letter if self.perm & bit else "-"
-            for letter, bit in (("R", PERM_READ), ("W", PERM_WRITE), ("X", PERM_INHERIT))
-        )
-        attributes = ", ".join(f"{key}={value}" for key, value in self.attributes.items())
-        return (
-            f"TopicConfig [topicName={self.name}, readQueueNums={self.read_queue_nums}, "
-            f"writeQueueNums={self.write_queue_nums}, perm={rights}, "
-            f"topicFilterType={self.filter_type}, topicSysFlag={self.sys_flag}, "
-            f"order={str(self.order).lower()}, attributes={{{attributes}}}]"
-        )
-
-    def to_json(self) -> dict[str, object]:
-        """Return the entry as `topics.json` holds it."""
-        return {
-            **self.unknown,
-            "attributes": dict(self.attributes),
-            "order": self.order,
-            "perm": self.perm,
-            "readQueueNums": self.read_queue_nums,
-            "topicFilterType": self.filter_type,
-            "topicName": self.name,
-            "topicSysFlag": self.sys_flag,
-            "writeQueueNums": self.write_queue_nums,
-        }
-
-    @classmethod
-    def from_json(cls, name: str, entry: JsonObject) -> TopicConfig:
-        """Read an entry; a missing field has the default of RocketMQ's class."""
-        return cls(
-            name=name,
-            read_queue_nums=max(0, as_integer(entry.get("readQueueNums"), 16)),
-            write_queue_nums=max(0, as_integer(entry.get("writeQueueNums"), 16)),
-            perm=as_integer(entry.get("perm"), PERM_READ | PERM_WRITE),
-            filter_type=as_text(entry.get("topicFilterType"), "SINGLE_TAG"),
-            sys_flag=as_integer(entry.get("topicSysFlag"), 0),
-            order=as_switch(entry.get("order"), default=False),
-            attributes=as_object(entry.get("attributes")),
-            unknown=without_keys(entry, _KNOWN_FIELDS),
-        )
-
-
-def built_in_topics(identity: TopicDefaults, delay_levels: int) -> dict[str, TopicConfig]:
-    """Return the topics of an empty broker, without those of features that we do not have.
-
-    Source: the constructor of `TopicConfigManager`. Pop and the timer wheel are left out.
-    """
-    everything = PERM_READ | PERM_WRITE | PERM_INHERIT
-    usual = PERM_READ | PERM_WRITE
-    rows = [
-        (SELF_TEST_TOPIC, 1, usual),
-        (BENCHMARK_TOPIC, 1_024, usual),
-        (identity.cluster_name, 16, everything),
-        (identity.broker_name, 1, everything),
-        (OFFSET_MOVED_EVENT_TOPIC, 1, usual),
-        (SCHEDULE_TOPIC, max(18, delay_levels), usual),
-        (reply_topic(identity.cluster_name), 1, usual),
-        (f"rmq_sys_SYNC_BROKER_MEMBER_{identity.broker_name}", 1, PERM_INHERIT),
-        (HALF_TOPIC, 1, usual),
-        (OP_TOPIC, 1, usual),
-    ]
-    if identity.auto_create:
-        rows.append((DEFAULT_TOPIC, identity.default_queue_nums, everything))
-    return {name: _topic(name, queues, perm) for name, queues, perm in rows}
-
-
-def _topic(name: str, queues: int, perm: int) -> TopicConfig:
-    return TopicConfig(name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+RocketMQ ignores the key and drops it when it writes the file. Then the messages become readable
+again if a topic of the same name is created."""
 
 
 class TopicTable:
@@ -220,7 +106,7 @@ class TopicTable:
         self._being_saved: dict[str, TopicConfig] = {}
         self._changing: dict[str, TopicConfig] = {}  # being saved by `change`
         self._awaited = (
-            AwaitedSave(self._begin_save, self._end_save, self._show_saved)
+            AwaitedSave(self._begin_save, self._end_save, self._publish_saved)
             if saves_on_thread
             else None
         )
@@ -230,8 +116,9 @@ class TopicTable:
         self._auto_create = identity.auto_create
         self.default_queue_nums = identity.default_queue_nums
         if self._auto_create and DEFAULT_TOPIC not in self._topics:
-            everything = PERM_READ | PERM_WRITE | PERM_INHERIT
-            self._topics[DEFAULT_TOPIC] = _topic(DEFAULT_TOPIC, self.default_queue_nums, everything)
+            self._topics[DEFAULT_TOPIC] = simple_topic(
+                DEFAULT_TOPIC, self.default_queue_nums, PERM_ALL
+            )
 
     def load(self) -> None:
         """Read the file; its entries override the built-in topics."""
@@ -251,7 +138,7 @@ class TopicTable:
     def complete(self, queues: Iterable[tuple[str, int]]) -> None:
         """Add missing topics and queues that have messages, if part of the file was lost.
 
-        Their permissions and their queues without messages are lost.
+        Permissions, and queues without messages, cannot be restored.
         """
         if self._file.is_complete:
             return
@@ -268,7 +155,7 @@ class TopicTable:
         lost = [topic for topic in made if self._topics.get(topic.name) != topic]
         if not lost:
             return
-        self._show({topic.name: topic for topic in lost})
+        self._publish({topic.name: topic for topic in lost})
         self._saves.dirty = True
         names = [topic.name for topic in lost]
         logger.error("event=topics_rebuilt count=%d topics=%r", len(lost), names[:NAMES_LOGGED_MAX])
@@ -279,7 +166,7 @@ class TopicTable:
         if known is None:
             of_group = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
             queues = count if of_group else max(count, self.default_queue_nums)
-            return _topic(name, queues, PERM_READ | PERM_WRITE)
+            return simple_topic(name, queues, PERM_READ | PERM_WRITE)
         return replace(
             known,
             read_queue_nums=max(known.read_queue_nums, count),
@@ -290,7 +177,7 @@ class TopicTable:
         """Call ``hide`` (``MessageStore.hide``) for each deleted topic; for a start.
 
         Raises:
-            OSError: A power cut has taken the last messages of one, and that cannot be saved.
+            OSError: A power cut removed the last messages of a topic, and that cannot be saved.
         """
         before = self._deleted
         self._deleted = {name: left for name, ends in before.items() if (left := hide(name, ends))}
@@ -299,7 +186,7 @@ class TopicTable:
             for name, left in self._deleted.items()
             for queue_id in left
         ):
-            self.save()  # the next start must not hide messages of the topic that has its name now
+            self.save()  # the next start must not hide messages of a new topic of that name
 
     def groups(self) -> list[str]:
         """Return the groups that have a retry topic."""
@@ -313,15 +200,15 @@ class TopicTable:
     def offered(self, name: str) -> TopicConfig | None:
         """Return the topic as clients see it; None for the template `TBW102` if it is not in use.
 
-        The table has the template even if topics are no longer created automatically. A client
-        that sees it would send to a new topic and be refused.
+        The table may have the template although topics are no longer created automatically. A
+        client that got it would send to a new topic and be refused.
         """
         if name == DEFAULT_TOPIC and not self._auto_create:
             return None
         return self._topics.get(name)
 
     def why_not_offered(self, name: str) -> str:
-        """Return why clients find no such topic, and what to do."""
+        """Return the reason why clients find no such topic, and how to create it."""
         reason = validate_topic(name)
         if reason is not None:
             return reason
@@ -337,7 +224,7 @@ class TopicTable:
         )
 
     def is_system(self, name: str) -> bool:
-        """Return whether the topic is the broker's own: operators cannot change or delete it.
+        """Return whether this is a system topic, which operators cannot change or delete.
 
         Source: `TopicValidator#isSystemTopic`, with what `TopicConfigManager#init` adds.
         """
@@ -345,7 +232,7 @@ class TopicTable:
 
     @property
     def system_names(self) -> list[str]:
-        """The names of the broker's own topics, sorted."""
+        """The names of the system topics, sorted."""
         return sorted(self._built_in | SYSTEM_TOPICS)
 
     @property
@@ -402,8 +289,8 @@ class TopicTable:
     def ensure(self, name: str, queues: int = 1, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
         """Return the topic, created for the broker's own use if it is missing.
 
-        Creation, which is rare, blocks on the disk. If the save fails, it is repeated later: a
-        decision must not fail for that.
+        Creation, which is rare, blocks on the disk. If the save fails, it is repeated later, so
+        that no decision fails because of it.
 
         Raises:
             RequestRefusedError: The table is full.
@@ -411,14 +298,14 @@ class TopicTable:
         known = self._topics.get(name)
         if known is not None:
             return known
-        made = _topic(name, queues, perm)
+        made = simple_topic(name, queues, perm)
         self._check_room(made)
-        self._show({name: made})
+        self._publish({name: made})
         try:
             self.save()
         except OSError as error:
             self._saves.dirty = True
-            logger.error("event=table_not_saved table=topics error=%r", str(error))  # noqa: TRY400
+            self._file.log_failure(error)
         _log_created(made, "broker")
         return made
 
@@ -439,10 +326,10 @@ class TopicTable:
         known = self._topics.get(name)
         if known is not None:
             return known
-        return self._requested(_topic(name, queues, PERM_READ | PERM_WRITE), "its group")
+        return self._requested(simple_topic(name, queues, PERM_READ | PERM_WRITE), "its group")
 
     async def change(self, made: TopicConfig) -> None:
-        """Add or replace a topic; return when it is on disk, which is when it takes effect.
+        """Add or replace a topic; return when it is on disk and in effect.
 
         Changes of one topic must be made one after the other.
 
@@ -453,31 +340,31 @@ class TopicTable:
         if name not in self._topics:
             self._check_room(made)
         self._changing[name] = made
-        self._file.step()
+        self._file.next_version()
         try:
             await self._save_on_thread()
         finally:
             del self._changing[name]
-        # A message may have created it meanwhile; its request finds this one.
+        # A message may have requested the same topic meanwhile; its request uses this one.
         self._new.pop(name, None)
         self._being_saved.pop(name, None)
         self._topics[name] = made
         self._version += 1
 
     async def delete(self, name: str, ends: Mapping[int, int]) -> None:
-        """Remove a topic, at once; return when that is on disk.
+        """Remove a topic at once; return when that is on disk.
 
-        ``ends`` are the queue offsets below which its messages are to be hidden, by queue id.
+        ``ends`` maps queue ids to the queue offsets below which messages are to be hidden.
 
         Raises:
-            RequestRefusedError: It cannot be saved, and the topic is back.
+            RequestRefusedError: It cannot be saved, and the topic still exists.
         """
         removed, before = self._topics.pop(name, None), self._deleted.get(name, {})
         if removed is None and not ends:
             return
         self._check_deletions(name)
         self._deleted[name] = {**before, **ends}
-        self._file.step()
+        self._file.next_version()
         self._version += 1
         try:
             await self._save_on_thread()
@@ -489,7 +376,7 @@ class TopicTable:
             raise
 
     def save(self) -> None:
-        """Write the file; blocks on the disk.
+        """Write the file; block on the disk.
 
         Raises:
             OSError: It could not be written; the old file is still there.
@@ -500,7 +387,7 @@ class TopicTable:
         """Return a function that repeats a failed save, for any thread; None if none is due."""
         if not self._saves.is_due():
             return None
-        return self._saves.job(self._file.prepare(self._content(patient=True)), "topics")
+        return self._saves.job(self._file.prepare(self._content(patient=True)), self._file)
 
     def _content(self, *, patient: bool = False) -> Callable[[], JsonObject]:
         topics = self._topics | self._being_saved | self._changing
@@ -510,11 +397,10 @@ class TopicTable:
 
     async def _save_on_thread(self) -> None:
         try:
-            await asyncio.to_thread(self._file.prepare(self._content(patient=True)))
-        except OSError as error:
-            self._saves.dirty = True  # a later save may have written what is taken back now
-            logger.error("event=table_not_saved table=topics error=%r", str(error))  # noqa: TRY400
-            raise _not_written(error) from error
+            await self._file.save_on_thread(self._content(patient=True))
+        except RequestRefusedError:
+            self._saves.dirty = True  # another save may have written the change that is undone here
+            raise
 
     def _check_deletions(self, name: str) -> None:
         if len(self._deleted) >= self._topics_max and name not in self._deleted:
@@ -543,7 +429,7 @@ class TopicTable:
         if refusal is not None:
             raise refusal from error
         for name in list(self._being_saved):
-            self._show_saved(name)
+            self._publish_saved(name)
         return self._topics[made.name]
 
     def _check_room(self, made: TopicConfig) -> None:
@@ -556,7 +442,7 @@ class TopicTable:
 
     def _begin_save(self) -> Callable[[], None]:
         for _ in self._new:
-            self._file.step()
+            self._file.next_version()
         self._being_saved |= self._new
         self._new = {}
         return self._file.prepare(self._content(patient=self._awaited is not None))
@@ -565,26 +451,21 @@ class TopicTable:
         if error is None:
             return None
         lost, self._being_saved = [*self._being_saved], {}
-        logger.error("event=table_not_saved table=topics lost=%r error=%r", lost, str(error))
-        return _not_written(error)
+        logger.error(
+            "event=table_not_saved table=%s lost=%r error=%r", self._file.name, lost, str(error)
+        )
+        return self._file.refusal(error)
 
-    def _show_saved(self, name: str) -> None:
+    def _publish_saved(self, name: str) -> None:
         made = self._being_saved.pop(name, None)
         if made is not None:
             self._topics[name] = made
             self._version += 1
 
-    def _show(self, made: dict[str, TopicConfig]) -> None:
+    def _publish(self, made: dict[str, TopicConfig]) -> None:
         self._topics |= made
-        self._file.step()
+        self._file.next_version()
         self._version += 1
-
-
-def _not_written(error: OSError) -> RequestRefusedError:
-    return RequestRefusedError(
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        f"topics.json cannot be written: {error.strerror or error}",
-    )
 
 
 def _log_created(made: TopicConfig, reason: str) -> None:

@@ -13,7 +13,8 @@ from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
 from ..delay.levels import COMMIT_DELAY_PREFIX
-from ..tables.topics import TopicConfig, TopicTable
+from ..tables.topic_config import TopicConfig
+from ..tables.topics import TopicTable
 
 logger = logging.getLogger(__name__)
 

@@ -85,7 +85,7 @@ class Prepares:
         self._duplicates = DuplicateFinder(halves.read, self.recent_prepares, lookup.state_of)
 
     def configure(self, config: TransactionConfig) -> None:
-        """Take over other limits."""
+        """Apply new limits."""
         self._config = config
         self._pending_max = 0 if config.reject else config.pending_max
 

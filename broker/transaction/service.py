@@ -161,7 +161,7 @@ class TransactionService:
         self._min_offset = 0  # of the log, when expired halves were last dropped
 
     def configure(self, config: TransactionConfig) -> None:
-        """Take over other limits and times of checks."""
+        """Apply new limits and times of checks."""
         self.prepares.configure(config)
         self._checker.configure(config)
 

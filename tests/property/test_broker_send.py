@@ -16,7 +16,8 @@ from halfmq.broker.handlers.messages.sent_properties import SentProperties, read
 from halfmq.broker.net.group_append import GroupAppend
 from halfmq.broker.net.router import serve
 from halfmq.broker.ports import Connection
-from halfmq.broker.tables.topics import TopicConfig, TopicTable
+from halfmq.broker.tables.topic_config import TopicConfig
+from halfmq.broker.tables.topics import TopicTable
 from halfmq.broker.transaction.admission import RequestedDelays, without_broker_properties
 from halfmq.broker.transaction.deduplication import FirstHalf, RecentPrepares, deduplication_key
 from halfmq.broker.transaction.half import half_request

@@ -134,8 +134,8 @@ def installed(
         (client_connection, "SWEEP_INTERVAL", 0.25),
         # Snapshots are taken, and old files looked for, within the seconds of a run.
         (snapshot, "INTERVAL_MS", 1_000),
-        (broker_retention, "FIRST_LOOK_S", 0.3),
-        (broker_retention, "LOOK_S", 0.4),
+        (broker_retention, "FIRST_SCAN_S", 0.3),
+        (broker_retention, "SCAN_S", 0.4),
     ]
     missing = object()
     before = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in replaced]

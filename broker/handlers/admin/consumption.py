@@ -30,7 +30,8 @@ from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.groups import GroupTable
 from ...tables.statistics import Statistics
-from ...tables.topics import TopicConfig, TopicTable
+from ...tables.topic_config import TopicConfig
+from ...tables.topics import TopicTable
 from .groups import topics_of
 from .sliced import collect
 

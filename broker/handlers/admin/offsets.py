@@ -39,7 +39,8 @@ from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.groups import GroupTable
-from ...tables.topics import TopicConfig, TopicTable
+from ...tables.topic_config import TopicConfig
+from ...tables.topics import TopicTable
 from .changes import Changes
 from .groups import topics_of
 from .sliced import collect

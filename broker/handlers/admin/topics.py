@@ -42,7 +42,8 @@ from ...ports import Connection, Handler
 from ...tables.attributes import altered, parse_change
 from ...tables.broker_table import BrokerTable
 from ...tables.consumer_offsets import ConsumerOffsetTable
-from ...tables.topics import QUEUES_MAX, TopicConfig, TopicTable
+from ...tables.topic_config import TopicConfig
+from ...tables.topics import QUEUES_MAX, TopicTable
 from .changes import Changes
 from .sliced import collect
 

@@ -37,7 +37,8 @@ from ...config import TopicDefaults
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.broker_table import BrokerTable
-from ...tables.topics import PERM_WRITE, TopicConfig, TopicTable
+from ...tables.topic_config import PERM_WRITE, TopicConfig
+from ...tables.topics import TopicTable
 
 logger = logging.getLogger(__name__)
 

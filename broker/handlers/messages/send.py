@@ -38,7 +38,8 @@ from ...disk.send_refusal import SendRefusal
 from ...errors import REFUSAL_FIELDS, RequestRefusedError
 from ...net.group_append import GroupAppend
 from ...ports import AppendLog, Connection, Handler
-from ...tables.topics import TopicConfig, TopicTable
+from ...tables.topic_config import TopicConfig
+from ...tables.topics import TopicTable
 from ...transaction.admission import fault_in_batch, without_broker_properties
 from ...transaction.deduplication import FirstHalf, deduplication_key
 from ...transaction.prepares import Prepares

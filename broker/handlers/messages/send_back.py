@@ -44,7 +44,8 @@ from ...errors import RequestRefusedError
 from ...ports import Connection, Handler, Store
 from ...tables.groups import GroupConfig, GroupTable
 from ...tables.queue_locks import QueueLocks
-from ...tables.topics import TopicConfig, TopicTable
+from ...tables.topic_config import TopicConfig
+from ...tables.topics import TopicTable
 from ..subjects import require
 
 logger = logging.getLogger(__name__)

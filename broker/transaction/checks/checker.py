@@ -190,7 +190,7 @@ class Checker:
         self.not_accepted = 0  # refused, lost with the connection, or without acknowledgement
 
     def configure(self, config: TransactionConfig) -> None:
-        """Take over other times, for checks that are scheduled from now on."""
+        """Apply new times to checks that are scheduled from now on."""
         self._config = config
         self._timeout_ms = config.timeout_ms
 

@@ -162,7 +162,7 @@ def test_a_message_is_delivered_when_it_is_due_and_not_before(tmp_path: Path) ->
     assert delays.tick() == pytest.approx(1.0)  # other levels are empty
     assert delays.waiting == 1
     clock.now += 4_999
-    assert delays.tick() == pytest.approx(delivery.LOOK_S_MIN)
+    assert delays.tick() == pytest.approx(delivery.TICK_S_MIN)
     assert log.queue("orders", 3) == []
     clock.now += 1
     delays.tick()
@@ -376,10 +376,11 @@ def test_positions_are_written_at_most_every_interval(tmp_path: Path) -> None:
     log.append([delayed(clock, 1)])
     clock.now += PERSIST_INTERVAL_MS - 1
     delays.tick()
-    delays.persist_if_dirty()
-    assert not path.exists()
+    assert delays.persist_job() is None
     clock.now += 1
-    delays.persist_if_dirty()
+    job = delays.persist_job()
+    assert job is not None
+    job()
     assert path.exists()
 
 
@@ -610,7 +611,7 @@ def test_a_disk_that_refuses_all_of_a_level_is_remembered_in_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond so many the level waits; all are delivered when the disk gives them again."""
-    monkeypatch.setattr(delivery, "PUT_OFF_MAX", 4)
+    monkeypatch.setattr(delivery, "DEFERRED_MAX", 4)
     clock = Clock()
     log = FakeLog(clock)
     threads = Threads(log)
@@ -623,7 +624,7 @@ def test_a_disk_that_refuses_all_of_a_level_is_remembered_in_bounds(
         clock.now += RETRY_AFTER_ERROR_MS
     assert bodies(log) == []
     # The bound on memory shows in no answer.
-    assert len(delays._queues[0].put_off) == 4
+    assert len(delays._queues[0].deferred) == 4
     log.refused = set()
     threads.deliver(delays)
 
@@ -773,7 +774,7 @@ def test_a_commit_is_delivered_once_never_early_and_at_most_the_shortest_level_l
     assert sorted(one.body for one in arrived) == sorted(due)
     for record in arrived:
         late_ms = record.store_timestamp - due[record.body]
-        assert 0 <= late_ms <= LEVELS[0] + 1_000 * delivery.LOOK_S_MIN
+        assert 0 <= late_ms <= LEVELS[0] + 1_000 * delivery.TICK_S_MIN
         assert (record.sys_flag, record.prepared_transaction_offset) == (0, 0)
     linked = [one for one in log.records.values() if one.prepared_transaction_offset]
     assert len(linked) == len(due)

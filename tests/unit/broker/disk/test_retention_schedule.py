@@ -13,7 +13,7 @@ import pytest
 from halfmq.broker.config import StoreSettings
 from halfmq.broker.delay.delivery import DelayService
 from halfmq.broker.delay.levels import DelayLevels, parse_delay_levels
-from halfmq.broker.disk.retention_schedule import FIRST_LOOK_S, LOOK_S, RetentionSchedule
+from halfmq.broker.disk.retention_schedule import FIRST_SCAN_S, SCAN_S, RetentionSchedule
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.files.page_cache import CachedReads, NotInMemoryError
@@ -100,7 +100,7 @@ class Scheduled:
             fetch=fetch_nothing,
             hour_of=lambda _now_ms: self.hour,
         )
-        assert self.schedule.tick() == FIRST_LOOK_S
+        assert self.schedule.tick() == FIRST_SCAN_S
 
 
 def test_files_are_looked_at_in_their_hours_only() -> None:
@@ -108,7 +108,7 @@ def test_files_are_looked_at_in_their_hours_only() -> None:
     one = Scheduled(delete_when="4;16", file_reserved_hours=24)
 
     for one.hour in range(24):
-        assert one.schedule.tick() == LOOK_S
+        assert one.schedule.tick() == SCAN_S
 
     assert one.log.looks == [NOW_MS - 24 * HOUR_MS] * 2
 
@@ -137,9 +137,9 @@ def test_deleted_files_keep_their_space_only_while_there_is_enough() -> None:
 def test_an_operator_makes_any_hour_right() -> None:
     """One look finds the files, the next one has them deleted, and then the hours count again."""
     one = Scheduled()
-    one.schedule.ask()
+    one.schedule.request_deletion()
 
-    assert one.schedule.tick() < LOOK_S
+    assert one.schedule.tick() < SCAN_S
     one.log.expired_end = 500
     one.schedule.tick()
     assert one.log.deletions == [500]

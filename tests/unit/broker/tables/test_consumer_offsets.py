@@ -26,6 +26,13 @@ def table(root: Path, clock: Clock, *, offsets_max: int = 1_000) -> ConsumerOffs
     return made
 
 
+def save_if_due(offsets: ConsumerOffsetTable) -> None:
+    """Write the file as the broker's ticker does."""
+    job = offsets.persist_job()
+    if job is not None:
+        job()
+
+
 def test_a_commit_is_what_the_next_query_finds(tmp_path: Path) -> None:
     """Offsets belong to group, topic and queue, and may go backwards."""
     offsets = table(tmp_path, Clock())
@@ -38,7 +45,6 @@ def test_a_commit_is_what_the_next_query_finds(tmp_path: Path) -> None:
     assert offsets.query("g", "T", 1) == NO_OFFSET
     assert offsets.query("g", "U", 0) == NO_OFFSET
     assert offsets.query("h", "T", 0) == NO_OFFSET
-    assert list(offsets.groups_of("T")) == ["g"]
 
 
 def test_the_file_of_a_real_broker_loads_with_every_offset(tmp_path: Path) -> None:
@@ -58,16 +64,16 @@ def test_offsets_are_written_at_most_every_interval(tmp_path: Path) -> None:
     offsets = table(tmp_path, clock)
     path = config_path(tmp_path, "consumerOffset.json")
     offsets.commit("g", "T", 0, 5)
-    offsets.persist_if_dirty()
+    save_if_due(offsets)
     assert not path.exists()
 
     clock.now += PERSIST_INTERVAL_MS
-    offsets.persist_if_dirty()
+    save_if_due(offsets)
     assert load_table(path) is not None
     written = path.stat().st_mtime_ns, path.stat().st_ino
 
     clock.now += PERSIST_INTERVAL_MS
-    offsets.persist_if_dirty()  # nothing changed
+    save_if_due(offsets)  # nothing changed
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
 
 
@@ -134,10 +140,10 @@ def test_a_failed_write_is_tried_again(tmp_path: Path) -> None:
     offsets = ConsumerOffsetTable(config_path(tmp_path, "consumerOffset.json"), now_ms=clock)
     offsets.commit("g", "T", 0, 1)
     clock.now += PERSIST_INTERVAL_MS
-    offsets.persist_if_dirty()
+    save_if_due(offsets)
     (tmp_path / "config").unlink()
     clock.now += PERSIST_INTERVAL_MS
-    offsets.persist_if_dirty()
+    save_if_due(offsets)
 
     assert table(tmp_path, clock).query("g", "T", 0) == 1
 

@@ -12,7 +12,7 @@ import pytest
 
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.tables import awaited_save
-from halfmq.broker.tables.awaited_save import TOPICS_PER_PASS, Again, AwaitedSave
+from halfmq.broker.tables.awaited_save import TOPICS_PER_PASS, AwaitedSave, ServeDeferred
 from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -125,7 +125,7 @@ class Steps:
         self.done.append(f"saved {error}")
         return None
 
-    def serving(self, request: str) -> Again:
+    def serving(self, request: str) -> ServeDeferred:
         def serve(refusal: RequestRefusedError | None) -> None:
             assert refusal is None
             self.done.append(request)

@@ -188,14 +188,14 @@ def test_a_new_day_begins_at_midnight(rig: Rig) -> None:
     rig.queues.new = [("orders", 5, 0), ("own", 1, 0)]
     rig.pull("readers", 4)
     rig.wait(10)
-    now = rig.statistics.of_days()
+    now = rig.statistics.daily_counts()
     assert (now["msgPutTotalTodayMorning"], now["msgPutTotalTodayNow"]) == (0, 5)
 
     rig.clock.now += 24 * 3_600_000
     rig.sample()
     rig.queues.new = [("orders", 1, 0)]
     rig.wait(10)
-    now = rig.statistics.of_days()
+    now = rig.statistics.daily_counts()
     assert [now[f"msgPutTotal{when}"] for when in ("YesterdayMorning", "TodayMorning")] == [0, 5]
     assert now["msgPutTotalTodayNow"] == 6
     assert [now[f"msgGetTotal{when}"] for when in ("TodayMorning", "TodayNow")] == [4, 4]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.tables.topics import TopicConfig, TopicTable
+from halfmq.broker.tables.topic_config import TopicConfig
+from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files.json_table import load_table
 from tests.support.broker_doubles import Clock, config_path, identity

@@ -6,7 +6,8 @@ import pytest
 
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.loop import slices
-from halfmq.broker.tables.topics import TopicConfig, TopicTable
+from halfmq.broker.tables.topic_config import TopicConfig
+from halfmq.broker.tables.topics import TopicTable
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.destination import Destinations
 from halfmq.broker.transaction.errors import (

@@ -14,7 +14,7 @@ from halfmq.broker.handlers.clients.brokers import BrokerHandlers
 from halfmq.broker.handlers.clients.routes import RouteHandlers
 from halfmq.broker.ports import Handler
 from halfmq.broker.tables import broker_table
-from halfmq.broker.tables.broker_table import SILENCE_MS, BrokerTable
+from halfmq.broker.tables.broker_table import HEARTBEAT_TIMEOUT_MS, BrokerTable
 from halfmq.broker.tables.kv_config import KvConfig
 from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.bodies import (
@@ -149,9 +149,9 @@ def test_a_broker_goes_with_its_connection_or_its_silence_or_when_it_says_so(
     server.clock.now += 10_001
     list(server.brokers.expire())
     assert server.names_of("orders") == ["broker-c"]
-    server.clock.now += SILENCE_MS - 10_001
+    server.clock.now += HEARTBEAT_TIMEOUT_MS - 10_001
     assert server.ask(RequestCode.BROKER_HEARTBEAT, identity_of("broker-c")).code == 0
-    server.clock.now += SILENCE_MS
+    server.clock.now += HEARTBEAT_TIMEOUT_MS
     list(server.brokers.expire())
     assert server.names_of("orders") == ["broker-c"]
     assert server.ask(RequestCode.UNREGISTER_BROKER, identity_of("broker-c")).code == 0
