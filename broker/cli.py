@@ -26,7 +26,8 @@ from typing import Any, Final
 from halfmq.store.config import FlushMode
 from halfmq.store.errors import DirectoryInUseError, StoreError
 
-from .config import BrokerConfig, LoadedConfig, load_config
+from .config import BrokerConfig
+from .config_file import LoadedConfig, load_config
 from .errors import AddressTakenError, ConfigurationError
 from .logs import configure_logging
 from .service import Broker

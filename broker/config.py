@@ -1,33 +1,22 @@
-"""`broker.conf` → frozen dataclasses.
+"""All settings of the broker: key, default, range and effect of each.
 
-Keys, units and the `key=value` form are RocketMQ's where RocketMQ has the key. A wrong value stops
-the start and names file, line, key, value and what was expected; RocketMQ ignores it silently. An
-unknown key is a warning with the nearest known one.
-
-Values come from three places, later ones win: the defaults below, the file, `--set KEY=VALUE`.
+Keys and units are RocketMQ's where RocketMQ has the key. `config_file` reads the values.
 """
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from halfmq.store.config import FlushMode, StoreConfig
 
-from .access.config import TLS_PROPERTIES, AccessConfig, TlsConfig
+from .access.config import AccessConfig, TlsConfig
 from .delay.levels import DEFAULT_LEVELS, parse_delay_levels
-from .errors import ConfigurationError
 from .settings import (
     DIRECTORY,
-    HIDDEN,
     SWITCH,
-    BadValueError,
-    Setting,
     checked,
     choice,
     duration,
@@ -35,7 +24,6 @@ from .settings import (
     names,
     pattern,
     setting,
-    settings_of,
 )
 
 _PORT: Final = integer(0, 65_535, "0 picks a free port")
@@ -389,7 +377,7 @@ class BrokerConfig:
     tls: TlsConfig = field(default_factory=TlsConfig)
 
 
-_SECTIONS: Final = {
+SECTIONS: Final = {
     "network": NetworkConfig,
     "topics": TopicDefaults,
     "consumers": ConsumerConfig,
@@ -400,208 +388,4 @@ _SECTIONS: Final = {
     "access": AccessConfig,
     "tls": TlsConfig,
 }
-
-# Keys of many RocketMQ configurations that have no effect here: reported as such, not as typos.
-_ROCKETMQ_ONLY: Final = frozenset(
-    {
-        "abortFile",
-        "brokerIP2",
-        "brokerRole",
-        "destroyMapedFileIntervalForcibly",
-        "diskSpaceCleanForciblyRatio",
-        "enablePropertyFilter",
-        "haListenPort",
-        "maxTransferCountOnMessageInMemory",
-        "pullMessageThreadPoolNums",
-        "sendMessageThreadPoolNums",
-        "serverWorkerThreads",
-        "slaveReadEnable",
-        "storeCheckpoint",
-        "storePathConsumeQueue",
-        "storePathIndex",
-        "timerWheelEnable",
-        "traceTopicEnable",
-        "transientStorePoolEnable",
-        "useReentrantLockWhenPutMessage",
-        "waitTimeMillsInSendQueue",
-        "warmMapedFileEnable",
-    }
-)
-
-# Keys of earlier versions, each with what to set instead.
-_GONE: Final = {
-    "diskReserveBytes": "diskSpaceWarningLevelRatio",
-    "diskRefuseFreeBytes": "diskSpaceWarningLevelRatio",
-    "diskSlowDownFreeBytes": "diskSpaceWarningLevelRatio",
-    "diskSlowDownRatio": "diskSpaceWarningLevelRatio",
-    "diskWarnFreeBytes": "diskMaxUsedSpaceRatio",
-}
-
-
-class Origin(NamedTuple):
-    """Where a value came from: `default`, `--set` or `FILE:LINE`."""
-
-    value: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedConfig:
-    """The configuration, the origin of each value, and warnings."""
-
-    config: BrokerConfig
-    origins: dict[str, Origin]
-    warnings: list[str]
-    file: Path | None = None
-    """The file of `--conf`."""
-
-    def lines(self) -> Iterator[str]:
-        """Yield each key with value, default and source, for `--print-config`."""
-        for name, section in _SECTIONS.items():
-            values = getattr(self.config, name)
-            for item in settings_of(section):
-                origin = self.origins.get(item.key)
-                shown = item.kind.show(getattr(values, item.attribute))
-                source = origin.source if origin else "default"
-                yield f"{item.key}={shown} default={item.kind.show(item.default)} source={source}"
-
-
-def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read the file and the `KEY=VALUE` overrides over the defaults.
-
-    Raises:
-        ConfigurationError: The file cannot be read, a line is no `key=value`, or a value is wrong.
-    """
-    known = known_settings()
-    own = [*(_read_file(file) if file else ()), *_read_overrides(overrides)]
-    entries = [*_tls_properties(own), *own]
-    warnings: list[str] = []
-    origins: dict[str, Origin] = {}
-    chosen: dict[str, dict[str, object]] = {name: {} for name in _SECTIONS}
-    for key, value, source in entries:
-        if key not in known:
-            warnings.append(f"{source}: {unknown_key(key, known)}; ignored")
-            continue
-        file_of_key = _file_of(origins[key].source) if key in origins else None
-        if file_of_key is not None and file_of_key == _file_of(source):
-            warnings.append(f"{source}: {key} is set twice; this one counts")
-        section, item = known[key]
-        chosen[section][item.attribute] = _parse(item, value, source)
-        origins[key] = Origin(HIDDEN if item.kind.is_secret else value, source)
-    parts = {name: _SECTIONS[name](**values) for name, values in chosen.items()}
-    config = BrokerConfig(**parts)
-    for contradiction in (config.access.contradiction(), config.tls.contradiction()):
-        if contradiction is not None:
-            key, expected = contradiction
-            raise ConfigurationError(origins[key].source, key, origins[key].value, expected)
-    if config.access.acl_enabled and config.access.plain_acl_file is None:
-        folder = file.parent if file else config.store.root / "config"
-        access = replace(config.access, plain_acl_file=folder / "plain_acl.yml")
-        config = replace(config, access=access)
-    return LoadedConfig(config, origins, warnings, file)
-
-
-@cache
-def known_settings() -> Mapping[str, tuple[str, Setting]]:
-    """Return section and declaration of each setting by key."""
-    return {
-        item.key: (name, item) for name, part in _SECTIONS.items() for item in settings_of(part)
-    }
-
-
-def with_value(config: BrokerConfig, key: str, value: str) -> BrokerConfig:
-    """Return a configuration with another value of one setting.
-
-    Raises:
-        ConfigurationError: The value is wrong.
-    """
-    section, item = known_settings()[key]
-    parsed = _parse(item, value, "")
-    changed = replace(getattr(config, section), **{item.attribute: parsed})
-    return replace(config, **{section: changed})
-
-
-def decode_settings(body: bytes) -> dict[str, str]:
-    """Return the settings in a body of ``key=value`` lines, as tools of RocketMQ send it.
-
-    Raises:
-        ConfigurationError: A line is none.
-    """
-    try:
-        text = body.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigurationError("line", "", "", "text in UTF-8") from error
-    return {key: value for key, value, _source in _parse_lines(text, "line")}
-
-
-def key_of_line(line: str) -> str | None:
-    """Return the setting of one line of a file; None of a comment."""
-    stripped = line.strip()
-    return None if stripped[:1] in ("", "#", "!") else stripped.partition("=")[0].strip()
-
-
-def _tls_properties(entries: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
-    """Return the settings of the tls.properties that these entries name, if they name one."""
-    files = [value for key, value, _source in entries if key == "tlsConfigFile" and value]
-    for key, value, source in _read_file(Path(files[-1]).expanduser()) if files else ():
-        if key in TLS_PROPERTIES:
-            yield TLS_PROPERTIES[key], value, source
-
-
-def _file_of(source: str) -> str | None:
-    """Return the file of a `FILE:LINE`; None for `--set`, which may set a key again."""
-    return source.rpartition(":")[0] or None
-
-
-def _parse(item: Setting, value: str, source: str) -> object:
-    if not value and item.default is None:
-        return None  # `storePathCommitLog=` in a file means: not set
-    try:
-        return item.kind.parse(value)
-    except BadValueError as error:
-        shown = HIDDEN if item.kind.is_secret else value
-        cause = None if item.kind.is_secret else error
-        raise ConfigurationError(source, item.key, shown, item.kind.expected) from cause
-
-
-def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Return what is wrong with a key that is no setting."""
-    if key in _ROCKETMQ_ONLY:
-        return f"{key} is a RocketMQ setting without effect here"
-    if key in _GONE:
-        return f"{key} is a setting of earlier versions; {_GONE[key]} alone counts"
-    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"unknown key {key}{hint}"
-
-
-def _read_file(file: Path) -> Iterator[tuple[str, str, str]]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigurationError(
-            str(file), "--conf", str(file), f"a readable file ({reason})"
-        ) from error
-    yield from _parse_lines(text, str(file))
-
-
-def _parse_lines(text: str, name: str) -> Iterator[tuple[str, str, str]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        stripped = line.strip()
-        if not stripped or stripped[0] in "#!":
-            continue
-        key, separator, value = stripped.partition("=")
-        if not separator or not key.strip():
-            raise ConfigurationError(
-                f"{name}:{number}", stripped, "", "a line of the form key=value"
-            )
-        yield key.strip(), value.strip(), f"{name}:{number}"
-
-
-def _read_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    for override in overrides:
-        key, separator, value = override.partition("=")
-        if not separator or not key.strip():
-            raise ConfigurationError("--set", override, "", "KEY=VALUE")
-        yield key.strip(), value.strip(), "--set"
+"""By attribute of `BrokerConfig`."""

@@ -26,7 +26,8 @@ from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files import disk
 
 from .access.config import TlsMode
-from .config import BrokerConfig, LoadedConfig, key_of_line, known_settings, unknown_key, with_value
+from .config import BrokerConfig
+from .config_file import LoadedConfig, key_of_line, known_settings, unknown_key, with_value
 from .errors import ConfigurationError, RequestRefusedError
 
 logger = logging.getLogger(__name__)

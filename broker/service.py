@@ -12,16 +12,12 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.config import FlushMode
-from halfmq.store.errors import UnusableFileError
-from halfmq.store.files import disk
-from halfmq.store.files.mapped_file import make_directory
 from halfmq.store.files.worker import ThreadWorker, WorkerFactory
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import SCHEDULE_TOPIC, reply_topic
@@ -31,7 +27,8 @@ from halfmq.store.recovery.recovery import RecoveryReport
 
 from .access.build import AccessSetup, Reloading
 from .access.tls import tls_context
-from .config import BrokerConfig, LoadedConfig
+from .config import BrokerConfig
+from .config_file import LoadedConfig
 from .delay.delivery import DelayService
 from .delay.levels import DelayLevels, parse_delay_levels
 from .disk.disk_limits import DiskLimits, Space, space_of
@@ -41,23 +38,17 @@ from .filters.filters_in_use import FiltersInUse
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
 from .handlers.admin.changes import Changes
 from .handlers.admin.cleaning import CleaningHandlers
-from .handlers.admin.consume_queue import ConsumeQueueHandlers
-from .handlers.admin.consumption import ConsumptionHandlers
-from .handlers.admin.groups import GroupHandlers
-from .handlers.admin.kv_config import KvConfigHandlers
-from .handlers.admin.offsets import GroupOffsetHandlers
-from .handlers.admin.relays import RelayHandlers
-from .handlers.admin.settings import SettingsHandlers
-from .handlers.admin.statistics import StatisticsHandlers
 from .handlers.admin.tables import TableHandlers
-from .handlers.admin.topics import TopicHandlers
+from .handlers.admin.offsets import GroupOffsetHandlers
 from .handlers.admin.transactions import AdminHandlers
+from .handlers.administration import HandlerPart, admin_handlers
 from .handlers.clients.brokers import BrokerHandlers
 from .handlers.clients.clients import ClientHandlers
 from .handlers.clients.locks import LockHandlers
 from .handlers.clients.offsets import OffsetHandlers
 from .handlers.clients.routes import RouteHandlers
 from .handlers.messages.pull import PullHandler
+from .handlers.messages.pull_admission import PullAdmission
 from .handlers.messages.queries import QueryHandlers
 from .handlers.messages.reply import ReplyHandler
 from .handlers.messages.send import SendHandler
@@ -72,56 +63,31 @@ from .loop.slices import PAUSE_S, PeriodicWork
 from .loop.ticker import Ticker
 from .net.group_append import GroupAppend
 from .net.long_polling import LongPolling
-from .net.registration import NameServerRegistration
+from .net.registration import NameServerRegistration, parse_addresses
 from .net.reply_release import ReplyRelease
 from .net.router import Router
 from .net.server import Server
-from .ports import Connection, Handler
+from .ports import Connection
 from .runtime_info import RuntimeInfo
-from .store_service import PersistTicker, StoreService
-from .tables.broker_table import BrokerTable
-from .tables.client_registry import SCAN_S, ClientRegistry
-from .tables.consumer_offsets import ConsumerOffsetTable
-from .tables.groups import GroupTable
-from .tables.kv_config import KvConfig
-from .tables.queue_locks import QueueLocks
+from .store_service import PersistTicker, StoreService, make_tables_directory
+from .tables.all_tables import make_tables
+from .tables.client_registry import SCAN_S
 from .tables.statistics import Statistics
-from .tables.topics import TopicTable
 from .transaction.destination import Destinations
 from .transaction.service import TransactionService
 
 logger = logging.getLogger(__name__)
 
 INDEX_TICK_S: Final = 0.02
-"""Seconds between two slices of index building if none is left over."""
+"""Seconds between two slices of index building while the index is complete."""
 
 INDEX_REST_S: Final = 0.004
-"""The same while the index is filled from the log, perhaps gigabytes: at most a third of the loop's
-time. That is faster than a fast broker appends, so the index catches up."""
+"""Seconds between two slices while the index lags behind the log, perhaps by gigabytes. Slices then
+take at most a third of the loop's time, and the index still grows faster than the log."""
 
-FLUSHED_ALONE: Final = 32
-"""Records of a group that is flushed at once, without waiting for the end of the loop's pass."""
-
-
-class HandlerPart(Protocol):
-    """A group of handlers."""
-
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """The broker's tables: all its state besides messages."""
-
-    topics: TopicTable
-    groups: GroupTable
-    offsets: ConsumerOffsetTable
-    registry: ClientRegistry
-    locks: QueueLocks
-    kv_config: KvConfig
-    brokers: BrokerTable
+LARGE_GROUP: Final = 32
+"""Records of a group for which a flush is requested at once, instead of at the end of the loop's
+pass: during its flush the next group is processed."""
 
 
 class Broker:
@@ -138,10 +104,12 @@ class Broker:
     ) -> None:
         """Wire the parts.
 
-        A loaded ``config`` can be changed while the broker runs, in the file that it is from.
-        ``now_ms`` is the wall clock: store timestamps, delivery at a time, the age of files.
-        ``monotonic_ms`` is the clock of checks, delays, locks and heartbeats.
-        ``worker`` creates the store's helper threads; ``disk_space`` returns the space of a disk.
+        Args:
+            config: Of a `LoadedConfig`, live settings can be changed, in the file that it is from.
+            now_ms: The wall clock: store timestamps, delivery at a time, the age of files.
+            monotonic_ms: The clock of checks, delays, locks and heartbeats.
+            worker: Creates the store's helper threads.
+            disk_space: Returns the space of the disk that holds a path.
         """
         loaded = config if isinstance(config, LoadedConfig) else LoadedConfig(config, {}, [])
         self.config = config = loaded.config
@@ -163,7 +131,12 @@ class Broker:
         self._release = ReplyRelease(self._store, self._refusal, on_released=self._polling.wake)
         self._group = GroupAppend(self._store, call_soon=self._release.before_replies)
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
-        self._tables = self._make_tables()
+        self._tables = make_tables(
+            config,
+            delay_levels=len(self._levels.levels_ms),
+            now_ms=now_ms,
+            monotonic_ms=monotonic_ms,
+        )
         self._statistics = self._make_statistics()
         self._fetches = Fetches()
         self._transaction_ticker = Ticker(
@@ -224,31 +197,6 @@ class Broker:
             is_system=self._tables.topics.is_system,
             now_ms=self._now_ms,
             monotonic_ms=self._monotonic_ms,
-        )
-
-    def _make_tables(self) -> Tables:
-        config, now_ms = self.config.topics, self._now_ms
-        registry = ClientRegistry(
-            now_ms=self._monotonic_ms, refuse_unequal=self.config.consumers.refuse_unequal
-        )
-        return Tables(
-            topics=TopicTable(
-                self._table_path("topics.json"),
-                config,
-                now_ms=now_ms,
-                delay_levels=len(self._levels.levels_ms),
-                saves_on_thread=True,
-            ),
-            groups=GroupTable(
-                self._table_path("subscriptionGroup.json"),
-                auto_create=config.auto_create_groups,
-                now_ms=now_ms,
-            ),
-            offsets=ConsumerOffsetTable(self._table_path("consumerOffset.json"), now_ms=now_ms),
-            registry=registry,
-            locks=QueueLocks(now_ms=self._monotonic_ms, is_connected=registry.is_consumer),
-            kv_config=KvConfig(self._table_path("kvConfig.json"), now_ms),
-            brokers=BrokerTable(self._monotonic_ms),
         )
 
     def _make_transactions(self) -> TransactionService:
@@ -333,11 +281,8 @@ class Broker:
             self._store,
             root=self.config.store.root,
             load=[
-                partial(_make_tables_directory, self.config.store.root / "config"),
-                tables.topics.load,
-                tables.groups.load,
-                tables.offsets.load,
-                tables.kv_config.load,
+                partial(make_tables_directory, self.config.store.root / "config"),
+                tables.load,
                 partial(tables.topics.hide_deleted, self._store.queues.hide),
                 self._complete_tables,
                 self._delay.load,
@@ -354,24 +299,18 @@ class Broker:
         )
 
     def _complete_tables(self) -> None:
-        """Restore missing topics and groups that messages or other tables still name."""
-        tables, report = self._tables, self._store_service.report
-        killed = report is not None and not report.clean
-        tables.topics.complete(self._store.queues.names())
-        groups = {*tables.topics.groups(), *tables.offsets.groups()}
-        tables.groups.complete(groups, after_kill=killed)
+        report = self._store_service.report
+        assert report is not None
+        self._tables.complete(self._store.queues.names(), after_kill=not report.clean)
 
     def _make_pull_handler(self) -> PullHandler:
         tables = self._tables
         return PullHandler(
             self._store,
-            tables.topics,
-            tables.groups,
-            tables.registry,
+            PullAdmission(tables.topics, tables.groups, tables.registry, self._filters),
             tables.offsets,
             self._polling,
             self._statistics,
-            self._filters,
         )
 
     def _make_handlers(self) -> list[HandlerPart]:
@@ -387,6 +326,7 @@ class Broker:
             count=self._statistics.sent_back,
         )
         sends = self._make_send_handler(send_back)
+        self._group_offsets = self._make_group_offsets(changes)
         return [
             sends,
             PrepareHandler(
@@ -415,13 +355,23 @@ class Broker:
             ),
             CleaningHandlers(self._retention.request_deletion, self._store.retention.clean_queues),
             TableHandlers(tables.offsets, self._delay.saved_offsets),
-            *self._make_admin_handlers(changes),
+            *admin_handlers(
+                tables,
+                store,
+                self._statistics,
+                self._settings,
+                changes,
+                self.config.topics,
+                now_ms=self._now_ms,
+                monotonic_ms=self._monotonic_ms,
+            ),
+            self._group_offsets,
             *self._make_access_handlers(changes),
         ]
 
-    def _make_admin_handlers(self, changes: Changes) -> list[HandlerPart]:
+    def _make_group_offsets(self, changes: Changes) -> GroupOffsetHandlers:
         tables = self._tables
-        self._group_offsets = GroupOffsetHandlers(
+        handlers = GroupOffsetHandlers(
             tables.topics,
             tables.groups,
             tables.offsets,
@@ -432,48 +382,8 @@ class Broker:
             look_again=self._polling.look_again,
             now_ms=self._now_ms,
         )
-        self._group_offsets.in_broker = self.config.consumers.server_side_reset
-        return [
-            TopicHandlers(
-                tables.topics,
-                tables.offsets,
-                tables.brokers,
-                self._store,
-                changes,
-                self.config.topics,
-                stored_per_second=self._statistics.stored_per_second,
-            ),
-            GroupHandlers(
-                tables.groups,
-                tables.topics,
-                tables.offsets,
-                tables.registry,
-                changes,
-                now_ms=self._now_ms,
-                monotonic_ms=self._monotonic_ms,
-            ),
-            KvConfigHandlers(tables.kv_config, changes),
-            self._group_offsets,
-            ConsumeQueueHandlers(tables.registry, self._store),
-            RelayHandlers(
-                tables.registry,
-                tables.topics,
-                tables.groups,
-                self._store.reader,
-                self.config.topics,
-            ),
-            ConsumptionHandlers(
-                tables.topics,
-                tables.groups,
-                tables.offsets,
-                tables.registry,
-                self._store,
-                self._statistics,
-                self.config.topics,
-            ),
-            StatisticsHandlers(self._statistics),
-            SettingsHandlers(self._settings, changes),
-        ]
+        handlers.in_broker = self.config.consumers.server_side_reset
+        return handlers
 
     def _make_access_handlers(self, changes: Changes) -> list[HandlerPart]:
         topics, access = self.config.topics, self._access
@@ -563,7 +473,7 @@ class Broker:
     def _make_registration(self) -> NameServerRegistration:
         network = self.config.network
         return NameServerRegistration(
-            _addresses(network.namesrv_addr),
+            parse_addresses(network.namesrv_addr),
             self._tables.topics,
             self.config.topics,
             advertised_host=network.advertised_host,
@@ -574,17 +484,15 @@ class Broker:
         )
 
     def _configure(self, config: BrokerConfig) -> None:
-        """Hand settings that were changed to the parts that use them."""
+        """Pass changed settings to the parts that use them."""
         self.config = config
-        self._tables.topics.configure(config.topics)
-        self._tables.groups.auto_create = config.topics.auto_create_groups
-        self._tables.registry.refuse_unequal = config.consumers.refuse_unequal
+        self._tables.configure(config)
         self._group_offsets.in_broker = config.consumers.server_side_reset
         self._retention.configure(config.store)
         self._disk_limits.configure(config.disk)
         self.transactions.configure(config.transaction)
 
-    # --- life
+    # --- start and stop
 
     async def start(self) -> RecoveryReport:
         """Return when requests are answered.
@@ -625,8 +533,7 @@ class Broker:
         if self._polling.waiting:
             self._polling.mark_arrivals([(one.topic, one.queue_id) for one in group])
         if self._sync_flush:
-            if len(group) >= FLUSHED_ALONE:
-                # Large enough for its own flush, during which the next group is processed.
+            if len(group) >= LARGE_GROUP:
                 self._store.request_flush()
             self._release.request_flush()
         else:
@@ -636,12 +543,14 @@ class Broker:
         self._clients.connection_lost(connection)
         self._tables.brokers.connection_lost(connection)
 
-    def _durable(self, offset: int) -> None:
-        self._release.durable_from_thread(offset)  # the store must exist before the release does
-
     def _transactions_tick(self) -> float:
-        self._group.append_staged()  # no check is sent for what has just been decided
+        self._group.append_staged()  # so that no check is sent for a transaction decided just now
         return self.transactions.tick()
+
+    # Three callbacks of parts that are created before what they call.
+
+    def _durable(self, offset: int) -> None:
+        self._release.durable_from_thread(offset)
 
     def _wake_retention(self) -> None:
         self._retention_ticker.wake()
@@ -662,19 +571,3 @@ class Broker:
             "disk is sound again",
             str(error),
         )
-
-
-def _make_tables_directory(path: Path) -> None:
-    """Create the directory durably, or a crash could lose it with the tables in it.
-
-    Raises:
-        UnusableFileError: No table could be saved there, which would show at the stop.
-    """
-    make_directory(path)
-    if not disk.may_write(path):
-        raise UnusableFileError(path, "Permission denied: no table could be saved here")
-
-
-def _addresses(text: str) -> list[tuple[str, int]]:
-    parts = text.replace(",", ";").split(";") if text else []
-    return [(host, int(port)) for host, _, port in (part.rpartition(":") for part in parts)]

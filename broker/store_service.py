@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.store.errors import DiskFullError, StoreError, UnusableFileError
-from halfmq.store.files.mapped_file import ROOM_LEFT, lacks_space
+from halfmq.store.files import disk
+from halfmq.store.files.mapped_file import ROOM_LEFT, lacks_space, make_directory
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery.recovery import RecoveryReport
 
@@ -42,8 +43,8 @@ class StoreService:
         """Recover the store and read the tables; this blocks the loop, which serves nothing yet.
 
         Raises:
-            DiskFullError: There is no space for what a start writes; says how much to free.
-            StoreError: The store cannot be opened, or the system refused something else.
+            DiskFullError: The disk is full; the message says how much space to free.
+            StoreError: The store cannot be opened, or a table cannot be read.
         """
         try:
             self._open()
@@ -67,7 +68,7 @@ class StoreService:
             raise
 
     def recovery_metrics(self) -> dict[str, object]:
-        """What the start found, as numbers."""
+        """Return what recovery found, as numbers; empty before the start."""
         report = self.report
         if report is None:
             return {}
@@ -81,15 +82,26 @@ class StoreService:
         }
 
     async def stop(self) -> None:
-        """Write what is in memory, flush, and mark the store clean if all was written."""
+        """Write the tables, flush the store, and mark it clean if everything was written."""
         saved = [_tried(work) for work in self._before_close]
         _tried(partial(self._store.close, clean=all(saved)))
         for work in self._after_close:
             _tried(work)
 
 
+def make_tables_directory(path: Path) -> None:
+    """Create the directory durably, or a crash could lose it with the tables in it.
+
+    Raises:
+        UnusableFileError: Tables cannot be saved there, which otherwise only the stop would notice.
+    """
+    make_directory(path)
+    if not disk.may_write(path):
+        raise UnusableFileError(path, "Permission denied: no table could be saved here")
+
+
 def _no_room(path: Path, reason: str) -> DiskFullError:
-    """Return an error that says how much space a start needs, unless long queues are missing."""
+    """Return an error that says how much space to free."""
     needed = ROOM_LEFT >> 20
     return DiskFullError(path, f"{reason}; free {needed} MiB on that disk, then start again")
 
@@ -105,7 +117,7 @@ def _tried(work: Callable[[], None]) -> bool:
 
 
 class PersistTicker:
-    """Writes tables that are due on a thread, one at a time."""
+    """Writes tables that are due, on a thread, one after the other."""
 
     def __init__(self, jobs: Sequence[Callable[[], Callable[[], None] | None]]) -> None:
         self._jobs = jobs

@@ -52,7 +52,7 @@ class HeldPull(msgspec.Struct):
     deadline: float  # loop time, seconds
     next_offset: int  # continue here: entries before it were filtered out
     wanted: Wanted
-    looked_until: int  # the log's readable offset before the search for messages
+    searched_until: int  # the log's readable offset before the search for messages
 
 
 Answer = Callable[[HeldPull, bool], bytes | None]
@@ -108,7 +108,7 @@ class LongPolling:
         self._count += 1
         assert self._log is not None
         end = self._log.write_offset
-        if end > held.looked_until:
+        if end > held.searched_until:
             self._arrived[held.key] = end
         return True
 

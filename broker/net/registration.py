@@ -57,6 +57,12 @@ def _signing(credentials: KeyPair | None) -> Sign:
     return lambda fields, body: signed_fields(fields, body, credentials.name, signer)
 
 
+def parse_addresses(text: str) -> list[tuple[str, int]]:
+    """Return host and port of each address in `namesrvAddr`, separated by ``;`` or ``,``."""
+    parts = text.replace(",", ";").split(";") if text else []
+    return [(host, int(port)) for host, _, port in (part.rpartition(":") for part in parts)]
+
+
 class _NameServerLink(asyncio.Protocol):
     """One connection to a name server, which unregisters the broker when it is closed."""
 

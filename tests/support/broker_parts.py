@@ -12,7 +12,8 @@ from halfmq.broker.delay.delivery import DelayService
 from halfmq.broker.net.connection import ClientConnection
 from halfmq.broker.net.reply_release import ReplyRelease
 from halfmq.broker.net.router import Router
-from halfmq.broker.service import Broker, Tables
+from halfmq.broker.service import Broker
+from halfmq.broker.tables.all_tables import Tables
 from halfmq.store.message_store import MessageStore
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypedDict, TypeVar
 
 import trustme
 
-from halfmq.broker.config import load_config
+from halfmq.broker.config_file import load_config
 from halfmq.broker.service import Broker
 from halfmq.client import AclEntry, blocking
 

@@ -30,7 +30,8 @@ from halfmq.broker.config import (
 from halfmq.broker.delay.delivery import DelayService
 from halfmq.broker.net.connection import ClientConnection
 from halfmq.broker.net.reply_release import ReplyRelease
-from halfmq.broker.service import Broker, Tables
+from halfmq.broker.service import Broker
+from halfmq.broker.tables.all_tables import Tables
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.client import ClientConfig
 from halfmq.remoting.codes import HeaderType

@@ -16,7 +16,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 
-from ...config import decode_settings
+from ...config_file import decode_settings
 from ...errors import ConfigurationError, RequestRefusedError
 from ...live_settings import LiveSettings
 from ...ports import Connection, Handler

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from halfmq.broker import cli
-from halfmq.broker.config import load_config
+from halfmq.broker.config_file import load_config
 from tests.support.patience import PATIENCE_S
 
 SCRIPT = """

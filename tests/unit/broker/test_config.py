@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker.config import load_config
+from halfmq.broker.config_file import load_config
 from halfmq.broker.errors import ConfigurationError
 from halfmq.store.config import FlushMode
 from tests.support.documents import ROOT

@@ -9,7 +9,8 @@ from typing import Any, Final
 import pytest
 
 from halfmq.broker.access.requirements import REQUIREMENTS
-from halfmq.broker.config import BrokerConfig, known_settings, load_config, with_value
+from halfmq.broker.config import BrokerConfig
+from halfmq.broker.config_file import known_settings, load_config, with_value
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.handlers.admin.settings import SETTINGS_BYTES_MAX, SettingsHandlers
 from halfmq.broker.live_settings import LiveSettings

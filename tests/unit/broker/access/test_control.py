@@ -11,7 +11,7 @@ from halfmq.broker.access.control import LINES_PER_SECOND_MAX, AccessControl, Su
 from halfmq.broker.access.plain_acl import PlainAcl
 from halfmq.broker.access.requirements import REQUIREMENTS, requirements_of, topic
 from halfmq.broker.access.rules import Action
-from halfmq.broker.config import load_config
+from halfmq.broker.config_file import load_config
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.net.router import Router
 from halfmq.broker.ports import Connection

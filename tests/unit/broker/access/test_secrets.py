@@ -16,7 +16,7 @@ import pytest
 from halfmq.broker.access.build import AccessSetup
 from halfmq.broker.access.config import AccessConfig, KeyPair, TlsConfig
 from halfmq.broker.access.plain_acl import PlainAcl
-from halfmq.broker.config import load_config
+from halfmq.broker.config_file import load_config
 from halfmq.client.testing import broker_process
 from halfmq.remoting.access_bodies import (
     AclInfo,

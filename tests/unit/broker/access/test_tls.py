@@ -14,7 +14,7 @@ import trustme
 
 from halfmq.broker.access.config import ClientAuth, TlsConfig, TlsMode
 from halfmq.broker.access.tls import TlsContext
-from halfmq.broker.config import load_config
+from halfmq.broker.config_file import load_config
 from halfmq.broker.errors import ConfigurationError
 from halfmq.broker.loop.fetches import Fetches
 from halfmq.broker.net.reply_release import ReplyRelease

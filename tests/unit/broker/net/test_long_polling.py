@@ -57,11 +57,11 @@ class Broker:
         self,
         queue: tuple[str, int] = QUEUE,
         *,
-        looked_until: int | None = None,
+        searched_until: int | None = None,
         deadline: float = 1e9,
     ) -> FakeConnection:
         client = FakeConnection()
-        readable = self.log.readable_offset if looked_until is None else looked_until
+        readable = self.log.readable_offset if searched_until is None else searched_until
         held = HeldPull(
             key=queue,
             command=RemotingCommand(code=11),
@@ -69,7 +69,7 @@ class Broker:
             deadline=deadline,
             next_offset=0,
             wanted=None,
-            looked_until=readable,
+            searched_until=readable,
         )
         assert self.polling.hold(held)
         return client
@@ -107,7 +107,7 @@ def test_a_flush_that_ends_between_look_and_hold_is_not_missed(broker: Broker) -
     """The flush thread moves the end of what is readable at any time."""
     broker.log.append(broker.polling, QUEUE)
     broker.log.readable_offset = 100
-    client = broker.hold(looked_until=0)
+    client = broker.hold(searched_until=0)
 
     broker.polling.wake()
 
@@ -191,7 +191,7 @@ async def test_a_message_that_comes_during_a_look_is_found(
 
     broker.log.append(broker.polling, QUEUE)
     broker.log.flushed(broker.polling, 200)
-    late = broker.hold(looked_until=100)
+    late = broker.hold(searched_until=100)
     for _ in range(12):
         await asyncio.sleep(0)
 

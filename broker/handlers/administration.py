@@ -1,0 +1,79 @@
+"""Create the handlers of administrative requests about topics, groups, statistics and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from halfmq.store.message_store import MessageStore
+
+from ..config import TopicDefaults
+from ..live_settings import LiveSettings
+from ..ports import Handler
+from ..tables.all_tables import Tables
+from ..tables.statistics import Statistics
+from .admin.changes import Changes
+from .admin.consume_queue import ConsumeQueueHandlers
+from .admin.consumption import ConsumptionHandlers
+from .admin.groups import GroupHandlers
+from .admin.kv_config import KvConfigHandlers
+from .admin.relays import RelayHandlers
+from .admin.settings import SettingsHandlers
+from .admin.statistics import StatisticsHandlers
+from .admin.topics import TopicHandlers
+
+
+class HandlerPart(Protocol):
+    """A group of handlers."""
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
+        ...
+
+
+def admin_handlers(
+    tables: Tables,
+    store: MessageStore,
+    statistics: Statistics,
+    settings: LiveSettings,
+    changes: Changes,
+    identity: TopicDefaults,
+    *,
+    now_ms: Callable[[], int],
+    monotonic_ms: Callable[[], int],
+) -> list[HandlerPart]:
+    """Return the handlers; ``identity`` has the names of this broker."""
+    return [
+        TopicHandlers(
+            tables.topics,
+            tables.offsets,
+            tables.brokers,
+            store,
+            changes,
+            identity,
+            stored_per_second=statistics.stored_per_second,
+        ),
+        GroupHandlers(
+            tables.groups,
+            tables.topics,
+            tables.offsets,
+            tables.registry,
+            changes,
+            now_ms=now_ms,
+            monotonic_ms=monotonic_ms,
+        ),
+        KvConfigHandlers(tables.kv_config, changes),
+        ConsumeQueueHandlers(tables.registry, store),
+        RelayHandlers(tables.registry, tables.topics, tables.groups, store.reader, identity),
+        ConsumptionHandlers(
+            tables.topics,
+            tables.groups,
+            tables.offsets,
+            tables.registry,
+            store,
+            statistics,
+            identity,
+        ),
+        StatisticsHandlers(statistics),
+        SettingsHandlers(settings, changes),
+    ]

@@ -1,0 +1,149 @@
+"""Admission of pulls: who may pull a queue, and which of its messages.
+
+Refusals have the codes and remarks of RocketMQ's `PullMessageProcessor`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from halfmq.remoting.bodies import SUBSCRIBE_ALL, subscription_data
+from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.errors import SubscriptionError
+from halfmq.remoting.headers import PullMessageRequestHeader
+from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
+
+from ...errors import RequestRefusedError
+from ...filters.filters_in_use import FiltersInUse
+from ...net.long_polling import Wanted
+from ...ports import Connection
+from ...tables.client_registry import ClientRegistry
+from ...tables.groups import GroupTable
+from ...tables.topics import TopicTable
+
+SUBSCRIPTION_FLAG: Final = 4
+CLASS_FILTER_FLAG: Final = 8
+"""Bits of a pull's sysFlag. Source: `PullSysFlag`."""
+
+UNDECIDED_TOPICS: Final = frozenset({HALF_TOPIC, OP_TOPIC})
+"""Topics that cannot be pulled, because consumers must not see half messages. Operators list
+undecided transactions instead."""
+
+TAG_TYPES: Final = frozenset({None, "", "TAG"})
+"""Expression types that mean tags. Source: `ExpressionType.isTagType`."""
+
+
+class PullAdmission:
+    """Decides which pulls are served, by the tables of topics, groups and clients."""
+
+    def __init__(
+        self,
+        topics: TopicTable,
+        groups: GroupTable,
+        registry: ClientRegistry,
+        filters: FiltersInUse,
+    ) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._registry = registry
+        self._filters = filters
+
+    def admit(self, header: PullMessageRequestHeader, connection: Connection) -> None:
+        """Return if a group may pull this queue through this connection.
+
+        Raises:
+            RequestRefusedError: It may not, or topic, queue or group do not exist.
+        """
+        may_consume = self._groups.admit(header.consumer_group)
+        if may_consume is None:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{header.consumer_group}] does not exist, create it first",
+            )
+        if not may_consume:
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"subscription group no permission, {header.consumer_group}",
+                {"forbiddenType": "2"},
+            )
+        refusal = self._registry.refusal(header.consumer_group, connection)
+        if refusal is not None:
+            raise RequestRefusedError(ResponseCode.NO_PERMISSION, str(refusal))
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestRefusedError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{header.topic}] not exist, apply first please!",
+            )
+        if not topic.readable or header.topic in UNDECIDED_TOPICS:
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"the topic[{header.topic}] pulling message is forbidden",
+                {"forbiddenType": "3"},
+            )
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise RequestRefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] "
+                f"consumer:[/{connection.name}]",
+            )
+
+    def wanted(self, header: PullMessageRequestHeader) -> Wanted:
+        """Return what the consumer subscribes to, by this request or by its heartbeat.
+
+        Raises:
+            RequestRefusedError: The subscription is unknown, wrong or not permitted.
+            NotYetError: Its SQL92 filter is not compiled yet.
+        """
+        if header.sys_flag & CLASS_FILTER_FLAG:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                "The broker does not support consumer to filter message by class, only by SQL92",
+            )
+        if header.sys_flag & SUBSCRIPTION_FLAG:
+            return self._wanted_by_request(header)
+        group, topic = header.consumer_group, header.topic
+        if not self._groups.may_broadcast(group) and self._registry.is_broadcasting(group):
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{group}] can not consume by broadcast way",
+                {"forbiddenType": "4"},
+            )
+        if not self._groups.may_read(group, topic):
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{group}] is forbidden for topic[{topic}]",
+                {"forbiddenType": "5"},
+            )
+        subscription = self._registry.subscription_of(group, topic)
+        if subscription is None:
+            missing = "subscription" if self._registry.has_consumers(group) else "group info"
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's {missing} not exist"
+            )
+        if subscription.sub_version < header.sub_version:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
+            )
+        kind = subscription.expression_type
+        if kind in TAG_TYPES:
+            return subscription.codes
+        return self._filters.compiled(
+            kind, subscription.sub_string, ResponseCode.FILTER_DATA_NOT_EXIST
+        )
+
+    def _wanted_by_request(self, header: PullMessageRequestHeader) -> Wanted:
+        kind = header.expression_type
+        if kind is not None and kind not in TAG_TYPES:
+            return self._filters.compiled(
+                kind, header.subscription or "", ResponseCode.SUBSCRIPTION_PARSE_FAILED
+            )
+        if header.subscription == SUBSCRIBE_ALL:
+            return None  # the usual case, without an object
+        try:
+            return subscription_data(header.topic, header.subscription).codes
+        except SubscriptionError as error:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
+            ) from error

@@ -1,0 +1,78 @@
+"""All tables of a broker: its state besides messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ..config import BrokerConfig
+from .broker_table import BrokerTable
+from .client_registry import ClientRegistry
+from .consumer_offsets import ConsumerOffsetTable
+from .groups import GroupTable
+from .kv_config import KvConfig
+from .queue_locks import QueueLocks
+from .topics import TopicTable
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables; `topics`, `groups`, `offsets` and `kv_config` have a file each."""
+
+    topics: TopicTable
+    groups: GroupTable
+    offsets: ConsumerOffsetTable
+    registry: ClientRegistry
+    locks: QueueLocks
+    kv_config: KvConfig
+    brokers: BrokerTable
+
+    def load(self) -> None:
+        """Read the files."""
+        self.topics.load()
+        self.groups.load()
+        self.offsets.load()
+        self.kv_config.load()
+
+    def complete(self, queues: Iterable[tuple[str, int]], *, after_kill: bool) -> None:
+        """Restore missing topics and groups that messages or other tables still name."""
+        self.topics.complete(queues)
+        groups = {*self.topics.groups(), *self.offsets.groups()}
+        self.groups.complete(groups, after_kill=after_kill)
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Use changed settings from now on."""
+        self.topics.configure(config.topics)
+        self.groups.auto_create = config.topics.auto_create_groups
+        self.registry.refuse_unequal = config.consumers.refuse_unequal
+
+
+def make_tables(
+    config: BrokerConfig,
+    *,
+    delay_levels: int,
+    now_ms: Callable[[], int],
+    monotonic_ms: Callable[[], int],
+) -> Tables:
+    """Return the tables of a broker, before their files are read."""
+    directory = config.store.root / "config"
+    registry = ClientRegistry(now_ms=monotonic_ms, refuse_unequal=config.consumers.refuse_unequal)
+    return Tables(
+        topics=TopicTable(
+            directory / "topics.json",
+            config.topics,
+            now_ms=now_ms,
+            delay_levels=delay_levels,
+            saves_on_thread=True,
+        ),
+        groups=GroupTable(
+            directory / "subscriptionGroup.json",
+            auto_create=config.topics.auto_create_groups,
+            now_ms=now_ms,
+        ),
+        offsets=ConsumerOffsetTable(directory / "consumerOffset.json", now_ms=now_ms),
+        registry=registry,
+        locks=QueueLocks(now_ms=monotonic_ms, is_connected=registry.is_consumer),
+        kv_config=KvConfig(directory / "kvConfig.json", now_ms),
+        brokers=BrokerTable(monotonic_ms),
+    )
