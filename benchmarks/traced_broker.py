@@ -60,11 +60,11 @@ TRACED: Final = (
     ("broker.net.connection", "ClientConnection", ("data_received",)),
     ("broker.transaction.service", "TransactionService", ("tick", "rebuild")),
     ("broker.transaction.replay.snapshot", "Snapshots", ("tick",)),
-    ("broker.net.long_polling", "LongPolling", ("_look",)),
+    ("broker.net.long_polling", "LongPolling", ("_run_slice",)),
     ("broker.net.peer_requests", "PeerRequestExpiry", ("_scan",)),
 )
 """Module in ``halfmq``, class, functions to time. Names that no longer exist are reported."""
-_BACKGROUND_FUNCTIONS: Final = frozenset({"LongPolling._look", "PeerRequestExpiry._scan"})
+_BACKGROUND_FUNCTIONS: Final = frozenset({"LongPolling._run_slice", "PeerRequestExpiry._scan"})
 """Background work that no ticker calls."""
 
 

@@ -35,8 +35,8 @@ from .service import Broker
 logger = logging.getLogger(__name__)
 
 DESCRIPTORS_WANTED: Final = 65_536
-"""Open files and sockets: 20 000 connections, 2 048 queues with two files each, and a reserve. The
-default of most systems is 1 024."""
+"""Open files and sockets: 20,000 connections, 2,048 queues with two files each, and a reserve. Most
+systems have a soft limit of 1,024."""
 
 _LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -112,23 +112,23 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard limit, or to what the broker can use."""
+    """Raise the soft limit of open files to ``DESCRIPTORS_WANTED``, or to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(DESCRIPTORS_WANTED, hard)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError) as error:  # macOS has a limit below the one it names
+    except (OSError, ValueError) as error:  # macOS has a limit below its hard limit
         logger.warning("event=descriptor_limit soft=%d error=%r", soft, str(error))
 
 
 def reserve_descriptor_table() -> None:
-    """Make the kernel allocate its table of descriptors now, while there is one thread.
+    """Make the kernel allocate its full table of descriptors, while the process has one thread.
 
-    The kernel doubles the table when it is full. If threads share it, the thread that opens the
-    next descriptor then waits for every processor: the loop was blocked for 7 to 26 ms at the
-    128th, the 256th, the 512th. The table takes at most half a megabyte of kernel memory.
+    The kernel doubles a full table. In a process with several threads, the thread that opens the
+    next descriptor then waits for every processor: this blocked the loop for 7 to 26 ms at the
+    128th, the 256th, the 512th descriptor. The full table takes half a megabyte of kernel memory.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = DESCRIPTORS_WANTED if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_WANTED)
@@ -148,13 +148,13 @@ def _run(main_coroutine: Coroutine[Any, Any, None]) -> None:
 async def _serve(loaded: LoadedConfig) -> None:
     config = loaded.config
     started = time.monotonic()
-    asked_to_stop = asyncio.Event()
+    stop_requested = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked_to_stop.set)
+        loop.add_signal_handler(number, stop_requested.set)
     broker = Broker(loaded)
-    # A start creates tables of millions of objects and almost no garbage. Collections that visit
-    # them repeatedly while they grow would take a fifth of its time.
+    # The start creates tables of millions of objects and almost no garbage. Collections would visit
+    # all of them repeatedly while the tables grow, and take a fifth of its time.
     gc.disable()
     try:
         report = await broker.start()
@@ -162,14 +162,14 @@ async def _serve(loaded: LoadedConfig) -> None:
         gc.enable()
     try:
         gc.collect()
-        gc.freeze()  # collections need not visit what lives as long as the process
+        gc.freeze()  # these objects live as long as the process: later collections skip them
         if config.store.flush_mode is FlushMode.ASYNC_FLUSH:
             logger.warning(
                 "event=async_flush interval_ms=%d A power cut or a kernel crash loses acknowledged "
                 "messages of this interval; flushDiskType=SYNC_FLUSH loses none",
                 config.store.flush_interval_ms,
             )
-        announce_exposure(config)
+        warn_of_exposure(config)
         unflushed = config.transaction.unflushed_topics
         if unflushed:
             logger.warning(
@@ -185,14 +185,14 @@ async def _serve(loaded: LoadedConfig) -> None:
             f" start_ms={(time.monotonic() - started) * 1_000:.0f}",
             flush=True,
         )
-        await asked_to_stop.wait()
+        await stop_requested.wait()
         logger.info("event=stopping")
     finally:
         await broker.stop()
     logger.info("event=stopped")
 
 
-def announce_exposure(config: BrokerConfig) -> None:
+def warn_of_exposure(config: BrokerConfig) -> None:
     """Log a warning if other machines reach the broker without authentication or policies."""
     access, host = config.access, ipaddress.ip_address(config.network.bind_address)
     if host.is_loopback or access.acl_enabled:
@@ -200,13 +200,13 @@ def announce_exposure(config: BrokerConfig) -> None:
     if not access.authentication_enabled:
         logger.warning(
             "event=open_to_everybody bindAddress=%s Everyone who reaches it may read, send, decide "
-            "and reset; aclEnable or authenticationEnabled asks who they are",
+            "and reset; aclEnable or authenticationEnabled requires a signature",
             host,
         )
     elif not access.authorization_enabled:
         logger.warning(
             "event=open_to_every_user bindAddress=%s Every user may do everything; "
-            "authorizationEnabled asks what their policies say",
+            "authorizationEnabled enforces their policies",
             host,
         )
 

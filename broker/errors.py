@@ -2,8 +2,8 @@
 
 `BrokerError`
 ├── `RequestRefusedError`: the request is refused, with this code and remark as its answer
-├── `NotYetError`: the request is deferred until something else is done
-├── `UnfinishedError`: the request was served in part, as much as one turn of the loop allows
+├── `NotYetError`: the request is served later, after something else is done
+├── `UnfinishedError`: the request was served in part, as far as one turn of the loop allows
 ├── `ConfigurationError`: a setting is wrong; the broker does not start (exit code 2)
 └── `AddressTakenError`: another process listens on the address (exit code 5)
 """
@@ -41,29 +41,32 @@ class RequestRefusedError(BrokerError):
         return f"{self.code.name}: {self.remark}"
 
     def answered(self, command: RemotingCommand, connection: Connection) -> None:
-        """Handle that it is the answer to a command, or the result of a one-way one."""
+        """Called when this error becomes the answer to a command; subclasses count or log it."""
 
 
 class NotYetError(BrokerError):
-    """The request must be served later, from its beginning; nothing was changed for it yet."""
+    """The request must be served again later; nothing was changed for it yet."""
 
     def __init__(
         self, wait: Callable[[Callable[[RequestRefusedError | None], None], int], None]
     ) -> None:
-        """``wait`` takes a function that serves or refuses the request, and its size in bytes."""
+        """``wait`` takes a function that serves or refuses the request, and the request's size.
+
+        It calls the function once: with None to serve the request, or with its refusal.
+        """
         super().__init__(wait)
         self.wait = wait
 
 
 class UnfinishedError(BrokerError):
-    """The request is continued in the next turn of the loop, before those that follow it.
+    """The request is continued in the next turn of the loop, before the next ones of its peer.
 
-    Its progress is in the connection's ``unfinished``.
+    The connection keeps its progress in ``unfinished``.
     """
 
 
 class ConfigurationError(BrokerError):
-    """A setting has a value that cannot be used."""
+    """A setting has an invalid value."""
 
     def __init__(self, source: str, key: str, value: str, expected: str) -> None:
         super().__init__(source, key, value, expected)

@@ -1,4 +1,4 @@
-"""Services start bottom-up and stop top-down; a failed start undoes what ran."""
+"""Services start in order and stop in the opposite order; a failed start stops what has started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Service(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Return when the part has stopped; do not raise if it was stopped already."""
+        """Return when the part has stopped; do nothing if it was stopped already."""
         ...
 
 
@@ -27,12 +27,12 @@ class ServiceStack:
         self._running = AsyncExitStack()
 
     async def start(self) -> None:
-        """Return when every service is ready; if one fails, stop those already up and re-raise."""
+        """Return when every service is ready; if one fails, stop those already started."""
         async with AsyncExitStack() as started:
             for service in self._services:
                 await service.start()
                 started.push_async_callback(service.stop)
-            self._running = started.pop_all()  # all are up: keep them up
+            self._running = started.pop_all()  # all have started: do not stop them here
 
     async def stop(self) -> None:
         """Stop all of them; a second call does nothing."""

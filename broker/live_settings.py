@@ -1,14 +1,14 @@
 """Settings that operators read and change while the broker runs (requests 25 and 26).
 
-A change is written to the file of ``--conf`` first, so that it holds after a restart as well; then
-the parts of the broker take it over. Only the line of the setting changes in the file, and at every
-moment there is a whole file. What cannot be changed this way is refused by name:
+A change is first written to the file of ``--conf``, so that it holds after a restart; then the
+parts of the broker use it. Only the line of the setting changes in the file, which is replaced
+atomically. A request is refused if it names
 
-* a setting that takes effect at a start only, or that is a secret
-* one that ``--set`` gives: it would win over the file at the next start
-* anything, if there is no file
+* a setting that takes effect only at a start, or that is a secret
+* a setting given by ``--set``, which would win over the file at the next start
+* any setting, if there is no file
 
-RocketMQ takes every key, ignores unknown ones and wrong values silently, and writes all its
+RocketMQ accepts every key, silently ignores unknown ones and wrong values, and writes all its
 settings to the file without the comments.
 
 Source: RocketMQ 5.3.3 ``Configuration``, ``AdminBrokerProcessor#updateBrokerConfig``.
@@ -40,7 +40,8 @@ _FIXED: Final[Mapping[str, str]] = {
     "traceOn": "true",
     "traceTopicEnable": "false",
 }
-"""What tools of RocketMQ ask for and is no setting here. ``exportConfigs`` of 4.9 fails without."""
+"""Keys that tools of RocketMQ read and that are not settings here. ``exportConfigs`` of 4.9 fails
+without them."""
 
 
 class LiveSettings:
@@ -53,7 +54,7 @@ class LiveSettings:
         *,
         now_ms: Callable[[], int],
     ) -> None:
-        """Wire it; ``apply`` hands a changed configuration to the parts of the broker."""
+        """Wire it; ``apply`` passes a changed configuration to the parts of the broker."""
         self._config = loaded.config
         self._origins = loaded.origins
         self._file = loaded.file
@@ -73,10 +74,10 @@ class LiveSettings:
         return "".join(f"{key}={value}\n" for key, value in lines)
 
     def check(self, wanted: Mapping[str, str]) -> BrokerConfig:
-        """Return the configuration with other values.
+        """Return the configuration with the wanted values.
 
         Raises:
-            RequestRefusedError: One of them cannot be changed, or has a wrong value.
+            RequestRefusedError: One of the settings cannot be changed, or has an invalid value.
         """
         config = self._config
         for key, value in wanted.items():
@@ -108,15 +109,16 @@ class LiveSettings:
             )
 
     async def change(self, wanted: Mapping[str, str]) -> None:
-        """Keep other values and have them take effect.
+        """Write the wanted values to the file, then use them.
 
-        Raises what ``check`` raises; RequestRefusedError also if the file cannot be written.
+        Raises:
+            RequestRefusedError: As ``check`` does, or because the file cannot be written.
         """
         config = self.check(wanted)
         if not wanted:
             return
         assert self._file is not None
-        file = self._file.resolve()  # a symbolic link stays one
+        file = self._file.resolve()  # so that a symbolic link is not replaced
         try:
             await asyncio.to_thread(_rewrite, file, wanted)
         except (OSError, UnicodeDecodeError) as error:
@@ -137,7 +139,7 @@ class LiveSettings:
 
 
 def _rewrite(file: Path, wanted: Mapping[str, str]) -> None:
-    """Replace the lines of settings in a file, durably; add those that it does not have."""
+    """Replace the lines of settings in a file durably; append the missing ones."""
     with file.open(encoding="utf-8", newline="") as stream:
         lines = stream.read().splitlines(keepends=True)
     left = dict(wanted)
@@ -150,9 +152,9 @@ def _rewrite(file: Path, wanted: Mapping[str, str]) -> None:
         lines[-1] += "\n"
     lines += [f"{key}={value}\n" for key, value in left.items()]
     new = file.with_name(f"{file.name}.tmp")
-    mode = file.stat().st_mode & 0o7777  # it may hold secrets
+    mode = file.stat().st_mode & 0o7777  # the file may hold secrets
     disk.write_file(new, "".join(lines).encode(), sync=True, mode=mode)
-    new.chmod(mode)  # also what the umask takes away
+    new.chmod(mode)  # despite the umask
     disk.replace(new, file)
     disk.sync_directory(file.parent)
 

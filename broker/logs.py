@@ -1,8 +1,8 @@
 """Logs: one line per event on standard error, `time level logger event=… key=value …`.
 
 A faulty client may cause ten thousand errors per second. So of lines that differ only in their
-values, the first ones of each second are written; the number of omitted lines is logged with the
-next line of any kind.
+values, only the first ones in each second are written. The number of omitted lines is logged before
+the next line of any kind.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable
 from typing import Final, TextIO
 
 ALIKE_PER_SECOND_MAX: Final = 100
-"""Lines of one kind written in a second: enough to see what goes on, and a millisecond of work."""
+"""Lines of one kind written in a second: enough for a diagnosis, and a millisecond of work."""
 
 EACH: Final = {"each": True}
-"""``extra`` of a line that is always written: what an operator did, or has to look after."""
+"""``extra`` of a line that is always written: an operator's action, or what needs one."""
 
 logger = logging.getLogger(__name__)
 
 
 class LineFormatter(logging.Formatter):
-    """Writes UTC time with milliseconds and keeps every record on one line, tracebacks included."""
+    """Formats each record as one line that begins with the time in UTC, to the millisecond."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
@@ -38,7 +38,7 @@ class LineFormatter(logging.Formatter):
 
 
 class BoundedHandler(logging.StreamHandler[TextIO]):
-    """Writes lines, of one kind at most ``ALIKE_PER_SECOND_MAX`` in a second; DEBUG ones all."""
+    """Writes at most ``ALIKE_PER_SECOND_MAX`` lines of one kind in a second, but all of DEBUG."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
@@ -47,7 +47,7 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
         self._alike: dict[tuple[str, str], int] = {}  # lines of this second by logger and template
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line, unless there were too many like it in this second."""
+        """Write a line, unless too many of its kind were written in this second."""
         now = self._clock()
         if now - self._second >= 1:
             self._second = now

@@ -18,15 +18,15 @@ from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.queue.pull_selection import GetResult
 
 ACK_S: Final = 3.0
-"""Seconds until a request to a client counts as not received. A client acknowledges it at once,
-unless it hangs or is overloaded. RocketMQ's clients wait as long for an answer."""
+"""Seconds after which a request to a client counts as not received. A client acknowledges it at
+once, unless it hangs or is overloaded. RocketMQ's clients wait as long for an answer."""
 
 OnAnswer = Callable[[RemotingCommand | None], None]
 """Takes the answer, or None if there will be none."""
 
 
 class SendablePart(Protocol):
-    """Bytes of an open file, in memory; see ``halfmq.store.files.zero_copy``."""
+    """Part of an open file, whose bytes are in memory; see ``halfmq.store.files.zero_copy``."""
 
     @property
     def length(self) -> int: ...
@@ -37,17 +37,17 @@ class SendablePart(Protocol):
 
 
 class Connection(Protocol):
-    """One client's TCP connection, as far as handlers are concerned."""
+    """One client's TCP connection, as handlers use it."""
 
     name: str  # the peer, "127.0.0.1:54321"
     remote_host: bytes  # packed address and int32 port of the peer (8 or 20 bytes): a bornHost
-    store_host: bytes  # packed address by which the client came, with the broker's listenPort
-    broker_address: str  # the same as text, "127.0.0.1:10911": what routes answer
+    store_host: bytes  # packed address that the client reached, with the broker's listenPort
+    broker_address: str  # the same as text, "127.0.0.1:10911", for routes
     language: int  # LanguageCode of the peer's latest request
     version: int  # MQVersion ordinal of the peer's latest request
-    subject: object  # who signed the peer's latest request; None without access control
-    unfinished: object  # what was done of a request that takes several turns of the loop
-    acknowledges: bool  # whether the peer answers requests of ours: it is a client of halfmq
+    subject: object  # access.control.Subject of the latest request; None without access control
+    unfinished: object  # progress of a request that takes several turns of the loop
+    acknowledges: bool  # whether the peer answers checks, as clients of halfmq do
 
     @property
     def closed(self) -> bool:
@@ -56,13 +56,13 @@ class Connection(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether the peer reads what it is sent: its write buffer is below the limit."""
+        """Whether the peer reads its replies: its write buffer is below the limit."""
         ...
 
     def send_request(
         self, code: int, header: Header | Mapping[str, str] | None, body: bytes = b""
     ) -> bool:
-        """Send a one-way request to the client; False when it was not written."""
+        """Send a one-way request to the client; return False if it was not written."""
         ...
 
     def ask(
@@ -74,10 +74,10 @@ class Connection(Protocol):
         *,
         seconds: float = ...,
     ) -> bool:
-        """Send a request that the client answers; False when it was not written.
+        """Send a request that the client answers; return False if it was not written.
 
-        When it was, ``on_answer`` is called once, later and never from within this call: with the
-        answer, or with None when ``seconds`` (``ACK_S``) have passed or the peer is gone.
+        Otherwise ``on_answer`` is called once, after this call has returned: with the answer, or
+        with None after ``seconds`` (``ACK_S``) or if the connection is lost.
         """
         ...
 
@@ -88,9 +88,9 @@ class Connection(Protocol):
     def respond(self, request: RemotingCommand, reply: bytes, durable_at: int = 0) -> None:
         """Answer a request when the commit log is on disk up to the position `durable_at`.
 
-        If that is so already, the reply is written at the end of this pass of the event loop,
-        together with the others. Do nothing if the connection is closed or the request is one-way;
-        the log is flushed up to `durable_at` in any case.
+        If it already is, the reply is written at the end of this pass of the event loop, together
+        with the others. Send nothing if the connection is closed or the request is one-way; the log
+        is flushed up to `durable_at` in any case.
         """
         ...
 
@@ -102,7 +102,7 @@ class Connection(Protocol):
         ...
 
     def write_part(self, head: bytes, part: SendablePart) -> None:
-        """Write one frame now that begins with `head` and ends with a part of a file.
+        """Write one frame now, `head` followed by a part of a file.
 
         The part must not be used afterwards.
         """

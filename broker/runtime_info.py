@@ -3,7 +3,7 @@
 Tools print columns of RocketMQ's keys, and some stop at the first missing one, so all keys are
 included. Those without a meaning in this broker (queues of thread pools, a transient store) are 0.
 Latencies are not measured and have the values of a broker that has just started. Rates are averages
-over the last 10, 60 and 600 seconds, or up to twice as long.
+over the last 10, 60 and 600 seconds, or over up to twice as long.
 
 halfmq's keys begin with ``halfmq.``; every value is a whole number as text.
 
@@ -57,7 +57,7 @@ _WITHOUT_MEANING: Final[Mapping[str, str]] = {
 
 
 class RuntimeInfo:
-    """Collects the table; calling it makes one."""
+    """Collects the table when it is called."""
 
     def __init__(
         self,
@@ -70,9 +70,16 @@ class RuntimeInfo:
         now_ms: Callable[[], int],
         more: Mapping[str, Callable[[], Mapping[str, object]]] | None = None,
     ) -> None:
-        """Wire it; ``transactions`` gives the metrics of transactions, maps of maps of numbers.
+        """Wire it.
 
-        ``more`` gives those of other parts, by name.
+        Args:
+            store: For offsets and times.
+            transactions: Returns the metrics of transactions, nested maps of numbers.
+            connections: Returns the number of open connections.
+            statistics: For counts and rates.
+            root: The directory whose disk is measured.
+            now_ms: The wall clock.
+            more: Name of another part → function that returns its metrics.
         """
         self._more = more or {}
         self._store = store

@@ -1,7 +1,7 @@
-"""Declare settings: key, default, type and note of each in one place of `config`.
+"""How settings are declared: a dataclass field `setting(KEY, default, KIND, ...)` in `config`.
 
-A setting is a dataclass field made by `setting(KEY, default, KIND, ...)`. The kind parses the text
-of `broker.conf` and describes in words what it expects, for the error about a wrong value.
+The kind parses the text of `broker.conf` and describes what it expects, for the error about a wrong
+value.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 class BadValueError(ValueError):
-    """A text is not a value of its kind."""
+    """A text is not a valid value of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """A type of setting: how its text is parsed and what it expects, in words."""
+    """A type of setting: how its text is parsed and shown, and what it expects."""
 
     expected: str
     parse: Callable[[str], Any]
@@ -47,9 +47,9 @@ _METADATA_KEY: Final = "halfmq.setting"
 
 
 def setting(key: str, default: T, kind: ValueKind, note: str = "", *, live: bool = False) -> T:
-    """Declare a field that `broker.conf` sets by `key`; `note` holds its unit or effect.
+    """Declare a field that `broker.conf` sets by `key`; `note` describes its unit or effect.
 
-    A `live` one can be changed while the broker runs: the part that uses it has `configure`.
+    A `live` setting can be changed while the broker runs; the part that uses it has `configure`.
     """
     made: T = field(
         default=default, repr=not kind.is_secret, metadata={_METADATA_KEY: (key, kind, note, live)}
@@ -58,7 +58,7 @@ def setting(key: str, default: T, kind: ValueKind, note: str = "", *, live: bool
 
 
 def settings_of(section: type) -> list[Setting]:
-    """The settings declared in one section, in the order of declaration."""
+    """Return the settings declared in one section, in the order of declaration."""
     fields = section.__dataclass_fields__  # type: ignore[attr-defined]
     return [
         Setting(made[0], name, made[1], item.default, made[2], made[3])
@@ -68,7 +68,7 @@ def settings_of(section: type) -> list[Setting]:
 
 
 def integer(low: int, high: int, unit: str = "") -> ValueKind:
-    """A whole number from `low` to `high`."""
+    """Accept a whole number from `low` to `high`."""
     expected = f"a whole number from {low} to {high}" + (f" ({unit})" if unit else "")
 
     def parse(text: str) -> int:
@@ -90,7 +90,7 @@ _DURATION_UNITS_MS: Final = {
 
 
 def duration(low_ms: int, high_ms: int) -> ValueKind:
-    """A time in milliseconds, RocketMQ's way, or with a unit: `6000`, `6s`, `2m`."""
+    """Accept a time in milliseconds, as RocketMQ does, or with a unit: `6000`, `6s`, `2m`."""
 
     def parse(text: str) -> int:
         match = re.fullmatch(r"(\d{1,15})(|ms|s|m|h|d)", text)
@@ -120,7 +120,7 @@ SWITCH: Final = ValueKind(
 
 
 def pattern(regex: str, expected: str) -> ValueKind:
-    """A text that matches `regex` as a whole."""
+    """Accept a text that `regex` matches as a whole."""
 
     def parse(text: str) -> str:
         if not re.fullmatch(regex, text):
@@ -131,7 +131,7 @@ def pattern(regex: str, expected: str) -> ValueKind:
 
 
 def names(name: str, expected: str) -> ValueKind:
-    """Any number of names that each match the regex `name`, separated by semicolons."""
+    """Accept any number of names, separated by semicolons, that each match the regex `name`."""
 
     def parse(text: str) -> frozenset[str]:
         parts = frozenset(part.strip() for part in text.split(";")) - {""}
@@ -143,7 +143,7 @@ def names(name: str, expected: str) -> ValueKind:
 
 
 def checked(check: Callable[[str], object], expected: str) -> ValueKind:
-    """A text that `check` accepts; it raises ValueError otherwise."""
+    """Accept a text for which `check` does not raise ValueError."""
 
     def parse(text: str) -> str:
         try:
@@ -156,7 +156,7 @@ def checked(check: Callable[[str], object], expected: str) -> ValueKind:
 
 
 def choice(options: type[T]) -> ValueKind:
-    """One member of a string enumeration, in any case."""
+    """Accept a member of a string enumeration, in upper or lower case."""
     names: list[str] = [member.value for member in options]  # type: ignore[attr-defined]
 
     def parse(text: str) -> T:
@@ -168,7 +168,7 @@ def choice(options: type[T]) -> ValueKind:
 
 
 def secret(parse: Callable[[str], Any], expected: str) -> ValueKind:
-    """A text that `parse` reads, and that is never shown; it raises ValueError otherwise."""
+    """Accept a text for which `parse` does not raise ValueError; it is never shown."""
 
     def parse_quietly(text: str) -> Any:
         try:

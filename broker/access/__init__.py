@@ -1,1 +1,1 @@
-"""Who may do what: principals and their rules, and the guard in front of the router."""
+"""Access control and TLS: principals, their rules, and what each request requires."""

@@ -1,8 +1,8 @@
 """Address patterns of access control: one host, a list, a range, a network, or all.
 
-Two notations meet here. A plain ACL file has ``*``, ``10.1.2.3``, ``10.1.2.3,10.1.2.4``,
-``10.1.2.{3,4}``, ``10.1.2.1-20`` and ``10.1.2.*`` (ranges and stars in the last two groups; IPv6
-likewise, with eight groups). Policies have hosts and networks as ``10.1.2.0/24``.
+There are two notations. A plain ACL file has ``*``, ``10.1.2.3``, ``10.1.2.3,10.1.2.4``,
+``10.1.2.{3,4}``, ``10.1.2.1-20`` and ``10.1.2.*`` (ranges and stars in the last two groups; also
+for IPv6, with eight groups). Policies have hosts and networks such as ``10.1.2.0/24``.
 Source: RocketMQ 4.9.8 ``RemoteAddressStrategyFactory``, 5.3 ``IPAddressUtils``.
 """
 
@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 AddressPattern: TypeAlias = Callable[[Address], bool]
-"""Whether a peer's address is meant."""
+"""Returns whether a peer's address matches."""
 
 EXPECTED: Final = (
     "an address like 10.1.2.3, a list (10.1.2.3,10.1.2.4 or 10.1.2.{3,4}), a range (10.1.2.1-20 or "
@@ -26,7 +26,7 @@ _EVERYONE: Final = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
 
 
 class AddressPatternError(ValueError):
-    """A text is no address pattern."""
+    """A text is not an address pattern."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ def parse_address_pattern(text: str) -> AddressPattern:
     """Return the pattern that a text describes.
 
     Raises:
-        AddressPatternError: It describes none.
+        AddressPatternError: The text is not a pattern.
     """
     text = text.strip()
     try:
@@ -64,9 +64,9 @@ def parse_address_pattern(text: str) -> AddressPattern:
 
 
 def any_of(patterns: Iterable[AddressPattern]) -> AddressPattern:
-    """Return a pattern that means what any of these mean."""
-    listed = tuple(patterns)
-    return lambda address: any(pattern(address) for pattern in listed)
+    """Return a pattern that matches what any of these match."""
+    alternatives = tuple(patterns)
+    return lambda address: any(pattern(address) for pattern in alternatives)
 
 
 def _everyone(_address: Address) -> bool:
@@ -84,7 +84,7 @@ def _one(text: str) -> AddressPattern:
 
 
 def _range(text: str) -> AddressPattern:
-    """Return a pattern whose last one or two groups are a range or a star."""
+    """Return the pattern of an address whose last one or two groups are a range or a star."""
     six = ":" in text
     separator, base, largest = (":", 16, 0xFFFF) if six else (".", 10, 0xFF)
     groups = text.split(separator)
@@ -100,7 +100,7 @@ def _range(text: str) -> AddressPattern:
     for low_number, high_number in bounds:
         if not 0 <= low_number <= high_number <= largest:
             raise ValueError(text)
-    # "10.*.3.4" is not a notation of RocketMQ's, and hardly what its author means.
+    # RocketMQ does not accept "10.*.3.4" either.
     if any(low != high for low, high in bounds[:-2]) or (
         bounds[-2][0] != bounds[-2][1] and bounds[-1] != (0, largest)
     ):
@@ -112,8 +112,8 @@ def _range(text: str) -> AddressPattern:
             return False
         packed = address.packed
         return all(
-            low <= int.from_bytes(packed[place * width : (place + 1) * width]) <= high
-            for place, (low, high) in enumerate(bounds)
+            low <= int.from_bytes(packed[index * width : (index + 1) * width]) <= high
+            for index, (low, high) in enumerate(bounds)
         )
 
     return within

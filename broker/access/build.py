@@ -1,4 +1,4 @@
-"""From the settings to the access control in front of the router, or to none."""
+"""Build access control from the settings."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .users import Users
 logger = logging.getLogger(__name__)
 
 RELOAD_S: Final = 1.0
-"""Seconds between two looks whether a file of accounts or a certificate has changed."""
+"""Seconds between two checks whether a file of accounts or a certificate has changed."""
 
 
 def plain_acl(config: AccessConfig) -> PlainAcl:
     """Return the accounts of the configured file.
 
     Raises:
-        ConfigurationError: A file is missing, unreadable or wrong.
+        ConfigurationError: A file is missing, unreadable or invalid.
     """
     file = config.plain_acl_file
     assert file is not None  # loading the configuration has chosen one
@@ -44,7 +44,7 @@ def plain_acl(config: AccessConfig) -> PlainAcl:
 
 
 def warn_of_readers(path: Path) -> None:
-    """Log if others than its owner may read a file with secrets."""
+    """Log a warning if users other than the owner may read a file with secrets."""
     mode = path.stat().st_mode
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         logger.warning(
@@ -55,17 +55,17 @@ def warn_of_readers(path: Path) -> None:
 
 
 class AccessSetup:
-    """What the settings make of access control."""
+    """Access control as configured: by a plain ACL, by users, or none."""
 
     def __init__(self, config: AccessConfig, *, users_file: Path, cluster_name: str) -> None:
-        """Make access control, if the settings ask for it.
+        """Create access control, if it is configured.
 
         Raises:
-            ConfigurationError: What they ask for cannot be in force.
+            ConfigurationError: The configured access control cannot be used.
         """
         self._control: AccessControl | None = None
         self.services: list[Service] = []
-        """What has to be up before the first request is served, and after the store."""
+        """Services to start after the store and before the first request is served."""
         self.accounts: PlainAcl | None = None
         self.users: Users | None = None
         if config.acl_enabled:
@@ -81,27 +81,27 @@ class AccessSetup:
             )
             self.services.append(UserTable(self.users, config))
         self.admit = None if self._control is None else self._control.admit
-        """Raises RequestRefusedError unless a sender may make a request; None: all may."""
+        """Raises RequestRefusedError unless a sender may make a request; None: every sender may."""
 
     def metrics(self) -> dict[str, int]:
-        """Refused requests since the start, by reason."""
+        """Return the number of refused requests since the start, by reason."""
         if self._control is None:
             return {}
         return {f"refused_{reason}": count for reason, count in self._control.refused.items()}
 
 
 class UserTable:
-    """Reads the users at a start, and creates those that the settings name."""
+    """Reads the users at the start, and creates those that are configured."""
 
     def __init__(self, users: Users, config: AccessConfig) -> None:
         self._users = users
         self._config = config
 
     async def start(self) -> None:
-        """Read the users, and create those that are missing.
+        """Read the users, and create the configured ones that are missing.
 
         Raises:
-            ConfigurationError: There are none, so no request could be signed; or the table cannot
+            ConfigurationError: There is no user, so no request could be signed; or the table cannot
                 be read.
         """
         config = self._config
@@ -124,11 +124,11 @@ class UserTable:
                 "authenticationEnabled",
                 "initAuthenticationUser",
                 "",
-                "a first user, since there is none yet who could sign a request",
+                "a first user, because there is none yet who could sign a request",
             )
 
     async def stop(self) -> None:
-        """Nothing is open."""
+        """Do nothing; nothing is open."""
 
 
 class Reloading:
@@ -140,11 +140,11 @@ class Reloading:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to look at the files."""
+        """Start the periodic check."""
         self._task = asyncio.create_task(self._run(), name="reload")
 
     async def stop(self) -> None:
-        """Stop."""
+        """Stop the periodic check."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -154,5 +154,5 @@ class Reloading:
             await asyncio.sleep(RELOAD_S)
             try:
                 await asyncio.to_thread(self._reload)
-            except Exception:  # what is in force stays so, and the next change is seen
+            except Exception:  # keep what was read before, and check again
                 logger.exception("event=reload_failed")

@@ -13,7 +13,7 @@ from ..settings import FILE, SWITCH, choice, secret, setting
 
 
 class KeyPair(NamedTuple):
-    """A name and the secret by which it signs."""
+    """The name and the secret of a user."""
 
     name: str
     secret: str
@@ -39,7 +39,7 @@ def _credentials(name_key: str, secret_key: str, text: str) -> KeyPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """Who may use the broker; without any of this everybody who reaches its port."""
+    """Who may use the broker; without these settings everybody who reaches its port."""
 
     acl_enabled: bool = setting(
         "aclEnable", False, SWITCH, "accounts of plain_acl.yml, as in RocketMQ 4.4 to 5.2"
@@ -76,7 +76,7 @@ class AccessConfig:
     )
 
     def contradiction(self) -> tuple[str, str] | None:
-        """Return a key that cannot be in force beside the others, and what it should be."""
+        """Return a key that contradicts the other settings, and what it should be; or None."""
         if self.acl_enabled and self.authentication_enabled:
             return "authenticationEnabled", "false while aclEnable=true: choose one of the two"
         if self.authorization_enabled and not self.authentication_enabled:
@@ -96,7 +96,7 @@ class TlsMode(Enum):
 
 
 class ClientAuth(Enum):
-    """Whether clients must show a certificate."""
+    """Whether clients must present a certificate."""
 
     NONE = "NONE"
     OPTIONAL = "OPTIONAL"
@@ -143,7 +143,7 @@ class TlsConfig:
         return TlsMode.DISABLED if self.cert_path is None else TlsMode.PERMISSIVE
 
     def contradiction(self) -> tuple[str, str] | None:
-        """Return a key that cannot be in force beside the others, and what it should be."""
+        """Return a key that contradicts the other settings, and what it should be; or None."""
         if self.mode is not TlsMode.DISABLED and self.cert_path is None:
             return "tlsServerMode", "tlsServerCertPath as well: there is no certificate"
         if self.client_auth is ClientAuth.NONE:
@@ -169,4 +169,4 @@ TLS_PROPERTIES: Final = {
     "tls.server.trustCertPath": "tlsServerTrustCertPath",
     "tls.server.need.client.auth": "tlsServerNeedClientAuth",
 }
-"""Key of ``tls.properties`` to the setting of the same meaning. Source: `TlsSystemConfig`."""
+"""Key of ``tls.properties`` → setting of the same meaning. Source: `TlsSystemConfig`."""

@@ -1,8 +1,8 @@
-"""Access control, which the router calls for each request.
+"""Access control, which the router calls for each request, if it is configured.
 
 Requests from a trusted address are always served. Otherwise the access key must name an enabled
 principal and the signature must be valid, before anything else of the request is evaluated. Then
-each requirement of the request code must be met. Without access control this module is not used.
+each requirement of the request code must be met.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from .rules import Principal, Principals, Requirement, Resource, ResourceKind
 logger = logging.getLogger(__name__)
 
 LINES_PER_SECOND_MAX: Final = 10
-"""Refusals logged a second; the next line counts the others. A refused peer can ask again ten
-thousand times a second."""
+"""Refusals logged per second; the next line has the number of omitted ones. A refused peer may send
+ten thousand requests per second."""
 
 REMARK_LOGGED_MAX: Final = 512
-"""Characters of a remark in the log: names in it are the peer's own choice."""
+"""Characters of a remark in the log: it contains names that the peer has chosen."""
 
 _MSGPACK: Final = int(HeaderType.MSGPACK)
 _TRACING: Final = topic(TRACE_TOPIC, PUB)
 
 
 class RequestDeniedError(RequestRefusedError):
-    """Its sender may not make a request; the answer names subject, action and resource."""
+    """The sender may not make this request; the answer names subject, action and resource."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class RequestDeniedError(RequestRefusedError):
         self._log = log
 
     def answered(self, command: RemotingCommand, connection: Connection) -> None:
-        """Count and log it."""
+        """Count and log the refusal."""
         if self._log is not None:
             self._log.note(self, command, connection)
 
 
 class Subject:
-    """The sender of one request, as handlers see it that learn the resource late."""
+    """The sender of one request, for handlers that learn the resource only from a record."""
 
     __slots__ = ("_address", "_control", "principal")
 
@@ -84,22 +84,22 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """The name it signs with; empty for a request from a trusted address."""
+        """The access key of the sender; empty for a request from a trusted address."""
         return self.principal.name
 
     def may(self, requirement: Requirement) -> bool:
-        """Whether it may do this."""
+        """Return whether the sender meets a requirement."""
         return self._control.unmet(self.principal, requirement, self._address) is None
 
     def denied(self, requirement: Requirement, reason: str) -> RequestDeniedError:
-        """Return the error that refuses this for another reason than a rule."""
+        """Return the refusal for a reason other than a rule."""
         return self._control.forbidden(self.principal, requirement, reason, self._address)
 
     def require(self, requirement: Requirement) -> None:
-        """Return if it may do this.
+        """Check that the sender meets a requirement.
 
         Raises:
-            AccessDeniedError: It may not.
+            RequestDeniedError: It does not.
         """
         reason = self._control.unmet(self.principal, requirement, self._address)
         if reason is not None:
@@ -120,9 +120,9 @@ class AccessControl:
         """Wire it.
 
         Args:
-            principals: Who is known, and what the front end calls them.
-            cluster_name: What rules call this broker as a whole.
-            authorizes: Whether rules are asked; otherwise a valid signature is enough.
+            principals: The known senders, from a plain ACL or the table of users.
+            cluster_name: The name of this broker as a resource of rules.
+            authorizes: Whether rules count; otherwise a valid signature is enough.
             clock: Seconds, for the rate of log lines.
         """
         self._principals = principals
@@ -134,11 +134,11 @@ class AccessControl:
 
     @property
     def refused(self) -> Counter[str]:
-        """How many requests were refused since the start, by reason."""
+        """The number of refused requests since the start, by reason."""
         return self._refusals.counts
 
     def admit(self, command: RemotingCommand, connection: Connection) -> None:
-        """Note the sender of a request in the request and in its connection.
+        """Set the sender of a request in the request and in its connection.
 
         Raises:
             RequestRefusedError: The sender is unknown, or may not make this request.
@@ -146,7 +146,7 @@ class AccessControl:
         command.subject = connection.subject = self._admit(command, connection)
 
     def unmet(self, principal: Principal, requirement: Requirement, address: Address) -> str | None:
-        """Return None if a requirement is met, or why not."""
+        """Return why a requirement is not met; None if it is."""
         if not self._authorizes or principal.is_super:
             return None
         return principal.refusal(self._of_this_cluster(requirement), address)
@@ -154,7 +154,7 @@ class AccessControl:
     def forbidden(
         self, principal: Principal, requirement: Requirement, reason: str, address: Address
     ) -> RequestDeniedError:
-        """Return the error that tells a principal what it may not do."""
+        """Return the refusal of an action of a principal."""
         subject = self._subject(principal.name)
         requirement = self._of_this_cluster(requirement)
         remark = (
@@ -193,17 +193,17 @@ class AccessControl:
         return subject
 
     def _authenticate(self, command: RemotingCommand, address: Address) -> tuple[Principal, bool]:
-        """Return who signed a command, and whether its address is trusted to be the principal."""
+        """Return the principal of a command, and whether its address makes a signature needless."""
         signature: str | bytes
-        text_of_old = None
+        old_text = None
         if command.header_type == _MSGPACK:
             name, signature, text = split_signature(command.raw_header)
         else:
             fields = ext_fields(command)
             name, signature = fields.get(ACCESS_KEY, ""), fields.get(SIGNATURE, "")
             text = signed_text(fields)
-            if UNIQUE_KEY_QUERY in fields:  # added after signing by some clients, or signed too
-                text_of_old = signed_text(fields, without_unique_key_query=True)
+            if UNIQUE_KEY_QUERY in fields:  # some clients add it after signing, some before
+                old_text = signed_text(fields, without_unique_key_query=True)
         if not name:
             raise self._unknown(self._dialect.no_key_remark)
         principal = self._principals.find(name)
@@ -211,11 +211,11 @@ class AccessControl:
             raise self._unknown(f"{self._subject(name)} is not found.", name)
         if not principal.enabled:
             raise self._unknown(f"{self._subject(name)} is disabled.", name)
-        if principal.trusted_from and any(meant(address) for meant in principal.trusted_from):
+        if principal.trusted_from and any(matches(address) for matches in principal.trusted_from):
             return principal, True
         verify = principal.signer.verify
         if not verify(signature, text, command.body) and (
-            text_of_old is None or not verify(signature, text_of_old, command.body)
+            old_text is None or not verify(signature, old_text, command.body)
         ):
             raise self._unknown(f"{self._subject(name)}: check signature failed.", name)
         return principal, False
@@ -226,7 +226,7 @@ class AccessControl:
         except RemotingError as error:
             raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         if requirements is None:
-            return  # no `RequestCode`: the router serves none, which a test sees to
+            return  # not a `RequestCode`, so the router has no handler for it; a test checks that
         principal = subject.principal
         for requirement in requirements:
             if self.unmet(principal, requirement, address) is not None and not (
@@ -243,18 +243,18 @@ class _RefusalLog:
         self._clock = clock
         self._second = -1
         self._lines = 0
-        self._silent = 0
+        self._omitted = 0
 
     def note(
         self, denied: RequestDeniedError, command: RemotingCommand, connection: Connection
     ) -> None:
-        """Count one refusal, and log it unless there were many in this second."""
+        """Count a refusal, and log it unless there were too many in this second."""
         self.counts["authorization" if denied.requirement else "authentication"] += 1
         second = int(self._clock())
         if second != self._second:
             self._second, self._lines = second, 0
         if self._lines >= LINES_PER_SECOND_MAX:
-            self._silent += 1
+            self._omitted += 1
             return
         self._lines += 1
         logger.warning(
@@ -262,6 +262,6 @@ class _RefusalLog:
             connection.name,
             command.code,
             denied.remark[:REMARK_LOGGED_MAX],
-            self._silent,
+            self._omitted,
         )
-        self._silent = 0
+        self._omitted = 0

@@ -1,15 +1,15 @@
 """Plain ACL: accounts in ``plain_acl.yml``, as RocketMQ 4.4 to 5.2 read them.
 
-Read are that file and every ``*.yml`` and ``*.yaml`` of the folder ``acl/`` beside it. Each account
-becomes a principal whose rules say the same:
+The accounts are in that file and in every ``*.yml`` and ``*.yaml`` of the folder ``acl/`` beside
+it. Each account becomes a principal with these rules:
 
-* ``topicPerms`` and ``groupPerms`` name a topic or group: what is not granted there is denied;
-* ``defaultTopicPerm`` and ``defaultGroupPerm`` cover all others, and are DENY if absent;
+* ``topicPerms`` and ``groupPerms`` name a topic or group; a permission not granted there is denied.
+* ``defaultTopicPerm`` and ``defaultGroupPerm`` cover all others, and are DENY if absent.
 * ``admin: true`` adds the right to change and read topics, groups and the broker; an admin without
   any ``topicPerms`` and ``groupPerms`` may do everything.
 
-The files are the only place to edit. They are read again when one of them has changed; if they
-cannot be used then, the accounts stay as they were and the log says why.
+Accounts are changed in the files only. The files are read again when one of them has changed; if
+they are invalid then, the accounts stay as they were and the log has the reason.
 Source: RocketMQ 4.9.8 ``PlainPermissionManager``, ``Permission``.
 """
 
@@ -43,10 +43,10 @@ KEY_LENGTH_MIN: Final = 7
 """Characters of an access key and of a secret key. Source: ``AclConstants``, "longer than 6"."""
 
 FILE_SIZE_MAX: Final = 4 << 20
-"""Bytes of one file; ten thousand accounts have two million. A larger one is a mistake."""
+"""Bytes of one file; ten thousand accounts have two million."""
 
 FILES_MAX: Final = 1_000
-"""Files of the folder ``acl/``, which is scanned every few seconds."""
+"""Files of the folder ``acl/``, which is scanned every second."""
 
 PERMISSIONS: Final[Mapping[str, frozenset[Action]]] = MappingProxyType(
     {
@@ -76,7 +76,7 @@ _FILE_KEYS: Final = frozenset({"globalWhiteRemoteAddresses", "accounts", "dataVe
 
 
 class PlainAclError(Exception):
-    """The files of a plain ACL cannot be used."""
+    """A file of a plain ACL is missing, unreadable or invalid."""
 
     def __init__(self, file: Path, reason: str) -> None:
         super().__init__(file, reason)
@@ -87,14 +87,14 @@ class PlainAclError(Exception):
 
 
 class Accounts(NamedTuple):
-    """What the files say."""
+    """The content of the files."""
 
     principals: Mapping[str, Principal]
     trusted: tuple[AddressPattern, ...]
 
 
 class Stamp(NamedTuple):
-    """By which a change of a file is seen."""
+    """Attributes of a file that differ after a change."""
 
     path: Path
     mtime_ns: int
@@ -118,7 +118,7 @@ class PlainAcl:
         """Read the files.
 
         Raises:
-            PlainAclError: One of them is missing, unreadable or wrong.
+            PlainAclError: One of them is missing, unreadable or invalid.
         """
         self._file = file
         self._now_ms = now_ms
@@ -128,12 +128,12 @@ class PlainAcl:
 
     @property
     def accounts(self) -> Accounts:
-        """What is in force."""
+        """The accounts in force."""
         return self._accounts
 
     @property
     def version(self) -> Mapping[str, int]:
-        """What changes with each reload, as RocketMQ's ``DataVersion``."""
+        """RocketMQ's ``DataVersion`` of the accounts, which changes with each reload."""
         return {"counter": self._reloads, "stateVersion": 0, "timestamp": self._read_ms}
 
     @property
@@ -146,22 +146,22 @@ class PlainAcl:
         return self._accounts.principals.get(name)
 
     def trusts(self, address: Address) -> bool:
-        """Whether it is among the ``globalWhiteRemoteAddresses``."""
+        """Return whether an address is among the ``globalWhiteRemoteAddresses``."""
         return self._trusts(address)
 
     def _use(self, accounts: Accounts) -> None:
         self._accounts = accounts
         self._reloads += 1
         self._read_ms = self._now_ms()
-        # Asked for each request: to go through some patterns takes as long as all the rest, and
-        # to look an address up a microsecond.
+        # Cached, because it is called for each request: testing a few patterns takes as long as the
+        # rest of the check, and a look-up in the cache a microsecond.
         trusted = accounts.trusted
         self._trusts = lru_cache(maxsize=4096)(any_of(trusted)) if trusted else _nobody
 
     def reload(self) -> bool:
         """Read the files again if one has changed; return whether other accounts are in force.
 
-        It blocks for as long as reading takes, so it is called on a thread.
+        Reading blocks: call it on a thread.
         """
         try:
             stamps = _stamps(self._file)
@@ -171,7 +171,7 @@ class PlainAcl:
         except PlainAclError as error:
             stamps = _stamps_or_none(self._file)
             if stamps != self._stamps:
-                logger.error(  # noqa: TRY400 -- the reason says it all
+                logger.error(  # noqa: TRY400 -- the reason is enough
                     "event=plain_acl_not_reloaded %s; the accounts stay as they were", error
                 )
             self._stamps = stamps
@@ -206,10 +206,10 @@ def files_of(file: Path) -> list[Path]:
 
 
 def read_accounts(file: Path) -> Accounts:
-    """Return what the file and those beside it say.
+    """Return the accounts of a file and of those in the folder ``acl/`` beside it.
 
     Raises:
-        PlainAclError: One of them is missing, unreadable or wrong.
+        PlainAclError: One of them is missing, unreadable or invalid.
     """
     principals: dict[str, Principal] = {}
     trusted: list[AddressPattern] = []
@@ -221,7 +221,7 @@ def read_accounts(file: Path) -> Accounts:
                 if principal.name in principals:
                     _fail(f"accessKey {principal.name} is used twice")
                 principals[principal.name] = principal
-        except _WrongError as error:
+        except _InvalidError as error:
             raise PlainAclError(path, str(error)) from error
     return Accounts(MappingProxyType(principals), tuple(trusted))
 
@@ -230,20 +230,20 @@ def _principals(content: Mapping[str, Any]) -> Iterator[Principal]:
     for number, entry in enumerate(_list(content, "accounts"), 1):
         try:
             principal = _principal(entry)
-        except _WrongError as error:
-            raise _WrongError(f"account {number}: {error}") from error
+        except _InvalidError as error:
+            raise _InvalidError(f"account {number}: {error}") from error
         yield principal
 
 
 def _fail(reason: str) -> NoReturn:
-    raise _WrongError(reason)
+    raise _InvalidError(reason)
 
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _WrongError(Exception):
-    """What is wrong, in words that follow the file's name."""
+class _InvalidError(Exception):
+    """What is wrong with a file, as text that follows its name."""
 
 
 def _content(path: Path) -> Mapping[str, Any]:
@@ -252,13 +252,13 @@ def _content(path: Path) -> Mapping[str, Any]:
             _fail(f"larger than {FILE_SIZE_MAX} bytes")
         content = yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506 -- a safe loader
     except OSError as error:
-        raise _WrongError(f"cannot be read: {error.strerror}") from error
+        raise _InvalidError(f"cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise _WrongError(_not_yaml(error)) from None  # the error itself shows lines of the file
+        raise _InvalidError(_not_yaml(error)) from None  # the error contains lines of the file
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise _WrongError("expected the keys globalWhiteRemoteAddresses and accounts")
+        raise _InvalidError("expected the keys globalWhiteRemoteAddresses and accounts")
     _refuse_unknown(content, _FILE_KEYS)
     return content
 
@@ -275,31 +275,31 @@ def _list(content: Mapping[str, Any], key: str) -> Sequence[Any]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise _WrongError(f"{key}: expected a list")
+        raise _InvalidError(f"{key}: expected a list")
     return value
 
 
 def _refuse_unknown(content: Mapping[Any, Any], known: frozenset[str]) -> None:
     for key in content:
         if key not in known:
-            raise _WrongError(f"unknown key {key!r}; known are {', '.join(sorted(known))}")
+            raise _InvalidError(f"unknown key {key!r}; known are {', '.join(sorted(known))}")
 
 
 def _pattern(text: object) -> AddressPattern:
     try:
         return parse_address_pattern(str(text))
     except AddressPatternError as error:
-        raise _WrongError(str(error)) from error
+        raise _InvalidError(str(error)) from error
 
 
 def _principal(entry: object) -> Principal:
     if not isinstance(entry, dict):
-        raise _WrongError("expected keys like accessKey and secretKey")
+        raise _InvalidError("expected keys like accessKey and secretKey")
     _refuse_unknown(entry, _ACCOUNT_KEYS)
     name, secret = _key(entry, "accessKey"), _key(entry, "secretKey")
     admin = entry.get("admin", False)
     if not isinstance(admin, bool):
-        raise _WrongError("admin: expected true or false")
+        raise _InvalidError("admin: expected true or false")
     address = entry.get("whiteRemoteAddress") or ""
     named = [
         *_named_rules(ResourceKind.TOPIC, _list(entry, "topicPerms"), "topicPerms"),
@@ -324,10 +324,10 @@ def _principal(entry: object) -> Principal:
 def _key(entry: Mapping[str, Any], key: str) -> str:
     value = entry.get(key)
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise _WrongError(f"{key} is missing")
+        raise _InvalidError(f"{key} is missing")
     text = str(value)
     if len(text) < KEY_LENGTH_MIN:
-        raise _WrongError(f"{key} has fewer than {KEY_LENGTH_MIN} characters")
+        raise _InvalidError(f"{key} has fewer than {KEY_LENGTH_MIN} characters")
     return text
 
 
@@ -340,7 +340,7 @@ def _named_rules(kind: ResourceKind, entries: Sequence[object], key: str) -> Ite
     for entry in entries:
         name, equals, permission = str(entry).partition("=")
         if not equals or not name.strip():
-            raise _WrongError(f"{key}: {entry!r}: expected a name, = and a permission")
+            raise _InvalidError(f"{key}: {entry!r}: expected a name, = and a permission")
         granted = _permission(permission, key)
         if granted:
             yield Rule(kind, name.strip(), granted)
@@ -351,7 +351,7 @@ def _named_rules(kind: ResourceKind, entries: Sequence[object], key: str) -> Ite
 def _permission(value: object, key: str) -> frozenset[Action]:
     granted = PERMISSIONS.get(str(value).strip())
     if granted is None:
-        raise _WrongError(f"{key}: {value!r}: expected one of {', '.join(PERMISSIONS)}")
+        raise _InvalidError(f"{key}: {value!r}: expected one of {', '.join(PERMISSIONS)}")
     return granted
 
 

@@ -1,17 +1,17 @@
 """Request code → the permissions that its sender needs. Every `RequestCode` has a row.
 
-Codes without a handler have one too: a code gets its rule before its handler, and a caller without
-permission gets a refusal instead of "unknown request".
+Codes without a handler have a row too: so a code gets its rule before its handler, and a sender
+without permission gets a refusal instead of "request type not supported".
 
-``()`` means: a valid signature and no permission, as for routes. A row is a function of the header
-and the body; the header is typed where ``headers.REQUEST_HEADERS`` has a class for the code.
-Where the resource is known only when a record has been read (a decision names an offset, not a
-topic), the row is ``()`` and says so: the handler asks ``Subject.require``.
+A row is a function of the header and the body; the header is typed where
+``headers.REQUEST_HEADERS`` has a class for the code. ``()`` means that a valid signature is enough,
+as for routes. If the resource is known only after a record is read (a decision names an offset, not
+a topic), the row is ``()`` with a comment, and the handler calls ``subjects.require``.
 
 Rows follow RocketMQ 5.3 (``DefaultAuthorizationContextBuilder`` and the ``RocketMQAction`` of each
-header) except where that is too lax: it asks for nothing where a header has no such annotation.
-Here settings, groups, configuration and lists need rights of their own, a retry topic belongs to
-its group for all senders, and the broker's internal topics belong to the cluster.
+header), except that RocketMQ requires nothing where a header has no such annotation. Here settings,
+groups, configuration and lists need rights of their own, a retry topic belongs to its group for all
+senders, and the broker's internal topics belong to the cluster.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ CREATE, UPDATE, DELETE, GET, LIST = (
 )
 
 Row: TypeAlias = Callable[[Any, bytes], Sequence[Requirement]]
-"""Typed header and body of one request → all that it needs."""
+"""Typed header and body of one request → all its requirements."""
 
 ANY_CLUSTER: Final = "*"
-"""Stands for this broker's own cluster, whose name is a setting."""
+"""Stands for the cluster of this broker, whose name is a setting."""
 
 
-@lru_cache(maxsize=4096)  # topics are few, and to make one takes as long as to meet it
+@lru_cache(maxsize=4096)  # topics are few, and creating one takes as long as checking it
 def topic(name: str, *actions: Action) -> Requirement:
-    """Need one of these actions on a topic.
+    """Require one of these actions on a topic.
 
-    A retry topic belongs to its group, and what a consumer does there is SUB; the broker's own
-    topics hold messages of all others and belong to the cluster.
+    A retry topic belongs to its group, and a consumer needs only SUB to send to it. The broker's
+    own topics hold messages of all others and belong to the cluster.
     """
     if name.startswith(RETRY_PREFIX):
         as_group = tuple(SUB if action is PUB else action for action in actions)
@@ -66,12 +66,12 @@ def topic(name: str, *actions: Action) -> Requirement:
 
 @lru_cache(maxsize=4096)
 def group(name: str, *actions: Action) -> Requirement:
-    """Need one of these actions on a group."""
+    """Require one of these actions on a group."""
     return Requirement(Resource(ResourceKind.GROUP, name.removeprefix(RETRY_PREFIX)), actions)
 
 
 def cluster(*actions: Action) -> Requirement:
-    """Need one of these actions on the broker as a whole."""
+    """Require one of these actions on the broker as a whole."""
     return Requirement(Resource(ResourceKind.CLUSTER, ANY_CLUSTER), actions)
 
 
@@ -131,7 +131,7 @@ def _prepare(_header: Any, body: bytes) -> Sequence[Requirement]:
 
 
 def _transactions_of(header: Any, _body: bytes) -> Sequence[Requirement]:
-    if header.producer_group:  # of its own group, whose name the user has a right on
+    if header.producer_group:  # the transactions of one group, on which a right is enough
         return (group(header.producer_group, PUB, SUB, GET),)
     return (cluster(GET),)
 
@@ -185,7 +185,7 @@ def _pop(*actions: Action) -> Row:
 
 
 class _Named(msgspec.Struct, rename="camel", gc=False):
-    """What a JSON body names; other fields are of no interest here."""
+    """The names in a JSON body; other fields are ignored here."""
 
     topic: str = ""
     topic_name: str = ""
@@ -227,7 +227,7 @@ def _from_body(
 def _each_created(
     resource: Callable[[str, Action], Requirement], names: Sequence[str]
 ) -> Sequence[Requirement]:
-    """Need CREATE on each; an empty list changes nothing, but is no request for everybody."""
+    """Require CREATE on each; for an empty list on the cluster, so that a right is needed."""
     return [resource(name, CREATE) for name in names] or (cluster(CREATE),)
 
 
@@ -385,10 +385,10 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
 
 
 def requirements_of(code: int, header: object, body: bytes) -> Sequence[Requirement] | None:
-    """Return what a request needs; None for a code without a row, which has no handler.
+    """Return the requirements of a request; None for a code without a row, which has no handler.
 
     Raises:
-        RemotingError: The body cannot be understood.
+        RemotingError: The body cannot be decoded.
     """
     row = REQUIREMENTS.get(code)
     return None if row is None else row(header, body)

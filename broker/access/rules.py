@@ -1,12 +1,12 @@
-"""The one model of access: a principal has rules, a request has requirements.
+"""The model of access control: a principal has rules, a request has requirements.
 
-A requirement names a resource (``Topic:orders``) and the actions of which one is needed. A rule
-allows or denies actions on a resource, on all whose names begin alike (``Topic:orders*``), on all
-of a kind (``Topic:*``), or on everything (``*``). Of the rules about an action on a resource the
-most specific one decides; of two equally specific ones, the one that denies. Without such a rule
-the default rules decide in the same way; without a default rule access is denied.
+A requirement names a resource (``Topic:orders``) and actions, one of which must be allowed. A rule
+allows or denies actions on a resource, on all with a common prefix (``Topic:orders*``), on all of a
+kind (``Topic:*``), or on everything (``*``). Of the rules about an action on a resource the most
+specific one decides; of two equally specific ones, the one that denies. Without such a rule the
+default rules decide in the same way; without a default rule access is denied.
 
-Both sources of principals, ``plain_acl`` and ``users``, translate into this model.
+Both sources of principals, ``plain_acl`` and ``users``, use this model.
 Source: RocketMQ 5.3 ``AclAuthorizationHandler``, ``PolicyEntry``, ``Resource``.
 """
 
@@ -62,7 +62,7 @@ class Resource(NamedTuple):
 
 
 class Requirement(NamedTuple):
-    """What a request needs: one of these actions on this resource."""
+    """A permission that a request needs: one of these actions on this resource."""
 
     resource: Resource
     actions: tuple[Action, ...]
@@ -84,7 +84,7 @@ class Rule:
 
     @property
     def precedence(self) -> tuple[int, int, bool]:
-        """Sorts rules: the most specific first, of two alike the one that denies."""
+        """Sort key: the most specific rule first; of two equally specific, the one that denies."""
         if self.kind is None:
             return 3, 0, self.allow
         if self.name is None:
@@ -93,11 +93,11 @@ class Rule:
 
     @property
     def is_literal(self) -> bool:
-        """Whether it names one resource."""
+        """Whether the rule names one resource."""
         return self.kind is not None and self.name is not None and not self.is_prefix
 
     def matches(self, resource: Resource) -> bool:
-        """Whether it is about this resource."""
+        """Return whether the rule is about this resource."""
         if self.kind is not None and self.kind is not resource.kind:
             return False
         if self.name is None:
@@ -107,14 +107,14 @@ class Rule:
         return resource.name == self.name
 
     def covers(self, action: Action, address: Address) -> bool:
-        """Whether it decides this action from this address."""
+        """Return whether the rule decides this action from this address."""
         return action in self.actions and (
             not self.sources or any(source(address) for source in self.sources)
         )
 
 
 class RuleSet:
-    """Rules in the order in which they are asked; those of one resource are found by its name."""
+    """Rules by precedence; those of one resource are found by its name."""
 
     __slots__ = ("_literal", "_others", "rules")
 
@@ -127,7 +127,7 @@ class RuleSet:
         self._others = tuple(rule for rule in self.rules if not rule.is_literal)
 
     def rule_for(self, resource: Resource, action: Action, address: Address) -> Rule | None:
-        """Return the rule that decides, or None."""
+        """Return the rule that decides; None if there is none."""
         for rule in self._literal.get(resource, ()):
             if rule.covers(action, address):
                 return rule
@@ -152,7 +152,7 @@ class Principal:
     """From which addresses its requests need neither signature nor permission."""
 
     def refusal(self, requirement: Requirement, address: Address) -> str | None:
-        """Return None if the requirement is met, or why not."""
+        """Return why the requirement is not met; None if it is."""
         if self.is_super:
             return None
         reason = NO_RULE
@@ -170,32 +170,32 @@ class Principal:
 
 NO_RULE: Final = "no matched policies."
 DENIED: Final = "the decision is deny."
-"""Reasons, in the words of RocketMQ's remarks."""
+"""Reasons of refusals. Source: RocketMQ ``AclAuthorizationHandler``."""
 
 
 class Dialect(NamedTuple):
-    """How one front end talks to its clients, and where it differs from the other."""
+    """How the answers of a plain ACL and of the table of users differ."""
 
     subject_word: str
-    """What a principal is called in remarks: ``User``, ``accessKey``."""
+    """The word for a principal in remarks: ``User`` or ``accessKey``."""
     refusal_code: ResponseCode
-    """The one that clients of this front end expect."""
+    """The code of refusals."""
     no_key_remark: str
-    """To a request without access key, in the words of RocketMQ."""
+    """RocketMQ's remark to a request without access key."""
     trace_is_free: bool
-    """Whether everybody who signs may send to the trace topic."""
+    """Whether every principal may send to the trace topic."""
 
 
 class Principals(Protocol):
-    """Who is known: a front end, as far as access control is concerned."""
+    """The known senders: a plain ACL or the table of users."""
 
     @property
     def dialect(self) -> Dialect: ...
 
     def find(self, name: str) -> Principal | None:
-        """Return who signs under this name."""
+        """Return the principal of this name; None if there is none."""
         ...
 
     def trusts(self, address: Address) -> bool:
-        """Whether requests from there need no signature."""
+        """Return whether requests from this address need no signature."""
         ...

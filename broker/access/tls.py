@@ -22,13 +22,13 @@ HANDSHAKE_S: Final = 10.0
 
 
 class TlsContext:
-    """The certificate in force."""
+    """The certificate in force, as an SSL context."""
 
     def __init__(self, config: TlsConfig) -> None:
         """Read certificate, key and trusted certificates.
 
         Raises:
-            ConfigurationError: One of them is missing, unreadable or does not fit.
+            ConfigurationError: One of them is missing or unreadable, or they do not match.
         """
         self._config = config
         self._stamps = self._stamp()
@@ -42,7 +42,7 @@ class TlsContext:
     def reload(self) -> bool:
         """Read the files again if one has changed; return whether another certificate is in force.
 
-        Connections keep the one they began with. It blocks, so it is called on a thread.
+        Open connections keep their certificate. Reading blocks: call it on a thread.
         """
         stamps = self._stamp()
         if stamps == self._stamps:
@@ -51,8 +51,8 @@ class TlsContext:
         try:
             self.current = self._context()
         except ConfigurationError as error:
-            logger.error(  # noqa: TRY400 -- the reason says it all
-                "event=certificate_not_reloaded %s; the one before stays in force", error
+            logger.error(  # noqa: TRY400 -- the reason is enough
+                "event=certificate_not_reloaded %s; the previous one stays in force", error
             )
             return False
         logger.info("event=certificate_reloaded file=%s", self._config.cert_path)
@@ -133,10 +133,10 @@ def _reason(error: Exception) -> str:
 
 
 def tls_context(config: TlsConfig) -> TlsContext | None:
-    """Return the certificate of the settings; None if they ask for no TLS.
+    """Return the configured certificate; None if TLS is disabled.
 
     Raises:
-        ConfigurationError: What they ask for cannot be in force.
+        ConfigurationError: The certificate cannot be used.
     """
     if config.mode is TlsMode.DISABLED:
         return None

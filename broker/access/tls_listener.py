@@ -1,4 +1,4 @@
-"""A listener that tells TLS from plain connections by their first byte, on the same port.
+"""A listener for TLS and plain connections on one port, distinguished by their first byte.
 
 A TLS handshake begins with 0x16. A frame begins with its length, whose first byte is 0 or 1: no
 frame is as long as 0x16000000 bytes. The byte is read without removing it from the socket, so that
@@ -21,27 +21,28 @@ from .tls import HANDSHAKE_S, TlsContext
 logger = logging.getLogger(__name__)
 
 TLS_ONLY: Final = bytes.fromhex("15 0301 0002 02 46")
-"""To a plain client of an enforcing broker: the alert ``protocol_version``, fatal. No frame begins
-so; our client knows it, and others are closed as by RocketMQ. Source: RFC 8446, section 6.2."""
+"""Sent to a plain client in mode ENFORCING: the fatal alert ``protocol_version``. No frame begins
+with these bytes; halfmq's client reports them, and for others the connection is closed, as by
+RocketMQ. Source: RFC 8446, section 6.2."""
 
 TLS_HANDSHAKE: Final = 0x16
 """First byte of a TLS connection: the content type. Source: RFC 8446, section 5.1."""
 
 FIRST_BYTE_S: Final = 120.0
-"""Seconds until a connection that has sent nothing is closed, as any silent one is."""
+"""Seconds until a connection that has sent nothing is closed, as any idle one is."""
 
 READ_MAX: Final = 65_536
 """Bytes of a refused connection that are read, so that its client can read the alert."""
 
 UNDECIDED_MAX: Final = 20_000
-"""Connections whose first byte has not come, or whose handshake is under way."""
+"""Connections whose first byte is missing, or whose handshake is not complete."""
 
 ACCEPTED_AT_ONCE: Final = 64
-"""Connections accepted in one pass of the loop, so that a storm of them leaves it time."""
+"""Connections accepted in one pass of the loop, so that other work gets its turn."""
 
 
 class TlsListener:
-    """One bound socket; its connections go on as plain or TLS ones."""
+    """Accepts connections of one bound socket, and serves each as a plain or a TLS connection."""
 
     def __init__(
         self,
@@ -61,12 +62,12 @@ class TlsListener:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port of the socket."""
         port: int = self._listening.getsockname()[1]
         return port
 
     def close(self) -> None:
-        """Accept no more, and drop connections that are not served yet."""
+        """Accept no more connections, and close those that are not served yet."""
         self._loop.remove_reader(self._listening)
         self._listening.close()
         for connected in list(self._undecided):
@@ -114,7 +115,7 @@ class TlsListener:
                     "event=plain_refused peer=%s tlsServerMode=enforcing", _peer(connected)
                 )
                 with contextlib.suppress(OSError):
-                    connected.recv(READ_MAX)  # what is left unread would reset the connection
+                    connected.recv(READ_MAX)  # closing with unread bytes would reset the connection
                     connected.send(TLS_ONLY)
             self._drop(connected)
             return

@@ -1,8 +1,8 @@
-"""Users and their policies, as in RocketMQ 5.3: kept by the broker, changed by requests.
+"""Users and their policies, as in RocketMQ 5.3: stored by the broker, changed by requests.
 
-They are one table, ``config/halfmqAccess.json``, readable by its owner only: HMAC needs the
-secrets themselves. (RocketMQ keeps them in RocksDB, so there is no file to share.) A change is on
-disk before it is in force and answered.
+They are in one table, ``config/halfmqAccess.json``, which only its owner may read, because HMAC
+needs the secrets themselves. (RocketMQ keeps them in RocksDB, so there is no file to share.) A
+change takes effect and is answered after it is on disk.
 Source: RocketMQ 5.3 ``AuthenticationMetadataManagerImpl``, ``AuthorizationMetadataManagerImpl``.
 """
 
@@ -30,10 +30,10 @@ from .rules import ALL_ACTIONS, Action, Dialect, Principal, ResourceKind, Rule, 
 logger = logging.getLogger(__name__)
 
 USERS_MAX: Final = 10_000
-"""Users; each has two kilobytes of memory, and all of them are written at each change."""
+"""Users; each takes two kilobytes of memory, and each change writes all of them."""
 
 ENTRIES_MAX: Final = 1_000
-"""Entries of one user's policies; those with a prefix are gone through for each request."""
+"""Entries of one user's policies; those with a prefix are tested for each request."""
 
 TEXT_MAX: Final = 255
 """Characters of a name, a secret or a resource."""
@@ -54,7 +54,7 @@ _KINDS: Final = MappingProxyType({kind.lower(): kind for kind in ResourceKind})
 
 
 def refused(remark: str) -> RequestRefusedError:
-    """Return the refusal of a wrong or impossible change, with RocketMQ's code for it."""
+    """Return the refusal of an invalid change, with RocketMQ's code for it."""
     return RequestRefusedError(ResponseCode.NO_PERMISSION, remark)
 
 
@@ -69,7 +69,7 @@ class Users:
     )
 
     def __init__(self, path: Path) -> None:
-        """Keep the table at a path; it is empty before ``load``."""
+        """Store the table at a path; it is empty before ``load``."""
         self._path = path
         self._users: dict[str, UserInfo] = {}
         self._acls: dict[str, tuple[PolicyInfo, ...]] = {}
@@ -77,10 +77,10 @@ class Users:
         self._changing = asyncio.Lock()
 
     def load(self) -> None:
-        """Read the table; it is empty if there is none.
+        """Read the table, which is empty if there is no file.
 
         Raises:
-            StoreError: It cannot be read, or has an invalid entry.
+            StoreError: The file cannot be read, or has an invalid entry.
         """
         content = read_table(self._path, _USERS).content
         try:
@@ -92,17 +92,17 @@ class Users:
         except (msgspec.ValidationError, RequestRefusedError) as error:
             raise DamagedTableError(self._path, str(error)) from error
 
-    # -- what access control asks
+    # -- for access control
 
     def find(self, name: str) -> Principal | None:
         """Return the user of this name."""
         return self._principals.get(name)
 
     def trusts(self, _address: Address) -> bool:
-        """No: there is no white list of addresses here."""
+        """Return False: users have no list of trusted addresses."""
         return False
 
-    # -- what requests ask
+    # -- queries
 
     def user(self, name: str) -> UserInfo | None:
         """Return a user with its secret, or None."""
@@ -123,7 +123,7 @@ class Users:
         return AclInfo(subject=subject, policies=policies) if policies else None
 
     def acls(self, subject_contains: str = "", resource_contains: str = "") -> list[AclInfo]:
-        """Return policies by subject; of each only the entries about such a resource."""
+        """Return policies sorted by subject, with only the entries about matching resources."""
         found = []
         for name in sorted(self._acls):
             subject = SUBJECT_PREFIX + name
@@ -140,13 +140,13 @@ class Users:
                 found.append(AclInfo(subject=subject, policies=policies))
         return found
 
-    # -- what requests change
+    # -- changes
 
     async def create_user(self, user: UserInfo) -> None:
         """Add a user.
 
         Raises:
-            RequestRefusedError: There is one of this name, or a field is missing or wrong.
+            RequestRefusedError: The name is taken, or a field is missing or invalid.
         """
         _check_user(user)
         if not user.password:
@@ -167,10 +167,10 @@ class Users:
         await self._change(change)
 
     async def update_user(self, user: UserInfo) -> None:
-        """Change what is set of a user.
+        """Change those fields of a user that are set.
 
         Raises:
-            RequestRefusedError: There is none of this name, or a field is wrong.
+            RequestRefusedError: There is no user of this name, or a field is invalid.
         """
         _check_user(user)
 
@@ -188,7 +188,7 @@ class Users:
         await self._change(change)
 
     async def delete_user(self, name: str) -> None:
-        """Remove a user and its policies; nothing happens if there is none."""
+        """Remove a user and its policies; do nothing if there is no such user."""
 
         def change(users: dict[str, UserInfo], acls: dict[str, tuple[PolicyInfo, ...]]) -> None:
             users.pop(name, None)
@@ -198,10 +198,10 @@ class Users:
             await self._change(change)
 
     async def put_acl(self, acl: AclInfo) -> None:
-        """Add entries to a subject's policies; one about the same resource takes its place.
+        """Add entries to a subject's policies, or replace those about the same resource.
 
         Raises:
-            RequestRefusedError: There is no such user, or an entry is wrong.
+            RequestRefusedError: There is no such user, or an entry is invalid.
         """
         if not acl.policies:
             raise refused("The policies is empty.")
@@ -257,22 +257,22 @@ class Users:
         return not self._users
 
     async def add_missing(self, name: str, password: str) -> None:
-        """Create a super user if the name is free, as a start does.
+        """Create a super user unless there is a user of this name.
 
         Raises:
-            RequestRefusedError: It cannot be created.
+            RequestRefusedError: The user cannot be created.
         """
         if name not in self._users:
             await self.create_user(UserInfo(username=name, password=password, user_type=SUPER))
             logger.info("event=user_created user=%s type=%s", name, SUPER)
 
-    # -- one change after the other
+    # -- helpers
 
     async def _change(
         self,
         change: Callable[[dict[str, UserInfo], dict[str, tuple[PolicyInfo, ...]]], None],
     ) -> None:
-        """Carry out a change on copies, put them on disk, then in force."""
+        """Apply a change to copies of the tables, write them to disk, then use them."""
         async with self._changing:
             users, acls = dict(self._users), dict(self._acls)
             change(users, acls)
@@ -319,7 +319,7 @@ def _check_user(user: UserInfo) -> None:
 
 
 def _check_stored(user: UserInfo) -> None:
-    """Refuse an entry that is no valid user; operators may have edited the file."""
+    """Refuse an invalid user in the file, which an operator may have edited."""
     _check_user(user)
     if not user.password:
         raise refused(f"user {user.username} has no password")
@@ -351,7 +351,7 @@ def _rule(entry: PolicyEntryInfo) -> Rule:
     """Return the rule of an entry.
 
     Raises:
-        RequestRefusedError: It is none.
+        RequestRefusedError: The entry is invalid.
     """
     kind, name, is_prefix = _resource(entry.resource)
     actions: set[Action] = set()
@@ -390,9 +390,9 @@ def _merged(old: tuple[PolicyInfo, ...], new: tuple[PolicyInfo, ...]) -> tuple[P
     for policy in new:
         entries = merged.setdefault(_type_of(policy), [])
         for entry in policy.entries:
-            places = [place for place, one in enumerate(entries) if one.resource == entry.resource]
-            if places:
-                entries[places[0]] = entry
+            same = [i for i, one in enumerate(entries) if one.resource == entry.resource]
+            if same:
+                entries[same[0]] = entry
             else:
                 entries.append(entry)
     return tuple(

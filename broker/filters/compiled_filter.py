@@ -11,12 +11,12 @@ from .errors import EvaluationError
 from .expressions import Node, Properties
 
 NAMES_FEW: Final = 4
-"""Different properties in an expression up to which each is searched for by itself; the others of a
-message need not be decoded then."""
+"""Different properties of an expression that are searched for one by one; for more, all properties
+of the message are decoded."""
 
 
 class CompiledFilter:
-    """Tells which messages match an expression."""
+    """Tests whether a message matches an expression."""
 
     __slots__ = ("_names", "evaluate", "operators")
 

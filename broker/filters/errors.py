@@ -1,7 +1,7 @@
 """Errors of SQL92 filters.
 
 `FilterError`
-├── `FilterSyntaxError`: the expression is not one
+├── `FilterSyntaxError`: the expression is invalid
 └── `EvaluationError`: the values of one message cannot be compared; it does not match
 """
 
@@ -26,4 +26,4 @@ class FilterSyntaxError(FilterError):
 
 
 class EvaluationError(FilterError):
-    """Values of a message cannot be compared as the expression demands."""
+    """The values of a message cannot be compared as the expression requires."""

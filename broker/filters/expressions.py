@@ -1,11 +1,11 @@
 """The nodes of an SQL92 filter: what may be combined, and how it is evaluated.
 
-A node is compiled into a function of the message's properties, so that a message costs no walk of
-a tree. Logic has three values: a comparison with a property that a message lacks is None, SQL's
-NULL, and a message matches if the whole expression is true.
+A node is compiled into a function of the message's properties, so that no tree is traversed for a
+message. Logic has three values: a comparison with a property that a message lacks is None, SQL's
+NULL. A message matches if the whole expression is true.
 
-Some results surprise, but clients expect them: ``NOT a = 1`` is ``(NOT a) = 1`` and never true; a
-property alone is never true; two properties that are both missing are equal.
+Clients expect some surprising results: ``NOT a = 1`` is ``(NOT a) = 1`` and never true; a property
+alone is never true; two properties that are both missing are equal.
 
 Source: RocketMQ 5.3.3, classes of ``org.apache.rocketmq.filter.expression``.
 """
@@ -31,18 +31,18 @@ Properties: TypeAlias = Mapping[str, str]
 Evaluate: TypeAlias = Callable[[Properties], Value]
 
 DEPTH_MAX: Final = 64
-"""Operators inside each other, of which each is a call in Python when a message is evaluated. A
-sequence of AND or OR counts as one."""
+"""Nested operators; each is a call in Python when a message is evaluated. A sequence of AND or OR
+counts as one."""
 
 OPERATORS_MAX: Final = 512
-"""Operators of an expression: those of one message take less than a millisecond. A list of strings
-after IN counts as one operator however long it is, since it is looked up in a set."""
+"""Operators of an expression: evaluating them for one message takes less than a millisecond. IN
+counts as one operator however long its list is, because the list is a set."""
 
 CONTAINS_OPERATORS: Final = 8
 """Operators that CONTAINS counts as: it may search 32 KiB, which takes 30 us."""
 
 TEXT_MAX: Final = 32
-"""Characters of an operand that error messages show."""
+"""Characters of an operand shown in error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class Constant(Node):
 
 
 class Negation(Node):
-    """A minus sign before something."""
+    """An operand with a minus sign."""
 
 
 class Condition(Node):
-    """A comparison, or several combined."""
+    """A comparison, or several combined by AND, OR or NOT."""
 
     @property
     def is_boolean(self) -> bool:
@@ -123,7 +123,7 @@ def floating(position: int, text: str) -> Constant:
 
 
 def negative(position: int, operand: Node) -> Node:
-    """Return a number with its sign changed; None of anything else."""
+    """Return ``-operand``; its value is None unless the operand is a number."""
     evaluate = operand.evaluate
 
     def negated(properties: Properties) -> Value:
@@ -137,10 +137,10 @@ def negative(position: int, operand: Node) -> Node:
 
 
 def condition(node: Node) -> Node:
-    """Return the node as a condition; a property alone is one that is never true.
+    """Return the node as a condition; a property alone is a condition that is never true.
 
     Raises:
-        FilterSyntaxError: It is a string or a number.
+        FilterSyntaxError: The node is a string or a number.
     """
     if node.is_boolean:
         return node
@@ -174,7 +174,7 @@ def all_of(operands: Sequence[Node]) -> Node:
 
 
 def _joined(operands: Sequence[Node], *, stop: bool) -> Node:
-    """Evaluate operands until one is ``stop``; else it is NULL if one was, else the opposite."""
+    """Join operands: the value is ``stop`` if one is, else NULL if one is, else ``not stop``."""
     evaluates = [condition(operand).evaluate for operand in operands]
 
     def joined(properties: Properties) -> Value:
@@ -242,7 +242,7 @@ def _equality_of_any(left: Node, right: Node) -> Evaluate:
 
 
 def _equality_with_constant(left: Node, right: Node) -> Evaluate | None:
-    """Return the usual cases, without tests of types for each message; None of another case."""
+    """Return a faster test for the usual cases, in which types are known; None for other cases."""
     if not (isinstance(left, Property) and isinstance(right, Constant)):
         return None
     name, value = left.name, right.value
@@ -294,7 +294,7 @@ def _ordered(left: Node, sign: str, right: Node, holds: Callable[[int], bool]) -
 
 
 def _number(operand: Node) -> float | None:
-    """Return the value of a literal that is a number; None of anything else."""
+    """Return the value of a number literal; None for any other node."""
     value = operand.value if isinstance(operand, Constant) else None
     return None if value is None or isinstance(value, bool | str) else value
 
@@ -317,7 +317,7 @@ def _ordered_by_any(left: Node, right: Node, holds: Callable[[int], bool]) -> Ev
 
 
 def _ordered_by_number(left: Node, right: Node, holds: Callable[[int], bool]) -> Evaluate | None:
-    """Return the case of a property and a whole number; None of another case."""
+    """Return a faster comparison of a property and a whole number; None for other cases."""
     if not (isinstance(left, Property) and isinstance(right, Constant)):
         return None
     name, number = left.name, right.value
@@ -370,7 +370,7 @@ def string_test(
 ) -> Node:
     """Return CONTAINS, STARTSWITH or ENDSWITH, or NOT with one of them.
 
-    All are false for an empty string and for a value that is no string; NOT, too.
+    All of them are false, with or without NOT, if ``wanted`` is empty or the value is not a string.
     """
     evaluate = value.evaluate
 
@@ -389,7 +389,7 @@ def _size(*operands: Node) -> tuple[int, int]:
     depth = 1 + max(operand.depth for operand in operands)
     if depth > DEPTH_MAX:
         position = operands[0].position
-        raise FilterSyntaxError(position, f"more than {DEPTH_MAX} operators inside each other")
+        raise FilterSyntaxError(position, f"more than {DEPTH_MAX} nested operators")
     operators = max(len(operands) - 1, 1) + sum(operand.operators for operand in operands)
     check_operators(operators, operands[0].position)
     return depth, operators

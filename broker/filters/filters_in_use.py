@@ -1,8 +1,8 @@
-"""Compiles each SQL92 filter once and keeps it while it is used.
+"""The cache of compiled SQL92 filters.
 
 Consumers of many groups may have the same expression, and each pull needs its filter, so filters
-are kept by expression. They are compiled on a thread: the first one imports the parser, and a long
-expression takes tens of milliseconds.
+are cached by expression. They are compiled on a thread, because the first one imports the parser,
+and a long expression takes tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ LENGTH_MAX: Final = 65_536
 """Characters of an expression; enough for a list of three thousand order numbers after IN."""
 
 WEIGHT_MAX: Final = 32 << 20
-"""Estimated bytes of all filters that are kept. The one unused for longest leaves, and is compiled
-again when it is needed."""
+"""Estimated bytes of all cached filters. The least recently used one is dropped, and compiled again
+when it is needed."""
 
-WEIGHT_EACH: Final = 1_024
+FILTER_WEIGHT: Final = 1_024
 OPERATOR_WEIGHT: Final = 512
-"""Estimated bytes of a filter, and of each operator in it, besides twice its text."""
+"""Estimated bytes of a filter and of each of its operators; its text counts twice in addition."""
 
 WAITING_MAX: Final = 1_024
 """Requests that wait for a filter; further ones are refused."""
 
 PAUSE_S: Final = 0.0005
-"""Seconds for which the thread lets the event loop run, between tokens of a long expression."""
+"""Seconds for which the thread yields to the event loop, after some tokens of a long expression."""
 
 Waiting = Callable[[RequestRefusedError | None], None]
 _Compiled = CompiledFilter | FilterSyntaxError
 
 
 class FiltersInUse:
-    """The compiled filters, by expression."""
+    """Compiled filters by expression; wrong expressions are cached with their error."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._enabled = enabled
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sql-filter")
-        self._known: OrderedDict[str, _Compiled] = OrderedDict()  # the longest unused first
+        self._known: OrderedDict[str, _Compiled] = OrderedDict()  # the least recently used first
         self._weight = 0
         self._waiting: dict[str, list[Waiting]] = {}
         self._waiting_count = 0
@@ -70,9 +70,9 @@ class FiltersInUse:
         """Return the filter of an expression.
 
         Raises:
-            RequestRefusedError: The kind is not SQL92, or that is switched off; or, with ``code``,
-                the expression is wrong. The remark says at which character.
-            NotYetError: It is not compiled yet.
+            RequestRefusedError: The kind is not SQL92, or SQL92 is disabled; with ``code``, the
+                expression is invalid, and the remark says at which character.
+            NotYetError: The filter is not compiled yet.
         """
         if kind != SQL92 or not self._enabled:
             raise RequestRefusedError(
@@ -130,11 +130,11 @@ class FiltersInUse:
 
 def _weight(expression: str, compiled: _Compiled) -> int:
     operators = compiled.operators if isinstance(compiled, CompiledFilter) else 0
-    return WEIGHT_EACH + 2 * len(expression) + OPERATOR_WEIGHT * operators
+    return FILTER_WEIGHT + 2 * len(expression) + OPERATOR_WEIGHT * operators
 
 
 def _compile(expression: str) -> _Compiled:
-    from .grammar import parse  # noqa: PLC0415  # not before the first filter: see there
+    from .grammar import parse  # noqa: PLC0415  # slow to import: see there
 
     try:
         return parse(expression, pause=lambda: time.sleep(PAUSE_S))

@@ -3,8 +3,8 @@
 Import this module on a helper thread: with the library and the grammar's tables it takes 50 ms of
 processor time and 3 MB, which a broker without SQL92 filters does not spend.
 
-Unlike RocketMQ, which ignores everything after the longest beginning that it understands, this
-parser refuses an expression such as ``a = 1 LIKE 'b'``.
+RocketMQ evaluates the longest valid beginning of an expression and ignores the rest. This parser
+refuses an expression such as ``a = 1 LIKE 'b'``.
 
 Source: RocketMQ 5.3.3 ``SelectorParser.jj``.
 """
@@ -108,7 +108,7 @@ _HINTS: Final = {
     "!=": "write <> for inequality",
     '"': "strings stand in single quotes",
 }
-"""What other languages write, and what to write here."""
+"""Common mistakes → what to write instead."""
 
 _SIGNS: Final = frozenset({"MINUS", "NOT"})
 
@@ -117,7 +117,7 @@ _NEXT_WORD: Final = re.compile(r"[\w$]+|[=!<>]+|\S")
 
 @v_args(inline=True)
 class _Builder(Transformer[Token, Node]):
-    """Makes nodes of what the parser finds."""
+    """Creates the node of each rule that the parser completes."""
 
     def any_of(self, *operands: Node) -> Node:
         return build.any_of(operands)
@@ -191,19 +191,19 @@ class _Builder(Transformer[Token, Node]):
 _PARSER: Final = Lark(
     _GRAMMAR,
     parser="lalr",
-    lexer="basic",  # a keyword is one everywhere, also where only a name could stand
+    lexer="basic",  # keywords are reserved, even where the grammar allows only a name
     transformer=_Builder(),
-    g_regex_flags=re.ASCII,  # or a long s, for one, would be a letter of names and keywords
+    g_regex_flags=re.ASCII,  # else ignoring case would accept other characters, such as a long s
 )
 
 
 def parse(text: str, pause: Callable[[], object] = lambda: None) -> CompiledFilter:
-    """Return the filter that an expression states.
+    """Compile an expression.
 
-    ``pause`` is called now and then, to let other threads run.
+    ``pause`` is called after each ``TOKENS_PER_STEP`` tokens, so that other threads can run.
 
     Raises:
-        FilterSyntaxError: The expression is wrong; says where.
+        FilterSyntaxError: The expression is invalid; the error has the position.
     """
     parser = _PARSER.parse_interactive(text)
     names: set[str] = set()
@@ -213,8 +213,8 @@ def parse(text: str, pause: Callable[[], object] = lambda: None) -> CompiledFilt
             if token.type == "NAME":
                 names.add(str(token))
             elif token.type in _SIGNS:
-                # Each is an operator. At each minus the lexer looks for the end of a comment, so
-                # sixty thousand of them would take half a minute.
+                # Count them while parsing: at each minus the lexer searches for the end of a
+                # comment, so sixty thousand of them would take half a minute.
                 signs += 1
                 build.check_operators(signs, _start(token))
             if number % TOKENS_PER_STEP == 0:

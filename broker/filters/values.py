@@ -1,9 +1,9 @@
 """Values in SQL92 filters and their comparison, as Java does it.
 
 A property is a string. A number in an expression is an Integer, a Long (outside the range of an
-Integer) or a Double, and decides how the string that it is compared with is read: ``price > 1``
-reads an Integer, which "1.5" is not, and ``price > 1.0`` a Double. A string that cannot be read
-so makes the whole expression fail, and then the message does not match.
+Integer) or a Double. Its type decides how a string compared with it is parsed: ``price > 1`` parses
+an Integer, which "1.5" is not, and ``price > 1.0`` a Double. If a string cannot be parsed, the
+whole expression fails, and the message does not match.
 
 Source: RocketMQ ``ComparisonExpression.__compare``; Java ``Integer.valueOf``, ``Double.valueOf``,
 ``Double.compare``.
@@ -28,10 +28,11 @@ SHORT: Final = 10
 """Whole numbers of fewer digits are in the range of an Integer."""
 
 NUMBER_LENGTH_MAX: Final = 256
-"""Characters of a string that is read as a number. A property may have 32 KiB, and each of hundreds
-of operators reads it; Java reads longer ones, which only zeros or useless decimals can make."""
+"""Characters of a string that is parsed as a number. A property may have 32 KiB, and each of
+hundreds of operators parses it. Java parses longer strings, but only zeros or useless decimals make
+a number so long."""
 
-# Java's charAt sees halves of characters beyond 0xFFFF, which are no digits to it.
+# Java's charAt returns surrogates for characters beyond 0xFFFF, and they are not digits.
 _WHOLE: Final = re.compile(r"[+-]?(?:(?![\U00010000-\U0010FFFF])\d)+")
 _SIGNED: Final = r"[\x00-\x20]*([+-]?)"
 _DECIMAL: Final = re.compile(
@@ -46,10 +47,10 @@ _NAMES: Final = {"NaN": float("nan"), "Infinity": float("inf")}
 
 
 def whole_number(text: str, maximum: int) -> int:
-    """Return the number that Java's ``Integer.valueOf`` or ``Long.valueOf`` reads.
+    """Return the number that Java's ``Integer.valueOf`` or ``Long.valueOf`` returns.
 
     Raises:
-        EvaluationError: The text is no such number, or out of range.
+        EvaluationError: The text is not such a number, or out of range.
     """
     if len(text) < SHORT and text.isdigit() and text.isascii():
         return int(text)
@@ -61,10 +62,10 @@ def whole_number(text: str, maximum: int) -> int:
 
 
 def floating_number(text: str) -> float:
-    """Return the number that Java's ``Double.valueOf`` reads.
+    """Return the number that Java's ``Double.valueOf`` returns.
 
     Raises:
-        EvaluationError: The text is no number.
+        EvaluationError: The text is not a number.
     """
     if len(text) > NUMBER_LENGTH_MAX:
         raise EvaluationError(f"a string of {len(text)} characters is not read as a number")
@@ -85,7 +86,7 @@ def floating_number(text: str) -> float:
 def compare(left: Known, right: Known) -> int:
     """Return a negative number, 0 or a positive number, as Java's ``compareTo``.
 
-    Values that cannot be compared are "less", as RocketMQ has it.
+    Values that cannot be compared are "less", as in RocketMQ.
 
     Raises:
         EvaluationError: A string is not the number, or the boolean, that it is compared with.
@@ -108,8 +109,8 @@ def compare(left: Known, right: Known) -> int:
 
 
 def _number_like(number: float, text: str) -> float:
-    """Read a number of the same Java type as another one."""
-    if isinstance(number, int):  # a type checker counts it as a float
+    """Parse a number of the same Java type as ``number``."""
+    if isinstance(number, int):  # for a type checker, int is a float
         return whole_number(text, maximum_like(number))
     return floating_number(text)
 

@@ -1,6 +1,6 @@
-"""What handlers ask about the sender of a request, where its resource is known late.
+"""Access checks in handlers, for requests whose resource is known only after a record is read.
 
-Without access control requests have no subject, and everybody may do everything.
+Without access control requests have no subject, and every sender may do everything.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ..transaction.half import StoredHalf, principal_of, with_principal
 
 
 def require(request: RemotingCommand, requirement: Requirement) -> None:
-    """Return if the sender may do this.
+    """Check that the sender of a request meets a requirement.
 
     Raises:
-        AccessDeniedError: It may not.
+        RequestDeniedError: It does not.
     """
     if isinstance(request.subject, Subject):
         request.subject.require(requirement)
@@ -37,7 +37,7 @@ def prepared_by(properties: bytes, request: RemotingCommand) -> bytes:
 
 
 def may_decide(request: RemotingCommand, *, from_check: bool) -> Authorize | None:
-    """Return a function that raises unless the sender may decide a half; None if it may any.
+    """Return a check whether the sender may decide a half; None if it may decide every half.
 
     A producer's own decision must come from the principal that prepared the half. The answer to a
     check may come from every principal with PUB on the real topic. (RocketMQ 5.3.3 requires a right

@@ -1,1 +1,1 @@
-"""Sockets and requests: server, router, group commit of replies, long polling, name servers."""
+"""Connections and requests: server, router, release of replies, long polling, registration."""

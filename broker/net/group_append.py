@@ -1,15 +1,14 @@
 """Appends of one pass of the event loop, combined into one group.
 
 Most of the cost of an append does not depend on the number of records: a system call under
-SYNC_FLUSH, and the calls through the layers of the store. So a handler only *stages* its records;
-at the end of the pass, after all readable sockets were served, everything staged is appended at
-once, in its order of arrival, and each request is answered. A batch is a group by itself and
+SYNC_FLUSH, and the calls through the layers of the store. So a handler only *stages* its records.
+At the end of the pass, after all readable sockets were served, everything staged is appended at
+once, in order of arrival, and each request is answered. A batch is a group of its own and is
 appended immediately.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -24,7 +23,8 @@ from .router import serve
 logger = logging.getLogger(__name__)
 
 GROUP_MAX: Final = 1_024
-"""Records staged before they are appended at once: a few milliseconds of work."""
+"""Staged records that are appended without waiting for the end of the pass: a few milliseconds of
+work."""
 
 
 class Staged(Protocol):
@@ -43,13 +43,9 @@ class Staged(Protocol):
         """Process the results, one for each record, and answer the request."""
         ...
 
-    def refused(self) -> None:
-        """Drop the records: the group could not be appended, and the request is served alone."""
+    def abandoned(self) -> None:
+        """Undo the staging: the group could not be appended, and the request is served alone."""
         ...
-
-
-def _call_soon(work: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_soon(work)
 
 
 class GroupAppend:
@@ -59,9 +55,9 @@ class GroupAppend:
         self,
         log: AppendLog,
         *,
-        call_soon: Callable[[Callable[[], None]], object] = _call_soon,
+        call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """``call_soon`` schedules a function for the end of this pass of the event loop."""
+        """Wire it; ``call_soon`` schedules a function for the end of this pass of the loop."""
         self._append = log.append
         self._call_soon = call_soon
         self._staged: list[tuple[Staged, Handler]] = []
@@ -70,7 +66,7 @@ class GroupAppend:
     def stage(self, staged: Staged, alone: Handler) -> None:
         """Append records at the end of this pass; if that fails, `alone` serves their request.
 
-        `alone` must not stage anything.
+        `alone` must append by itself instead of staging.
         """
         waiting = self._staged
         waiting.append((staged, alone))
@@ -102,14 +98,14 @@ def _answer(group: Sequence[tuple[Staged, Handler]], results: Sequence[AppendRes
         end = start + len(staged.requests)
         try:
             staged.appended(results[start:end])
-        except Exception:  # the other records are in the log, and need answers
+        except Exception:  # the other records are in the log, and their requests need answers
             logger.exception("event=staged_failed appended=%r", results[start:end])
         start = end
 
 
 def _serve_alone(group: Sequence[tuple[Staged, Handler]]) -> None:
-    """Serve each request of a failed group by itself: only one may be at fault."""
+    """Serve each request of a failed group by itself: perhaps only one of them is at fault."""
     for staged, _ in group:
-        staged.refused()
+        staged.abandoned()
     for staged, alone in group:
         serve(alone, staged.command, staged.connection)

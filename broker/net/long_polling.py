@@ -1,16 +1,16 @@
 """Pulls that wait for a message.
 
-Pulls are kept per topic and queue. The append path only tests whether a pull waits, and then marks
-the queue with the end of the log. Marked queues are processed after each flush (SYNC_FLUSH), or
-after the pass of the loop that appended (ASYNC_FLUSH).
+Pulls are kept per topic and queue. An append only tests whether a pull waits for its queue, and
+then marks the queue with the end of the log. Marked queues are searched after each flush
+(SYNC_FLUSH), or after the pass of the loop that appended (ASYNC_FLUSH).
 
-Under SYNC_FLUSH a message is appended some time before it is visible. A mark therefore stays until
+Under SYNC_FLUSH a message is appended some time before it can be read. A mark therefore stays until
 the log is readable up to it, because the next flush may have begun before the append. A pull that
-arrives in between, finds nothing and waits, marks its queue itself, because the append found no
-waiting pull.
+arrives in between finds nothing, and the append did not find the pull; so such a pull marks its
+queue itself.
 
 Thousands of consumers may wait for one message, and thousands of pulls may time out together. So
-pulls are answered in slices. Those not processed yet stay where the append path sees them, in front
+pulls are answered in slices. Those not processed yet stay in the table that appends test, in front
 of those that continue to wait.
 """
 
@@ -32,11 +32,11 @@ from ..ports import Connection, LogPositions
 QueueKey = tuple[str, int]
 
 Wanted = frozenset[int] | CompiledFilter | None
-"""What a pull selects: messages whose tag has one of these hashes, or that match a filter; None
-selects all."""
+"""What a pull selects: messages whose tag has one of these hashes, or that match a filter. None
+selects all messages."""
 
 HELD_PULLS_MAX: Final = 100_000
-"""Pulls held at one time, about 1 KiB each; further ones are answered at once, like a time-out."""
+"""Pulls held at one time, about 1 KiB each; further ones are answered at once, as timed out."""
 
 SWEEP_S: Final = 0.5
 """Seconds between two scans for timed-out pulls: an answer is at most this late. RocketMQ's broker
@@ -50,7 +50,7 @@ class HeldPull(msgspec.Struct):
     command: RemotingCommand
     connection: Connection
     deadline: float  # loop time, seconds
-    next_offset: int  # continue here: entries before it were filtered out
+    next_offset: int  # of the queue, where the search continues: earlier entries do not match
     wanted: Wanted
     searched_until: int  # the log's readable offset before the search for messages
 
@@ -68,29 +68,29 @@ class LongPolling:
         self._arrived: dict[QueueKey, int] = {}  # marked queues: search until this is readable
         self._woken: dict[QueueKey, int] = {}  # marked queues to be searched now
         self._to_sweep: list[QueueKey] = []  # queues whose deadlines are to be tested
-        self._looking: Iterator[None] | None = None  # the search in progress; there is only one
-        self._look_asked = False  # whether its next slice is scheduled
-        self._wake_asked = False
+        self._search: Iterator[None] | None = None  # in progress; there is only one
+        self._slice_scheduled = False  # whether the next slice of the search is scheduled
+        self._wake_scheduled = False
         self._answer: Answer | None = None
         self._log: LogPositions | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_handle: asyncio.TimerHandle | None = None
 
     def answer_by(self, answer: Answer, log: LogPositions) -> None:
-        """Set the pull handler's function that answers held pulls, and the log."""
+        """Set the log, and the function of the pull handler that answers held pulls."""
         self._answer = answer
         self._log = log
 
     async def start(self) -> None:
-        """Start to scan the deadlines."""
+        """Start scanning the deadlines."""
         self._loop = asyncio.get_running_loop()
         self._sweep_handle = self._loop.call_later(SWEEP_S, self._sweep)
 
     async def stop(self) -> None:
-        """Drop all pulls: their connections are closed."""
+        """Drop all pulls; their connections are closed."""
         if self._sweep_handle is not None:
             self._sweep_handle.cancel()
-        self._looking = None
+        self._search = None
         for state in (self.waiting, self._arrived, self._woken, self._to_sweep):
             state.clear()
         self._count = 0
@@ -101,7 +101,7 @@ class LongPolling:
         return self._count
 
     def hold(self, held: HeldPull) -> bool:
-        """Hold a pull until a message or its deadline; return False if too many wait."""
+        """Hold a pull until a message arrives or its time is over; False if too many wait."""
         if self._count >= HELD_PULLS_MAX:
             return False
         self.waiting.setdefault(held.key, deque()).append(held)
@@ -113,18 +113,18 @@ class LongPolling:
         return True
 
     def mark_arrivals(self, queues: Iterable[QueueKey]) -> None:
-        """Mark those queues, of these that just got messages, for which pulls wait."""
+        """Mark the queues, of those with new messages, for which pulls wait."""
         assert self._log is not None
         waiting, end = self.waiting, self._log.write_offset
         self._arrived.update([(key, end) for key in queues if key in waiting])
 
     def wake(self) -> None:
-        """Search messages for the pulls of marked queues, in slices."""
+        """Search for messages for the pulls of marked queues, in slices."""
         if self._arrived:
             self._woken.update(self._arrived)
             self._arrived.clear()
         if self._woken:
-            self._look()
+            self._run_slice()
 
     def look_again(self, queues: Iterable[QueueKey]) -> None:
         """Have `Answer` look at the pulls of these queues without a message, in slices."""
@@ -136,58 +136,59 @@ class LongPolling:
 
     def wake_soon(self) -> None:
         """Call `wake` after this pass of the loop, if a queue is marked."""
-        if self._arrived and not self._wake_asked and self._loop is not None:
-            self._wake_asked = True
-            self._loop.call_soon(self._wake_asked_for)
+        if self._arrived and not self._wake_scheduled and self._loop is not None:
+            self._wake_scheduled = True
+            self._loop.call_soon(self._scheduled_wake)
 
-    def _wake_asked_for(self) -> None:
-        self._wake_asked = False
+    def _scheduled_wake(self) -> None:
+        self._wake_scheduled = False
         self.wake()
 
     def _sweep(self) -> None:
         assert self._loop is not None
         if not self._to_sweep:
             self._to_sweep = list(self.waiting)
-            self._look()
+            self._run_slice()
         self._sweep_handle = self._loop.call_later(SWEEP_S, self._sweep)
 
     # --- in slices
 
-    def _look(self) -> None:
-        if self._looking is None:
-            self._looking = self._looks()
-        if Slice().advance(self._looking):
-            self._looking = None
-        elif not self._look_asked and self._loop is not None:
-            self._look_asked = True
-            self._loop.call_soon(self._look_on)
+    def _run_slice(self) -> None:
+        if self._search is None:
+            self._search = self._search_queues()
+        if Slice().advance(self._search):
+            self._search = None
+        elif not self._slice_scheduled and self._loop is not None:
+            self._slice_scheduled = True
+            self._loop.call_soon(self._scheduled_slice)
 
-    def _look_on(self) -> None:
-        self._look_asked = False
-        if self._looking is not None:
-            self._look()
+    def _scheduled_slice(self) -> None:
+        self._slice_scheduled = False
+        if self._search is not None:
+            self._run_slice()
 
-    def _looks(self) -> Iterator[None]:
-        """Process one queue after the other; those with messages first."""
+    def _search_queues(self) -> Iterator[None]:
+        """Process one queue after the other, those with new messages first."""
         while self._woken or self._to_sweep:
             woken, self._woken = self._woken, {}
             for key, end in woken.items():
-                yield from self._look_for_messages(key, end)
+                yield from self._search_messages(key, end)
             if self._to_sweep and not self._woken:
-                yield from self._look_at(self._to_sweep.pop(), is_sweep=True)
+                yield from self._answer_pulls(self._to_sweep.pop(), is_sweep=True)
 
-    def _look_for_messages(self, key: QueueKey, end: int) -> Iterator[None]:
+    def _search_messages(self, key: QueueKey, end: int) -> Iterator[None]:
         assert self._log is not None
         readable = self._log.readable_offset  # before the search
-        yield from self._look_at(key, is_sweep=False)
+        yield from self._answer_pulls(key, is_sweep=False)
         if end > readable and key in self.waiting:
-            # What became readable during the search was woken for then; else a wake follows.
-            is_late = self._log.readable_offset > readable
-            marks = self._woken if is_late else self._arrived
+            # A wake during the search did not include this queue, so it is searched again; if
+            # there was none, a wake follows.
+            has_advanced = self._log.readable_offset > readable
+            marks = self._woken if has_advanced else self._arrived
             marks[key] = max(end, marks.get(key, 0))
 
-    def _look_at(self, key: QueueKey, *, is_sweep: bool) -> Iterator[None]:
-        """Answer the pulls of a queue that have messages or, in a sweep, that are overdue."""
+    def _answer_pulls(self, key: QueueKey, *, is_sweep: bool) -> Iterator[None]:
+        """Answer the pulls of a queue that match a message or, in a sweep, that are overdue."""
         assert self._answer is not None
         waiters = self.waiting.get(key)
         if waiters is None:

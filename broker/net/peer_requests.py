@@ -1,9 +1,9 @@
 """Requests of the broker that a peer has to answer.
 
 Each connection keeps its waiting requests by opaque. One timer of the server, active only while
-requests wait, expires those that have waited too long. The callback of a request is called exactly
-once: with the answer, or with None if the connection is lost or the time has passed. Answers
-without a waiting request are ignored.
+requests wait, expires those past their deadline. The callback of a request is called exactly once:
+with the answer, or with None if the connection is lost or the deadline has passed. Answers without
+a waiting request are ignored.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 PEER_REQUESTS_MAX: Final = 256
 """Requests waiting for one peer's answers, about 300 bytes each plus their contents. A peer that
-takes a millisecond for each batch of them still gets a hundred thousand per second."""
+takes two milliseconds to answer so many still gets a hundred thousand per second."""
 
 EXPIRE_SCAN_S: Final = 0.25
-"""Seconds between two scans for requests that have waited too long."""
+"""Seconds between two scans for requests past their deadline."""
 
 _FIRST_OPAQUE: Final = 1 << 30  # far from the opaques of one-way requests, which a peer may answer
 
@@ -48,7 +48,10 @@ class PeerRequests:
         return len(self._waiting) >= PEER_REQUESTS_MAX
 
     def register(self, on_answer: OnAnswer, deadline: float) -> int:
-        """Add a request; return the opaque to send it with. Do not call when full."""
+        """Add a request, unless full; return the opaque to send it with.
+
+        ``deadline`` is a time of the event loop, in seconds.
+        """
         return self._waiting.register(on_answer, deadline)
 
     def answered(self, answer: RemotingCommand) -> None:
@@ -58,7 +61,7 @@ class PeerRequests:
             _call((on_answer,), answer)
 
     def expire(self, now: float) -> None:
-        """Call the callbacks of requests that have waited too long with None."""
+        """Call the callbacks of requests past their deadline with None."""
         _call(self._waiting.expire(now), None)
 
     def fail(self) -> None:
@@ -75,7 +78,7 @@ class PeerRequestExpiry:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, requests: PeerRequests, loop: asyncio.AbstractEventLoop) -> None:
-        """Expire the requests of a connection in time."""
+        """Expire the requests of a connection at their deadlines."""
         self._watched.add(requests)
         if self._timer is None:
             self._timer = loop.call_later(EXPIRE_SCAN_S, self._scan, loop)

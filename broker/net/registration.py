@@ -2,10 +2,10 @@
 
 halfmq answers route requests itself; this service only adds the broker to the routes of others. It
 sends a full registration every 30 s and soon after a topic has changed, as RocketMQ does; an
-unreachable name server is tried again each second and does not affect the broker. Brokers that name
-each other here, and themselves, all answer with the same routes.
+unreachable name server is tried again each second and does not affect the broker. Brokers that each
+name all of them in `namesrvAddr` all answer with the same routes.
 
-Source: `BrokerOuterAPI#registerBrokerAll`, `RegisterBrokerBody`.
+Source: RocketMQ `BrokerOuterAPI#registerBrokerAll`, `RegisterBrokerBody`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ REGISTER_S: Final = 30.0
 """Seconds between two registrations; name servers remove a broker after 120 s."""
 
 SCAN_S: Final = 1.0
-"""Seconds after which a new topic is registered at the latest, or the broker again if a name server
-was not reached or has closed the connection."""
+"""Seconds between two checks whether a topic has changed or the connection is lost; in both cases
+the broker registers again."""
 
 ANSWER_S: Final = 6.0
-"""Seconds for a name server to connect and answer, RocketMQ's `registerBrokerTimeoutMills` / 4."""
+"""Seconds to connect to a name server and get its answer: a quarter of RocketMQ's
+`registerBrokerTimeoutMills`."""
 
 Sign = Callable[[Mapping[str, str], bytes], Mapping[str, str]]
-"""Returns the ext fields of a request with this body as they are sent."""
+"""`(ext fields, body)` of a request → the ext fields to send, perhaps with a signature."""
 
 
 def _signing(credentials: KeyPair | None) -> Sign:
@@ -129,7 +130,11 @@ class NameServerRegistration:
         now_ms: Callable[[], int],
         credentials: KeyPair | None = None,
     ) -> None:
-        """Wire it; without ``advertised_host``, each server gets the address it is reached from."""
+        """Wire it.
+
+        If ``advertised_host`` is empty, each name server gets the local address of the connection
+        to it.
+        """
         self._sign = _signing(credentials)
         self._links: dict[tuple[str, int], _NameServerLink | None] = dict.fromkeys(addresses)
         self._topics = topics
@@ -150,14 +155,14 @@ class NameServerRegistration:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._leave(address) for address in self._links))
+        await asyncio.gather(*(self._unregister(address) for address in self._links))
 
     async def _keep_registered(self, address: tuple[str, int]) -> None:
-        failure = ""  # of the registration before
+        failure = ""  # of the latest registration
         while True:
             version = self._topics.version
-            before, failure = failure, await self._register(address)
-            if failure and failure != before:
+            previous, failure = failure, await self._register(address)
+            if failure and failure != previous:
                 logger.warning(
                     "event=registration_failed namesrv=%s:%d error=%r", *address, failure
                 )
@@ -167,10 +172,10 @@ class NameServerRegistration:
                 waited += SCAN_S
                 link = self._links[address]
                 if link is None or link.transport is None:
-                    break  # the name server has forgotten this broker
+                    break  # a name server forgets a broker whose connection is lost
 
     async def _register(self, address: tuple[str, int]) -> str:
-        """Return why the name server did not accept it; empty if it did."""
+        """Register once; return why the name server did not accept it, empty if it did."""
         body = self._body()
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -190,7 +195,7 @@ class NameServerRegistration:
             return str(error)
         return f"code {answer.code}: {answer.remark}" if answer.code else ""
 
-    async def _leave(self, address: tuple[str, int]) -> None:
+    async def _unregister(self, address: tuple[str, int]) -> None:
         link = self._links[address]
         if link is None or link.transport is None:
             return
@@ -223,7 +228,7 @@ class NameServerRegistration:
         return f"{host}:{port}"
 
     def _body(self) -> bytes:
-        # The time is the same until the next start, so that the version tells what has changed.
+        # The timestamp stays until the next start, so that only the topics change the version.
         version = DataVersion(counter=self._topics.version, timestamp=self._started_ms)
         return encode_registration(
             ((topic.name, topic.to_json()) for topic in self._topics), version

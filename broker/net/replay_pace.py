@@ -3,8 +3,9 @@
 A consumer that replays the log sends the next pull as soon as it is answered, so a few of them
 could occupy the whole loop. While messages are being stored, lagging consumers get a share of the
 loop's time: their pulls wait some milliseconds, and as many are answered as fit into the share. The
-time of an answer varies twentyfold, with the machine and with how scattered its messages are, so it
-is measured. Pulls without a large lag, and replays while nobody sends, are answered at once.
+time of an answer is measured, because it varies twentyfold, with the machine and with how scattered
+the messages are. Pulls without a large lag, and all pulls while nothing is stored, are answered at
+once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LAG_LARGE: Final = 64 << 20
 half a second's worth at a hundred thousand messages per second."""
 
 SLICE_S: Final = 0.002
-"""Seconds between two turns."""
+"""Seconds between two turns of waiting pulls."""
 
 QUIET_S: Final = 0.1
 """Seconds without a stored message, or without a replay, after which sends or replays have paused.
@@ -35,9 +36,9 @@ answer of 32 takes 100 us. Replays are faster than producers that wait for the d
 hardly grows."""
 
 SLICE_S_MAX: Final = 0.02
-"""Upper limit, in seconds, of the counted length of a slice and of the excess of a turn. After the
-machine was suspended for a minute, the next turn must not last six seconds, and replays must not
-wait for ten minutes."""
+"""Seconds that a slice counts at most, and by which a turn may exceed its share. If the machine was
+suspended for a minute, the next turn must not last six seconds, and replays must not wait for ten
+minutes."""
 
 WAITING_MAX: Final = 10_000
 """Pulls that wait for a turn, some 2 KiB each; further ones are answered at once."""
@@ -50,30 +51,30 @@ class ReplayPace:
         self._log = log
         self._waiting: deque[Callable[[], None]] = deque()
         self._slice: asyncio.TimerHandle | None = None
-        self._began = 0.0  # the slice, by the performance counter
+        self._slice_start = 0.0  # seconds of the performance counter, as all times here
         self._left_s = 0.0  # of the share; negative if a turn took more than was left
-        self._end = 0  # of the log when the slice began
-        self._asked_at = self._stored_at = -QUIET_S  # by the same counter
+        self._log_end = 0  # when the slice began
+        self._pulled_at = self._stored_at = -QUIET_S  # the latest replay, the latest stored message
         self._stores = False  # whether messages are being stored
 
     def admits(self, physical_offset: int, serve: Callable[..., None], *arguments: object) -> bool:
         """Return whether the pull of a message may be answered now.
 
-        Otherwise call ``serve`` later, with these arguments; not if the loop ends before.
+        Otherwise call ``serve`` later with these arguments, unless the loop ends before.
         """
         if self._log.write_offset - physical_offset < LAG_LARGE:
             return True
-        self._asked_at = time.perf_counter()
+        self._pulled_at = time.perf_counter()
         if self._slice is None:
             self._left_s = 0.0
-            self._begin(self._asked_at)
+            self._begin(self._pulled_at)
         if not self._stores or len(self._waiting) >= WAITING_MAX:
             return True
         self._waiting.append(partial(serve, *arguments))
         return False
 
     def spend(self, work: Callable[[], None]) -> None:
-        """Do work caused by a replay, such as sending what was read from disk, and count its time.
+        """Run work of a replay, such as sending what was read from disk, and count its time.
 
         Call it on the event loop.
         """
@@ -82,18 +83,18 @@ class ReplayPace:
         self._left_s -= time.perf_counter() - began
 
     def _begin(self, now: float) -> None:
-        self._began, self._end = now, self._log.write_offset
-        self._slice = asyncio.get_running_loop().call_later(SLICE_S, self._go_on)
+        self._slice_start, self._log_end = now, self._log.write_offset
+        self._slice = asyncio.get_running_loop().call_later(SLICE_S, self._next_slice)
 
-    def _go_on(self) -> None:
+    def _next_slice(self) -> None:
         now = time.perf_counter()
-        if self._log.write_offset != self._end:
+        if self._log.write_offset != self._log_end:
             self._stored_at = now
         self._stores = now - self._stored_at < QUIET_S
-        if not self._waiting and now - self._asked_at >= QUIET_S:
+        if not self._waiting and now - self._pulled_at >= QUIET_S:
             self._slice, self._stores = None, False
             return
-        share = min(now - self._began, SLICE_S_MAX) * LOOP_SHARE
+        share = min(now - self._slice_start, SLICE_S_MAX) * LOOP_SHARE
         # An unused share is not carried over.
         self._left_s = max(min(self._left_s, 0.0), -SLICE_S_MAX) + share
         self._begin(now)

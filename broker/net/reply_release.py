@@ -1,18 +1,19 @@
 """Replies: when they are written, and what happens while the disk is too slow for them.
 
-A reply that reports nothing new is written at the end of the pass of the event loop, after all
-readable sockets were served. A written reply wakes its receiver, and the scheduler may run that at
-once instead of this loop; so the replies to all peers are written together, joined per connection.
+A reply that need not wait for the disk is written at the end of the pass of the event loop, after
+all readable sockets were served. A written reply wakes its receiver, and the scheduler may run the
+receiver at once instead of this loop; so the replies to all peers are written together, joined per
+connection.
 
-A reply to what has been appended waits until the log is on disk. A flush is requested once per
-pass, so that one fdatasync covers all its requests; while it runs, the next group accumulates. When
-it returns, every reply up to the durable position is written, joined per connection.
+A reply about an append waits until the log is on disk. A flush is requested once per pass, so that
+one fdatasync covers all its requests; while it runs, the next group accumulates. When it returns,
+every reply up to the durable position is written, joined per connection.
 
 If the disk is too slow, the broker reacts in three steps. First it stops reading from peers: most
 bursts last a fraction of a second, and no client notices. But decisions, which reduce the load, may
 wait in the same sockets. So if the overload lasts, peers are read again, and their requests are
-refused, except for decisions. Only when decisions alone have filled the second limit, nothing is
-read until the disk has caught up. No decision is dropped in any step.
+refused, except for decisions. When decisions alone have filled the second limit, nothing is read
+until the disk has caught up. No decision is dropped in any step.
 """
 
 from __future__ import annotations
@@ -35,25 +36,23 @@ UNFLUSHED_BYTES_MAX: Final = 64 << 20
 """Bytes of log that may wait for the disk before peers are no longer read: bounds the replies held
 here and the data at risk. Usual disks write it in a fraction of a second."""
 
-
-UNFLUSHED_BYTES_LIMIT: Final = 128 << 20
-"""The same while only decisions are accepted: twice as much, since a commit is as long as its
-half."""
+UNFLUSHED_DECISIONS_MAX: Final = 128 << 20
+"""Bytes of log that may wait for the disk while only decisions are accepted: twice as many, since a
+commit is as long as its half."""
 
 STALLED_S_MAX: Final = 1.0
-"""Seconds for which peers are not read before messages are refused instead. Clients give a request
-three seconds, in which the refusal must arrive and the request be tried again."""
+"""Seconds for which peers are not read before messages are refused instead. A client waits three
+seconds for an answer; by then the refusal has to arrive and the request to be repeated."""
 
 CAUSE: Final = "disk_behind"
 
 PEERS_PER_TURN: Final = 64
-"""Connections written to in one pass of the loop, in one or two milliseconds. The others follow in
-the next passes; meanwhile the first ones may have sent again."""
-
+"""Connections written to in one pass of the loop, which takes one or two milliseconds. The others
+follow in the next passes, between which the first ones may send again."""
 
 READY_BYTES_MAX: Final = 1 << 20
-"""Bytes of replies kept for the end of a pass; if there are more, they are written at once. The
-replies of a busy broker have less in one pass: this bounds memory for a peer that does not read."""
+"""Bytes of replies kept for the end of a pass; if there are more, they are written at once. A busy
+broker has fewer in one pass; the limit bounds memory for a peer that does not read."""
 
 
 class ReplyRelease:
@@ -66,7 +65,10 @@ class ReplyRelease:
         *,
         on_released: Callable[[], None] = lambda: None,
     ) -> None:
-        """``refusal`` is set while messages are refused; ``on_released`` follows each release."""
+        """Wire it.
+
+        ``refusal`` is set while messages are refused. ``on_released`` is called after each release.
+        """
         self._log = log
         self._refusal = refusal or SendRefusal()
         self._end_of_pass_scheduled = False
@@ -127,9 +129,9 @@ class ReplyRelease:
             self._loop.call_soon(self._end_pass)
 
     def _end_pass(self) -> None:
-        """Run the work left to the end of this pass and write its replies.
+        """Run the work that was left to the end of this pass, then write its replies.
 
-        In one callback: a second one would cost the loop another look at its sockets.
+        One callback does both: a second one would cost the loop another poll of its sockets.
         """
         work, self._before_replies = self._before_replies, []
         try:
@@ -146,7 +148,7 @@ class ReplyRelease:
 
     def over_limit(self) -> bool:
         """Return whether too much waits for the disk to read more from the network."""
-        limit = UNFLUSHED_BYTES_LIMIT if self.refusing else UNFLUSHED_BYTES_MAX
+        limit = UNFLUSHED_DECISIONS_MAX if self.refusing else UNFLUSHED_BYTES_MAX
         return self._log.write_offset - self._log.durable_offset > limit
 
     def stall(self, resume: Callable[[], None]) -> None:
@@ -202,7 +204,7 @@ class ReplyRelease:
     def _flush(self) -> None:
         self._flush_scheduled = False
         self._log.request_flush()
-        # If a flush ends before its reply is held, no other releases that reply.
+        # A reply that was queued after its flush had ended is released here only.
         if self._waiting and self._waiting[0][0] <= self._log.durable_offset:
             self.release()
 

@@ -18,7 +18,7 @@ class Unserved(NamedTuple):
     why: str
 
 
-_NOBODY: Final = "RocketMQ 5.3.3 does not serve it either"
+_NOT_IN_ROCKETMQ: Final = "RocketMQ 5.3.3 does not serve it either"
 _TIMER: Final = "there is no timer wheel; messages are delayed by levels"
 _POP: Final = "there is no pop; consumers pull from the queues that they share out"
 _ROCKS: Final = "there is no RocksDB; tables are JSON files, and queues are those of RocketMQ"
@@ -30,21 +30,21 @@ _USERS: Final = "there are no users; authenticationEnabled=true in broker.conf k
 _ACCOUNTS: Final = "there is no plain_acl.yml; aclEnable=true in broker.conf reads it"
 
 UNSERVED: Final[Mapping[int, Unserved]] = {
-    13: Unserved("QUERY_BROKER_OFFSET", _NOBODY),
-    22: Unserved("GET_TOPIC_CONFIG_LIST", _NOBODY),
-    23: Unserved("GET_TOPIC_NAME_LIST", _NOBODY),
-    27: Unserved("TRIGGER_DELETE_FILES", _NOBODY),
-    47: Unserved("GET_CLIENT_CONFIG", _NOBODY),
+    13: Unserved("QUERY_BROKER_OFFSET", _NOT_IN_ROCKETMQ),
+    22: Unserved("GET_TOPIC_CONFIG_LIST", _NOT_IN_ROCKETMQ),
+    23: Unserved("GET_TOPIC_NAME_LIST", _NOT_IN_ROCKETMQ),
+    27: Unserved("TRIGGER_DELETE_FILES", _NOT_IN_ROCKETMQ),
+    47: Unserved("GET_CLIENT_CONFIG", _NOT_IN_ROCKETMQ),
     60: Unserved("GET_TIMER_CHECK_POINT", _TIMER),
     61: Unserved("GET_TIMER_METRICS", _TIMER),
-    209: Unserved("SUSPEND_CONSUMER", _NOBODY),
-    210: Unserved("RESUME_CONSUMER", _NOBODY),
-    211: Unserved("RESET_CONSUMER_OFFSET_IN_CONSUMER", _NOBODY),
-    212: Unserved("RESET_CONSUMER_OFFSET_IN_BROKER", _NOBODY),
-    213: Unserved("ADJUST_CONSUMER_THREAD_POOL", _NOBODY),
-    214: Unserved("WHO_CONSUME_THE_MESSAGE", _NOBODY),
-    301: Unserved("REGISTER_FILTER_SERVER", _NOBODY),
-    302: Unserved("REGISTER_MESSAGE_FILTER_CLASS", _NOBODY),
+    209: Unserved("SUSPEND_CONSUMER", _NOT_IN_ROCKETMQ),
+    210: Unserved("RESUME_CONSUMER", _NOT_IN_ROCKETMQ),
+    211: Unserved("RESET_CONSUMER_OFFSET_IN_CONSUMER", _NOT_IN_ROCKETMQ),
+    212: Unserved("RESET_CONSUMER_OFFSET_IN_BROKER", _NOT_IN_ROCKETMQ),
+    213: Unserved("ADJUST_CONSUMER_THREAD_POOL", _NOT_IN_ROCKETMQ),
+    214: Unserved("WHO_CONSUME_THE_MESSAGE", _NOT_IN_ROCKETMQ),
+    301: Unserved("REGISTER_FILTER_SERVER", _NOT_IN_ROCKETMQ),
+    302: Unserved("REGISTER_MESSAGE_FILTER_CLASS", _NOT_IN_ROCKETMQ),
     354: Unserved("CHECK_ROCKSDB_CQ_WRITE_PROGRESS", _ROCKS),
     355: Unserved("EXPORT_ROCKSDB_CONFIG_TO_JSON", _ROCKS),
     370: Unserved("RECALL_MESSAGE", _TIMER),

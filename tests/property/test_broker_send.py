@@ -128,7 +128,7 @@ def _handler(
 ) -> SendHandler:
     return SendHandler(
         log,
-        GroupAppend(log),
+        GroupAppend(log, call_soon=lambda work: asyncio.get_running_loop().call_soon(work)),
         Topics(),
         Halves(log) if transactions is None else transactions,
         SendRefusal(),

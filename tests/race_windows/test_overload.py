@@ -18,7 +18,7 @@ async def test_w06_under_overload_prepares_are_refused_and_decisions_taken(
 ) -> None:
     """On one connection, behind the messages that filled the limit: none of them is lost."""
     monkeypatch.setattr(reply_release, "UNFLUSHED_BYTES_MAX", 200_000)
-    monkeypatch.setattr(reply_release, "UNFLUSHED_BYTES_LIMIT", 2_000_000)
+    monkeypatch.setattr(reply_release, "UNFLUSHED_DECISIONS_MAX", 2_000_000)
     producer = await rig.peer()
     halves = [await producer.prepare(f"K{number}", BODY) for number in range(6)]
     rig.disk.held = True

@@ -10,12 +10,12 @@ from halfmq.store.format.record import CRC_TAIL_START, without_crcs
 
 from ...transaction.admission import fault_in_batch, refusal, without_broker_properties
 
-_LOOKED_AT: Final = (b"TRAN_MSG\x01", b"DELAY\x01", b"TIMER_", b"TRANSACTION_", CRC_TAIL_START)
-"""What properties contain in which something may have to be refused or dropped."""
+_SPECIAL: Final = (b"TRAN_MSG\x01", b"DELAY\x01", b"TIMER_", b"TRANSACTION_", CRC_TAIL_START)
+"""Parts of properties that may have to be refused or dropped; hardly any unit contains one."""
 
 
 class Units(NamedTuple):
-    """The messages of a batch, in columns of one length."""
+    """The messages of a batch, as columns of equal length."""
 
     flags: list[int]
     bodies: list[bytes]
@@ -24,9 +24,7 @@ class Units(NamedTuple):
 
 
 def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
-    """Take a batch's body apart.
-
-    Units lose the properties that only the broker sets.
+    """Split the body of a batch into messages, without properties that only the broker sets.
 
     Args:
         batch: The body of the request.
@@ -38,8 +36,8 @@ def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
         RequestRefusedError: A unit asks for a transaction, a delay or a time of delivery.
     """
     flags, bodies, sent = split_batch(batch)
-    joined = b"".join(sent)  # a few scans of all find what hardly any unit has
-    if any(joined.find(mark) >= 0 for mark in _LOOKED_AT):
+    joined = b"".join(sent)  # a few scans of all units together are faster than one scan of each
+    if any(joined.find(mark) >= 0 for mark in _SPECIAL):
         sent = [_admitted(raw, number) for number, raw in enumerate(sent)]
     with_wait = missing_wait + suffix
     stored = [
@@ -47,17 +45,17 @@ def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
         + (suffix if raw.find(b"WAIT\x01") >= 0 else with_wait)
         for raw in sent
     ]
-    # What the whole batch says counts, as the last of several properties of one name.
+    # A tag of the whole batch is the last TAGS property of each unit, and the last one counts.
     shared = get_property(suffix, b"TAGS") is not None
     codes = [tags_code(suffix)] * len(sent) if shared else tags_codes(sent)
     return Units(flags, bodies, stored, codes)
 
 
 def _admitted(raw: bytes, number: int) -> bytes:
-    """Return the properties of a unit without what is the broker's to set.
+    """Return the properties of a unit without those that only the broker sets.
 
     Raises:
-        RequestRefusedError: They ask for what the messages of a batch cannot have.
+        RequestRefusedError: The unit asks for a transaction, a delay or a time of delivery.
     """
     fault = fault_in_batch(raw, f"unit {number} of the batch (counted from 0)")
     if fault is not None:

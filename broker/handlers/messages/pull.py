@@ -231,7 +231,7 @@ class PullHandler:
         assert isinstance(header, PullMessageRequestHeader)
         readable_offset = self._store.readable_offset
         searcher = self._searcher(header, wanted)
-        found = searcher.look(header.queue_offset, wait=wait)
+        found = searcher.begin(header.queue_offset, wait=wait)
         if (
             found.result.status is _FOUND
             and not paced
@@ -299,7 +299,7 @@ class PullHandler:
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
         searcher = self._searcher(header, wanted)
-        found = searcher.look(held.next_offset)
+        found = searcher.begin(held.next_offset)
         searcher.search(found)
         if found.records:
             return self._matching(request, found)

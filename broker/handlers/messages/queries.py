@@ -27,15 +27,15 @@ MESSAGES_MAX: Final = 64
 """Messages of one answer. Source: `maxMsgsNumBatch`."""
 
 UNIQUE_KEY_MESSAGES_MAX: Final = 32
-"""Messages that a query by unique key gets; the request's own number does not count.
+"""Messages that a query by unique key gets, whatever number it requests.
 Source: `defaultQueryMaxNum`."""
 
 HITS_MAX: Final = 256
-"""Index hits that are read for one query. Keys with equal hashes share a chain of the index, so
-some hits are other messages; the limit leaves room for them."""
+"""Index hits that are read for one query, more than messages are wanted: keys with equal hashes
+share a chain of the index, so some hits have another key."""
 
 ANSWER_BYTES_MAX: Final = 8 << 20
-"""Bytes of one answer, half the largest frame; one message always passes."""
+"""Bytes of one answer, half the largest frame, unless one message alone is larger."""
 
 
 class QueryHandlers:
@@ -65,7 +65,7 @@ class QueryHandlers:
         return encode_reply(request, body=record)
 
     def query_message(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with the newest messages of a key, oldest of them first."""
+        """Answer with the newest messages of a key, in the order of their offsets."""
         header = request.header
         assert isinstance(header, QueryMessageRequestHeader)
         found = self._find(header)
@@ -88,7 +88,7 @@ class QueryHandlers:
         )
 
     def _find(self, header: QueryMessageRequestHeader) -> list[bytes]:
-        """Return the records; at most the requested number, and no more than fit into a frame."""
+        """Return records: at most as many as requested, and as fit into an answer."""
         wanted = UNIQUE_KEY_MESSAGES_MAX if header.unique_key_query else header.max_num
         wanted = min(wanted, MESSAGES_MAX)
         hits = self._store.index.query(
@@ -111,7 +111,7 @@ class QueryHandlers:
 
 
 def _has_key(record: Record, topic: str, key: str) -> bool:
-    """Whether the record was indexed under this key, and not only under one with its hash."""
+    """Whether the record has this key, and not only one with an equal hash."""
     if record.topic != topic:
         return False
     properties = record.property_map

@@ -2,7 +2,7 @@
 
 A request is an ordinary message with the client id of its producer in REPLY_TO_CLIENT. Its consumer
 sends the reply to the broker, which pushes it to that client (PUSH_REPLY_MESSAGE_TO_CLIENT, 326) on
-the connection of its heartbeats, and answers the consumer when the client has taken it.
+the connection of the client's heartbeats, and answers the consumer when the client has answered.
 
 Source: RocketMQ 5.3.3 `ReplyMessageProcessor`.
 """
@@ -65,7 +65,7 @@ class ReplyHandler:
         Args:
             log: Where replies are stored.
             registry: The connected clients.
-            validate: Returns a reply as it is to be stored, or raises.
+            validate: Returns a reply as it is stored; raises RequestRefusedError if it is invalid.
             append_staged: Appends the records of earlier requests.
             refuse_sends: Raises if the disk is too slow to accept more.
             topic: The only topic for replies.
@@ -105,11 +105,11 @@ class ReplyHandler:
             )
         message = self._validate(header, request.body, connection)
         client_id, client = self._client(header)
-        place = self._stored(message)
-        unanswered = replace(request, body=b"", raw_header=b"")  # what is kept while it waits
+        stored = self._store_reply(message)
+        waiting = replace(request, body=b"", raw_header=b"")  # less memory until the client answers
 
         def on_answer(answer: RemotingCommand | None) -> None:
-            self._answer(unanswered, connection, place, client_id, answer)
+            self._answer(waiting, connection, stored, client_id, answer)
 
         push = self._push_header(header, connection)
         if not client.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, request.body, on_answer):
@@ -133,12 +133,12 @@ class ReplyHandler:
             )
         return client_id, client
 
-    def _stored(self, message: AppendRequest) -> StoredReply:
-        """Store a reply if that is wanted; return where."""
+    def _store_reply(self, message: AppendRequest) -> StoredReply:
+        """Store a reply if replies are stored; return where."""
         if not self._stores:
             return StoredReply(_NOT_STORED, message.queue_id, 0, 0)
         self._refuse_sends()
-        self._append_staged()  # what came before stays before
+        self._append_staged()  # keeps the order of arrival
         (result,) = self._log.append((message,))
         return StoredReply(
             offset_message_id(message.store_host, result.physical_offset),
@@ -151,11 +151,11 @@ class ReplyHandler:
         self,
         request: RemotingCommand,
         connection: Connection,
-        place: StoredReply,
+        stored: StoredReply,
         client_id: str,
         answer: RemotingCommand | None,
     ) -> None:
-        """Tell the sender of a reply what its client has made of it."""
+        """Answer the sender of a reply after the client has answered the push, or not."""
         if answer is None or answer.code != ResponseCode.SUCCESS:
             reason = "no answer" if answer is None else answer.remark
             logger.warning("event=reply_not_taken client=%s reason=%r", client_id, reason)
@@ -168,9 +168,9 @@ class ReplyHandler:
             connection.respond(request, refusal)
         else:
             reply = encode_send_reply(
-                request, place.msg_id, place.queue_id, place.queue_offset, None
+                request, stored.msg_id, stored.queue_id, stored.queue_offset, None
             )
-            connection.respond(request, reply, place.durable_at)
+            connection.respond(request, reply, stored.durable_at)
 
     def _push_header(
         self, sent: SendMessageRequestHeader, connection: Connection

@@ -1,8 +1,8 @@
 """SEND_MESSAGE (10), SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320).
 
-Every single message is processed alike: its topic is looked up, its properties are read once, and
+Every single message takes the same path: its topic is looked up, its properties are read once, and
 its record is staged for the append at the end of this pass of the event loop. A batch is appended
-at once. Validations and answers are those of RocketMQ's `SendMessageProcessor`, in its order.
+at once. Checks, their order and the answers are those of RocketMQ's `SendMessageProcessor`.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from .batch_units import Units, read_units
 from .sent_properties import SentProperties, read_properties
 from .staged import StagedHalf, StagedMessage
 
-_OF_RETRIES: Final = (
+_RETRY_PROPERTIES: Final = (
     PROPERTY_RETRY_TOPIC,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_WAIT,
     PROPERTY_DELAY,
 )
-"""Properties of a retry that the message it repeats does not have."""
+"""Properties of a retry that the original message does not have."""
 
 Delay = Callable[[AppendRequest], AppendRequest]
 Retry = Callable[[SendMessageRequestHeader, AppendRequest, int], AppendRequest]
@@ -88,8 +88,8 @@ class SendHandler:
         self._sync_flush = sync_flush
         self._new_key = unique_keys.create
         self._recent_prepares = prepares.recent_prepares
-        # What every stored message says of the broker that took it. Consumers of request-reply
-        # messages find the reply topic by CLUSTER.
+        # Properties that the broker adds to each message. Consumers of request-reply messages find
+        # the reply topic by CLUSTER.
         self._broker_properties = (
             f"MSG_REGION\x01DefaultRegion\x02CLUSTER\x01{cluster_name}\x02TRACE_ON\x01true\x02"
         )
@@ -104,13 +104,13 @@ class SendHandler:
         }
 
     def send(self, request: RemotingCommand, connection: Connection) -> None:
-        """Store one message or one batch; the answer waits for the disk when it has to."""
+        """Store one message or one batch; the answer waits for the disk under SYNC_FLUSH."""
         if self._refusal.refusing:
             self.refuse()
         header = request.header
         assert isinstance(header, SendMessageRequestHeader)
         if header.batch:
-            self._group.append_staged()  # what came before stays before
+            self._group.append_staged()  # keeps the order of arrival
             queue_id = self._admit(header, connection)
             self._send_batch(request, header, queue_id, connection)
             return
@@ -119,16 +119,16 @@ class SendHandler:
             self._group.stage(staged, self._append_alone)
 
     def refuse(self) -> None:
-        """Raise if messages are refused now; decisions are not.
+        """Raise if messages are refused now, because of the disk; decisions never are.
 
         Raises:
-            RequestRefusedError: With a code on which clients try again, here or elsewhere.
+            RequestRefusedError: With a code on which clients retry, here or at another broker.
         """
         if self._refusal.refusing:
             raise self._refusal.refusal()
 
     def _append_alone(self, request: RemotingCommand, connection: Connection) -> None:
-        """Serve a message again whose group could not be appended."""
+        """Append one message alone, after its group could not be appended."""
         header = request.header
         assert isinstance(header, SendMessageRequestHeader)
         staged = self._staged(request, header, connection)
@@ -137,14 +137,14 @@ class SendHandler:
         try:
             results = self._append(staged.requests)
         except BaseException:
-            staged.refused()
+            staged.abandoned()
             raise
         staged.appended(results)
 
     def _staged(
         self, request: RemotingCommand, header: SendMessageRequestHeader, connection: Connection
     ) -> StagedMessage | None:
-        """Return what is to be appended for a single message; None if it has been answered.
+        """Return what to append for a single message; None if the request has been answered.
 
         Raises:
             RequestRefusedError: It cannot be stored.
@@ -170,7 +170,7 @@ class SendHandler:
     def validated(
         self, header: SendMessageRequestHeader, body: bytes, connection: Connection
     ) -> tuple[AppendRequest, str]:
-        """Return one of several messages to prepare, as it is to be stored, and its unique key.
+        """Return one message of a transaction of several as it is stored, and its unique key.
 
         Raises:
             RequestRefusedError: It cannot be stored.
@@ -182,7 +182,7 @@ class SendHandler:
     def validated_reply(
         self, header: SendMessageRequestHeader, body: bytes, connection: Connection
     ) -> AppendRequest:
-        """Return a reply as it is to be stored; it may have no body, as those of Go clients.
+        """Return a reply as it is stored; unlike a message it may be empty, as Go clients send it.
 
         Raises:
             RequestRefusedError: It cannot be stored.
@@ -227,7 +227,7 @@ class SendHandler:
             reconsume_times=header.reconsume_times or 0,
         ), sent
 
-    # --- what is no plain message
+    # --- retries, delayed messages, halves, batches
 
     def _redirected(
         self,
@@ -236,7 +236,7 @@ class SendHandler:
         message: AppendRequest,
         sent: SentProperties,
     ) -> AppendRequest:
-        """Return what is stored for a message that may be delayed or a retry."""
+        """Return what to store for a message that may be delayed or a retry."""
         if header.sys_flag & TRANSACTION_MASK:
             raise _refused_bits(message, sent)
         if sent.timer is not None:  # delivering at once would be silently wrong
@@ -247,26 +247,26 @@ class SendHandler:
                 REFUSAL_FIELDS,
             )
         if header.topic.startswith(topic_names.RETRY_PREFIX):
-            self._group.append_staged()  # the message it repeats may be among it
+            self._group.append_staged()  # the original message may be among those staged
             message = self._retry(
-                header, self._vouched(request, header, message, sent.unique_key), request.version
+                header, self._verified(request, header, message, sent.unique_key), request.version
             )
         if sent.delay_level > 0 and not message.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
             message = self._delayed(message)
         return message
 
-    def _vouched(
+    def _verified(
         self,
         request: RemotingCommand,
         header: SendMessageRequestHeader,
         retry: AppendRequest,
         unique_key: str,
     ) -> AppendRequest:
-        """Return a retry that a client sends, with its half message id if that can be believed.
+        """Return a retry that a client sends, with its half message id if that can be verified.
 
-        Clients do this when their request to send a message back has failed. One that names the
-        half of a committed message in this log gets that message's content from there, as if the
-        broker had stored the retry by itself; any other stays without an id.
+        Clients send retries themselves if their request to send a message back has failed. A retry
+        that names the half of a committed message in this log gets its content from that message,
+        as if the broker had stored the retry. Any other stays without an id.
         """
         named = get_property((header.properties or "").encode(), b"TRANSACTION_HALF_ID")
         if named is None:
@@ -279,7 +279,7 @@ class SendHandler:
         ):
             return retry
         require(request, requirements.topic(message.topic, requirements.SUB))
-        own = ((name, get_property(retry.properties, name.encode())) for name in _OF_RETRIES)
+        own = ((name, get_property(retry.properties, name.encode())) for name in _RETRY_PROPERTIES)
         return replace(
             message,
             topic=retry.topic,
@@ -309,7 +309,7 @@ class SendHandler:
     ) -> StagedHalf | None:
         """Return the half of a message; its answer waits for the disk unless its topic opts out.
 
-        None if it repeats a stored half: then the answer has the ids of that half.
+        Return None for a duplicate of a stored half, after answering with the ids of that half.
         """
         group, unique_key = sent.producer_group, sent.unique_key
         if not group:
@@ -323,7 +323,7 @@ class SendHandler:
         waits = message.topic not in self._prepares.unflushed_topics
         key = self._recent_prepares.reserve(group, unique_key)
         if key == 0:
-            self._group.append_staged()  # the first half may be among them
+            self._group.append_staged()  # the first half may be among those staged
             found = self._prepares.find_duplicate([(message, unique_key)], group, connection)
             if found is not None:
                 _answer_duplicate(request, found[0], unique_key, connection, waits=waits)
@@ -358,13 +358,13 @@ class SendHandler:
         queue_id: int,
         connection: Connection,
     ) -> None:
-        """Store the units of a batch as records of their own, side by side."""
+        """Store each unit of a batch as a record, one directly after the other."""
         self._admit_batch(request, header)
         shared = decode_properties(without_broker_properties((header.properties or "").encode()))
-        # RocketMQ adds the header's properties to each unit. The unique key is left out: readers
-        # would take it for the key of all units, and find none by its own.
+        # RocketMQ adds the header's properties to each unit. The unique key is left out: it would
+        # replace the key of each unit, by which the unit is found.
         unique_key = shared.pop("UNIQ_KEY", None)
-        wait = shared.pop("WAIT", None)  # official clients set it in the units as well
+        wait = shared.pop("WAIT", None)  # official clients also set it in the units
         suffix = encode_properties(shared) + self._broker_properties.encode()
         waiting = b"" if wait is None else b"WAIT\x01%s\x02" % wait.encode()
         units = self._units(request.body, waiting, suffix)
@@ -486,7 +486,7 @@ class SendHandler:
         )
 
     def _illegal_remark(self) -> str:
-        # RocketMQ's words, which people and tools know. Source: SendMessageProcessor.
+        # RocketMQ's text, which people and tools know. Source: SendMessageProcessor.
         return (
             "the message is illegal, maybe msg body or properties length not matched. msg body "
             f"length limit {self._max_message_size}B, msg properties length limit 32KB."
@@ -501,7 +501,7 @@ def _answer_duplicate(
     *,
     waits: bool,
 ) -> None:
-    """Answer a half that repeats another with the ids of the first."""
+    """Answer a duplicate half with the ids of the first."""
     reply = encode_send_reply(
         request,
         offset_message_id(first.store_host, first.physical_offset),
@@ -516,8 +516,8 @@ def _answer_duplicate(
 def _refused_bits(message: AppendRequest, sent: SentProperties) -> RequestRefusedError:
     """Return the refusal of a message with transaction bits that is no half message."""
     if sent.is_transactional:
-        # Consumers before 4.6.1 send it. RocketMQ stores it where it is never consumed; after a
-        # refusal the consumer keeps the message and tries again.
+        # Consumers before 4.6.1 send it. RocketMQ stores it as a half that is never consumed. If it
+        # is refused, the consumer keeps the message and tries again.
         remark = (
             f"a retry (reconsumeTimes={message.reconsume_times}, DELAY={sent.delay_level}) of a "
             f"committed message has transaction bits in sysFlag ({message.sys_flag:#x}): clear the "

@@ -1,8 +1,8 @@
 """Retries of failed messages: CONSUMER_SEND_MSG_BACK (36), and retries sent by clients.
 
 The message is stored again for its group: in the retry topic, with a delay that grows with each
-retry, or in the dead-letter topic after too many retries. Clients whose request 36 fails send the
-message to the retry topic themselves; `retried` applies the same rules to those.
+retry, or in the dead-letter topic after too many retries. A client whose request 36 fails sends the
+message to the retry topic itself; `retried` applies the same rules to it.
 
 Source: RocketMQ `AbstractSendMessageProcessor.consumerSendMsgBack`, `handleRetryAndDLQ`.
 """
@@ -51,17 +51,17 @@ from ..subjects import require
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_LEVEL: Final = 3
-"""Delay level of the first retry when the client leaves it to us; each round takes the next."""
+"""Delay level of the first retry if the client names none; each further retry has the next one."""
 
 MAX_RECONSUME_TIMES_SINCE: Final = 121
 """MQVersion ordinal (3.4.9) from which a client's own limit counts."""
 
 _NEVER_CONSUMED: Final = frozenset({HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC})
-"""Topics that no consumer reads. Sending one of their records back would let a half message out."""
+"""Topics that no consumer reads. Sending one of their records back would reveal a half message."""
 
 
 class SendBackHandler:
-    """Stores failed messages for their group again."""
+    """Stores failed messages again for their group."""
 
     def __init__(
         self,
@@ -90,18 +90,18 @@ class SendBackHandler:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, request: RemotingCommand, connection: Connection) -> bytes | None:
-        """Store the record at an offset for its group again.
+        """Store the record at an offset again for its group.
 
         Raises:
-            RequestRefusedError: Also while messages are refused: the consumer keeps the message
-                and consumes it again by itself, a little later.
+            RequestRefusedError: There is no such record or group, or the disk is too slow or full.
+                The consumer then keeps the message and consumes it again a little later.
         """
         if self._refusal.refusing:
             raise self._refusal.refusal()
         header = request.header
         assert isinstance(header, ConsumerSendMsgBackRequestHeader)
         config = self._group(header.group)
-        if config.retry_queue_nums <= 0:  # the group wants no retries
+        if config.retry_queue_nums <= 0:  # the group is configured without retries
             return encode_reply(request)
         record = self._store.reader.record_at(header.offset) if header.offset >= 0 else None
         if record is None or record.topic in _NEVER_CONSUMED:
@@ -109,15 +109,15 @@ class SendBackHandler:
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}"
             )
         require(request, requirements.topic(record.topic, requirements.SUB))
-        limit = _limit(config, header.max_reconsume_times, request.version)
+        limit = _delivery_limit(config, header.max_reconsume_times, request.version)
         if header.delay_level < 0 or record.reconsume_times >= limit:
-            message = self._dead(record, config, connection.store_host)
+            message = self._dead_letter(_retry_copy(record, 0, connection.store_host), config)
         else:
             message = self._retry(record, config, header.delay_level, connection.store_host)
         (appended,) = self._store.append((message,))
         of_topic = get_property(message.properties, PROPERTY_RETRY_TOPIC.encode())
         self._count((of_topic or b"").decode(), header.group)
-        # Not before it is durable: the client forgets the message, although WAIT=false is in it.
+        # Wait for the disk despite the property WAIT=false, because the client drops the message.
         durable_at = appended.end if self._sync_flush else 0
         connection.respond(request, encode_reply(request), durable_at)
         return None
@@ -125,19 +125,19 @@ class SendBackHandler:
     def retried(
         self, header: SendMessageRequestHeader, message: AppendRequest, version: int = VERSION
     ) -> AppendRequest:
-        """Return a retry that a client sends, moved to the dead letters if it must be.
+        """Return a client's retry, moved to the dead-letter topic after too many deliveries.
 
-        `version` is the client's. Call it for topics that begin with `%RETRY%`.
+        `version` is the client's. The topic of `message` begins with `%RETRY%`.
 
         Raises:
             RequestRefusedError: The group does not exist and may not be created.
         """
         config = self._group(message.topic.removeprefix(RETRY_PREFIX))
-        limit = _limit(config, header.max_reconsume_times, version)
-        # A group that consumes in order does not retry this way: its message would be overtaken.
+        limit = _delivery_limit(config, header.max_reconsume_times, version)
+        # A group that consumes in order does not retry this way: later messages would overtake it.
         if message.reconsume_times <= limit and not self._locks.any_held(config.name):
             return message
-        return self._moved_to_dead_letters(message, config)
+        return self._dead_letter(message, config)
 
     def _group(self, name: str) -> GroupConfig:
         config = self._groups.ensure(name)
@@ -153,14 +153,13 @@ class SendBackHandler:
         self, record: Record, config: GroupConfig, level: int, store_host: bytes
     ) -> AppendRequest:
         topic = _writable(self._topics.ensure_retry(config.name, config.retry_queue_nums))
-        message = _again(record, level or FIRST_RETRY_LEVEL + record.reconsume_times, store_host)
+        message = _retry_copy(
+            record, level or FIRST_RETRY_LEVEL + record.reconsume_times, store_host
+        )
         queue_id = random.randrange(config.retry_queue_nums)  # noqa: S311  # spreads load, no secret
         return self._levels.delayed(replace(message, topic=topic.name, queue_id=queue_id))
 
-    def _dead(self, record: Record, config: GroupConfig, store_host: bytes) -> AppendRequest:
-        return self._moved_to_dead_letters(_again(record, 0, store_host), config)
-
-    def _moved_to_dead_letters(self, message: AppendRequest, config: GroupConfig) -> AppendRequest:
+    def _dead_letter(self, message: AppendRequest, config: GroupConfig) -> AppendRequest:
         topic = _writable(self._topics.ensure_dead_letter(config.name))
         logger.warning(
             "event=dead_letter group=%s from=%s reconsume_times=%d",
@@ -176,11 +175,11 @@ class SendBackHandler:
         )
 
 
-def _limit(config: GroupConfig, of_client: int | None, version: int) -> int:
-    """Return after how many deliveries a message is dead."""
-    if of_client is None or version < MAX_RECONSUME_TIMES_SINCE:
+def _delivery_limit(config: GroupConfig, client_limit: int | None, version: int) -> int:
+    """Return after how many retries a message becomes a dead letter."""
+    if client_limit is None or version < MAX_RECONSUME_TIMES_SINCE:
         return config.retry_max_times
-    return of_client
+    return client_limit
 
 
 def _writable(topic: TopicConfig) -> TopicConfig:
@@ -191,8 +190,8 @@ def _writable(topic: TopicConfig) -> TopicConfig:
     return topic
 
 
-def _again(record: Record, level: int, store_host: bytes) -> AppendRequest:
-    """Return a consumed record as the message that stores it again, in its old topic still."""
+def _retry_copy(record: Record, level: int, store_host: bytes) -> AppendRequest:
+    """Return the copy of a consumed record that is its retry, not yet in the retry topic."""
     properties = decode_properties(record.properties)
     changed = {
         PROPERTY_RETRY_TOPIC: properties.get(PROPERTY_RETRY_TOPIC, record.topic),
@@ -200,7 +199,7 @@ def _again(record: Record, level: int, store_host: bytes) -> AppendRequest:
         PROPERTY_WAIT: "false",
         PROPERTY_DELAY: str(level),
     }
-    # The copy is one that readers believe; what a sender may have written is not passed on.
+    # Readers trust this property of a retry, so a value written by a sender must not remain.
     kept = without_properties(record.properties, (PROPERTY_TRANSACTION_HALF_ID,))
     half_id = half_message_id(record)
     if half_id is not None:
@@ -212,7 +211,7 @@ def _again(record: Record, level: int, store_host: bytes) -> AppendRequest:
         properties=with_properties(kept, changed.items()),
         tags_code=tags_code(record.properties),
         flag=record.flag,
-        # A consumed message may have been a commit. Its copy decides nothing.
+        # The record may be the final message of a commit, but its copy must decide nothing.
         sys_flag=with_transaction_type(record.sys_flag, TransactionType.NONE),
         born_timestamp=record.born_timestamp,
         born_host=record.born_host,

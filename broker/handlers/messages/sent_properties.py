@@ -1,7 +1,7 @@
-"""The properties of a sent message, examined once, by the rules of `store.format.properties`.
+"""The properties of a sent message, read once by the rules of `store.format.properties`.
 
-The text is searched for the few names that matter here, so the cost of a message does not depend on
-earlier messages, and other properties cost only their length.
+The text is searched for the few names that matter here. So other properties cost only their length,
+and no cache makes the cost of a message depend on earlier ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from halfmq.store.format.properties import decode_properties, tag_hash
 from ...delay.levels import level_of
 from ...transaction.admission import without_broker_properties
 
-# Each between the separators that make it the whole name of a property.
+# Each with the separators that make it the whole name of a property.
 _UNIQUE_KEY: Final = "\x02UNIQ_KEY\x01"
 _TAGS: Final = "\x02TAGS\x01"
 _WAIT: Final = "\x02WAIT\x01"
@@ -58,12 +58,12 @@ class SentProperties(msgspec.Struct, gc=False):
 def read_properties(
     sent: str | None, broker_properties: str, new_key: Callable[[], str]
 ) -> SentProperties:
-    """Return what the properties of a message say, and how they are stored.
+    """Return the properties of a message, parsed and as they are stored.
 
     Args:
-        sent: By the producer.
-        broker_properties: Added unless a broker has added its own before.
-        new_key: Makes a unique key for a message that has none.
+        sent: The properties as the producer sent them.
+        broker_properties: Added, unless a broker has already added its own.
+        new_key: Creates the unique key of a message that has none.
     """
     text = "\x02" + sent if sent else "\x02"
     if text[-1] != "\x02":
@@ -98,11 +98,11 @@ def read_properties(
 
 
 def last_value(text: str, name: str) -> str | None:
-    """Return the value of a property as `get_property` does; None when it is absent.
+    """Return the value of a property as `get_property` does; None if it is absent.
 
     Args:
         text: Properties, with a separator (0x02) before and after each.
-        name: Of the property, between 0x02 and 0x01.
+        name: The name of the property, with 0x02 before it and 0x01 after it.
     """
     _, found, rest = text.rpartition(name)  # half the time of a search by position
     if not found:

@@ -1,8 +1,8 @@
 """Search a queue for messages that match an SQL92 filter.
 
-The tags of a message are in its queue entry, but its properties only in the log. So the messages
-are read, and those that match are copied into the answer. A search takes about a millisecond;
-where it has ended without a match, the consumer continues with its next pull.
+The tags of a message are in its queue entry, but its properties are only in the log. So messages
+are read, and those that match are copied into the answer. A search takes about a millisecond; if it
+ends without a match, the consumer continues from there with its next pull.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ...filters.compiled_filter import CompiledFilter
 logger = logging.getLogger(__name__)
 
 SEARCH_S: Final = 0.001
-"""Seconds of one search; the last message, with the largest filter, takes as long again."""
+"""Seconds of one search; evaluating the largest filter for the last message may double them."""
 
 READ_COUNT: Final = 64
 """Messages read in one step; a client wants up to 32 that match."""
 
 
 class Search(msgspec.Struct):
-    """What a search has found, and where it ended."""
+    """The state of a search: the matches so far, and where it continues."""
 
     next_offset: int  # the queue offset to continue at
-    result: GetResult  # of the last look into the queue: why the search ended
+    result: GetResult  # of the latest read of the queue: why the search ended
     records: list[bytes]  # whole records that match
-    size: int = 0  # bytes of them
+    size: int = 0  # bytes of `records`
     is_cold: bool = False  # the messages at next_offset must be read from disk
 
 
@@ -60,15 +60,12 @@ class Searcher:
         self._clock = clock
         self._end = clock() + SEARCH_S
 
-    def look(self, offset: int, *, wait: bool = False) -> Search:
-        """Return a search that is to begin at a queue offset.
-
-        Without ``wait`` nothing is read from disk.
-        """
+    def begin(self, offset: int, *, wait: bool = False) -> Search:
+        """Return a search that begins at a queue offset; without ``wait`` do not read the disk."""
         return Search(offset, self._get(offset, READ_COUNT, wait=wait), [])
 
     def search(self, found: Search, *, wait: bool = False) -> None:
-        """Search until enough is found or the time is over, or until the end of the queue."""
+        """Search until enough messages match, the time is over, or the queue ends."""
         while found.result.status is GetStatus.FOUND:
             chunk = self._store.reader.read(found.result.ranges)
             if chunk is None:
@@ -79,7 +76,7 @@ class Searcher:
             found.result = self._get(found.next_offset, READ_COUNT, wait=wait)
 
     def take(self, found: Search, chunk: bytes) -> bool:
-        """Take what matches of the messages of ``found.result``; return whether to go on."""
+        """Add the matches in ``chunk``, the bytes of ``found.result``; return whether to go on."""
         start, end = found.next_offset, found.result.next_offset
         position = 0
         while position < len(chunk):
@@ -104,9 +101,9 @@ class Searcher:
         return True
 
     def _take_damaged(self, found: Search, chunk: bytes) -> None:
-        """Take the first message of a chunk whatever it is, as a pull without filter does.
+        """Add the damaged first message of a chunk, as a pull without filter would.
 
-        The consumer reports what it cannot read.
+        The consumer reports that it cannot read it.
         """
         if found.records:
             return  # the next pull begins with it

@@ -1,4 +1,4 @@
-"""Staged messages and halves, and their answers after the append."""
+"""Staged messages and halves: what is appended, and the answer after the append."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class StagedMessage(msgspec.Struct, gc=False):
     command: RemotingCommand
     connection: Connection
     unique_key: str
-    queue_id: int  # in the answer: that of the real topic, also if it is delayed
-    waits: bool  # for the disk
+    queue_id: int  # in the answer: of the real topic, even if the message is delayed
+    waits: bool  # whether the answer waits for the disk
 
     def appended(self, results: Sequence[AppendResult]) -> None:
         """Answer the request, after the flush if it waits for the disk."""
@@ -37,8 +37,8 @@ class StagedMessage(msgspec.Struct, gc=False):
         )
         self.connection.respond(command, reply, result.end if self.waits else 0)
 
-    def refused(self) -> None:
-        """Do nothing: nothing was changed yet."""
+    def abandoned(self) -> None:
+        """Do nothing; staging has changed nothing."""
 
 
 class StagedHalf(StagedMessage, gc=False):
@@ -61,6 +61,6 @@ class StagedHalf(StagedMessage, gc=False):
         )
         StagedMessage.appended(self, results)
 
-    def refused(self) -> None:
-        """Release the key, so that the same half sent again is a new one."""
+    def abandoned(self) -> None:
+        """Release the deduplication key, so that the same half is not a duplicate of this one."""
         self.prepares.recent_prepares.release(self.deduplication_key)

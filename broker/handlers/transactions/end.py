@@ -1,11 +1,10 @@
-"""END_TRANSACTION (37): a producer decides its half message. For several see `end_batch`.
+"""END_TRANSACTION (37): a producer decides its half message; `end_batch` decides several.
 
 Official clients send it one-way and do not get a refusal, so each refusal is logged.
-CHECK_TRANSACTION_STATE (39) is sent only by the broker; as a request to it the code is unknown.
 
 Every answer is final: it waits until the decision that it reports is on disk, whether that is the
-requested one, the same one taken before, or the opposite one. Only a first decision about a topic
-that opts out (`transactionAsyncFlushTopics`) is answered at once.
+requested one, an equal earlier one, or the opposite one. Only a first decision about a topic that
+opts out (`transactionAsyncFlushTopics`) is answered at once.
 
 Source: RocketMQ ``EndTransactionProcessor.java``.
 """
@@ -33,15 +32,15 @@ from .end_rules import (
     ERROR_CODES,
     EVENTS,
     StagedDecision,
+    durable_at,
     log_refusal,
     plan,
-    stands_at,
     wrong_decision,
 )
 
 LARGE_BODY: Final = 65_536
-"""Bytes of a message above which its decision is not staged with others: one read of a socket may
-bring 800 decisions, and all their messages would be in memory at the same time."""
+"""Bytes of a message above which its decision is appended at once: one read of a socket may contain
+800 decisions, and staged ones keep their messages in memory."""
 
 _MSGPACK: Final = int(HeaderType.MSGPACK)
 
@@ -90,10 +89,10 @@ class TransactionHandler:
         except TransactionError as error:
             log_refusal(decision, connection, error)
             reply = encode_reply(request, ERROR_CODES[type(error)], remark=str(error))
-            connection.respond(request, reply, stands_at(error))
+            connection.respond(request, reply, durable_at(error))
             return
         if isinstance(planned, Ended):
-            # "Not known yet" is answered as well, unlike by RocketMQ: Go waits for every answer.
+            # UNKNOWN is answered too, unlike by RocketMQ, because Go clients wait for every answer.
             _answer(request, connection, planned)
             return
         on_ended = partial(_answer, request, connection)
@@ -106,7 +105,7 @@ class TransactionHandler:
 
 
 def _answer(request: RemotingCommand, connection: Connection, ended: Ended) -> None:
-    """Answer a decision; halfmq clients get the id of the final message."""
+    """Answer a decision; clients of halfmq also get the id of the final message."""
     if request.header_type == _MSGPACK and ended.message_id is not None:
         reply = encode_end_reply(request, ended.message_id)
     else:
@@ -115,5 +114,5 @@ def _answer(request: RemotingCommand, connection: Connection, ended: Ended) -> N
 
 
 def _names(header: EndTransactionRequestHeader) -> tuple[str, ...]:
-    """Return what a request calls its transaction; old clients do not say."""
+    """Return the names of its transaction in a request; old clients send none."""
     return (header.transaction_id, header.msg_id) if header.transaction_id else ()

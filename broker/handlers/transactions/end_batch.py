@@ -1,9 +1,9 @@
-"""END_TRANSACTIONS (9001): many decisions by one request, each by itself.
+"""END_TRANSACTIONS (9001): many decisions in one request, independent of each other.
 
-First decisions are staged, so they are appended together. A batch of 1,024 may be about gibibytes
-of messages, or about halves that are not in memory. So one turn of the event loop does a part of
-it, and what was done is kept by the connection until the next turn, or until what is missing was
-read; the answer comes when all of it is on disk.
+First decisions are staged, so they are appended together. A batch of 1,024 may concern gibibytes of
+messages, or halves that are not in memory. So one turn of the event loop processes a part of it;
+the connection keeps the results until the next turn, or until the missing bytes are in memory. The
+answer is sent when all decisions are on disk.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from .end_rules import (
     ERROR_CODES,
     EVENTS,
     StagedDecision,
+    durable_at,
     log_refusal,
     plan,
-    stands_at,
     wrong_decision,
 )
 
 logger = logging.getLogger(__name__)
 
 TURN_BYTES: Final = 1 << 20
-"""Bytes of messages that are decided in one turn of the event loop: reading them back and appending
-them takes a few milliseconds. The last message may have more, as a single one may."""
+"""Bytes of messages that are decided in one turn of the event loop: reading them and appending them
+takes a few milliseconds. The last message of a turn may exceed it, as a single one may."""
 
 READ_AHEAD: Final = 32
-"""Decisions whose halves are brought into memory together, when the first of them is not there:
-128 MiB of the largest messages."""
+"""Decisions whose halves are read into memory together if the first of them is not there: 128 MiB
+of the largest messages."""
 
 
 class Batch(msgspec.Struct):
@@ -65,22 +65,22 @@ class Batch(msgspec.Struct):
     connection: Connection
     ends: Sequence[TransactionEnd]
     results: dict[int, EndResult] = msgspec.field(default_factory=dict)  # by index in `ends`
-    planned: int = 0  # so many of the first have a result or are staged
-    position: int = 0  # where the log must be durable for the results to be true
+    planned: int = 0  # number of decisions that have a result or are staged
+    position: int = 0  # of the log, up to which it must be durable before the answer
 
     @property
     def group(self) -> str:
-        """The producer group that decides."""
+        """The producer group of the request."""
         header = self.command.header
         assert isinstance(header, EndTransactionsRequestHeader)
         return header.producer_group
 
     def ended(self, index: int, ended: Ended) -> None:
-        """Take the answer to one decision."""
+        """Add the result of one decision that was taken."""
         self.put(index, EndResult(ResponseCode.SUCCESS, None, ended.message_id), ended.position)
 
     def put(self, index: int, result: EndResult, position: int = 0) -> None:
-        """Take one result, true when the log is durable up to `position`; answer after the last."""
+        """Add one result, final when the log is durable up to `position`; answer after the last."""
         self.results[index] = result
         self.position = max(self.position, position)
         if len(self.results) == len(self.ends):
@@ -108,7 +108,7 @@ class EndBatches:
         self._lacking = lacking
 
     def end_transactions(self, request: RemotingCommand, connection: Connection) -> None:
-        """Decide many transactions, each by itself; one answer when all of it is on disk.
+        """Decide many transactions; answer when all decisions are on disk.
 
         Raises:
             NotInMemoryError: The next decision needs data that are not in memory.
@@ -126,7 +126,7 @@ class EndBatches:
             batch.answer()
 
     def _decide_next(self, batch: Batch) -> None:
-        """Decide as much as one turn allows, one at least."""
+        """Process as many decisions as one turn allows, at least one."""
         turn, start, size = Slice(), batch.planned, 0
         while batch.planned < len(batch.ends) and size <= TURN_BYTES:
             index = batch.planned
@@ -140,12 +140,12 @@ class EndBatches:
                 raise NotInMemoryError([*missing.missing, *ahead.missing]) from None
             batch.planned += 1
             size += staged_size
-            # What is not staged has read and checked a half, which may take nine milliseconds.
+            # A decision that is not staged has read and checked a half, which may take 9 ms.
             if not staged_size and turn.is_over:
                 return
 
     def _decide(self, batch: Batch, index: int) -> int:
-        """Stage a first decision, and return its size in bytes; otherwise put the result, and 0."""
+        """Stage a first decision and return its size in bytes; otherwise add a result, return 0."""
         end = batch.ends[index]
         event = EVENTS.get(end.decision)
         if event is None:
@@ -158,7 +158,7 @@ class EndBatches:
         except TransactionError as error:
             log_refusal(request, batch.connection, error)
             refused = EndResult(ERROR_CODES[type(error)], remark=str(error))
-            batch.put(index, refused, stands_at(error))
+            batch.put(index, refused, durable_at(error))
         except RequestRefusedError as refusal:
             refusal.answered(batch.command, batch.connection)
             batch.put(index, EndResult(refusal.code, remark=refusal.remark))

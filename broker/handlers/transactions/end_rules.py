@@ -1,4 +1,4 @@
-"""What deciding one transaction and deciding many have in common.
+"""The rules that END_TRANSACTION and END_TRANSACTIONS share.
 
 Source: RocketMQ ``EndTransactionProcessor.java``.
 """
@@ -43,7 +43,7 @@ ERROR_CODES: Final[Mapping[type[TransactionError], ResponseCode]] = {
     DecisionForgottenError: ResponseCode.SYSTEM_ERROR,
     DecidedOtherwiseError: ResponseCode.ILLEGAL_OPERATION,
 }
-"""Refusal → answer, with RocketMQ's codes where RocketMQ refuses."""
+"""Error → response code, RocketMQ's where RocketMQ refuses."""
 
 
 class StagedDecision(msgspec.Struct, gc=False):
@@ -57,24 +57,27 @@ class StagedDecision(msgspec.Struct, gc=False):
     on_ended: Callable[[Ended], None]
 
     def appended(self, results: Sequence[AppendResult]) -> None:
-        """Complete the decision, and answer it."""
+        """Complete the decision and answer its request."""
         self.on_ended(self.decisions.decided(self.planned, results))
 
-    def refused(self) -> None:
-        """Leave the transaction as it was."""
+    def abandoned(self) -> None:
+        """Leave the transaction undecided."""
         self.decisions.abandon(self.planned)
 
     def append_alone(self, _command: RemotingCommand, _connection: Connection) -> None:
-        """Append the decision alone, because the group could not be appended."""
+        """Append the decision alone, after the group could not be appended."""
         self.on_ended(self.decisions.carry_out(self.planned))
 
 
 def plan(
     decisions: Decisions, group: GroupAppend, request: DecisionRequest
 ) -> PlannedDecision | Ended:
-    """Return the answer to a request, or the decision to stage; raises as ``Decisions.plan``."""
+    """Return the answer to a request, or the decision to stage.
+
+    Raises what ``Decisions.plan`` raises.
+    """
     planned = decisions.plan(request)
-    if planned is None:  # one about the same transaction is staged
+    if planned is None:  # a decision about the same transaction is staged
         group.append_staged()
         planned = decisions.plan(request)
         assert planned is not None
@@ -82,17 +85,17 @@ def plan(
 
 
 def wrong_decision(decision: int) -> str:
-    """Return the remark about a number that is no decision."""
+    """Return the remark about a `commitOrRollback` that is no decision."""
     return f"commitOrRollback field wrong: {decision}, expected 8 (commit), 12 (rollback) or 0"
 
 
-def stands_at(error: TransactionError) -> int:
-    """Return the log position that must be durable before a refusal is true for good."""
+def durable_at(error: TransactionError) -> int:
+    """Return the log position that must be durable before a refusal is final; 0 for none."""
     return error.position if isinstance(error, DecidedOtherwiseError) else 0
 
 
 def log_refusal(request: DecisionRequest, connection: Connection, error: TransactionError) -> None:
-    """Log what was refused and why: one-way senders get no answer."""
+    """Log a refused decision with its reason, because one-way senders get no answer."""
     logger.warning(
         "event=decision_refused half_offset=%d decision=%s from_check=%s group=%s peer=%s "
         "reason=%r",

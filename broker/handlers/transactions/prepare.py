@@ -1,8 +1,8 @@
 """PREPARE_TRANSACTION (9002): the messages of one transaction, all stored as halves or none.
 
-Each message is checked by the rules for a single one, and nothing is stored before all have passed.
-Their halves are one append, the leader's first; the answer waits for the disk in every flush mode.
-Ours alone: official clients send one half at a time, see `send`.
+Each message is checked by the rules of a send, and nothing is stored before all have passed. Their
+halves are one append, the leader's first; the answer waits for the disk in every flush mode. Only
+clients of halfmq send this request; official ones send one half at a time, see `send`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ...transaction.prepares import Prepares
 from ..subjects import prepared_by
 
 NEW_TOPIC_QUEUES: Final = 1_024
-"""Queues asked for when a topic is created; the broker's `defaultTopicQueueNums` is the limit."""
+"""Queues requested for a topic that is created; `defaultTopicQueueNums` limits them."""
 
 _ALLOWED_BITS: Final = frozenset({int(TransactionType.NONE), int(TransactionType.PREPARED)})
 
@@ -61,7 +61,7 @@ class PrepareHandler:
             validate: Returns one message, checked like a send, as it is to be stored.
             append_staged: Appends the records of earlier requests.
             refuse_sends: Raises if the disk is too slow to accept more.
-            log_file_size: Bytes of a file of the log, which the halves have to fit into.
+            log_file_size: Bytes of a file of the log; all halves of a transaction must fit into it.
         """
         self._prepares = prepares
         self._validate = validate

@@ -88,7 +88,7 @@ def test_a_broker_that_is_open_to_other_machines_says_so(
     config = load_config(None, settings).config
 
     with caplog.at_level(logging.WARNING):
-        cli.announce_exposure(config)
+        cli.warn_of_exposure(config)
 
     said = [record.message.split()[0] for record in caplog.records]
     assert said == ([] if event is None else [f"event={event}"])

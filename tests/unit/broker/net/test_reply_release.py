@@ -9,8 +9,8 @@ import pytest
 from halfmq.broker.net import reply_release as release_module
 from halfmq.broker.net.reply_release import (
     PEERS_PER_TURN,
-    UNFLUSHED_BYTES_LIMIT,
     UNFLUSHED_BYTES_MAX,
+    UNFLUSHED_DECISIONS_MAX,
     ReplyRelease,
 )
 from halfmq.remoting.codes import FLAG_ONE_WAY
@@ -249,7 +249,7 @@ async def test_a_disk_that_stays_behind_has_messages_refused_instead(
     assert f"{UNFLUSHED_BYTES_MAX + 1} bytes wait for the disk" in release._refusal.refusal().remark
     assert not release.over_limit()  # there is room for decisions
 
-    log.write_offset = UNFLUSHED_BYTES_LIMIT + 1
+    log.write_offset = UNFLUSHED_DECISIONS_MAX + 1
     assert release.over_limit()
     release.stall(first.resume)
     await _loop_pass()
@@ -263,7 +263,7 @@ async def test_messages_are_taken_again_when_half_of_the_limit_is_free(
     monkeypatch.setattr(release_module, "STALLED_S_MAX", 0.0)
     log = Log()
     release = _release(log)
-    log.write_offset = UNFLUSHED_BYTES_LIMIT + 1
+    log.write_offset = UNFLUSHED_DECISIONS_MAX + 1
     release.stall(Peer().resume)
     await _loop_pass()
     behind = Peer()
