@@ -38,8 +38,8 @@ from .filters.filters_in_use import FiltersInUse
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
 from .handlers.admin.changes import Changes
 from .handlers.admin.cleaning import CleaningHandlers
-from .handlers.admin.tables import TableHandlers
 from .handlers.admin.offsets import GroupOffsetHandlers
+from .handlers.admin.tables import TableHandlers
 from .handlers.admin.transactions import AdminHandlers
 from .handlers.administration import HandlerPart, admin_handlers
 from .handlers.clients.brokers import BrokerHandlers
@@ -379,7 +379,7 @@ class Broker:
             self._store,
             changes,
             self.config.topics,
-            look_again=self._polling.look_again,
+            search_again=self._polling.search_again,
             now_ms=self._now_ms,
         )
         handlers.in_broker = self.config.consumers.server_side_reset

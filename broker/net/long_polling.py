@@ -126,13 +126,13 @@ class LongPolling:
         if self._woken:
             self._run_slice()
 
-    def look_again(self, queues: Iterable[QueueKey]) -> None:
-        """Have `Answer` look at the pulls of these queues without a message, in slices."""
+    def search_again(self, queues: Iterable[QueueKey]) -> None:
+        """Search again for the pulls of these queues, although no message has arrived."""
         for key in queues:
             if key in self.waiting:
                 self._woken.setdefault(key, 0)
         if self._woken:
-            self._look()
+            self._run_slice()
 
     def wake_soon(self) -> None:
         """Call `wake` after this pass of the loop, if a queue is marked."""

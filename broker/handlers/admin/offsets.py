@@ -65,13 +65,13 @@ class GroupOffsetHandlers:
         changes: Changes,
         identity: TopicDefaults,
         *,
-        look_again: Callable[[Iterable[tuple[str, int]]], None],
+        search_again: Callable[[Iterable[tuple[str, int]]], None],
         now_ms: Callable[[], int],
     ) -> None:
-        """Wire it; ``look_again`` answers waiting pulls of queues, by topic and queue id."""
+        """Wire it; ``search_again`` answers the held pulls of queues, by topic and queue id."""
         self.in_broker = True
         """Whether a reset is made in the broker, or else by connected consumers."""
-        self._look_again = look_again
+        self._search_again = search_again
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
@@ -139,7 +139,7 @@ class GroupOffsetHandlers:
         for queue_id, offset in targets.items():
             self._offsets.reset(group, topic, queue_id, offset)
         await self._offsets.save_now()
-        self._look_again((topic, queue_id) for queue_id in targets)
+        self._search_again((topic, queue_id) for queue_id in targets)
         return encode_offset_table(self._by_queue(topic, targets))
 
     def _by_queue(self, topic: str, targets: Mapping[int, int]) -> dict[QueueKey, int]:

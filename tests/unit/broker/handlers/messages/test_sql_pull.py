@@ -378,7 +378,7 @@ async def test_a_filter_is_compiled_once_until_there_are_too_many(
         return compile_(expression)
 
     monkeypatch.setattr(filters_in_use, "_compile", counted)
-    monkeypatch.setattr(filters_in_use, "WEIGHT_MAX", 3 * filters_in_use.WEIGHT_EACH)
+    monkeypatch.setattr(filters_in_use, "WEIGHT_MAX", 3 * filters_in_use.FILTER_WEIGHT)
     consumer = await consumer_of(rig)
 
     for expression in ["TRUE", "TRUE", "a", "a", "TRUE", "NULL", "TRUE", "a"]:
