@@ -1,4 +1,4 @@
-"""Windows that a crash of the broker, a stop or a failing disk opens."""
+"""Race windows that a crash, a stop or a failing disk of the broker opens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def _halves(producer: Peer, count: int) -> list[Half]:
 async def test_w01_a_crash_before_the_op_message_undoes_no_decision(
     rig: Rig, *, power_cut: bool
 ) -> None:
-    """The final record is the decision: nobody is asked again, nothing is delivered again."""
+    """The final record is the decision: no check is sent again, nothing is delivered again."""
     producer = await rig.peer()
     committed, rolled_back, undecided = await _halves(producer, 3)
     assert (await producer.end(committed, COMMIT)).code == ResponseCode.SUCCESS
@@ -48,7 +48,7 @@ async def test_w01_a_crash_before_the_op_message_undoes_no_decision(
 
 @windowed()
 async def test_w02_a_stop_writes_the_op_messages_of_its_last_moments(rig: Rig) -> None:
-    """Decisions of the moment before an ordered stop are on disk with their op messages."""
+    """Decisions just before an ordered stop are on disk with their op messages."""
     producer = await rig.peer()
     committed, rolled_back, undecided = await _halves(producer, 3)
     await producer.end(committed, COMMIT)
@@ -68,7 +68,7 @@ async def test_w02_a_stop_writes_the_op_messages_of_its_last_moments(rig: Rig) -
 
 @windowed()
 async def test_w02_decisions_under_way_at_a_stop_are_taken_or_still_open(rig: Rig) -> None:
-    """What was answered is done, what was not can be decided later: nothing in between."""
+    """A confirmed decision is stored; the others can be made later."""
     producer = await rig.peer()
     halves = await _halves(producer, 20)
     frames = [
@@ -91,7 +91,7 @@ async def test_w02_decisions_under_way_at_a_stop_are_taken_or_still_open(rig: Ri
 
 @windowed()
 async def test_w03_a_failing_op_message_costs_nothing(rig: Rig) -> None:
-    """While op messages cannot be written decisions hold; they are written as soon as they can."""
+    """Decisions hold while op messages cannot be written; these are written later."""
     producer = await rig.peer()
     committed, rolled_back = await _halves(producer, 2)
     with rig.refusing(OP_TOPIC):
@@ -112,7 +112,7 @@ async def test_w03_a_failing_op_message_costs_nothing(rig: Rig) -> None:
 
 @windowed()
 async def test_w04_files_beside_the_log_may_be_older_than_it(rig: Rig) -> None:
-    """A crash leaves offsets and snapshots of an earlier moment: the log alone decides."""
+    """A crash leaves older offsets and snapshots: the log alone decides."""
     producer = await rig.peer()
     committed, rolled_back, undecided = await _halves(producer, 3)
     await rig.restart()  # saves everything that is saved beside the log, with all undecided
@@ -138,7 +138,7 @@ async def test_w04_files_beside_the_log_may_be_older_than_it(rig: Rig) -> None:
 
 @windowed()
 async def test_w04_checks_write_no_copies(rig: Rig) -> None:
-    """However often a transaction is asked about, its half is one record, over crashes too."""
+    """However many checks are sent, the half is one record, also after crashes."""
     producer = await rig.peer()
     half = await producer.prepare("K1")
     for _ in range(3):
@@ -155,7 +155,7 @@ async def test_w04_checks_write_no_copies(rig: Rig) -> None:
 
 @windowed()
 async def test_w05_one_unreadable_half_disturbs_no_other_and_writes_nothing(rig: Rig) -> None:
-    """An error about one transaction stays with it: the others are asked, and the log is still."""
+    """The others get their checks, and nothing is appended to the log."""
     producer = await rig.peer()
     broken, *others = await _halves(producer, 5)
     path = rig.root / "commitlog" / f"{0:020d}"
@@ -177,7 +177,7 @@ async def test_w05_one_unreadable_half_disturbs_no_other_and_writes_nothing(rig:
 @pytest.mark.parametrize("mode", list(FlushMode))
 @windowed()
 async def test_w15_a_half_is_answered_when_it_is_on_disk(rig: Rig, mode: FlushMode) -> None:
-    """In every flush mode a power cut before the answer loses it, and after the answer nothing."""
+    """In every flush mode a power cut loses it only before the answer."""
     await rig.restart(flush_mode=mode)
     producer = await rig.peer()
     kept = await producer.prepare("K1", b"kept")
@@ -203,7 +203,7 @@ async def test_w15_a_half_is_answered_when_it_is_on_disk(rig: Rig, mode: FlushMo
 async def test_w15_a_decision_is_answered_when_it_is_on_disk(
     rig: Rig, mode: FlushMode, decision: int
 ) -> None:
-    """A decision that was not answered may be undone by a power cut; an answered one never is."""
+    """A power cut may undo a decision only before its answer."""
     await rig.restart(flush_mode=mode)
     producer = await rig.peer()
     answered = await producer.prepare("K1", b"answered")
@@ -254,7 +254,7 @@ async def test_w15_a_topic_may_opt_out_of_the_wait_for_the_disk(
 
 @windowed()
 async def test_w16_files_beside_the_log_may_be_newer_than_it(rig: Rig) -> None:
-    """A power cut takes the log's tail and leaves a snapshot and offsets that know of it."""
+    """A power cut shortens the log and leaves a snapshot and offsets of the lost part."""
     producer = await rig.peer()
     first = await producer.prepare("K1", b"first")
     rig.disk.held = True
@@ -265,7 +265,7 @@ async def test_w16_files_beside_the_log_may_be_newer_than_it(rig: Rig) -> None:
     rig.service.drain()  # op messages and a snapshot, as at the end of a stop that was too late
 
     def offsets_of_the_tail(root: Path) -> None:
-        """What Apache RocketMQ keeps there: positions beyond the end of what is left."""
+        """Write positions beyond the end of the log, as Apache RocketMQ would have."""
         table = {
             "offsetTable": {
                 f"{topic}@CID_RMQ_SYS_TRANS": {"0": 900} for topic in (HALF_TOPIC, OP_TOPIC)
@@ -286,7 +286,7 @@ async def test_w16_files_beside_the_log_may_be_newer_than_it(rig: Rig) -> None:
 
 @windowed()
 async def test_w28_without_the_op_topic_nobody_is_asked_again(rig: Rig) -> None:
-    """Op messages are for foreign readers: their queue may be deleted, their offset be nonsense."""
+    """Op messages are for other brokers: their queue may be deleted, their offset be wrong."""
     producer = await rig.peer()
     committed, rolled_back, undecided = await _halves(producer, 3)
     await producer.end(committed, COMMIT)

@@ -1,4 +1,4 @@
-"""Windows in which a producer is asked too early, in vain, twice, the wrong one, or not at all."""
+"""Race windows in which RocketMQ sends a check too early, twice, to the wrong client, or never."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNTIL_PARKED_MS: Final = TIMEOUT_MS + 10 * INTERVAL_MS
 async def test_w10_a_commit_within_or_after_immunity_is_taken_once(
     rig: Rig, commit_after_s: int
 ) -> None:
-    """Immunity only sets when the first check is due; the commit ends every question."""
+    """Immunity only sets when the first check is due; the commit ends the checks."""
     producer = await rig.peer()
     half = await producer.prepare("K1", CHECK_IMMUNITY_TIME_IN_SECONDS="600")
     await rig.wait(min(commit_after_s, 599) * 1_000)
@@ -41,7 +41,7 @@ async def test_w10_a_commit_within_or_after_immunity_is_taken_once(
 
 @windowed()
 async def test_w11_long_immunity_ends_in_a_check_and_not_in_the_dead_topic(rig: Rig) -> None:
-    """An hour of immunity uses up no attempts: then the first check comes, and is answered."""
+    """An hour of immunity uses up no attempts: then the first check is sent and answered."""
     producer = await rig.peer()
     await producer.prepare("K1", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
     await rig.wait(HOUR_MS - 1_000)
@@ -59,7 +59,7 @@ async def test_w11_long_immunity_ends_in_a_check_and_not_in_the_dead_topic(rig: 
 @pytest.mark.parametrize("killed", [False, True])
 @windowed()
 async def test_w12_a_group_that_is_away_costs_no_attempts(rig: Rig, *, killed: bool) -> None:
-    """A day without producers parks nothing; who connects then is asked within a second."""
+    """A day without producers parks nothing; a new member gets the check within a second."""
     producer = await rig.peer()
     half = await producer.prepare("K1")
     await rig.lose(producer)
@@ -81,7 +81,7 @@ async def test_w12_a_group_that_is_away_costs_no_attempts(rig: Rig, *, killed: b
 
 @windowed(check_max=CHECK_MAX)
 async def test_w13_what_cannot_be_parked_stays_undecided(rig: Rig) -> None:
-    """Without a durable parked copy the transaction is not given up: not now, not after a kill."""
+    """Without a durable parked copy it is not parked, neither now nor after a kill."""
     producer = await rig.peer()
     decided, parked = await producer.prepare("K1", b"decided"), await producer.prepare("K2")
     with rig.refusing(TRANS_CHECK_MAX_TIME_TOPIC):
@@ -101,7 +101,7 @@ async def test_w13_what_cannot_be_parked_stays_undecided(rig: Rig) -> None:
 
 @windowed(check_max=CHECK_MAX)
 async def test_w14_the_answer_to_the_last_check_still_counts(rig: Rig) -> None:
-    """Nothing is parked before the last answer had its time: delivered or parked, never both."""
+    """Nothing is parked before the time for the last answer is over."""
     producer = await rig.peer()
     await producer.prepare("K1")
     await rig.wait_for(lambda: len(producer.checks) == CHECK_MAX)
@@ -124,7 +124,7 @@ async def _resume(rig: Rig, producer: Peer, half: Half) -> int:
 
 @windowed(check_max=CHECK_MAX)
 async def test_w14_a_late_commit_of_a_parked_transaction_is_delivered_once(rig: Rig) -> None:
-    """It is one object: decided late it leaves the parking, and resuming it then does nothing."""
+    """After the late decision it is not parked any more, and resuming it does nothing."""
     producer = await rig.peer()
     half = await producer.prepare("K1")
     await rig.wait(UNTIL_PARKED_MS)
@@ -165,7 +165,7 @@ async def test_w14_resuming_twice_is_asking_about_one_transaction(rig: Rig) -> N
 async def test_w22_a_check_that_nobody_took_goes_to_the_next_member(
     rig: Rig, ack: int | None
 ) -> None:
-    """Silence for three seconds, or a refusal: another member is asked, and only that counts."""
+    """After three seconds without acknowledgement, or a refusal; only the last one counts."""
     deaf, well = await rig.peer(ours=True), await rig.peer(ours=True)
     deaf.acknowledge = lambda _check: ack
     half = await deaf.prepare("K1")
@@ -182,7 +182,7 @@ async def test_w22_a_check_that_nobody_took_goes_to_the_next_member(
 
 @windowed()
 async def test_w22_a_check_lost_with_its_connection_goes_to_the_next_member(rig: Rig) -> None:
-    """A producer that dies with the question in hand has not been asked."""
+    """A check in flight to a producer that dies does not count."""
     dying, well = await rig.peer(ours=True), await rig.peer(ours=True)
     dying.acknowledge = lambda _check: None
     half = await dying.prepare("K1")
@@ -209,7 +209,7 @@ async def test_w22_checks_that_nobody_takes_never_park(rig: Rig) -> None:
 
 @windowed()
 async def test_w23_a_check_under_way_is_not_repeated(rig: Rig) -> None:
-    """While a member has a question and its three seconds, nobody else gets the same question."""
+    """While one member has three seconds to acknowledge, no other gets the check."""
     slow, other = await rig.peer(ours=True), await rig.peer(ours=True)
     slow.acknowledge = lambda _check: None
     half = await slow.prepare("K1")
@@ -223,7 +223,7 @@ async def test_w23_a_check_under_way_is_not_repeated(rig: Rig) -> None:
 
 @windowed()
 async def test_w24_the_connection_that_prepared_is_asked_first(rig: Rig) -> None:
-    """Where unrelated services share a group's name, only the one that knows is asked."""
+    """If unrelated services share a group name, only the one that prepared gets the check."""
     peers = [await rig.peer() for _ in range(4)]
     owners = peers[::-1]  # so that going round the group would meet others
     halves = [await owner.prepare(f"K{number}") for number, owner in enumerate(owners)]
@@ -234,7 +234,7 @@ async def test_w24_the_connection_that_prepared_is_asked_first(rig: Rig) -> None
 
 @windowed()
 async def test_w24_a_member_that_does_not_know_decides_nothing(rig: Rig) -> None:
-    """An UNKNOWN of a stranger leaves the transaction to the next member of the group."""
+    """After an UNKNOWN the next member of the group gets the check."""
     owner, stranger, heir = [await rig.peer() for _ in range(3)]
     half = await owner.prepare("K1")
     await rig.lose(owner)
@@ -251,7 +251,7 @@ async def test_w24_a_member_that_does_not_know_decides_nothing(rig: Rig) -> None
 @pytest.mark.parametrize("immunity", ["", "60"])
 @windowed()
 async def test_w30_a_producers_clock_plays_no_part(rig: Rig, immunity: str) -> None:
-    """A day ahead, right, or a day behind: asked at the same moment, and a commit is taken."""
+    """Ahead, right or behind: checks are due at the same moment, and commits are accepted."""
     producer = await rig.peer()
     properties = {"CHECK_IMMUNITY_TIME_IN_SECONDS": immunity} if immunity else {}
     halves = [
@@ -276,7 +276,7 @@ async def test_w30_a_producers_clock_plays_no_part(rig: Rig, immunity: str) -> N
 async def test_w30_a_broker_whose_clock_was_ahead_asks_in_time(
     rig: Rig, end: str, immunity: str
 ) -> None:
-    """Its store timestamps stand still for ten days; the first check does not wait for them."""
+    """Its store timestamps do not advance for ten days; the first check does not wait for that."""
     wait_ms = int(immunity) * 1_000 or TIMEOUT_MS
     rig.clock_ahead_ms = 10 * DAY_MS
     producer = await rig.peer()
@@ -299,7 +299,7 @@ async def test_w30_a_broker_whose_clock_was_ahead_asks_in_time(
 @pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -900, 900, 10 * DAY_MS])
 @windowed()
 async def test_w30_a_step_of_the_brokers_clock_moves_no_check(rig: Rig, step_ms: int) -> None:
-    """The first one is not early and not late, whether its half was stored before or after."""
+    """Neither early nor late, whether the half was stored before or after the step."""
     producer = await rig.peer()
     before = await producer.prepare("K1")
     await rig.wait(3_000, step_ms=500)

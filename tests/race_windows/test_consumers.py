@@ -1,4 +1,4 @@
-"""Windows of consumers: a crash between work and offset, and locks of queues when clocks step."""
+"""Race windows of consumers: a crash between work and offset, and queue locks when clocks step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def _first(consumer: Consumer) -> MessageView:
 
 @windowed()
 async def test_w29_an_inbox_keyed_by_the_transaction_id_sees_each_message_once(rig: Rig) -> None:
-    """Delivered again after a crash, the message has the same id: the half's offset id."""
+    """Delivered again after a crash, the message has the same id, that of its half."""
     producer = await rig.peer()
     half = await producer.prepare("K1")
     await producer.end(half, COMMIT)
@@ -46,7 +46,7 @@ async def test_w29_an_inbox_keyed_by_the_transaction_id_sees_each_message_once(r
 
 @windowed()
 async def test_w29_a_retry_keeps_the_transaction_id(rig: Rig) -> None:
-    """A message sent back for a later try is a new record, under the same transaction id."""
+    """A message sent back for a retry is a new record with the same transaction id."""
     producer = await rig.peer()
     half = await producer.prepare("K1")
     await producer.end(half, COMMIT)
@@ -68,7 +68,7 @@ async def test_w29_a_retry_keeps_the_transaction_id(rig: Rig) -> None:
 async def test_w30_a_step_of_the_brokers_clock_moves_no_lock_of_a_queue(
     rig: Rig, step_ms: int
 ) -> None:
-    """A consumer in order keeps its queue, and one that is gone loses it after a minute."""
+    """A consumer in order keeps its queue; a dead one loses it after a minute."""
     consumer = await rig.peer()
 
     async def lock(client_id: str) -> int:

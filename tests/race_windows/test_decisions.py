@@ -1,4 +1,4 @@
-"""Windows in which a decision is lost, comes twice, comes too late, or names the wrong record."""
+"""Race windows in which a decision is lost, repeated, late, or names the wrong record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MANY: Final = 500
 
 @windowed()
 async def test_w06_a_lost_decision_is_asked_for_when_it_is_due(rig: Rig) -> None:
-    """A one-way END that never came costs the time until the check, and no message."""
+    """After a lost one-way END, the check gets the decision."""
     producer = await rig.peer()
     half = await producer.prepare("K1")
 
@@ -51,7 +51,7 @@ async def test_w06_a_lost_decision_is_asked_for_when_it_is_due(rig: Rig) -> None
 
 @windowed()
 async def test_w06_no_decision_is_dropped_while_the_disk_is_behind(rig: Rig) -> None:
-    """One-way decisions that wait longer than RocketMQ's three seconds are all taken."""
+    """One-way decisions that wait longer than RocketMQ's three seconds are all accepted."""
     producer = await rig.peer()
     halves = [await producer.prepare(f"{number:032X}") for number in range(MANY)]
     rig.disk.held = True
@@ -70,7 +70,7 @@ async def test_w06_no_decision_is_dropped_while_the_disk_is_behind(rig: Rig) -> 
 
 @windowed()
 async def test_w06_a_lost_answer_never_makes_a_second_message(rig: Rig) -> None:
-    """Our client repeats a decision whose answer was lost, and gets the answer of the first."""
+    """A halfmq client repeats a decision without an answer, and gets the answer of the first."""
 
     async def never_asked(_message: MessageView) -> Decision:
         raise AssertionError("the decision was confirmed")
@@ -102,7 +102,7 @@ async def _result(task: asyncio.Future[bool]) -> bool:
 
 @windowed()
 async def test_w07_a_commit_after_the_first_check_is_delivered_once(rig: Rig) -> None:
-    """A slow local transaction is asked about, and decides itself before the answer comes."""
+    """A slow local transaction gets a check, and decides before it answers."""
     producer = await rig.peer()
     half = await producer.prepare("K1")
     await rig.wait(TIMEOUT_MS + 100)
@@ -118,7 +118,7 @@ async def test_w07_a_commit_after_the_first_check_is_delivered_once(rig: Rig) ->
 
 @windowed()
 async def test_w08_commit_after_accepted_rollback_is_refused(rig: Rig) -> None:
-    """The first decision wins, over a kill of the broker too; the refusal names it and its time."""
+    """The first decision wins, also after a kill; the refusal names it and its time."""
     producer = await rig.peer()
     half = await producer.prepare("K1")
     await rig.wait(TIMEOUT_MS + 100)
@@ -138,7 +138,7 @@ async def test_w08_commit_after_accepted_rollback_is_refused(rig: Rig) -> None:
 
 @windowed()
 async def test_w08_the_fence_makes_the_late_local_commit_fail(rig: Rig) -> None:
-    """A check that finds no row leaves a tombstone, so the slow local transaction rolls back."""
+    """A check that finds no row inserts a tombstone, so the slow local transaction fails."""
     path = rig.root.parent / "orders.db"
     database = sqlite3.connect(path)
     database.execute("create table orders (id text primary key)")
@@ -172,7 +172,7 @@ async def test_w08_the_fence_makes_the_late_local_commit_fail(rig: Rig) -> None:
 @pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
 @windowed()
 async def test_w09_the_same_decision_again_gets_the_same_answer(rig: Rig, decision: int) -> None:
-    """Repeated in one burst, later, or after a kill: one record, and one final message's id."""
+    """In one burst, later, or after a kill: one record, and the id of one final message."""
     producer = await rig.peer(ours=True)
     half = await producer.prepare("K1")
     header = producer.end_request(half, decision)
@@ -194,7 +194,7 @@ async def test_w09_the_same_decision_again_gets_the_same_answer(rig: Rig, decisi
 
 @windowed()
 async def test_w09_a_batch_of_decisions_takes_each_transaction_once(rig: Rig) -> None:
-    """Duplicates and opposites inside one batch, and the whole batch again, change nothing."""
+    """Duplicates and opposites in one batch, and the batch again, change nothing."""
     producer = await rig.peer(ours=True)
     one, two = await producer.prepare("K1", b"one"), await producer.prepare("K2", b"two")
     ends = [
@@ -217,7 +217,7 @@ async def test_w09_a_batch_of_decisions_takes_each_transaction_once(rig: Rig) ->
 
 
 async def _plain(producer: Peer) -> Half:
-    """A message that looks as much like a half as a client can make it."""
+    """Send a message that resembles a half as much as a client can make it."""
     properties = encode_properties(
         {"PGROUP": "pg", "UNIQ_KEY": "K9", "REAL_TOPIC": "orders", "REAL_QID": "0"}
     )
@@ -238,7 +238,7 @@ async def _plain(producer: Peer) -> Half:
 
 @windowed(check_max=1)
 async def test_w18_only_a_half_record_can_be_decided(rig: Rig) -> None:
-    """A decision that names any other record is refused, and hits nobody's transaction."""
+    """A decision that names any other record is refused, and changes no transaction."""
     producer = await rig.peer()
     victim = await producer.prepare("K1", b"victim")  # half queue offset 0
     committed, rolled_back = await producer.prepare("K2"), await producer.prepare("K3")
@@ -292,7 +292,7 @@ async def test_w18_a_decision_must_come_from_the_group_that_prepared(rig: Rig) -
 async def test_w18_a_decision_must_name_the_transaction_of_the_half(
     rig: Rig, decision: int
 ) -> None:
-    """The half at the offset may be another one than its producer knew, after a power cut."""
+    """After a power cut another half may have the offset that a producer knows."""
     producer = await rig.peer(ours=True)
     half = await producer.prepare("1" * 32)
     other = replace(half, transaction_id="2" * 32)
@@ -316,7 +316,7 @@ async def test_w18_a_decision_must_name_the_transaction_of_the_half(
 
 @windowed()
 async def test_w23_answers_to_two_checks_are_one_decision(rig: Rig) -> None:
-    """A producer slower than a round answers twice; both checks name one half, committed once."""
+    """A slow producer answers two checks; both name one half, which is committed once."""
     producer = await rig.peer()
     half = await producer.prepare("K1")
     await rig.wait(TIMEOUT_MS + 3 * INTERVAL_MS)

@@ -1,4 +1,4 @@
-"""Messages that are delivered some time after their commit, whatever happens to the broker."""
+"""Messages delivered some time after their commit, with crashes and clock steps in between."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def _send(peer: Peer, body: bytes, level: int) -> None:
 
 
 async def _arrivals(rig: Rig, milliseconds: int) -> dict[bytes, int]:
-    """Let time pass; return how long it took until each message could be consumed."""
+    """Let time pass; return after how many milliseconds each message could be consumed."""
     arrived: dict[bytes, int] = {}
     for elapsed in range(50, milliseconds + 50, 50):
         await rig.wait(50)
@@ -34,7 +34,7 @@ async def _arrivals(rig: Rig, milliseconds: int) -> dict[bytes, int]:
 async def test_w01_a_delayed_commit_survives_a_kill_and_is_delivered_once(
     rig: Rig, kill_after_ms: int
 ) -> None:
-    """While it waits, between two waits, and just after its delivery, before that is noted."""
+    """While it waits, between two waits, and after its delivery but before that is saved."""
     producer = await rig.peer()
     half = await producer.prepare("K1", TRANSACTION_DELAY_MS="7000")
     began_ms = rig.elapsed_ms
@@ -59,7 +59,7 @@ async def test_w01_a_delayed_commit_survives_a_kill_and_is_delivered_once(
 @pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -900, 900, 10 * DAY_MS])
 @windowed()
 async def test_w30_a_step_of_the_brokers_clock_moves_no_delay(rig: Rig, step_ms: int) -> None:
-    """A delay counts from the send or the commit on; it is stored again for no other reason."""
+    """A delay counts from the send or the commit; the message is stored again only per level."""
     producer = await rig.peer()
     await _send(producer, b"before", 3)  # ten seconds
     half = await producer.prepare("K1", b"committed", TRANSACTION_DELAY_MS="12000")
@@ -84,7 +84,7 @@ async def test_w30_a_step_of_the_brokers_clock_moves_no_delay(rig: Rig, step_ms:
 async def test_w30_a_clock_set_back_makes_no_delay_longer_than_a_restart(
     rig: Rig, killed: bool, ahead_ms: int
 ) -> None:
-    """Timestamps in the future: the whole delay begins anew at the start, and ends once."""
+    """With timestamps in the future, the whole delay begins again at the start, once."""
     rig.clock_ahead_ms = 10 * DAY_MS
     producer = await rig.peer()
     await _send(producer, b"plain", 3)  # ten seconds
@@ -109,7 +109,7 @@ async def test_w30_a_clock_set_back_makes_no_delay_longer_than_a_restart(
 async def test_w30_nothing_is_delivered_twice_by_a_kill_after_a_step(
     rig: Rig, step_ms: int
 ) -> None:
-    """What was delivered in the last moment is recognised, whatever its timestamps are."""
+    """The last deliveries are recognised, whatever their timestamps."""
     producer = await rig.peer()
     for number in range(3):
         await _send(producer, b"plain %d" % number, 1)
@@ -129,7 +129,7 @@ async def test_w30_nothing_is_delivered_twice_by_a_kill_after_a_step(
 @pytest.mark.parametrize("step_ms", [-HOUR_MS, 0, HOUR_MS, 3 * HOUR_MS])
 @windowed()
 async def test_w30_a_time_of_delivery_is_one_by_the_brokers_clock(rig: Rig, step_ms: int) -> None:
-    """After a step it comes as much later or sooner."""
+    """After a step the delivery is as much later or sooner."""
     producer = await rig.peer()
     at_ms = START_MS + 3 * HOUR_MS
     half = await producer.prepare("K1", TRANSACTION_DELIVER_MS=str(at_ms))

@@ -16,7 +16,7 @@ BODY = b"x" * 50_000
 async def test_w06_under_overload_prepares_are_refused_and_decisions_taken(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one connection, behind the messages that filled the limit: none of them is lost."""
+    """On one connection, after the messages that reached the limit: no decision is lost."""
     monkeypatch.setattr(reply_release, "UNFLUSHED_BYTES_MAX", 200_000)
     monkeypatch.setattr(reply_release, "UNFLUSHED_DECISIONS_MAX", 2_000_000)
     producer = await rig.peer()
@@ -50,7 +50,7 @@ async def test_w06_under_overload_prepares_are_refused_and_decisions_taken(
 
 @windowed(pending_max=2)
 async def test_w06_a_full_table_refuses_prepares_and_not_decisions(rig: Rig) -> None:
-    """The refusal says what is full and what helps, and a decision makes room."""
+    """The refusal names the limit and the remedy, and a decision makes room."""
     producer = await rig.peer()
     first = await producer.prepare("K1")
     await producer.prepare("K2")

@@ -1,4 +1,4 @@
-"""Windows that open before there is a transaction: what a prepare asks for, and sends twice."""
+"""Race windows before a transaction exists: properties of a prepare, and repeated prepares."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_w17_a_delayed_half_is_refused(rig: Rig, name: str) -> None:
 
 @windowed()
 async def test_w17_a_delay_counts_from_the_commit(rig: Rig) -> None:
-    """What RocketMQ lacks: the half is asked about as usual, the final message comes later."""
+    """The half gets checks as usual; the final message is delivered later."""
     producer = await rig.peer()
     half = await producer.prepare("K1", TRANSACTION_DELAY_MS="60000")
     await rig.wait(TIMEOUT_MS + 100)
@@ -52,7 +52,7 @@ async def test_w17_a_delay_counts_from_the_commit(rig: Rig) -> None:
 
 @windowed()
 async def test_w17_transaction_bits_without_the_property_are_refused(rig: Rig) -> None:
-    """RocketMQ stores such a message where no consumer looks, and says SUCCESS."""
+    """RocketMQ answers SUCCESS and stores the message where no consumer reads."""
     producer = await rig.peer()
     header, body = producer.half_request("K1", TRAN_MSG="false")
     answer = await producer.call(RequestCode.SEND_MESSAGE_V2, header, body)
@@ -70,7 +70,7 @@ async def test_w17_transaction_bits_without_the_property_are_refused(rig: Rig) -
 async def test_w19_a_prepare_sent_again_is_the_same_transaction(
     rig: Rig, decision: int | None, *, killed: bool
 ) -> None:
-    """Whose answer was lost, in a kill too, gets the ids of the first half; nothing is stored."""
+    """It gets the ids of the first half, also after a kill; nothing is stored."""
     producer = await rig.peer()
     first = await producer.prepare("K1")
     if decision is not None:
@@ -91,7 +91,7 @@ async def test_w19_a_prepare_sent_again_is_the_same_transaction(
 
 @windowed()
 async def test_w19_duplicates_in_one_burst_are_one_transaction(rig: Rig) -> None:
-    """Both attempts in one read of the socket: one half, two equal answers."""
+    """All attempts in one read of the socket: one half, equal answers."""
     producer = await rig.peer()
     await producer.prepare("K0", b"so that the topic exists")
     header, body = producer.half_request("K1")
@@ -105,7 +105,7 @@ async def test_w19_duplicates_in_one_burst_are_one_transaction(rig: Rig) -> None
 
 @windowed()
 async def test_w19_a_duplicate_is_answered_when_the_first_is_on_disk(rig: Rig) -> None:
-    """The answer to the second attempt promises no more than that to the first."""
+    """Both answers promise the same."""
     producer = await rig.peer()
     await producer.prepare("K0", b"so that the topic exists")
     rig.disk.held = True
@@ -127,7 +127,7 @@ async def test_w19_a_duplicate_is_answered_when_the_first_is_on_disk(rig: Rig) -
 
 @windowed()
 async def test_w19_only_the_same_group_and_key_make_a_duplicate(rig: Rig) -> None:
-    """Another group's message with that key, or a new try after a rollback, stands for itself."""
+    """Another group's message with that key, or a retry after a rollback, is a new one."""
     producer, other = await rig.peer(), await rig.peer("other")
     first, foreign = await producer.prepare("K1"), await other.prepare("K1", b"foreign")
     await producer.end(first, ROLLBACK)
@@ -143,7 +143,7 @@ async def test_w19_only_the_same_group_and_key_make_a_duplicate(rig: Rig) -> Non
 
 
 def _shrink(root: Path) -> None:
-    """Leave the topic one queue, as an operator's command does."""
+    """Reduce the topic to one queue, as an operator's command does."""
     path = root / "config" / "topics.json"
     table = json.loads(path.read_text())
     table["topicConfigTable"]["orders"] |= {"readQueueNums": 1, "writeQueueNums": 1}
@@ -162,7 +162,7 @@ def _delete(root: Path) -> None:
 async def test_w27_a_commit_goes_to_a_queue_that_consumers_read(
     rig: Rig, change: Callable[[Path], None]
 ) -> None:
-    """The topic lost queues, or was deleted, between prepare and commit: the message is read."""
+    """Also if the topic lost queues, or was deleted, between prepare and commit."""
     producer = await rig.peer()
     half = await producer.prepare("K1", queue_id=3)
     await rig.stop()

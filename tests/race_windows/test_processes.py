@@ -1,4 +1,4 @@
-"""Windows between processes: producers that die, brokers that take over. Real ones, by SIGKILL."""
+"""Race windows between real processes: producers that die, brokers that take over, by SIGKILL."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RocketMQ ``RequestCode``."""
 
 
 def _delivered(broker: BrokerProcess) -> list[Record]:
-    """What consumers can get from the store of a broker that has stopped."""
+    """Return what consumers can get from the store of a stopped broker."""
     config = StoreConfig(
         root=broker.directory / "store",
         commit_log_file_size=LOG_FILE_SIZE,
@@ -82,7 +82,7 @@ def _die(broker: BrokerProcess, path: Path, moment: str) -> None:
 
 
 async def _inherit(broker: BrokerProcess, path: Path) -> list[str]:
-    """Join the group, answer one check by the database, and leave; return what was asked about."""
+    """Join the group, answer one check from the database, and leave; return the keys checked."""
     asked: list[str] = []
     answered = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -118,12 +118,12 @@ def _check_death(tmp_path: Path, moment: str, bodies: list[bytes]) -> None:
 
 
 def test_w20_a_producer_killed_before_its_local_commit_delivers_nothing(tmp_path: Path) -> None:
-    """No row, no message: another producer of the group is asked, finds none, and rolls back."""
+    """Another producer of the group gets the check, finds no row, and rolls back."""
     _check_death(tmp_path, "before", [])
 
 
 def test_w21_a_producer_killed_after_its_local_commit_delivers_once(tmp_path: Path) -> None:
-    """The row is there, so is the message: another producer of the group is asked, and commits."""
+    """Another producer of the group gets the check, finds the row, and commits."""
     _check_death(tmp_path, "after", [b"o-1"])
 
 
@@ -141,7 +141,7 @@ async def _peer(broker: BrokerProcess) -> AsyncIterator[Peer]:
 
 
 def test_w26_another_process_on_the_same_files_goes_on(tmp_path: Path) -> None:
-    """What takes over after SIGKILL knows every offset, decision and answer of its predecessor."""
+    """After SIGKILL the new process knows every offset, decision and answer."""
 
     async def before(broker: BrokerProcess) -> tuple[Any, ...]:
         async with _peer(broker) as peer:
@@ -175,7 +175,7 @@ def test_w26_another_process_on_the_same_files_goes_on(tmp_path: Path) -> None:
 
 
 def test_w25_two_brokers_never_act_on_one_store(tmp_path: Path) -> None:
-    """There is no slave that could act as master: a second broker on the files does not start."""
+    """No slave can act as master: a second broker on the files does not start."""
     with (
         broker_process(tmp_path, **SETTINGS),
         pytest.raises(BrokerStartError) as refused,
@@ -186,7 +186,7 @@ def test_w25_two_brokers_never_act_on_one_store(tmp_path: Path) -> None:
 
 
 def test_w25_a_broker_is_no_slave_and_moves_no_halves(tmp_path: Path) -> None:
-    """`brokerRole=SLAVE` changes nothing, and what replicas tell each other is refused."""
+    """`brokerRole=SLAVE` changes nothing, and requests between replicas are refused."""
 
     async def story(broker: BrokerProcess) -> None:
         async with _peer(broker) as peer:

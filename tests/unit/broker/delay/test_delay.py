@@ -1,4 +1,4 @@
-"""Delay levels: the setting, the way into the schedule topic, and delivery."""
+"""Delay levels: the setting, the schedule topic, and delivery."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def service(
 
 
 def noting(delays: DelayService) -> Callable[[Sequence[AppendRequest]], None]:
-    """What the broker does after each append."""
+    """Report each append to the service, as the broker does."""
 
     def note(group: Sequence[AppendRequest]) -> None:
         for one in group:
@@ -90,14 +90,14 @@ def test_the_default_levels_are_those_of_rocketmq() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  ", "1", "s", "1x", "-1s", "0s", "1.5s", "1s,5s", "41d"])
-def test_a_level_that_is_no_time_is_named(text: str) -> None:
-    """A wrong setting stops the start and says what is wrong with it."""
+def test_an_invalid_level_is_named_in_the_error(text: str) -> None:
+    """A wrong setting stops the start."""
     with pytest.raises(ValueError, match="delay level"):
         parse_delay_levels(text)
 
 
-def test_there_is_a_limit_to_levels() -> None:
-    """Each is a queue that is looked at all the time."""
+def test_the_number_of_levels_is_limited() -> None:
+    """Each is a queue that is read all the time."""
     assert len(parse_delay_levels("1s " * levels.LEVELS_MAX)) == levels.LEVELS_MAX
     with pytest.raises(ValueError, match="65 delay levels, allowed are 1 to 64"):
         parse_delay_levels("1s " * 65)
@@ -107,7 +107,7 @@ def test_there_is_a_limit_to_levels() -> None:
 
 
 def test_a_delayed_message_waits_in_the_queue_of_its_level() -> None:
-    """With the properties and the due time where Apache RocketMQ has them."""
+    """Properties and due time are where Apache RocketMQ stores them."""
     clock = Clock()
     waiting = delayed(clock, 3)
 
@@ -139,8 +139,8 @@ def test_without_a_level_nothing_is_delayed(level: str | int) -> None:
     assert DelayLevels(LEVELS, now_ms=Clock()).delayed(message) is message
 
 
-def test_the_true_topic_is_the_latest_one() -> None:
-    """A message that is delayed for the second time goes where it goes now."""
+def test_a_second_delay_keeps_the_latest_topic() -> None:
+    """The message goes to the topic of its latest send."""
     clock = Clock()
     again = DelayLevels(LEVELS, now_ms=clock).delayed(
         draft("%RETRY%g", 0, properties=delayed(clock, 1).properties)
@@ -154,7 +154,7 @@ def test_the_true_topic_is_the_latest_one() -> None:
 
 
 def test_a_message_is_delivered_when_it_is_due_and_not_before(tmp_path: Path) -> None:
-    """To its own topic and queue, whole, with its tag as the filter code."""
+    """To its own topic and queue, complete."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -178,7 +178,7 @@ def test_a_message_is_delivered_when_it_is_due_and_not_before(tmp_path: Path) ->
 
 
 def test_the_filter_code_of_a_delivered_message_is_its_tag(tmp_path: Path) -> None:
-    """While it waited the code was its due time."""
+    """While it waited, the code was its due time."""
     clock = Clock()
     log = FakeLog(clock)
     appended: list[AppendRequest] = []
@@ -198,7 +198,7 @@ def test_the_filter_code_of_a_delivered_message_is_its_tag(tmp_path: Path) -> No
 
 
 def test_a_delivered_commit_decides_nothing(tmp_path: Path) -> None:
-    """The commit is the record that was stored first; its copy must not look like another."""
+    """The record that was stored first is the commit; its copy must not look like another."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -216,7 +216,7 @@ def test_a_delivered_commit_decides_nothing(tmp_path: Path) -> None:
 def test_a_step_of_the_wall_clock_moves_no_delay(
     tmp_path: Path, step_ms: int, looked: bool
 ) -> None:
-    """Neither of what waits then, nor of what is stored while timestamps stand still."""
+    """Neither of waiting messages, nor of those stored while timestamps do not advance."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -240,7 +240,7 @@ def test_a_step_of_the_wall_clock_moves_no_delay(
 def test_a_clock_set_back_while_the_broker_was_down_makes_no_delay_longer(
     tmp_path: Path, step_ms: int, killed: bool
 ) -> None:
-    """What waits then is delivered by its store time, or when its delay has passed once more."""
+    """Messages are delivered by their store time, or after one more delay at the latest."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -260,7 +260,7 @@ def test_a_clock_set_back_while_the_broker_was_down_makes_no_delay_longer(
 
 
 def test_a_clock_set_forward_while_the_broker_was_down_counts(tmp_path: Path) -> None:
-    """It cannot be told from time that has passed."""
+    """The broker cannot distinguish it from passed time."""
     clock = Clock()
     log = FakeLog(clock)
     service(tmp_path, log, clock)
@@ -275,7 +275,7 @@ def test_a_clock_set_forward_while_the_broker_was_down_counts(tmp_path: Path) ->
 def test_steps_of_the_wall_clock_repeat_no_delivery_after_a_kill(
     tmp_path: Path, step_ms: int
 ) -> None:
-    """The copies of what was delivered are found, whatever their timestamps say."""
+    """The delivered copies are found, whatever their timestamps."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -297,7 +297,7 @@ def test_steps_of_the_wall_clock_repeat_no_delivery_after_a_kill(
 
 
 def test_the_retry_of_another_group_is_no_copy(tmp_path: Path) -> None:
-    """After a kill each group gets its own, though the messages differ in nothing else."""
+    """After a kill each group gets its own retry, even if the messages differ in nothing else."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -317,7 +317,7 @@ def test_the_retry_of_another_group_is_no_copy(tmp_path: Path) -> None:
 
 
 def test_the_times_of_very_many_messages_take_bounded_memory() -> None:
-    """They seem younger by a small part of their delay at most, and never older."""
+    """Messages seem younger by a small part of their delay at most, and never older."""
     delay_ms = 2 * RECORDS_MAX
     arrivals = Arrivals(0, delay_ms, now_ms=START_MS, monotonic_ms=7)
     for offset in range(4 * delay_ms):
@@ -329,8 +329,8 @@ def test_the_times_of_very_many_messages_take_bounded_memory() -> None:
     assert arrivals.stored_ms(0, START_MS) <= 3 * delay_ms + 7
 
 
-def test_a_restart_goes_on_where_the_file_says(tmp_path: Path) -> None:
-    """Nothing is delivered twice after an orderly stop, nothing is left out."""
+def test_a_restart_continues_at_the_saved_position(tmp_path: Path) -> None:
+    """After an orderly stop nothing is delivered twice or omitted."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -384,8 +384,8 @@ def test_positions_are_written_at_most_every_interval(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_a_refusing_store_is_tried_again_later(tmp_path: Path) -> None:
-    """A full disk delays delivery; it loses nothing."""
+def test_delivery_is_retried_after_the_store_refused(tmp_path: Path) -> None:
+    """A full disk delays delivery and loses nothing."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -402,8 +402,8 @@ def test_a_refusing_store_is_tried_again_later(tmp_path: Path) -> None:
     assert len(log.queue("orders", 3)) == 1
 
 
-def test_a_message_that_no_longer_fits_does_not_hold_up_others(tmp_path: Path) -> None:
-    """A limit lowered between two starts costs that message, with an error in the log."""
+def test_a_message_that_no_longer_fits_delays_no_other(tmp_path: Path) -> None:
+    """A limit lowered between two starts loses that message, with an error in the log."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -430,8 +430,8 @@ def test_a_message_that_no_longer_fits_does_not_hold_up_others(tmp_path: Path) -
     [b"", b"REAL_TOPIC\x01T\x02", b"REAL_TOPIC\x01T\x02REAL_QID\x01x\x02",
      b"REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010\x02"],
 )  # fmt: skip
-def test_a_message_without_a_target_is_passed_over(tmp_path: Path, properties: bytes) -> None:
-    """Nor may the schedule topic be a way into the half topic."""
+def test_a_message_without_a_destination_is_skipped(tmp_path: Path, properties: bytes) -> None:
+    """The schedule topic gives no access to the half topic either."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -443,8 +443,8 @@ def test_a_message_without_a_target_is_passed_over(tmp_path: Path, properties: b
     assert log.names() == [(SCHEDULE_TOPIC, 0), ("orders", 3)]
 
 
-def test_an_unreadable_record_is_passed_over(tmp_path: Path) -> None:
-    """What is behind it still gets out."""
+def test_a_damaged_record_is_skipped(tmp_path: Path) -> None:
+    """The messages after it are delivered."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -458,8 +458,8 @@ def test_an_unreadable_record_is_passed_over(tmp_path: Path) -> None:
     assert second.queue_offset == 1
 
 
-def test_messages_deleted_by_age_are_passed_over(tmp_path: Path) -> None:
-    """A queue may begin later than the saved position."""
+def test_messages_deleted_by_age_are_skipped(tmp_path: Path) -> None:
+    """A queue may begin after the saved position."""
     clock = Clock()
     log = FakeLog(clock)
     log.start_queue_at(SCHEDULE_TOPIC, 0, 5)
@@ -471,8 +471,8 @@ def test_messages_deleted_by_age_are_passed_over(tmp_path: Path) -> None:
     assert len(log.queue("orders", 3)) == 1
 
 
-def test_fewer_levels_strand_nothing(tmp_path: Path) -> None:
-    """Messages of a level that is no longer configured leave with the last one's delay."""
+def test_messages_of_a_removed_level_are_delivered(tmp_path: Path) -> None:
+    """After the delay of the last level."""
     clock = Clock()
     log = FakeLog(clock)
     log.append([delayed(clock, 18)])
@@ -484,7 +484,7 @@ def test_fewer_levels_strand_nothing(tmp_path: Path) -> None:
 
 
 class Threads:
-    """Those that fetch, while the test lets them wait; and how often they woke the delivery."""
+    """Fetching threads that wait for the test; counts how often they wake the delivery."""
 
     def __init__(self, log: FakeLog) -> None:
         self._log = log
@@ -498,13 +498,13 @@ class Threads:
         self.wakes += 1
 
     def end(self) -> None:
-        """End all fetches; those of what the disk does not give have failed."""
+        """End all fetches; those that the disk refuses have failed."""
         fetches, self.fetches = self.fetches, []
         for missing, on_fetched in fetches:
             on_fetched(not self._log.refused & {one.position for one in missing.missing})
 
     def deliver(self, delays: DelayService) -> None:
-        """Have it all delivered that can be at this time."""
+        """Deliver everything that can be delivered at this time."""
         while delays.tick() == 0 or self.fetches:
             self.end()
 
@@ -517,8 +517,8 @@ def bodies(log: FakeLog) -> list[bytes]:
     return [record.body for record in log.queue("orders", 3)]
 
 
-def test_cold_messages_are_fetched_and_not_waited_for(tmp_path: Path) -> None:
-    """Once fetched they are delivered, in their order; other levels go on meanwhile."""
+def test_the_loop_does_not_wait_for_messages_that_are_not_in_memory(tmp_path: Path) -> None:
+    """They are delivered in order after a fetch; other levels continue meanwhile."""
     clock = Clock()
     log = FakeLog(clock)
     threads = Threads(log)
@@ -547,8 +547,8 @@ def test_cold_messages_are_fetched_and_not_waited_for(tmp_path: Path) -> None:
     assert log.cold_reads == before
 
 
-def test_messages_that_are_gone_again_after_each_fetch_are_waited_for(tmp_path: Path) -> None:
-    """Memory so short that what is fetched is dropped at once must not hold up a level for ever."""
+def test_messages_that_are_evicted_after_each_fetch_are_read_from_the_disk(tmp_path: Path) -> None:
+    """With very little memory a level must not wait forever."""
     clock = Clock()
     log = FakeLog(clock)
     threads = Threads(log)
@@ -570,10 +570,8 @@ def test_messages_that_are_gone_again_after_each_fetch_are_waited_for(tmp_path: 
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_message_that_the_disk_refuses_holds_up_no_other_and_is_not_lost(
-    tmp_path: Path, stops: bool
-) -> None:
-    """It is tried until it can be read; a stop before that does not forget it."""
+def test_an_unreadable_message_delays_no_other_and_is_not_lost(tmp_path: Path, stops: bool) -> None:
+    """It is retried until it can be read, also after a stop."""
     clock = Clock()
     log = FakeLog(clock)
     threads = Threads(log)
@@ -607,10 +605,10 @@ def test_a_message_that_the_disk_refuses_holds_up_no_other_and_is_not_lost(
     assert delays.oldest_waiting_offset() is None
 
 
-def test_a_disk_that_refuses_all_of_a_level_is_remembered_in_bounds(
+def test_the_number_of_deferred_messages_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond so many the level waits; all are delivered when the disk gives them again."""
+    """With more the level waits; all are delivered when the disk can be read again."""
     monkeypatch.setattr(delivery, "DEFERRED_MAX", 4)
     clock = Clock()
     log = FakeLog(clock)
@@ -632,7 +630,7 @@ def test_a_disk_that_refuses_all_of_a_level_is_remembered_in_bounds(
 
 
 def test_a_long_queue_is_delivered_in_batches(tmp_path: Path) -> None:
-    """Others are served in between, and the next call is asked for at once."""
+    """Other work is served in between, and the next call is requested at once."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -647,7 +645,7 @@ def test_a_long_queue_is_delivered_in_batches(tmp_path: Path) -> None:
 
 
 def test_levels_take_turns_slice_by_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a stop all levels may be overdue at once, with very many messages each."""
+    """After a stop all levels may be overdue, with very many messages each."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -672,7 +670,7 @@ HALF_ID = "7F00000100002A9F000000000000004D"
 
 
 def final(delay: str, properties: str = "") -> AppendRequest:
-    """The final message of a half at 77 that asks for a delay."""
+    """Return the final message of a half at offset 77 that requests a delay."""
     properties = f"TAGS\x01x\x02{delay}\x02TRANSACTION_HALF_ID\x01{HALF_ID}\x02{properties}"
     made = draft("orders", 3, b"late", properties.encode(), sys_flag=0x8)
     made.prepared_transaction_offset = 77
@@ -686,7 +684,7 @@ def final(delay: str, properties: str = "") -> AppendRequest:
 def test_a_commit_waits_in_the_longest_level_that_is_not_too_long(
     delay_ms: int, level: int
 ) -> None:
-    """Or in the shortest one; it stays the record that decides, and knows what is left."""
+    """Or in the shortest one; it stays the deciding record, and holds the time left."""
     clock = Clock()
     levels = DelayLevels(LEVELS, now_ms=clock)
     waiting = levels.after_commit(final(f"TRANSACTION_DELAY_MS\x01{delay_ms}"), clock.now)
@@ -715,7 +713,7 @@ def test_a_commit_waits_in_the_longest_level_that_is_not_too_long(
     ],
 )
 def test_a_commit_whose_time_has_come_is_delivered_at_once(delay: str) -> None:
-    """So is one that asks for what no prepare of ours would have let pass."""
+    """So is one with an invalid time, which no prepare of halfmq accepts."""
     message = final(delay)
 
     committed = DelayLevels(LEVELS, now_ms=Clock()).after_commit(message, START_MS)
@@ -742,7 +740,7 @@ def test_levels_need_not_ascend() -> None:
 def test_a_commit_is_delivered_once_never_early_and_at_most_the_shortest_level_late(
     delays_ms: list[int], restart_every: int, killed: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whatever time it asks for, over stops and kills; its copies link to no half."""
+    """For any delay, with stops and kills; its copies link to no half."""
     root = tmp_path_factory.mktemp("commit")
     clock = Clock()
     log = FakeLog(clock)
@@ -780,8 +778,8 @@ def test_a_commit_is_delivered_once_never_early_and_at_most_the_shortest_level_l
     assert len(linked) == len(due)
 
 
-def test_after_a_kill_only_what_has_no_copy_is_delivered(tmp_path: Path) -> None:
-    """Of equal messages as many as are missing, and none that a power cut took back is left out."""
+def test_after_a_kill_only_messages_without_a_copy_are_delivered(tmp_path: Path) -> None:
+    """As many equal messages as are missing, also those that a power cut removed."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -804,7 +802,7 @@ def test_after_a_kill_only_what_has_no_copy_is_delivered(tmp_path: Path) -> None
     assert service(tmp_path, log, clock).waiting == 0
 
 
-def test_what_the_log_shows_is_saved(tmp_path: Path) -> None:
+def test_positions_found_in_the_log_are_saved(tmp_path: Path) -> None:
     """The next start has less to read."""
     clock = Clock()
     log = FakeLog(clock)
@@ -820,7 +818,7 @@ def test_what_the_log_shows_is_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step_ms", [-50 * DAY_MS, -900, 900, 10 * DAY_MS])
 def test_a_long_delay_is_stored_again_once_for_each_level(tmp_path: Path, step_ms: int) -> None:
-    """However the wall clock steps: 18 s are waits of 10, 5, 1, 1 and 1."""
+    """Also if the wall clock steps: 18 s are waits of 10, 5, 1, 1 and 1 s."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -840,8 +838,8 @@ def test_a_long_delay_is_stored_again_once_for_each_level(tmp_path: Path, step_m
 
 
 @pytest.mark.parametrize("step_ms", [-50 * DAY_MS, -5_000])
-def test_a_delay_that_a_restart_finds_counts_anew_at_most(tmp_path: Path, step_ms: int) -> None:
-    """A clock set back while the broker was down: what was left when it was stored is the limit."""
+def test_a_delay_begins_again_at_most_after_a_restart(tmp_path: Path, step_ms: int) -> None:
+    """If the clock was set back meanwhile, the limit is the time left when it was stored."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -861,8 +859,8 @@ def test_a_delay_that_a_restart_finds_counts_anew_at_most(tmp_path: Path, step_m
 
 
 @pytest.mark.parametrize("step_ms", [-50 * DAY_MS, -5_000, 5_000, 7_000, 10 * DAY_MS])
-def test_a_time_of_delivery_is_one_by_the_wall_clock(tmp_path: Path, step_ms: int) -> None:
-    """It is not early when the clock is set back, nor late when it is set forward."""
+def test_a_time_of_delivery_follows_the_wall_clock(tmp_path: Path, step_ms: int) -> None:
+    """It is not early if the clock is set back, nor late if it is set forward."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -885,7 +883,7 @@ def test_a_time_of_delivery_is_one_by_the_wall_clock(tmp_path: Path, step_ms: in
 
 
 def test_the_retry_of_a_delayed_message_waits_for_its_level(tmp_path: Path) -> None:
-    """The time of the first delivery is over, also when the clock is set back before it."""
+    """It does not wait for the time of the first delivery, even if the clock is set back."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -907,8 +905,8 @@ def test_the_retry_of_a_delayed_message_waits_for_its_level(tmp_path: Path) -> N
     assert len(log.queue("%RETRY%g", 0)) == 1
 
 
-def test_a_plain_message_cannot_ask_to_wait_for_a_time(tmp_path: Path) -> None:
-    """Nobody has looked at such a property; it would keep the log from being deleted for ever."""
+def test_a_plain_message_cannot_request_a_time_of_delivery(tmp_path: Path) -> None:
+    """The property is not validated there, and could keep the log forever."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
@@ -935,7 +933,7 @@ def test_a_plain_message_cannot_ask_to_wait_for_a_time(tmp_path: Path) -> None:
 def test_every_message_arrives_on_time_and_once(
     steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whatever is sent when: after its delay it has been delivered, over stops and kills."""
+    """For any sequence of sends, stops and kills."""
     root = tmp_path_factory.mktemp("delay")
     clock = Clock()
     log = FakeLog(clock)
@@ -958,8 +956,8 @@ def test_every_message_arrives_on_time_and_once(
         assert sorted(arrived) == sorted(body for at, body in due if at <= clock.now)
 
 
-def test_a_real_brokers_positions_are_understood(tmp_path: Path) -> None:
-    """Bare integer keys: level 16 waits from the start, level 1 goes on at 6."""
+def test_the_positions_of_a_real_broker_are_read(tmp_path: Path) -> None:
+    """Its file has integer keys: level 16 waits from the start, level 1 continues at 6."""
     golden = unpack("delay-retry-dlq", tmp_path)
     clock = Clock()
     log = FakeLog(clock)

@@ -1,4 +1,4 @@
-"""How full the disk is, and what follows: a warning, then messages are refused."""
+"""Limits of the disk: first a warning, then messages are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 100 * GIB  # scarce below 25 GiB, full below 10
 
 
 class Watched:
-    """The limits of a disk, and all they see."""
+    """The limits of a disk whose space the test sets."""
 
     def __init__(self, config: DiskConfig | None = None) -> None:
         self.free = 90 * GIB
@@ -39,7 +39,7 @@ class Watched:
         return Space(self.free, SIZE)
 
     def look(self, free: float) -> str:
-        """Have so many GiB free and look; return what is said of the disk."""
+        """Set the free GiB and test the disk; return the state of the disk."""
         self.free = int(free * GIB)
         self.limits.tick()
         assert self.refusal.refusing is self.limits.is_full
@@ -50,7 +50,7 @@ class Watched:
 
 
 def test_a_disk_gets_scarce_and_then_full() -> None:
-    """Each ends a percent later than it began, so that neither flickers."""
+    """Each state ends one percent later than it began, so it does not flicker."""
     one = Watched()
 
     assert [one.look(free) for free in (90, 25, 24.9, 10, 9.9)] == [
@@ -61,8 +61,8 @@ def test_a_disk_gets_scarce_and_then_full() -> None:
     ]  # fmt: skip
 
 
-def test_the_refusal_says_what_helps() -> None:
-    """With a code on which all official clients try another broker."""
+def test_the_refusal_names_the_limit_and_the_remedy() -> None:
+    """With a code after which all official clients try another broker."""
     one = Watched()
     one.look(5)
 
@@ -74,30 +74,30 @@ def test_the_refusal_says_what_helps() -> None:
     assert one.limits.metrics()["messages_refused"] == 1
 
 
-def test_what_the_log_has_reserved_counts_as_free() -> None:
-    """A new file of the log changes nothing for those who send."""
+def test_space_reserved_for_the_log_counts_as_free() -> None:
+    """A new log file changes no state."""
     one = Watched()
     one.ahead = 6 * GIB
 
     assert [one.look(free) for free in (19, 18.9, 4, 3.9)] == ["plenty", "scarce", "scarce", "full"]
 
 
-def test_a_limit_of_a_hundred_percent_is_none() -> None:
+def test_a_limit_of_a_hundred_percent_is_never_reached() -> None:
     """Then only the disk itself refuses."""
     one = Watched(DiskConfig(warn_ratio=100, refuse_ratio=100))
 
     assert one.look(0) == "plenty"
 
 
-def test_a_full_disk_is_scarce_whatever_the_other_limit_says() -> None:
-    """Old files are deleted at any hour while messages are refused."""
+def test_a_full_disk_is_also_scarce() -> None:
+    """Old files are deleted at any hour while messages are refused, whatever the lower limit."""
     one = Watched(DiskConfig(warn_ratio=95, refuse_ratio=80))
 
     assert one.look(19) == "full"
 
 
-def test_a_disk_that_cannot_be_asked_changes_nothing() -> None:
-    """It stays what it was at the last look."""
+def test_the_state_stays_if_the_disk_cannot_be_tested() -> None:
+    """It is that of the last test."""
     one = Watched()
     one.look(5)
     one.unknown = True
@@ -106,7 +106,7 @@ def test_a_disk_that_cannot_be_asked_changes_nothing() -> None:
 
 
 def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """With what is used and what is left."""
+    """With the used and the free space."""
     caplog.set_level("INFO", "halfmq")
     one = Watched()
 
@@ -121,7 +121,7 @@ def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_space_is_counted_as_df_does(tmp_path: Path) -> None:
-    """What is kept for the administrator is neither free nor in use."""
+    """Space reserved for root is neither free nor in use."""
     space = space_of(tmp_path)
     found = os.statvfs(tmp_path)
 
@@ -129,8 +129,8 @@ def test_space_is_counted_as_df_does(tmp_path: Path) -> None:
     assert space.size <= found.f_blocks * found.f_frsize
 
 
-def test_messages_are_refused_as_long_as_anybody_has_a_reason() -> None:
-    """A disk that has room again does not end the refusal after a failed flush."""
+def test_messages_are_refused_while_there_is_a_reason() -> None:
+    """Free space does not end the refusal after a failed flush."""
     refusal = SendRefusal()
     seen = [refusal.refusing]
 

@@ -1,4 +1,4 @@
-"""When old messages are deleted, what keeps them, and how consumers notice."""
+"""When old messages are deleted, what keeps them, and what consumers get then."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RESERVED_MS = 72 * HOUR_MS
 
 
 class FakeLog:
-    """A log that says what was asked of it."""
+    """A log that records the calls of the schedule."""
 
     def __init__(self) -> None:
         self.min_offset = 0
@@ -67,7 +67,7 @@ class FakeLog:
 
 
 class Floors:
-    """What keeps files: an undecided half, a delayed message."""
+    """The oldest undecided half and the oldest delayed message, which keep files."""
 
     def __init__(self, pending: int | None = None, waiting: int | None = None) -> None:
         self.oldest_pending_offset = pending
@@ -82,7 +82,7 @@ class Floors:
 
 
 class Scheduled:
-    """A schedule with everything around it."""
+    """A schedule over a fake log."""
 
     def __init__(self, floors: Floors | None = None, **settings: object) -> None:
         self.log = FakeLog()
@@ -103,8 +103,8 @@ class Scheduled:
         assert self.schedule.tick() == FIRST_SCAN_S
 
 
-def test_files_are_looked_at_in_their_hours_only() -> None:
-    """By default that is the fifth hour of the day; how old they must be is a setting."""
+def test_files_are_scanned_only_in_the_configured_hours() -> None:
+    """By default in the fifth hour of the day; the age is a setting."""
     one = Scheduled(delete_when="4;16", file_reserved_hours=24)
 
     for one.hour in range(24):
@@ -113,8 +113,8 @@ def test_files_are_looked_at_in_their_hours_only() -> None:
     assert one.log.looks == [NOW_MS - 24 * HOUR_MS] * 2
 
 
-def test_a_scarce_disk_makes_any_hour_right() -> None:
-    """Files that are old enough, and no others, go when there is need of space."""
+def test_files_are_deleted_at_any_hour_if_the_disk_is_scarce() -> None:
+    """Only files that are old enough."""
     one = Scheduled()
     one.scarce = True
 
@@ -123,8 +123,8 @@ def test_a_scarce_disk_makes_any_hour_right() -> None:
     assert one.log.looks == [NOW_MS - RESERVED_MS]
 
 
-def test_deleted_files_keep_their_space_only_while_there_is_enough() -> None:
-    """Their memory goes slowly; on a scarce disk it goes at once."""
+def test_space_is_freed_at_once_if_the_disk_is_scarce() -> None:
+    """Otherwise slowly."""
     one = Scheduled()
     hurried: list[bool] = []
     for one.scarce in (False, True, False):
@@ -134,8 +134,8 @@ def test_deleted_files_keep_their_space_only_while_there_is_enough() -> None:
     assert hurried == [False, True, False]
 
 
-def test_an_operator_makes_any_hour_right() -> None:
-    """One look finds the files, the next one has them deleted, and then the hours count again."""
+def test_an_operator_can_delete_old_files_at_any_hour() -> None:
+    """One scan finds the files, the next one deletes them; then the hours apply again."""
     one = Scheduled()
     one.schedule.request_deletion()
 
@@ -159,10 +159,10 @@ def test_an_operator_makes_any_hour_right() -> None:
         (700, 800, 500),
     ],
 )
-def test_what_is_still_needed_is_kept(
+def test_undecided_and_undelivered_messages_are_kept(
     pending: int | None, waiting: int | None, expected: int
 ) -> None:
-    """Undecided halves and undelivered messages, and everything behind them."""
+    """With the log after them."""
     one = Scheduled(Floors(pending, waiting))
     one.scarce = True
     one.log.expired_end = 500
@@ -174,8 +174,8 @@ def test_what_is_still_needed_is_kept(
     assert one.schedule.metrics()["blocked_at"] == (expected if expected < 500 else -1)
 
 
-def test_only_what_is_on_disk_is_judged() -> None:
-    """A delayed message that nobody can see yet is in no list of what is needed."""
+def test_files_beyond_the_durable_log_are_not_deleted() -> None:
+    """A delayed message that is not on disk yet is not known as waiting."""
     one = Scheduled()
     one.scarce = True
     one.log.expired_end, one.log.durable_offset = 500, 400
@@ -186,7 +186,7 @@ def test_only_what_is_on_disk_is_judged() -> None:
 
 
 def test_nothing_is_deleted_twice() -> None:
-    """Looks go on for an hour, and mostly find what is gone already."""
+    """Scans continue for an hour and mostly find files that are deleted already."""
     one = Scheduled()
     one.scarce = True
     one.log.expired_end = one.log.min_offset = 500
@@ -200,7 +200,7 @@ def test_nothing_is_deleted_twice() -> None:
 
 
 def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) -> None:
-    """One whose copy is not on disk yet counts as undelivered."""
+    """A message whose copy is not on disk yet is undelivered."""
     clock = Clock()
     store = MessageStore(small_config(tmp_path), now_ms=clock)
     store.open()
@@ -234,10 +234,10 @@ def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) ->
     store.close()
 
 
-def test_a_look_fetches_what_is_not_in_memory(
+def test_a_scan_fetches_queue_entries_that_are_not_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once for all levels; the next look deletes, even if memory is short again by then."""
+    """Once for all levels; the next scan deletes, even if they were evicted again."""
     clock = Clock(NOW_MS)
     store = MessageStore(small_config(tmp_path), now_ms=clock)
     store.open()
@@ -290,14 +290,14 @@ def test_a_look_fetches_what_is_not_in_memory(
 
 
 def fill(rig: Rig, files: int) -> None:
-    """Append messages of nobody until the log has got so many files further."""
+    """Append messages until the log has grown by so many files."""
     end = rig.store.write_offset + files * LOG_FILE_SIZE
     while rig.store.write_offset < end:
         rig.store.append([draft("orders", 0, bytes(30_000))])
 
 
 async def delete(rig: Rig) -> None:
-    """Have everything deleted that is old enough and not needed, as `mqadmin` does."""
+    """Delete everything that is old enough and not needed, as `mqadmin` does."""
     operator = await rig.peer()
     answer = await operator.call(RequestCode.DELETE_EXPIRED_COMMITLOG, None)
     assert answer.code == ResponseCode.SUCCESS
@@ -309,7 +309,7 @@ async def delete(rig: Rig) -> None:
 
 
 def pulling(offset: int) -> PullMessageRequestHeader:
-    """Ask for messages from an offset on."""
+    """Return the header of a pull from an offset."""
     return PullMessageRequestHeader(
         consumer_group="cg",
         topic="orders",
@@ -326,7 +326,7 @@ def pulling(offset: int) -> PullMessageRequestHeader:
 
 
 async def moved(peer: Peer, offset: int) -> tuple[int, int]:
-    """Pull below the minimum; return where the consumer is to go on, and the minimum."""
+    """Pull below the minimum; return where the consumer must continue, and the minimum."""
     answer = await peer.call(RequestCode.PULL_MESSAGE, pulling(offset))
     assert answer.code == ResponseCode.PULL_OFFSET_MOVED
     fields = cast("dict[str, str]", answer.header)
@@ -334,8 +334,8 @@ async def moved(peer: Peer, offset: int) -> tuple[int, int]:
 
 
 @windowed()
-async def test_an_undecided_half_keeps_its_file_and_all_behind_it(rig: Rig) -> None:
-    """It is parked as expired; when it is decided, the files go, and consumers move on."""
+async def test_an_undecided_half_keeps_its_file_and_the_log_after_it(rig: Rig) -> None:
+    """It is parked as expired; after its decision the files are deleted, and consumers move on."""
     producer = await rig.peer()
     await producer.prepare("0" * 32)  # creates the topic
     fill(rig, 2)
@@ -383,8 +383,8 @@ async def test_an_undecided_half_keeps_its_file_and_all_behind_it(rig: Rig) -> N
 
 
 @windowed()
-async def test_a_pull_whose_messages_are_deleted_meanwhile_is_told_to_come_again(rig: Rig) -> None:
-    """It was waiting for the disk; when it comes again, it is told where to go on."""
+async def test_a_pull_whose_messages_are_deleted_meanwhile_is_retried(rig: Rig) -> None:
+    """It waited for the disk; the retry gets the new offset."""
     consumer = await rig.peer()
     await consumer.prepare("0" * 32)  # creates the topic
     fill(rig, 2)
@@ -405,8 +405,8 @@ async def test_a_pull_whose_messages_are_deleted_meanwhile_is_told_to_come_again
 
 
 @windowed()
-async def test_a_decision_not_yet_on_disk_lets_nothing_go(rig: Rig) -> None:
-    """If a power cut takes it, the half is still there, is asked about, and decided once."""
+async def test_a_decision_that_is_not_on_disk_frees_no_file(rig: Rig) -> None:
+    """If a power cut removes it, the half is still there and is decided once."""
     producer = await rig.peer()
     half = await producer.prepare("1" * 32, b"both or neither")
     fill(rig, 2)
@@ -433,7 +433,7 @@ async def test_a_decision_not_yet_on_disk_lets_nothing_go(rig: Rig) -> None:
 
 @windowed()
 async def test_operators_find_the_metrics_that_are_documented(rig: Rig) -> None:
-    """By these names, as whole numbers, and no others of disk and retention."""
+    """With these names, as integers, and no others of disk and retention."""
     operator = await rig.peer()
     answer = await operator.call(RequestCode.GET_BROKER_RUNTIME_INFO, None)
     told = json.loads(answer.body)["table"]

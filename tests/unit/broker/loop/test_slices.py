@@ -1,4 +1,4 @@
-"""Background work keeps the event loop for a slice at a time."""
+"""Background work occupies the event loop for one slice at a time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from halfmq.broker.loop.slices import PeriodicWork, Slice
 
 @pytest.fixture(autouse=True)
 def _one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every slice over after its first step."""
+    """End every slice after its first step."""
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
 
 
-def test_a_slice_takes_a_step_and_the_next_one_goes_on() -> None:
-    """However long the work, some of it is done each time, and none of it twice."""
+def test_each_slice_takes_at_least_a_step_and_continues_the_last() -> None:
+    """However long the work, some is done each time, and none twice."""
     done: list[int] = []
 
     def work() -> Iterator[None]:
@@ -30,8 +30,8 @@ def test_a_slice_takes_a_step_and_the_next_one_goes_on() -> None:
     assert done == [0, 1, 2]
 
 
-def test_a_round_begins_anew_when_all_its_work_is_done() -> None:
-    """Until then it asks for the next slice at once."""
+def test_a_round_begins_again_when_all_its_work_is_done() -> None:
+    """Until then the next slice is requested at once."""
     done: list[str] = []
 
     def work(name: str) -> Iterator[None]:
@@ -46,7 +46,7 @@ def test_a_round_begins_anew_when_all_its_work_is_done() -> None:
 
 
 def test_a_round_that_failed_is_followed_by_a_whole_one() -> None:
-    """Its error is told to the ticker, and nothing is skipped for ever."""
+    """The ticker gets the error, and no work is skipped."""
     failing = [True]
     done: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Work that comes back by itself."""
+"""Periodic work on the event loop."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.loops import LOOPS, LoopFactory, run_on
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
-def test_work_may_wake_itself_and_stays_one_chain(loop_factory: LoopFactory) -> None:
-    """News that come while it works make it come back at once, and only once."""
+def test_work_may_wake_itself_and_is_scheduled_only_once(loop_factory: LoopFactory) -> None:
+    """Events during its run make it run again at once, and only once."""
 
     async def main() -> None:
         rounds = 0
@@ -57,8 +57,8 @@ def test_work_may_wake_itself_and_stays_one_chain(loop_factory: LoopFactory) -> 
 
 
 @in_steady_time
-async def test_work_that_is_not_done_leaves_the_loop_to_others() -> None:
-    """However much there is, and whoever wakes it; the end of the pause is not put off either."""
+async def test_unfinished_work_pauses_for_other_callbacks() -> None:
+    """However much is left, and whoever wakes it; wakes do not extend the pause."""
     loop = asyncio.get_running_loop()
     began: list[float] = []
     done = asyncio.Event()
@@ -95,7 +95,7 @@ class ManualLoop:
         return Mock()
 
     def run_next(self, *, late: float) -> float:
-        """Run what was planned last, so much too late; return when it had been due."""
+        """Run the last planned call, late by so many seconds; return when it was due."""
         due, call = self.calls.pop()
         self.now = due + late
         call()
@@ -108,7 +108,7 @@ class ManualLoop:
 async def test_a_loop_that_is_late_gets_longer_pauses(
     late: float, pause: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a hundred thousand due checks do not delay the sends that keep the loop busy."""
+    """A hundred thousand due checks then do not delay the sends that keep the loop busy."""
     loop = ManualLoop()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
     ticker = Ticker("test", lambda: 0.0, pause=0.004)
@@ -124,7 +124,7 @@ async def test_a_loop_that_is_late_gets_longer_pauses(
 async def test_work_goes_on_without_a_pause_in_a_quiet_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A loop is quiet when no request has come for a while; the next one gets its pause at once."""
+    """A loop is quiet if no request has arrived for a while; after one, pauses begin again."""
     loop, served, slices = ManualLoop(), [0], list[float]()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
 
@@ -161,10 +161,10 @@ async def test_work_goes_on_without_a_pause_in_a_quiet_loop(
     assert slices[-1] - began == pytest.approx(0.004)
 
 
-async def test_work_that_fails_is_logged_and_comes_back(
+async def test_work_that_fails_is_logged_and_runs_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One defect must not end housekeeping for good."""
+    """One defect must not end housekeeping."""
     monkeypatch.setattr(ticker_module, "RETRY_AFTER_ERROR_S", 0.0)
     done = asyncio.Event()
     fails = [True]

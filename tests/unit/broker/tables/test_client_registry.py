@@ -62,7 +62,7 @@ def producer(client_id: str, *groups: str) -> HeartbeatData:
 
 
 def test_members_of_a_group_are_known_by_client_id() -> None:
-    """Each member shares the queues by the list of all."""
+    """Each member divides the queues by the list of all."""
     registry = ClientRegistry(now_ms=Clock())
     first, second = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
 
@@ -74,8 +74,8 @@ def test_members_of_a_group_are_known_by_client_id() -> None:
     assert registry.consumer_ids("other") == []
 
 
-def test_a_newer_subscription_replaces_and_an_absent_one_goes() -> None:
-    """Filters change with the version, topics with the latest heartbeat."""
+def test_a_newer_subscription_replaces_the_old_and_a_missing_one_is_dropped() -> None:
+    """Filters follow the version, topics the latest heartbeat."""
     registry = ClientRegistry(now_ms=Clock())
     connection = FakeConnection()
     registry.heartbeat(consumer("a", subscription("T", 5, "x"), subscription("U")), connection)
@@ -92,8 +92,8 @@ def test_a_newer_subscription_replaces_and_an_absent_one_goes() -> None:
     assert newer.sub_string == "new"
 
 
-def test_a_client_that_comes_back_replaces_its_connection() -> None:
-    """The end of the old connection must not remove the client that has a new one."""
+def test_a_client_that_reconnects_replaces_its_connection() -> None:
+    """The end of the old connection must not remove its new registration."""
     registry = ClientRegistry(now_ms=Clock())
     old, new = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
     registry.heartbeat(consumer("a", subscription("T")), old)
@@ -107,8 +107,8 @@ def test_a_client_that_comes_back_replaces_its_connection() -> None:
     assert registry.subscription_of("g", "T") is not None
 
 
-def test_a_lost_connection_takes_all_its_registrations() -> None:
-    """One connection may carry producers and consumers of several groups."""
+def test_a_lost_connection_ends_all_its_registrations() -> None:
+    """It may have producers and consumers of several groups."""
     registry = ClientRegistry(now_ms=Clock())
     lost, other = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
     registry.heartbeat(consumer("a", subscription("T")), lost)
@@ -124,12 +124,12 @@ def test_a_lost_connection_takes_all_its_registrations() -> None:
 
 
 def expired(registry: ClientRegistry) -> list[str]:
-    """Have silent clients expire; return the consumer groups that changed."""
+    """Remove silent clients; return the consumer groups that changed."""
     return [group for group in registry.expire() if group is not None]
 
 
 def test_silent_clients_expire_one_by_one() -> None:
-    """Ten thousand may vanish at once; those that speak meanwhile stay."""
+    """Ten thousand may vanish at once; those that send a heartbeat meanwhile stay."""
     clock = Clock()
     registry = ClientRegistry(now_ms=clock)
     connections = [FakeConnection(f"127.0.0.1:{number}") for number in range(4)]
@@ -149,7 +149,7 @@ def test_silent_clients_expire_one_by_one() -> None:
 
 
 def test_a_client_without_heartbeat_expires() -> None:
-    """A peer that vanished without closing its connection shares no queues for ever."""
+    """A client that vanished without closing its connection must not keep its queues."""
     clock = Clock()
     registry = ClientRegistry(now_ms=clock)
     silent, alive = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
@@ -167,8 +167,8 @@ def test_a_client_without_heartbeat_expires() -> None:
 
 
 @pytest.mark.parametrize("jump_ms", [300_000, 86_400_000])
-def test_a_clock_set_forward_expires_nobody(jump_ms: int) -> None:
-    """Nor does a process that was stopped for a while: it has not read the heartbeats yet."""
+def test_a_step_of_the_clock_expires_no_client(jump_ms: int) -> None:
+    """Nor does a suspension of the process: it has not read the heartbeats yet."""
     clock = Clock()
     registry = ClientRegistry(now_ms=clock)
     for name in ("before", "behind"):
@@ -187,7 +187,7 @@ def test_a_clock_set_forward_expires_nobody(jump_ms: int) -> None:
 
 
 def test_unregistering_ends_one_registration() -> None:
-    """A client that stops one consumer keeps its others; unknown ones are no error."""
+    """A client that stops one consumer keeps its others; an unknown one is no error."""
     registry = ClientRegistry(now_ms=Clock())
     connection = FakeConnection()
     registry.heartbeat(consumer("a", subscription("T")), connection)
@@ -201,8 +201,8 @@ def test_unregistering_ends_one_registration() -> None:
     assert registry.producers_of("q") == [connection]
 
 
-def test_the_hook_hears_of_every_producer_that_comes_up() -> None:
-    """The transaction checker asks a producer at once about what is due."""
+def test_the_hook_is_called_for_every_new_producer() -> None:
+    """The transaction checker then sends its due checks."""
     registry = ClientRegistry(now_ms=Clock())
     heard: list[tuple[str, Connection]] = []
     registry.on_producer(lambda group, connection: heard.append((group, connection)))
@@ -214,8 +214,8 @@ def test_the_hook_hears_of_every_producer_that_comes_up() -> None:
     assert heard == [("p", old), ("p", new)]
 
 
-def test_only_open_connections_of_producers_are_offered() -> None:
-    """A check-back to a closed connection would be lost."""
+def test_only_open_connections_of_producers_are_returned() -> None:
+    """A check sent to a closed connection would be lost."""
     registry = ClientRegistry(now_ms=Clock())
     closed, there = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
     registry.heartbeat(producer("a", "p"), closed)
@@ -230,7 +230,7 @@ def test_only_open_connections_of_producers_are_offered() -> None:
 
 
 def test_a_heartbeat_without_subscriptions_keeps_them() -> None:
-    """Version 2 heartbeats leave out what the broker already knows."""
+    """Version 2 heartbeats omit subscriptions that the broker knows."""
     registry = ClientRegistry(now_ms=Clock())
     connection = FakeConnection()
     whole = consumer("a", subscription("T"), fingerprint=77)
@@ -246,7 +246,7 @@ def test_a_heartbeat_without_subscriptions_keeps_them() -> None:
 
 
 def test_a_client_without_an_id_is_not_registered() -> None:
-    """Two of them could not be told apart."""
+    """Two of them would look the same."""
     registry = ClientRegistry(now_ms=Clock())
 
     assert registry.heartbeat(consumer("", subscription("T")), FakeConnection()) == []
@@ -254,7 +254,7 @@ def test_a_client_without_an_id_is_not_registered() -> None:
 
 
 def test_too_many_registrations_are_refused() -> None:
-    """Known clients go on; a new one is told why not."""
+    """Known clients continue; a new one gets the reason."""
     registry = ClientRegistry(now_ms=Clock(), registrations_max=2)
     connection = FakeConnection()
     registry.heartbeat(producer("a", "p", "q"), connection)
@@ -268,7 +268,7 @@ def test_too_many_registrations_are_refused() -> None:
 
 
 def test_every_registration_can_be_listed() -> None:
-    """Operators see who is connected."""
+    """Operators see the connected clients."""
     registry = ClientRegistry(now_ms=Clock())
     connection = FakeConnection()
     registry.heartbeat(consumer("a", subscription("T")), connection)
@@ -283,7 +283,7 @@ def test_every_registration_can_be_listed() -> None:
 
 
 def test_a_connection_that_ends_its_producer_has_left_the_group() -> None:
-    """It lives on for others; a check about the group's transactions must not go there."""
+    """It may serve other groups; checks of this group must not be sent there."""
     registry = ClientRegistry(now_ms=Clock())
     connection = FakeConnection()
     assert not registry.has_left("g", connection)  # it may prepare before its first heartbeat
@@ -300,8 +300,8 @@ def test_a_connection_that_ends_its_producer_has_left_the_group() -> None:
     assert not registry.has_left("g", connection)
 
 
-def test_a_producer_that_fell_silent_or_moved_has_left_its_old_connection() -> None:
-    """Whatever made the registration end, as long as the connection itself lives."""
+def test_a_producer_that_expired_or_moved_has_left_its_old_connection() -> None:
+    """As long as the connection itself is open."""
     clock = Clock()
     registry = ClientRegistry(now_ms=clock)
     silent, old, new = (FakeConnection(f"127.0.0.1:{port}") for port in (1, 2, 3))
@@ -314,7 +314,7 @@ def test_a_producer_that_fell_silent_or_moved_has_left_its_old_connection() -> N
 
 
 def test_groups_left_are_forgotten_with_their_connection_and_are_bounded() -> None:
-    """A client that makes up group names cannot fill the memory."""
+    """A client that invents group names cannot fill the memory."""
     registry = ClientRegistry(now_ms=Clock())
     connection = FakeConnection()
     for number in range(LEFT_GROUPS_MAX + 10):
@@ -335,7 +335,7 @@ def filters(**topics: str) -> list[SubscriptionData]:
 
 
 def differences(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The events about subscriptions in the log, and who was named."""
+    """Return the log lines about subscriptions."""
     names = ("unequal_subscriptions", "subscriptions_equal", "consumer_refused")
     return [line for line in caplog.messages if any(name in line for name in names)]
 
@@ -343,7 +343,7 @@ def differences(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_members_that_subscribe_differently_are_logged_once_per_change(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A rolling deployment is one line when it begins and one when it is over, not two a minute."""
+    """A rolling deployment logs one line at its begin and one at its end."""
     caplog.set_level(logging.INFO)
     registry = ClientRegistry(now_ms=Clock())
     old, new = filters(T="a || b"), filters(T="b||a||c", U="*")
@@ -372,7 +372,7 @@ def test_members_that_subscribe_differently_are_logged_once_per_change(
 def test_a_member_that_subscribes_to_other_topics_differs_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It gets queues of topics that it does not read, whatever the strategy of the client."""
+    """It gets queues of topics that it does not read, with every strategy of the client."""
     registry = ClientRegistry(now_ms=Clock())
     registry.heartbeat(consumer("a", *filters(T="*", U="*")), FakeConnection())
     short = consumer("b", *filters(T="*"))
@@ -391,8 +391,8 @@ def test_a_member_that_subscribes_to_other_topics_differs_too(
 
 
 @pytest.mark.parametrize("ends", ["left", "lost", "expired", "changed"])
-def test_a_filter_goes_with_the_last_member_that_wanted_it(ends: str) -> None:
-    """A newer one stays while it is wanted; a canary that has gone must not filter for the rest."""
+def test_a_filter_is_dropped_with_its_last_member(ends: str) -> None:
+    """Until then the newest is used; a canary that has left must not filter for the others."""
     clock = Clock()
     registry = ClientRegistry(now_ms=clock)
     stays, canary = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
@@ -425,7 +425,7 @@ def test_a_filter_goes_with_the_last_member_that_wanted_it(ends: str) -> None:
     [("a||b", " b || a "), ("*", ""), ("*", "||"), ("a", "a || a")],
 )
 def test_filters_that_mean_the_same_are_equal(one: str, other: str) -> None:
-    """Java, Go and Python write them in different ways; retry topics do not count."""
+    """Java, Go and Python write them in different ways; retry topics are ignored."""
     registry = ClientRegistry(now_ms=Clock())
     registry.heartbeat(consumer("a", decoded("T", one)), FakeConnection())
     second = consumer("b", decoded("T", other), decoded("%RETRY%g", "*"))
@@ -435,7 +435,7 @@ def test_filters_that_mean_the_same_are_equal(one: str, other: str) -> None:
 
 
 def decoded(topic: str, expression: str) -> SubscriptionData:
-    """A subscription as the broker reads it from a heartbeat."""
+    """Return a subscription as the broker decodes it from a heartbeat."""
     body = {
         "clientID": "x",
         "consumerDataSet": [
@@ -449,10 +449,10 @@ def decoded(topic: str, expression: str) -> SubscriptionData:
     return read.subscription_data_set[0]
 
 
-def test_a_member_that_reconnects_or_shortens_its_heartbeat_is_no_change(
+def test_a_reconnect_or_a_short_heartbeat_changes_no_subscription(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Neither the new connection nor a version 2 heartbeat says anything new."""
+    """Neither is logged."""
     registry = ClientRegistry(now_ms=Clock())
     registry.heartbeat(consumer("a", *filters(T="a")), FakeConnection())
     whole = consumer("b", *filters(T="b"), fingerprint=7)
@@ -466,8 +466,10 @@ def test_a_member_that_reconnects_or_shortens_its_heartbeat_is_no_change(
     assert len(differences(caplog)) == 1
 
 
-def test_a_later_member_is_refused_where_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
-    """The group goes on without it; it may come as soon as the others have left."""
+def test_a_later_member_that_differs_is_refused_if_configured(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may join as soon as the others have left."""
     registry = ClientRegistry(now_ms=Clock(), refuse_unequal=True)
     first, second = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
     registry.heartbeat(consumer("a", *filters(T="a")), first)
@@ -492,7 +494,7 @@ def test_a_later_member_is_refused_where_that_is_wanted(caplog: pytest.LogCaptur
 
 
 def test_a_member_that_changes_its_subscription_is_refused_unless_it_is_alone() -> None:
-    """The later heartbeat is the later member; its queues go to the others."""
+    """The later heartbeat counts as the later member; the others get its queues."""
     registry = ClientRegistry(now_ms=Clock(), refuse_unequal=True)
     first, second = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
     registry.heartbeat(consumer("a", *filters(T="a")), first)
@@ -505,8 +507,8 @@ def test_a_member_that_changes_its_subscription_is_refused_unless_it_is_alone() 
     assert registry.consumer_ids("g") == ["a", "b"]
 
 
-def test_what_is_kept_of_filters_is_bounded() -> None:
-    """Clients that make up filters cannot fill the memory, and are still told that they differ."""
+def test_the_memory_for_filters_is_bounded() -> None:
+    """Clients that invent filters cannot fill it, and still get the difference."""
     registry = ClientRegistry(now_ms=Clock(), refuse_unequal=False)
     for number in range(3 * VARIANTS_MAX):
         data = consumer(f"c{number}", *filters(T=f"{number}" * 1000))
@@ -530,10 +532,10 @@ def test_what_is_kept_of_filters_is_bounded() -> None:
         st.tuples(st.integers(0, 4), st.sampled_from(["a", "b", "a||b", None])), max_size=30
     )
 )
-def test_a_difference_is_told_exactly_while_there_is_one(
+def test_a_difference_is_reported_exactly_while_there_is_one(
     steps: list[tuple[int, str | None]],
 ) -> None:
-    """Whoever comes, changes or goes, in whatever order."""
+    """For any order of joining, changing and leaving."""
     registry = ClientRegistry(now_ms=Clock())
     model: dict[str, str] = {}
     for number, wanted in steps:

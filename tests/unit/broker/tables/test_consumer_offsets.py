@@ -1,4 +1,4 @@
-"""Consumer offsets: commit and query, the file of a real broker, when it is written."""
+"""Consumer offsets: commit and query, the file of a real broker, and when it is written."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def save_if_due(offsets: ConsumerOffsetTable) -> None:
         job()
 
 
-def test_a_commit_is_what_the_next_query_finds(tmp_path: Path) -> None:
-    """Offsets belong to group, topic and queue, and may go backwards."""
+def test_a_query_returns_the_latest_commit(tmp_path: Path) -> None:
+    """By group, topic and queue; an offset may decrease."""
     offsets = table(tmp_path, Clock())
     offsets.commit("g", "T", 0, 5)
     offsets.commit("g", "T", 0, 3)
@@ -48,7 +48,7 @@ def test_a_commit_is_what_the_next_query_finds(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_real_broker_loads_with_every_offset(tmp_path: Path) -> None:
-    """Bare integer keys and all, as Apache RocketMQ 5.3.3 wrote them."""
+    """With its integer keys, as Apache RocketMQ 5.3.3 wrote them."""
     golden = unpack("plain-clean", tmp_path)
     offsets = table(golden.root, Clock())
 
@@ -59,7 +59,7 @@ def test_the_file_of_a_real_broker_loads_with_every_offset(tmp_path: Path) -> No
 
 
 def test_offsets_are_written_at_most_every_interval(tmp_path: Path) -> None:
-    """A commit costs no disk access; the file follows within seconds."""
+    """A commit does not access the disk; the file follows within seconds."""
     clock = Clock()
     offsets = table(tmp_path, clock)
     path = config_path(tmp_path, "consumerOffset.json")
@@ -77,8 +77,8 @@ def test_offsets_are_written_at_most_every_interval(tmp_path: Path) -> None:
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
 
 
-def test_saved_offsets_are_what_a_restart_finds(tmp_path: Path) -> None:
-    """And the file has the keys of RocketMQ."""
+def test_saved_offsets_are_loaded_after_a_restart(tmp_path: Path) -> None:
+    """The file has the keys of RocketMQ."""
     clock = Clock()
     offsets = table(tmp_path, clock)
     offsets.commit("g", "T", 0, 5)
@@ -107,7 +107,7 @@ def test_the_derived_map_of_a_foreign_file_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_the_version_steps_once_in_five_hundred_commits(tmp_path: Path) -> None:
-    """As with RocketMQ, whose slaves compare it."""
+    """As in RocketMQ, whose slaves compare it."""
     offsets = table(tmp_path, Clock())
     for offset in range(1_001):
         offsets.commit("g", "T", 0, offset)
@@ -119,7 +119,7 @@ def test_the_version_steps_once_in_five_hundred_commits(tmp_path: Path) -> None:
 
 
 def test_an_older_write_never_replaces_a_newer_one(tmp_path: Path) -> None:
-    """A writing thread that is late must not bring old offsets back."""
+    """A slow thread must not bring old offsets back."""
     clock = Clock()
     offsets = table(tmp_path, clock)
     offsets.commit("g", "T", 0, 1)
@@ -134,7 +134,7 @@ def test_an_older_write_never_replaces_a_newer_one(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_is_tried_again(tmp_path: Path) -> None:
-    """A full disk costs seconds of progress, not all of it."""
+    """A full disk loses seconds of progress, not all of it."""
     clock = Clock()
     (tmp_path / "config").write_text("in the way")
     offsets = ConsumerOffsetTable(config_path(tmp_path, "consumerOffset.json"), now_ms=clock)
@@ -148,8 +148,8 @@ def test_a_failed_write_is_tried_again(tmp_path: Path) -> None:
     assert table(tmp_path, clock).query("g", "T", 0) == 1
 
 
-def test_a_full_table_still_takes_commits_of_known_queues(tmp_path: Path) -> None:
-    """Clients may name any queue id; those who consume must not suffer for it."""
+def test_a_full_table_accepts_commits_of_known_queues(tmp_path: Path) -> None:
+    """Clients may name any queue id; this must not harm other consumers."""
     offsets = table(tmp_path, Clock(), offsets_max=2)
     offsets.commit("g", "T", 0, 1)
     offsets.commit("g", "T", 1, 1)
@@ -161,8 +161,8 @@ def test_a_full_table_still_takes_commits_of_known_queues(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("group", ["CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_REVIVE_GROUP"])
-def test_no_client_moves_the_offsets_of_the_brokers_own_groups(tmp_path: Path, group: str) -> None:
-    """A RocketMQ broker that takes the store over would go by them."""
+def test_clients_cannot_commit_offsets_of_system_groups(tmp_path: Path, group: str) -> None:
+    """A RocketMQ broker that takes over the store would use them."""
     offsets = table(tmp_path, Clock())
 
     with pytest.raises(RequestRefusedError, match="broker's own") as refusal:
@@ -173,7 +173,7 @@ def test_no_client_moves_the_offsets_of_the_brokers_own_groups(tmp_path: Path, g
 
 
 def test_the_event_loop_copies_no_offsets_for_a_save(tmp_path: Path) -> None:
-    """However many there are: the writing thread takes them one by one, while commits go on."""
+    """The writing thread copies them one by one, while commits continue."""
     copied: list[int] = []
 
     class Counted(dict[int, int]):

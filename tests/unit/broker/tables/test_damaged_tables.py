@@ -1,4 +1,4 @@
-"""Damaged tables: made anew from what else there is, or refused, and never taken for empty ones."""
+"""Damaged tables: rebuilt from other data or refused, and never treated as empty."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def spoil(path: Path, *, backup: bool = True) -> None:
         path.with_name(path.name + ".bak").write_bytes(SPOILT)
 
 
-def test_topics_are_made_anew_from_queues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Every message can be pulled again; new topics have as many queues as others, or more."""
+def test_topics_are_rebuilt_from_queues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every message can be pulled again; each topic has at least the default number of queues."""
     path = config_path(tmp_path, "topics.json")
     spoil(path)
     table = topics(tmp_path)
@@ -60,7 +60,7 @@ def test_topics_are_made_anew_from_queues(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_topics_of_a_backup_are_completed(tmp_path: Path) -> None:
-    """It is one change older: a topic or a queue may be missing, and what it knows stays."""
+    """The backup lacks the last change: a topic or a queue may be missing."""
     table = topics(tmp_path)
     table.ensure("orders", queues=4, perm=4)
     table.save()
@@ -75,8 +75,8 @@ def test_topics_of_a_backup_are_completed(tmp_path: Path) -> None:
     assert "events" in table
 
 
-def test_an_unreadable_topic_is_made_anew(tmp_path: Path) -> None:
-    """The others keep what the file says."""
+def test_an_unreadable_topic_is_rebuilt(tmp_path: Path) -> None:
+    """The others keep the settings from the file."""
     path = config_path(tmp_path, "topics.json")
     path.parent.mkdir(exist_ok=True)
     save_table(path, {"topicConfigTable": {"events": 5, "kept": {"readQueueNums": 3}}})
@@ -89,10 +89,10 @@ def test_an_unreadable_topic_is_made_anew(tmp_path: Path) -> None:
     assert kept.read_queue_nums == 3
 
 
-def test_a_sound_table_of_topics_has_the_last_word(
+def test_no_topic_is_rebuilt_if_the_file_is_valid(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A topic that was deleted does not come back because its messages are still there."""
+    """A deleted topic does not return because its messages are still in the log."""
     topics(tmp_path).save()
     table = topics(tmp_path)
     with caplog.at_level(logging.DEBUG):
@@ -105,7 +105,7 @@ def test_a_sound_table_of_topics_has_the_last_word(
 def test_after_a_kill_groups_are_completed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They may be so new that they are in no file yet; what the files say stays."""
+    """New ones may not be in the file yet; groups in the file keep their settings."""
     groups(tmp_path).save()
     table = groups(tmp_path)
     with caplog.at_level(logging.INFO):
@@ -118,8 +118,8 @@ def test_after_a_kill_groups_are_completed(
     assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
-def test_names_that_no_topic_can_have_are_left_out(tmp_path: Path) -> None:
-    """Nor are topics made that belong to features of RocketMQ that we do not have."""
+def test_no_topic_is_rebuilt_for_invalid_or_system_names(tmp_path: Path) -> None:
+    """Nor for features of RocketMQ that halfmq does not have."""
     spoil(config_path(tmp_path, "topics.json"))
     table = topics(tmp_path)
     table.complete([("a b", 0), ("x" * 500, 0), ("rmq_sys_wheel_timer", 0)])
@@ -127,10 +127,10 @@ def test_names_that_no_topic_can_have_are_left_out(tmp_path: Path) -> None:
     assert {"a b", "x" * 500, "rmq_sys_wheel_timer"}.isdisjoint(one.name for one in table)
 
 
-def test_groups_are_made_anew_from_retry_topics_and_offsets(
+def test_groups_are_rebuilt_from_retry_topics_and_offsets(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They may consume on, also where groups are not created by themselves."""
+    """They may continue to consume, also if groups are not created automatically."""
     spoil(config_path(tmp_path, "subscriptionGroup.json"))
     table = groups(tmp_path)
     table.complete(["billing", "audit", "no group"], after_kill=False)
@@ -141,8 +141,8 @@ def test_groups_are_made_anew_from_retry_topics_and_offsets(
     assert "event=groups_rebuilt count=2" in caplog.text
 
 
-def test_a_sound_table_of_groups_has_the_last_word(tmp_path: Path) -> None:
-    """A group that was deleted does not come back."""
+def test_no_group_is_rebuilt_if_the_file_is_valid(tmp_path: Path) -> None:
+    """A deleted group does not return."""
     groups(tmp_path).save()
     table = groups(tmp_path)
     table.complete(["billing"], after_kill=False)
@@ -150,8 +150,8 @@ def test_a_sound_table_of_groups_has_the_last_word(tmp_path: Path) -> None:
     assert table.ensure("billing") is None
 
 
-def test_offsets_are_never_made_up(tmp_path: Path) -> None:
-    """An empty table would have every group consume everything again, or skip it all."""
+def test_offsets_are_never_rebuilt(tmp_path: Path) -> None:
+    """With an empty table every group would consume everything again, or skip it all."""
     path = config_path(tmp_path, "consumerOffset.json")
     spoil(path)
     for _ in range(2):
@@ -162,7 +162,7 @@ def test_offsets_are_never_made_up(tmp_path: Path) -> None:
 
 
 def test_offsets_of_the_backup_are_used(tmp_path: Path) -> None:
-    """Consumers repeat what they consumed between two saves."""
+    """Consumers repeat the messages between two saves."""
     path = config_path(tmp_path, "consumerOffset.json")
     path.parent.mkdir(exist_ok=True)
     for offset in (5, 9):

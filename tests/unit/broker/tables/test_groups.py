@@ -27,14 +27,14 @@ def table(root: Path, *, auto_create: bool = True, groups_max: int = 10_000) -> 
 
 
 def write_due(table: GroupTable) -> None:
-    """What the thread that writes tables does."""
+    """Save the table as the broker's thread does."""
     job = table.persist_job()
     assert job is not None
     job()
 
 
 def test_a_group_is_created_with_the_defaults_of_rocketmq(tmp_path: Path) -> None:
-    """The entry we write for a new group is the one the official broker writes."""
+    """Its entry equals that of the official broker."""
     groups = table(tmp_path)
     groups.ensure("billing")
     write_due(groups)
@@ -63,7 +63,7 @@ def test_a_group_is_created_with_the_defaults_of_rocketmq(tmp_path: Path) -> Non
 
 
 def test_groups_are_created_only_when_the_setting_allows(tmp_path: Path) -> None:
-    """The broker's own groups are needed all the same."""
+    """System groups always exist."""
     groups = table(tmp_path, auto_create=False)
 
     assert groups.ensure("billing") is None
@@ -73,13 +73,13 @@ def test_groups_are_created_only_when_the_setting_allows(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "g" * 249])
-def test_a_bad_name_makes_no_group(tmp_path: Path, name: str) -> None:
+def test_no_group_is_created_with_an_invalid_name(tmp_path: Path, name: str) -> None:
     """Its retry topic could not exist either."""
     assert table(tmp_path).ensure(name) is None
 
 
-def test_a_full_table_refuses(tmp_path: Path) -> None:
-    """Overload is an answer, never silence."""
+def test_a_full_table_refuses_with_its_limit(tmp_path: Path) -> None:
+    """With NO_PERMISSION."""
     groups = table(tmp_path, groups_max=len(BUILT_IN_GROUPS) + 1)
     groups.ensure("one")
     with pytest.raises(RequestRefusedError, match="the limit is 9") as refusal:
@@ -89,7 +89,7 @@ def test_a_full_table_refuses(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_real_broker_loads_with_every_group(tmp_path: Path) -> None:
-    """What Apache RocketMQ 5.3.3 wrote is what we see and would write again."""
+    """As Apache RocketMQ 5.3.3 wrote it, and as halfmq writes it back."""
     golden = unpack("delay-retry-dlq", tmp_path)
     groups = table(golden.root)
     truth = load_table(golden.root / "config" / "subscriptionGroup.json")
@@ -104,7 +104,7 @@ def test_the_file_of_a_real_broker_loads_with_every_group(tmp_path: Path) -> Non
 
 
 def test_saving_a_foreign_file_loses_nothing(tmp_path: Path) -> None:
-    """Retry policies, subscriptions and the forbidden table come out as they went in."""
+    """Retry policies, subscriptions and the forbidden table are written back."""
     entry = {
         "consumeEnable": False,
         "groupRetryPolicy": {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 5}},

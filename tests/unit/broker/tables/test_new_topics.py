@@ -1,4 +1,4 @@
-"""A topic is in its file before the log has a record of it, and the event loop never waits."""
+"""New topics: saved before the log has a record of them, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.race_windows import Rig, windowed
 
 
 class Thread:
-    """What the writing of new topics does: who has it done, and when."""
+    """The thread that saves new topics: records who writes when, and can be held."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
@@ -75,7 +75,7 @@ def send(peer: Peer, key: int, topic: str = "orders") -> int:
 
 @windowed()
 async def test_a_topic_is_in_the_file_before_the_log_has_a_record_of_it(rig: Rig) -> None:
-    """A kill right behind the answer leaves a store that explains itself."""
+    """After a kill right after the answer, the store is complete."""
     producer = await rig.peer()
     with watched(rig) as thread:
         half = await producer.prepare("0" * 32)
@@ -91,8 +91,8 @@ async def test_a_topic_is_in_the_file_before_the_log_has_a_record_of_it(rig: Rig
 
 
 @windowed()
-async def test_who_needs_the_topic_waits_and_nobody_else(rig: Rig) -> None:
-    """Then the requests for a topic are served in their order, after one save for each round."""
+async def test_only_requests_for_the_new_topic_wait(rig: Rig) -> None:
+    """They are served in order, after one save for each round."""
     producer, other = await rig.peer(), await rig.peer()
     await producer.prepare("9" * 32, topic="known")
     with watched(rig) as thread:
@@ -112,7 +112,7 @@ async def test_who_needs_the_topic_waits_and_nobody_else(rig: Rig) -> None:
 
 
 class Steps:
-    """What an awaited save does, in order."""
+    """The steps of an awaited save, in order."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -135,8 +135,8 @@ class Steps:
         return serve
 
 
-async def test_new_topics_are_shown_a_few_in_each_pass_of_the_loop() -> None:
-    """A thousand that are saved at once do not occupy the loop until all their queues exist."""
+async def test_new_topics_become_visible_a_few_in_each_pass_of_the_loop() -> None:
+    """A thousand saved at once do not occupy the loop until all their queues exist."""
     steps = Steps()
     topics = [f"T{number}" for number in range(3 * TOPICS_PER_PASS)]
     for topic in topics:
@@ -157,7 +157,7 @@ async def test_new_topics_are_shown_a_few_in_each_pass_of_the_loop() -> None:
 
 
 async def test_requests_for_one_topic_are_served_in_order() -> None:
-    """Also one that arrives when its topic is saved, and other topics are served before it."""
+    """Also a request that arrives between the save of its topic and its turn."""
     steps = Steps()
 
     def first(_refusal: RequestRefusedError | None) -> None:
@@ -176,7 +176,7 @@ async def test_requests_for_one_topic_are_served_in_order() -> None:
 
 @windowed()
 async def test_a_topic_that_cannot_be_saved_is_refused(rig: Rig) -> None:
-    """With a code on which clients try again; and when it can be, they get it."""
+    """With a code after which clients retry; the topic is created when the disk has room."""
     producer = await rig.peer()
     blocked = rig.root / "config" / "topics.json.tmp"
     blocked.mkdir(parents=True)
@@ -191,10 +191,10 @@ async def test_a_topic_that_cannot_be_saved_is_refused(rig: Rig) -> None:
 
 
 @windowed()
-async def test_more_than_can_wait_are_served_on_the_spot(
+async def test_requests_beyond_the_limit_are_served_at_once(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits is bounded, and nobody is refused for it."""
+    """Deferred requests are bounded, and none is refused because of that."""
     monkeypatch.setattr(awaited_save, "WAITING_MAX", 2)
     producer = await rig.peer()
     with watched(rig) as thread:
@@ -207,8 +207,8 @@ async def test_more_than_can_wait_are_served_on_the_spot(
 
 
 @windowed()
-async def test_who_has_gone_meanwhile_is_not_served(rig: Rig) -> None:
-    """Nobody could be told what became of it."""
+async def test_a_deferred_request_of_a_closed_connection_is_dropped(rig: Rig) -> None:
+    """Its sender could not get the answer."""
     producer, other = await rig.peer(), await rig.peer()
     with watched(rig) as thread:
         thread.may_write.clear()
@@ -224,8 +224,8 @@ async def test_who_has_gone_meanwhile_is_not_served(rig: Rig) -> None:
 
 
 @windowed()
-async def test_a_consumer_is_registered_when_its_retry_topic_is_there(rig: Rig) -> None:
-    """Its heartbeat is answered then."""
+async def test_a_heartbeat_is_answered_when_the_retry_topics_exist(rig: Rig) -> None:
+    """They are in the file then."""
     peer = await rig.peer(member=False)
     data = HeartbeatData(
         client_id="reader", consumer_data_set=tuple(ConsumerData(group_name=g) for g in ("a", "b"))
@@ -237,8 +237,8 @@ async def test_a_consumer_is_registered_when_its_retry_topic_is_there(rig: Rig) 
 
 
 @windowed()
-async def test_a_stop_that_cannot_write_the_tables_is_no_ordered_one(rig: Rig) -> None:
-    """The next start looks for what the files lack, as after a kill."""
+async def test_a_stop_that_cannot_save_the_tables_counts_as_a_kill(rig: Rig) -> None:
+    """The next start restores missing topics from the log."""
     producer = await rig.peer()
     await producer.prepare("0" * 32)
     blocked = rig.root / "config" / "topics.json.tmp"

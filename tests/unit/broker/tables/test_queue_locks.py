@@ -14,7 +14,7 @@ def queue(queue_id: int) -> QueueKey:
     return QueueKey(topic="orders", broker_name="broker-a", queue_id=queue_id)
 
 
-def test_a_queue_belongs_to_who_locked_it_first() -> None:
+def test_the_first_client_that_locks_a_queue_owns_it() -> None:
     """Two consumers of one queue would consume out of order."""
     locks = QueueLocks(now_ms=Clock())
 
@@ -24,7 +24,7 @@ def test_a_queue_belongs_to_who_locked_it_first() -> None:
 
 
 def test_a_lock_must_be_renewed() -> None:
-    """A consumer that died holds its queues no longer than a minute."""
+    """A dead consumer holds its queues for at most a minute."""
     clock = Clock()
     locks = QueueLocks(now_ms=clock)
     locks.lock("g", "a", [queue(0)])
@@ -37,8 +37,8 @@ def test_a_lock_must_be_renewed() -> None:
     assert locks.lock("g", "b", [queue(0)]) == [queue(0)]
 
 
-def test_a_client_that_is_gone_holds_its_queues_for_half_as_long() -> None:
-    """As long as it might consume by itself: it may have lost its connection only."""
+def test_a_disconnected_client_holds_its_queues_for_half_as_long() -> None:
+    """It may have lost only its connection, and continue to consume for that long."""
     clock = Clock()
     connected = {"a"}
     locks = QueueLocks(now_ms=clock, is_connected=lambda _group, client_id: client_id in connected)
@@ -55,7 +55,7 @@ def test_a_client_that_is_gone_holds_its_queues_for_half_as_long() -> None:
 
 
 def test_only_the_owner_unlocks() -> None:
-    """A late unlock of the former owner must not take the queue from the new one."""
+    """A late unlock of the previous owner must not unlock the queue of the new one."""
     locks = QueueLocks(now_ms=Clock())
     locks.lock("g", "a", [queue(0)])
     locks.unlock("g", "b", [queue(0)])
@@ -66,8 +66,8 @@ def test_only_the_owner_unlocks() -> None:
     assert locks.lock("g", "b", [queue(0)]) == [queue(0)]
 
 
-def test_void_locks_make_room() -> None:
-    """The limit counts what is held, not what was."""
+def test_expired_locks_do_not_count_towards_the_limit() -> None:
+    """They are removed when the limit is reached."""
     clock = Clock()
     locks = QueueLocks(now_ms=clock, locks_max=2)
     locks.lock("gone", "a", [queue(0), queue(1)])

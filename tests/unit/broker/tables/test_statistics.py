@@ -15,7 +15,7 @@ SAMPLE_MS = 10_000
 
 
 class Queues:
-    """What is stored, by topic."""
+    """Newly stored messages by topic."""
 
     def __init__(self) -> None:
         self.new: list[tuple[str, int, int]] = []
@@ -63,8 +63,8 @@ def rig() -> Rig:
     return Rig()
 
 
-def test_stored_messages_are_counted_by_topic_and_in_all(rig: Rig) -> None:
-    """Several queues of a topic are one number, and the broker's own topics one of the totals."""
+def test_stored_messages_are_counted_by_topic_and_in_total(rig: Rig) -> None:
+    """All queues of a topic together; one total leaves out system topics."""
     rig.queues.new = [("orders", 10, 1_000), ("orders", 20, 2_000), ("own", 5, 50)]
     rig.wait(10)
 
@@ -80,7 +80,7 @@ def test_stored_messages_are_counted_by_topic_and_in_all(rig: Rig) -> None:
 
 
 def test_delivered_messages_are_counted_by_topic_and_group(rig: Rig) -> None:
-    """Each answer is one time, so that the average is messages a pull."""
+    """Each pull with messages is one time, so the average is messages per pull."""
     rig.pull("readers", 32)
     rig.pull("readers", 8)
     rig.pull("others", 1, topic="own")
@@ -95,8 +95,8 @@ def test_delivered_messages_are_counted_by_topic_and_group(rig: Rig) -> None:
     assert rig.statistics.delivered_per_second("orders", "readers") == 2.0
 
 
-def test_each_period_forgets_what_is_older(rig: Rig) -> None:
-    """A minute, an hour and a day later a message is in one number less."""
+def test_each_period_leaves_out_older_messages(rig: Rig) -> None:
+    """After a minute, an hour and a day a message is in one count less."""
     rig.queues.new = [("orders", 7, 70)]
     rig.wait(60)
     assert rig.totals("TOPIC_PUT_NUMS", "orders") == (7, 7, 7)
@@ -108,8 +108,8 @@ def test_each_period_forgets_what_is_older(rig: Rig) -> None:
     assert rig.statistics.find("TOPIC_PUT_NUMS", "orders") is None
 
 
-def test_what_nobody_uses_for_a_day_is_forgotten_and_counted_anew(rig: Rig) -> None:
-    """Counters of deleted topics do not stay, and none begins with an old number."""
+def test_counters_unused_for_a_day_are_dropped_and_begin_at_zero(rig: Rig) -> None:
+    """Counters of deleted topics do not stay."""
     rig.pull("readers", 3)
     rig.queues.new = [("orders", 3, 30)]
     rig.wait(26 * 3_600)
@@ -120,7 +120,7 @@ def test_what_nobody_uses_for_a_day_is_forgotten_and_counted_anew(rig: Rig) -> N
     assert rig.totals("TOPIC_PUT_NUMS", "orders") == (2, 2, 2)
 
 
-def test_what_is_delivered_while_counters_are_sampled_is_in_the_totals(rig: Rig) -> None:
+def test_deliveries_between_two_slices_of_a_sample_are_in_the_totals(rig: Rig) -> None:
     """Sampling takes several slices, and pulls are answered in between."""
     for number in range(100):
         rig.pull(f"group-{number}", 1)
@@ -135,8 +135,8 @@ def test_what_is_delivered_while_counters_are_sampled_is_in_the_totals(rig: Rig)
     assert in_all == sum(each) > 300
 
 
-def test_unknown_names_and_keys_have_nothing(rig: Rig) -> None:
-    """Neither the names of latencies, nor topics in which nothing was stored."""
+def test_unknown_names_and_keys_have_no_counts(rig: Rig) -> None:
+    """Neither the names of latencies, nor topics without stored messages."""
     rig.queues.new = [("orders", 1, 1)]
     rig.wait(10)
     for name, key in (
@@ -149,10 +149,10 @@ def test_unknown_names_and_keys_have_nothing(rig: Rig) -> None:
         assert rig.statistics.find(name, key) is None, name
 
 
-def test_counters_are_limited_and_the_totals_are_not(
+def test_counters_are_bounded_and_totals_count_everything(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that invents groups costs no more memory than the limit allows."""
+    """A client that invents groups takes no more memory than the limit."""
     monkeypatch.setattr(module, "COUNTERS_MAX", 2)
     monkeypatch.setattr(module, "PULLED_QUEUES_MAX", 3)
     for number in range(5):
@@ -171,7 +171,7 @@ def test_counters_are_limited_and_the_totals_are_not(
     assert rig.statistics.find("SNDBCK_PUT_NUMS", "orders@group-2") is None
 
 
-def test_rates_of_the_last_seconds_are_since_the_youngest_sample_of_that_age(rig: Rig) -> None:
+def test_a_rate_counts_from_the_newest_sample_of_that_age(rig: Rig) -> None:
     """The three numbers of ``putTps``: 10, 60 and 600 seconds."""
     counter = rig.statistics.all_stored
     for number in range(1, 13):  # 1, 2, … 12 messages a second

@@ -35,7 +35,7 @@ def on_disk(root: Path) -> dict[str, Any]:
 
 
 def test_an_empty_broker_has_the_built_in_topics(tmp_path: Path) -> None:
-    """Clients find RocketMQ's own topics with RocketMQ's queues and rights."""
+    """Clients find RocketMQ's own topics with RocketMQ's queues and permissions."""
     topics = table(tmp_path)
     found = {one.name: (one.read_queue_nums, one.write_queue_nums, one.perm) for one in topics}
 
@@ -54,8 +54,8 @@ def test_an_empty_broker_has_the_built_in_topics(tmp_path: Path) -> None:
     }
 
 
-def test_the_template_is_missing_when_topics_are_not_created(tmp_path: Path) -> None:
-    """A client that finds no TBW102 tells its user at once that the topic does not exist."""
+def test_the_template_is_missing_if_topics_are_not_created_automatically(tmp_path: Path) -> None:
+    """A client that finds no TBW102 reports at once that the topic does not exist."""
     topics = table(tmp_path, auto_create=False)
 
     assert topics.get("TBW102") is None
@@ -63,7 +63,7 @@ def test_the_template_is_missing_when_topics_are_not_created(tmp_path: Path) -> 
 
 
 def test_a_template_left_by_another_configuration_is_not_offered(tmp_path: Path) -> None:
-    """Switching auto-creation off must hold even if the file still has the template."""
+    """It may be in the file from the time when topics were created automatically."""
     table(tmp_path).save()
     topics = table(tmp_path, auto_create=False)
 
@@ -73,15 +73,17 @@ def test_a_template_left_by_another_configuration_is_not_offered(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("wanted", "given"), [(4, 4), (3, 3), (32, 8), (0, 1), (-5, 1)])
-def test_a_topic_is_created_after_the_template(tmp_path: Path, wanted: int, given: int) -> None:
-    """A new topic has what the client asks for, but no more queues than the template, and RW."""
+def test_a_new_topic_has_at_most_the_queues_of_the_template(
+    tmp_path: Path, wanted: int, given: int
+) -> None:
+    """And the permissions to read and write."""
     made = table(tmp_path).create_on_send("orders", "TBW102", wanted, "peer")
 
     assert made == TopicConfig(name="orders", read_queue_nums=given, write_queue_nums=given, perm=6)
 
 
 def test_a_created_topic_is_on_disk_when_it_is_returned(tmp_path: Path) -> None:
-    """A message in a topic that a crash makes forgotten could not be found."""
+    """If a crash lost the topic, its messages could not be found."""
     topics = table(tmp_path)
     topics.create_on_send("orders", "TBW102", 4, "peer")
     assert topics.persist_job() is None
@@ -100,7 +102,7 @@ def test_a_created_topic_is_on_disk_when_it_is_returned(tmp_path: Path) -> None:
 
 
 def test_every_change_steps_the_version(tmp_path: Path) -> None:
-    """Others see by dataVersion that they have to read again."""
+    """Clients of the table see by dataVersion that it has changed."""
     topics = table(tmp_path)
     topics.ensure("a")
     topics.ensure_retry("b")
@@ -124,10 +126,10 @@ def test_every_change_steps_the_version(tmp_path: Path) -> None:
         ("TRANS_CHECK_MAX_TIME_TOPIC", ResponseCode.NO_PERMISSION),
     ],
 )
-def test_no_topic_is_created_under_a_bad_name(
+def test_no_topic_is_created_with_an_invalid_or_reserved_name(
     tmp_path: Path, name: str, code: ResponseCode
 ) -> None:
-    """A name that is no name, or the broker's own, is refused with the reason."""
+    """It is refused with the reason."""
     topics = table(tmp_path)
     with pytest.raises(RequestRefusedError) as refusal:
         topics.create_on_send(name, "TBW102", 4, "peer")
@@ -137,8 +139,8 @@ def test_no_topic_is_created_under_a_bad_name(
     assert name not in topics
 
 
-def test_nothing_is_created_after_a_topic_that_does_not_pass_on(tmp_path: Path) -> None:
-    """Only a template with the INHERIT right makes topics; BenchmarkTest has none."""
+def test_only_a_topic_with_inherit_permission_is_a_template(tmp_path: Path) -> None:
+    """BenchmarkTest does not have it."""
     topics = table(tmp_path)
 
     assert topics.create_on_send("orders", "BenchmarkTest", 4, "peer") is None
@@ -146,7 +148,7 @@ def test_nothing_is_created_after_a_topic_that_does_not_pass_on(tmp_path: Path) 
 
 
 def test_a_retry_topic_needs_no_template(tmp_path: Path) -> None:
-    """Clients send failed messages there also where topics are not created by themselves."""
+    """Clients send failed messages there also if topics are not created automatically."""
     topics = table(tmp_path, auto_create=False)
     made = topics.create_on_send("%RETRY%billing", "TBW102", 4, "peer")
 
@@ -154,8 +156,8 @@ def test_a_retry_topic_needs_no_template(tmp_path: Path) -> None:
     assert topics.create_on_send("%RETRY%", "TBW102", 4, "peer") is None
 
 
-def test_a_full_table_refuses_by_name_and_number(tmp_path: Path) -> None:
-    """Overload is an answer, never silence."""
+def test_a_full_table_refuses_with_its_limit(tmp_path: Path) -> None:
+    """The refusal names the topic."""
     topics = table(tmp_path, topics_max=12)
     topics.ensure("one")
     with pytest.raises(RequestRefusedError, match="the limit is 12") as refusal:
@@ -165,8 +167,8 @@ def test_a_full_table_refuses_by_name_and_number(tmp_path: Path) -> None:
     assert topics.get("two") is None
 
 
-def test_a_topic_that_cannot_be_written_is_refused_to_requests(tmp_path: Path) -> None:
-    """The client is refused, rather than served from a topic that a restart forgets."""
+def test_a_request_is_refused_if_its_new_topic_cannot_be_saved(tmp_path: Path) -> None:
+    """A restart would forget the topic."""
     path = tmp_path / "config" / "topics.json"
     path.parent.write_text("in the way")
     topics = TopicTable(path, identity(), now_ms=Clock())
@@ -177,8 +179,8 @@ def test_a_topic_that_cannot_be_written_is_refused_to_requests(tmp_path: Path) -
     assert "orders" not in topics
 
 
-def test_a_topic_of_the_broker_s_own_is_written_later_if_it_must(tmp_path: Path) -> None:
-    """A decision needs it, and must not fail for a full disk."""
+def test_a_topic_that_the_broker_needs_is_saved_later_if_necessary(tmp_path: Path) -> None:
+    """A decision needs it, and must not fail because of a full disk."""
     path = tmp_path / "config" / "topics.json"
     path.parent.write_text("in the way")
     topics = TopicTable(path, identity(), now_ms=Clock())
@@ -192,7 +194,7 @@ def test_a_topic_of_the_broker_s_own_is_written_later_if_it_must(tmp_path: Path)
 
 
 def test_the_file_of_a_real_broker_loads_with_every_topic(tmp_path: Path) -> None:
-    """What Apache RocketMQ 5.3.3 wrote is what we see."""
+    """As Apache RocketMQ 5.3.3 wrote it."""
     golden = unpack("delay-retry-dlq", tmp_path)
     topics = table(golden.root)
     truth = load_table(golden.root / "config" / "topics.json")
@@ -206,7 +208,7 @@ def test_the_file_of_a_real_broker_loads_with_every_topic(tmp_path: Path) -> Non
 
 
 def test_saving_a_foreign_file_loses_nothing(tmp_path: Path) -> None:
-    """Attributes and fields of newer releases come out as they went in."""
+    """Attributes and fields of newer releases are written back."""
     path = config_path(tmp_path, "topics.json")
     path.parent.mkdir()
     path.write_text(

@@ -1,4 +1,4 @@
-"""Halves that come twice: recognised, answered with the ids of the first, stored once."""
+"""Prepares that are sent again: recognised, answered with the ids of the first, stored once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _halves(sends: Prepares) -> int:
 
 
 def test_a_half_sent_twice_is_stored_once(sends: Prepares) -> None:
-    """The retry after a lost answer gets the ids of the first, and no second transaction begins."""
+    """The retry after a lost answer gets the ids of the first; no second transaction begins."""
     first = sends.prepare("K", queue_id=1)
     again = sends.prepare("K", queue_id=2)  # a client that tries again takes the next queue
 
@@ -46,8 +46,8 @@ def test_a_half_sent_twice_is_stored_once(sends: Prepares) -> None:
     assert sends.broker.service.metrics()["prepares_repeated"] == 1
 
 
-def test_duplicates_that_arrive_together_are_one(sends: Prepares) -> None:
-    """Also when the first is staged only, or the duplicate comes by the long path."""
+def test_duplicates_in_one_pass_of_the_loop_are_stored_once(sends: Prepares) -> None:
+    """Also while the first is only staged, and if the duplicate is decoded on the slow path."""
     one, two = sends.request("K"), sends.request("K")
     long = sends.request("K", reconsume="1")
     answers = [accepted(answer) for answer in sends.arrive(one, sends.request("L"), two, long)]
@@ -57,7 +57,7 @@ def test_duplicates_that_arrive_together_are_one(sends: Prepares) -> None:
 
 
 def test_a_duplicate_is_answered_when_the_first_is_on_disk(sends: Prepares) -> None:
-    """Its sender may rely on the half just as that of the first may."""
+    """Its sender may rely on the half as much as the sender of the first."""
     first = sends.prepare("K")
 
     sends.handler.send(sends.request("K"), sends.connection)
@@ -70,7 +70,7 @@ def test_a_duplicate_is_answered_when_the_first_is_on_disk(sends: Prepares) -> N
 
 @pytest.mark.parametrize("large", [False, True])
 def test_a_duplicate_of_a_committed_half_gets_its_ids(sends: Prepares, large: bool) -> None:
-    """The message is out; a second one would be a duplicate."""
+    """The message is delivered; a second one would be delivered twice."""
     body = b"x" * 9_000 if large else b"row 1"
     first = sends.prepare("K", body)
     _decide(sends, first, Event.COMMIT)
@@ -80,7 +80,7 @@ def test_a_duplicate_of_a_committed_half_gets_its_ids(sends: Prepares, large: bo
 
 
 def test_a_duplicate_of_a_parked_half_gets_its_ids(sends: Prepares) -> None:
-    """It can still be decided, by whoever finds it."""
+    """The parked transaction can still be decided."""
     first = sends.prepare("K")
     (entry,) = sends.broker.table
     entry.state = State.PARKED
@@ -89,10 +89,10 @@ def test_a_duplicate_of_a_parked_half_gets_its_ids(sends: Prepares) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_the_connection_of_a_duplicate_takes_the_place_of_a_lost_one(
+def test_checks_go_to_the_connection_of_a_duplicate_if_the_first_is_closed(
     sends: Prepares, restarted: bool
 ) -> None:
-    """The producer is on the new one, and knows what became of its transaction."""
+    """The producer has reconnected and knows the outcome of its transaction."""
     sends.prepare("K")
     first = sends.connection
     (entry,) = sends.broker.table
@@ -125,7 +125,7 @@ def test_after_a_rollback_the_same_half_is_a_new_transaction(sends: Prepares) ->
 
 
 def test_other_groups_and_other_contents_are_no_duplicates(sends: Prepares) -> None:
-    """A key used twice by mistake must not swallow a message."""
+    """A key that is reused by mistake must not lose a message."""
     ids = {
         sends.prepare("K").msg_id,
         sends.prepare("K", group="pg2").msg_id,
@@ -136,10 +136,10 @@ def test_other_groups_and_other_contents_are_no_duplicates(sends: Prepares) -> N
     assert len(ids) == 4
 
 
-def test_keys_with_one_hash_are_told_apart(
+def test_keys_with_equal_hashes_are_no_duplicates(
     sends: Prepares, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept of a key is its hash; the half itself says whose it is."""
+    """Only hashes of the keys are in memory; the stored half is compared."""
     for module in (prepares, deduplication):
         monkeypatch.setattr(module, "deduplication_key", lambda _group, _unique_key: 1)
     monkeypatch.setattr(
@@ -152,7 +152,7 @@ def test_keys_with_one_hash_are_told_apart(
 
 @pytest.mark.parametrize("drained", [False, True])
 def test_a_duplicate_is_recognised_after_a_restart(sends: Prepares, drained: bool) -> None:
-    """The broker was killed between the half and its answer, and the client tries again."""
+    """The broker may be killed after the half and before its answer."""
     undecided, decided, refused = (sends.prepare(key) for key in ("K1", "K2", "K3"))
     _decide(sends, decided, Event.COMMIT)
     _decide(sends, refused, Event.ROLLBACK)
@@ -163,8 +163,8 @@ def test_a_duplicate_is_recognised_after_a_restart(sends: Prepares, drained: boo
     assert sends.prepare("K3") != refused
 
 
-def test_a_duplicate_whose_decision_is_forgotten_is_looked_up(tmp_path: Path) -> None:
-    """The memory of decisions is bounded, and the index knows what it has forgotten."""
+def test_a_duplicate_of_a_half_whose_decision_left_the_cache_is_recognised(tmp_path: Path) -> None:
+    """The index finds the decision."""
     sends = Prepares(tmp_path, decided=1)
     committed, rolled_back = sends.prepare("K1"), sends.prepare("K2")
     _decide(sends, committed, Event.COMMIT)
@@ -176,8 +176,8 @@ def test_a_duplicate_whose_decision_is_forgotten_is_looked_up(tmp_path: Path) ->
     assert sends.prepare("K2") != rolled_back
 
 
-def test_a_group_that_could_not_be_appended_leaves_no_trace(sends: Prepares) -> None:
-    """The same half sent again, when the disk has room, is a new one."""
+def test_a_half_that_could_not_be_appended_has_no_duplicate(sends: Prepares) -> None:
+    """Sent again when the disk has room, it is a new half."""
     sends.broker.log.failing = True
     (answer,) = sends.arrive(sends.request("K"))
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -188,7 +188,7 @@ def test_a_group_that_could_not_be_appended_leaves_no_trace(sends: Prepares) -> 
 
 
 def test_a_first_half_that_retention_has_deleted_has_no_duplicate(sends: Prepares) -> None:
-    """What cannot be read cannot be answered for."""
+    """A half that cannot be read cannot be compared."""
     first = sends.prepare("K")
     _decide(sends, first, Event.COMMIT)
     sends.broker.log.delete_before(sends.broker.log.write_offset)
@@ -196,8 +196,8 @@ def test_a_first_half_that_retention_has_deleted_has_no_duplicate(sends: Prepare
     assert sends.prepare("K") != first
 
 
-def test_the_memory_is_bounded() -> None:
-    """Two generations: the latest are known, those before the latest two are not."""
+def test_the_memory_of_recent_prepares_is_bounded() -> None:
+    """The latest are known; those before the latest two generations are not."""
     memory = RecentPrepares(limit=10)
     for number in range(35):
         memory.add(memory.reserve("pg", str(number)), number)
@@ -209,7 +209,7 @@ def test_the_memory_is_bounded() -> None:
 
 
 def test_a_start_reads_the_newest_halves_within_its_limits(sends: Prepares) -> None:
-    """Neither many nor large halves make a start long."""
+    """Neither many nor large halves make a start slow."""
     for number in range(600):
         sends.prepare(f"K{number}", b"x" * 10)
     log, halves = sends.broker.log, HalfReader(sends.broker.log)
@@ -227,7 +227,7 @@ def test_a_start_reads_the_newest_halves_within_its_limits(sends: Prepares) -> N
 
 @pytest.mark.parametrize("bytes_max", [0, 1, 4_000, 9_000, 30_000, 100_000, 1_000_000])
 def test_a_start_knows_exactly_the_newest_halves_that_fit(sends: Prepares, bytes_max: int) -> None:
-    """Whatever their sizes: at least one, no gap, and none that is older than one left out."""
+    """At least one, without gaps, whatever their sizes."""
     for number in range(40):
         sends.prepare(f"K{number}", b"x" * (100 if number % 3 else 9_000))
     log = sends.broker.log

@@ -1,4 +1,4 @@
-"""Delivery some time after the commit: the decision stands at once, the message comes later."""
+"""Delivery after a delay from the commit: the decision takes effect at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _committed(broker: Broker, delay_ms: int) -> AppendResult:
 
 
 def test_a_delay_counts_from_the_commit(broker: Broker) -> None:
-    """The final message waits in the schedule topic, and is the decision all the same."""
+    """The final message waits in the schedule topic, and is the decision."""
     half = _committed(broker, 7_000)
 
     (waiting,) = broker.finals_of(half)
@@ -38,7 +38,7 @@ def test_a_delay_counts_from_the_commit(broker: Broker) -> None:
 
 
 def test_a_rollback_of_a_delayed_message_delivers_nothing(broker: Broker) -> None:
-    """Only a commit has a message to wait for."""
+    """Nothing is stored in the schedule topic."""
     half = broker.prepare(TRANSACTION_DELAY_MS="7000")
     broker.end(half, Event.ROLLBACK)
 
@@ -47,7 +47,7 @@ def test_a_rollback_of_a_delayed_message_delivers_nothing(broker: Broker) -> Non
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_delayed_decision_is_found_again(broker: Broker, restarted: bool) -> None:
-    """By memory, by the log after a crash, and by the index when the memory has forgotten it."""
+    """In memory, in the log after a crash, and in the index when it has left the cache."""
     half = _committed(broker, 60_000)
     (final,) = broker.finals_of(half)
     broker.log.flush()
@@ -67,7 +67,7 @@ def test_a_delayed_decision_is_found_again(broker: Broker, restarted: bool) -> N
 
 
 def test_a_forgotten_decision_is_found_when_the_clock_was_set_back(broker: Broker) -> None:
-    """The index has it at a time that is yet to come."""
+    """Its time in the index is in the future."""
     half = broker.prepare()
     broker.end(half, Event.COMMIT)
     broker.log.flush()

@@ -1,4 +1,4 @@
-"""Several messages in one transaction: all of them or none, also across a crash."""
+"""Several messages in one transaction: all or none, also after a crash."""
 
 from pathlib import Path
 
@@ -28,8 +28,8 @@ def finals(broker: Broker, halves: list[AppendResult]) -> list[int]:
     return [len(broker.finals_of(half)) for half in halves]
 
 
-def test_halves_are_stored_side_by_side_and_are_one_transaction(broker: Broker) -> None:
-    """One entry, one check, one place in the list, however many messages."""
+def test_adjacent_halves_are_one_transaction(broker: Broker) -> None:
+    """With one entry, one check and one line in the listing."""
     producer = broker.producers.join("pg", Connected())
 
     halves = broker.prepare_group(4, producer)
@@ -53,7 +53,7 @@ def test_halves_are_stored_side_by_side_and_are_one_transaction(broker: Broker) 
 
 
 def test_one_message_is_no_group(broker: Broker) -> None:
-    """It is stored as any other half, so that every version of the broker understands it."""
+    """It is stored as any other half, so older versions of the broker read it."""
     (half,) = broker.prepare_group(1)
 
     (record,) = broker.records_of(HALF_TOPIC)
@@ -63,7 +63,7 @@ def test_one_message_is_no_group(broker: Broker) -> None:
 
 
 def test_a_commit_delivers_all_by_one_append(broker: Broker) -> None:
-    """Each to its own topic and linked to its own half; the leader's comes first and names all."""
+    """Each to its own topic, linked to its own half; the leader's is first and names the others."""
     halves = broker.prepare_group(4)
     start = broker.log.write_offset
 
@@ -88,7 +88,7 @@ def test_a_commit_delivers_all_by_one_append(broker: Broker) -> None:
 
 
 def test_finals_are_the_same_from_memory_and_from_the_log(broker: Broker) -> None:
-    """A decision that comes late delivers what an early one would have."""
+    """A late decision delivers the same messages as an early one."""
     early, late = broker.prepare_group(3), broker.prepare_group(3)
     broker.end(early[0], Event.COMMIT)
     broker.forget_finals()
@@ -112,7 +112,7 @@ def test_finals_are_the_same_from_memory_and_from_the_log(broker: Broker) -> Non
 
 
 def test_a_rollback_is_one_record(broker: Broker) -> None:
-    """It names all the halves, and none of them is ever seen."""
+    """It names all halves, and none of them is delivered."""
     halves = broker.prepare_group(3)
     start = broker.log.write_offset
 
@@ -127,10 +127,10 @@ def test_a_rollback_is_one_record(broker: Broker) -> None:
 
 @pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
 @pytest.mark.parametrize("named", [0, 1, 2])
-def test_whichever_half_is_named_the_whole_is_meant(
+def test_a_request_that_names_any_half_decides_the_whole_transaction(
     broker: Broker, event: Event, named: int
 ) -> None:
-    """And it is decided once, whatever half a repeated request names."""
+    """Once, whichever half a repeated request names."""
     halves = broker.prepare_group(3)
     opposite = Event.ROLLBACK if event is Event.COMMIT else Event.COMMIT
 
@@ -148,10 +148,10 @@ def test_whichever_half_is_named_the_whole_is_meant(
 
 @pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
 @pytest.mark.parametrize("drained", [True, False])
-def test_a_group_that_the_memory_forgot_is_answered_from_the_log(
+def test_a_decision_about_a_group_is_found_after_it_left_the_cache(
     tmp_path: Path, event: Event, drained: bool
 ) -> None:
-    """Under the name of any of its halves, with the id of the leader's final."""
+    """By any of its halves, with the id of the leader's final message."""
     broker = Broker(tmp_path, decided=2)
     halves = broker.prepare_group(3)
     first = broker.ended(halves[0], event)
@@ -166,7 +166,7 @@ def test_a_group_that_the_memory_forgot_is_answered_from_the_log(
 
 
 def test_a_further_half_is_verified_like_the_first(broker: Broker) -> None:
-    """Its own queue offset and its group, or nothing happens."""
+    """A wrong queue offset or group is refused, and nothing changes."""
     halves = broker.prepare_group(2)
     end = broker.log.write_offset
     with pytest.raises(HalfMismatchError, match="state table offset wrong"):
@@ -179,8 +179,8 @@ def test_a_further_half_is_verified_like_the_first(broker: Broker) -> None:
     assert broker.log.write_offset == end
 
 
-def test_op_messages_mirror_every_half(broker: Broker) -> None:
-    """Apache RocketMQ would ask about each that has none."""
+def test_op_messages_name_every_half(broker: Broker) -> None:
+    """Apache RocketMQ would check each half without one."""
     broker.end(broker.prepare_group(3)[0], Event.COMMIT)
     broker.end(broker.prepare_group(2)[0], Event.ROLLBACK)
 
@@ -190,7 +190,7 @@ def test_op_messages_mirror_every_half(broker: Broker) -> None:
     assert op.body == b"0,1,2,3,4,"
 
 
-def test_a_refused_message_keeps_the_whole_group_out(broker: Broker) -> None:
+def test_a_group_with_a_refused_message_is_not_stored(broker: Broker) -> None:
     """All or none are stored."""
     good, bad = message(key="a"), message(key="b", properties={"X": "x" * 31_000})
     with pytest.raises(RequestRefusedError):
@@ -199,7 +199,7 @@ def test_a_refused_message_keeps_the_whole_group_out(broker: Broker) -> None:
 
 
 def test_a_failed_append_leaves_the_group_undecided(broker: Broker) -> None:
-    """The client tries again, and everything is delivered then."""
+    """After a retry everything is delivered."""
     halves = broker.prepare_group(3)
     broker.log.failing = True
     with pytest.raises(StoreError):
@@ -212,8 +212,8 @@ def test_a_failed_append_leaves_the_group_undecided(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("survivors", range(5))
-def test_a_group_that_was_cut_off_is_rolled_back(broker: Broker, survivors: int) -> None:
-    """Its sender was not told of it; a part of it must not be delivered."""
+def test_a_group_whose_append_was_cut_off_is_rolled_back(broker: Broker, survivors: int) -> None:
+    """Its sender got no answer; a part of it must not be delivered."""
     broker.prepare()
     broker.log.flush()
     halves = broker.prepare_group(4)
@@ -238,10 +238,10 @@ def test_a_group_that_was_cut_off_is_rolled_back(broker: Broker, survivors: int)
 
 @pytest.mark.parametrize("survivors", range(5))
 @pytest.mark.parametrize("snapshot", [True, False])
-def test_a_commit_that_was_cut_off_is_completed(
+def test_a_commit_whose_append_was_cut_off_is_completed(
     broker: Broker, survivors: int, snapshot: bool
 ) -> None:
-    """The leader's final has decided: the others are delivered before anything is served."""
+    """The leader's final message has decided: the others are appended before any request."""
     halves = broker.prepare_group(4)
     broker.log.flush()
     if snapshot:
@@ -262,8 +262,8 @@ def test_a_commit_that_was_cut_off_is_completed(
     assert broker.service.metrics()["pending"] == int(survivors == 0)
 
 
-def test_a_completion_does_not_prevent_the_start(broker: Broker) -> None:
-    """One message is damaged, and the others have no topic now: they are stored all the same."""
+def test_a_failed_completion_does_not_prevent_the_start(broker: Broker) -> None:
+    """One message is damaged, and the topics of the others cannot be created."""
     halves = broker.prepare_group(4)
     broker.log.flush()
     broker.end(halves[0], Event.COMMIT)
@@ -277,7 +277,7 @@ def test_a_completion_does_not_prevent_the_start(broker: Broker) -> None:
 
 
 def test_a_completion_that_was_cut_off_is_completed_too(broker: Broker) -> None:
-    """However often the power goes, each message is stored once."""
+    """However often the power fails, each message is stored once."""
     halves = broker.prepare_group(5)
     broker.log.flush()
     broker.end(halves[0], Event.COMMIT)
@@ -288,8 +288,8 @@ def test_a_completion_that_was_cut_off_is_completed_too(broker: Broker) -> None:
     assert finals(broker, halves) == [1] * 5
 
 
-def test_a_group_comes_back_from_a_snapshot(broker: Broker) -> None:
-    """With all its halves, whichever is named."""
+def test_a_snapshot_keeps_groups(broker: Broker) -> None:
+    """With all halves, whichever a request names."""
     broker.prepare()
     halves = broker.prepare_group(3)
 
@@ -305,7 +305,7 @@ def test_a_group_comes_back_from_a_snapshot(broker: Broker) -> None:
 
 
 def test_a_group_with_a_damaged_half_is_not_delivered_in_part(broker: Broker) -> None:
-    """Committing it is refused as long as one message cannot be read; an operator may roll back."""
+    """Its commit is refused while one message cannot be read; an operator may roll back."""
     halves = broker.prepare_group(3)
     broker.log.flush()
     broker.restart()
@@ -321,7 +321,7 @@ def test_a_group_with_a_damaged_half_is_not_delivered_in_part(broker: Broker) ->
 
 
 def test_a_group_is_parked_and_decided_by_its_leader(broker: Broker) -> None:
-    """There is one parked copy, and one decision about all."""
+    """There is one parked copy, and one decision for all messages."""
     broker.producers.join("pg", Connected())
     halves = broker.prepare_group(3)
     for _ in range(20):
@@ -337,7 +337,7 @@ def test_a_group_is_parked_and_decided_by_its_leader(broker: Broker) -> None:
 
 @pytest.mark.parametrize("restart", [True, False])
 def test_every_message_of_a_group_may_be_delayed(broker: Broker, restart: bool) -> None:
-    """The records that decide wait in the schedule topic, and complete each other there too."""
+    """The deciding records are in the schedule topic, and a start completes them there too."""
     halves = broker.prepare_group(3, TRANSACTION_DELAY_MS="5000")
     broker.log.flush()
     broker.end(halves[0], Event.COMMIT)

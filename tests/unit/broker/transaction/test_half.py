@@ -1,4 +1,4 @@
-"""Half messages: what is stored, and what is made of it."""
+"""The half record, and the records made from it."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ KEY = "7F000001A1B2C3D4E5F600000001"
 
 
 def stored(draft: AppendRequest, *, offset: int = OFFSET, queue_offset: int = 12) -> bytes:
-    """Return the draft as the log would hold it."""
+    """Return the bytes of the record that the log holds for a request."""
     return encode_record(_record(draft, offset, queue_offset))
 
 
@@ -70,7 +70,7 @@ def _record(draft: AppendRequest, offset: int, queue_offset: int) -> Record:
 
 
 def test_a_half_is_the_message_under_another_topic() -> None:
-    """Only topic, queue and transaction bits change; where it belongs is kept in properties."""
+    """Only topic, queue and transaction bits change; properties keep the real topic and queue."""
     original = message(key=KEY, queue_id=3)
     original.sys_flag |= COMPRESSED
 
@@ -88,7 +88,7 @@ def test_a_half_is_the_message_under_another_topic() -> None:
 
 
 def test_properties_without_their_last_separator_are_completed() -> None:
-    """Clients of RocketMQ 4.9 leave the last 0x02 out; what is added must not melt into a value."""
+    """Clients of RocketMQ 4.9 omit the last 0x02; it must not join two values."""
     original = message(key=KEY, properties={"TAGS": "TagA"})
     original.properties = original.properties.removesuffix(b"\x02")
 
@@ -98,8 +98,8 @@ def test_properties_without_their_last_separator_are_completed() -> None:
     assert decode_properties(half.properties)["REAL_TOPIC"] == "orders"
 
 
-def test_marks_of_check_copies_are_not_taken_from_a_producer() -> None:
-    """A forwarded message with such marks would be taken for a copy of another half."""
+def test_marks_of_check_copies_are_removed_from_a_producers_message() -> None:
+    """With these marks, a forwarded message would count as a copy of another half."""
     marks = {"TRANSACTION_CHECK_TIMES": "3", "TRAN_PREPARED_QUEUE_OFFSET": "9", "keep": "me"}
 
     half = decode_properties(half_request(message(key=KEY, properties=marks), KEY).properties)
@@ -121,8 +121,8 @@ def test_marks_of_check_copies_are_not_taken_from_a_producer() -> None:
         (b"9" * 6_000, IMMUNITY_S_MAX),
     ],
 )
-def test_immunity_is_seconds_or_nothing(text: bytes, seconds: int) -> None:
-    """A value that is no number asks for nothing; none makes a half outlive the log."""
+def test_immunity_is_a_number_of_seconds_up_to_the_maximum(text: bytes, seconds: int) -> None:
+    """Anything else requests no immunity; no half outlives the log because of it."""
     assert immunity_s(b"CHECK_IMMUNITY_TIME_IN_SECONDS\x01%b\x02" % text) == seconds
     assert immunity_s(b"X_CHECK_IMMUNITY_TIME_IN_SECONDS\x01%b\x02" % text) == 0
 
@@ -151,8 +151,8 @@ def test_final_messages_are_those_of_rocketmq(name: str, tmp_path: Path) -> None
         )
 
 
-def test_ipv6_hosts_and_a_checksum_tail_survive_the_rewriting() -> None:
-    """The layout shifts with the hosts, and an old checksum must not enter the final message."""
+def test_ipv6_hosts_are_kept_and_a_checksum_tail_is_dropped_in_the_final_message() -> None:
+    """The layout depends on the hosts, and the old checksum would be wrong."""
     original = message(key=KEY, properties={"TAGS": "TagA"})
     original.born_host = pack_host("2001:db8::7", 50_000)
     half = half_request(original, KEY)
@@ -171,7 +171,7 @@ def test_ipv6_hosts_and_a_checksum_tail_survive_the_rewriting() -> None:
 
 
 def test_the_final_message_links_to_its_half() -> None:
-    """Field 14 is what makes the log alone tell which half was committed."""
+    """Field 14 shows in the log alone which half was committed."""
     parsed = parse_half(stored(half_request(message(key=KEY), KEY)), OFFSET)
 
     assert parsed is not None
@@ -183,8 +183,8 @@ def test_the_final_message_links_to_its_half() -> None:
     assert decode_properties(final.properties)["TRAN_MSG"] == "true"
 
 
-def test_half_and_final_are_found_by_the_keys_of_their_message() -> None:
-    """They have the same ones; a rollback is not found by any."""
+def test_half_and_final_are_indexed_by_the_keys_of_their_message() -> None:
+    """A rollback record is not in the index."""
     original = message(key=KEY)
     half = half_request(original, KEY)
     final = prepared_final(original, half, OFFSET)
@@ -195,7 +195,7 @@ def test_half_and_final_are_found_by_the_keys_of_their_message() -> None:
 
 
 def test_a_final_message_carries_the_id_of_its_half() -> None:
-    """Consumers know the transaction by it, and find it the same however the final was made."""
+    """Consumers identify the transaction by it; it is the same from memory and from the log."""
     original = message(key=KEY)
     half = half_request(original, KEY)
     parsed = parse_half(stored(half), OFFSET)
@@ -211,8 +211,8 @@ def test_a_final_message_carries_the_id_of_its_half() -> None:
     }
 
 
-def test_a_message_is_worth_more_than_the_id_of_its_half() -> None:
-    """A half of Apache RocketMQ may have no room for it, and must be deliverable all the same."""
+def test_a_final_message_without_room_for_the_half_id_is_delivered_without_it() -> None:
+    """A half written by Apache RocketMQ may leave no room for it."""
     original = message(key=KEY, properties={"x": "y" * 32_550})
     half = half_request(original, KEY)
 
@@ -221,8 +221,8 @@ def test_a_message_is_worth_more_than_the_id_of_its_half() -> None:
     assert final.properties == half.properties
 
 
-def test_a_half_tells_to_which_messages_it_belongs() -> None:
-    """Leader's key, number and count; the real topic is found behind it as before."""
+def test_a_half_of_several_names_its_leader_its_index_and_their_number() -> None:
+    """The real topic and queue are still found."""
     half = mark_in_group(
         half_request(message(key=KEY, queue_id=3), KEY), GroupMembership(b"A,1,B", 2, 64)
     )
@@ -245,13 +245,15 @@ def test_a_half_tells_to_which_messages_it_belongs() -> None:
         b"MY_TRANSACTION_GROUP\x01key,1,2\x02",
     ],
 )
-def test_what_names_no_group_is_a_transaction_by_itself(properties: bytes) -> None:
-    """A message of its own must not vanish into a group that does not exist."""
+def test_a_half_without_a_valid_group_property_is_a_transaction_of_its_own(
+    properties: bytes,
+) -> None:
+    """A message must not be lost in a group that does not exist."""
     assert group_membership(properties) is None
 
 
 def test_the_leaders_decision_names_the_other_halves() -> None:
-    """Its final message and its rollback record alike, in the order of the messages."""
+    """Final message and rollback record name them in the order of the messages."""
     original = message(key=KEY)
     half = half_request(original, KEY)
     beside = [OFFSET + 300, OFFSET + 600]
@@ -265,8 +267,8 @@ def test_the_leaders_decision_names_the_other_halves() -> None:
 
 
 @pytest.mark.parametrize("kind", [TransactionType.ROLLBACK, TransactionType.PREPARED])
-def test_a_record_about_a_half_is_seen_by_nobody(kind: TransactionType) -> None:
-    """Apache RocketMQ puts it in no queue, and finds no key by which to index it."""
+def test_a_record_without_the_half_enters_no_queue_and_no_index(kind: TransactionType) -> None:
+    """Apache RocketMQ puts it in no queue, and finds no key to index."""
     bare = bare_request(OFFSET, "pg", kind, now_ms=START_MS, host=HOST)
 
     assert (bare.topic, bare.body, bare.sys_flag) == (HALF_TOPIC, b"", int(kind))
@@ -276,8 +278,8 @@ def test_a_record_about_a_half_is_seen_by_nobody(kind: TransactionType) -> None:
     assert parse_half(stored(bare), OFFSET) is None
 
 
-def test_a_rollback_record_is_small_and_seen_by_nobody() -> None:
-    """It links to its half like a final message, and enters neither queue nor index."""
+def test_a_rollback_record_has_no_body_and_enters_no_queue_and_no_index() -> None:
+    """It links to its half as a final message does."""
     parsed = parse_half(stored(half_request(message(key=KEY, body=b"x" * 9_999), KEY)), OFFSET)
 
     assert parsed is not None
@@ -295,7 +297,7 @@ def test_a_rollback_record_is_small_and_seen_by_nobody() -> None:
 
 
 def test_a_parked_copy_is_a_visible_message_that_links_to_its_half() -> None:
-    """An operator finds it in its topic with everything that is needed to decide."""
+    """Operators find in it everything that they need to decide."""
     half = half_request(message(key=KEY, properties={"TAGS": "TagA"}), KEY)
     parsed = parse_half(stored(half), OFFSET)
 
@@ -309,7 +311,7 @@ def test_a_parked_copy_is_a_visible_message_that_links_to_its_half() -> None:
 
 
 def test_a_check_shows_the_message_under_its_real_topic() -> None:
-    """Clients decode the body as a stored record and give it to the user's listener."""
+    """Clients decode the body as a stored record and pass it to the user's listener."""
     half = half_request(message(key=KEY, queue_id=3), KEY)
     parsed = parse_half(stored(half), OFFSET)
     assert parsed is not None
@@ -327,13 +329,13 @@ def test_a_check_shows_the_message_under_its_real_topic() -> None:
 @pytest.mark.parametrize(
     "draft", [message(topic="orders"), message(topic=HALF_TOPIC), message(topic=HALF_TOPIC + "X")]
 )
-def test_what_is_no_half_is_not_taken_for_one(draft: AppendRequest) -> None:
-    """An END_TRANSACTION can name any record of the log."""
+def test_other_records_are_not_parsed_as_a_half(draft: AppendRequest) -> None:
+    """END_TRANSACTION can name any record of the log."""
     assert parse_half(stored(draft), OFFSET) is None
 
 
 def test_a_half_without_its_topic_cannot_be_delivered() -> None:
-    """A record of the half topic that was not written by prepare has no place to go."""
+    """A record of the half topic that prepare did not write may have no destination."""
     half = half_request(message(key=KEY), KEY)
     half.properties = b"PGROUP\x01pg\x02"
     record = stored(half)
@@ -347,7 +349,7 @@ def test_a_half_without_its_topic_cannot_be_delivered() -> None:
 
 
 def test_a_damaged_half_is_not_read() -> None:
-    """What is made of its parts gets a new checksum, so the old one has to be right."""
+    """Records made from it get a new checksum, so the old one must be valid."""
     record = stored(half_request(message(key=KEY, body=b"x" * 100), KEY))
     assert parse_half(record + b"what comes next", OFFSET) == parse_half(record, OFFSET) is not None
 
@@ -357,8 +359,8 @@ def test_a_damaged_half_is_not_read() -> None:
         assert parse_half(record[:end], OFFSET) is None
 
 
-def test_a_half_written_by_rocketmq_tells_its_destination() -> None:
-    """There the properties have another order, and may lack the last separator."""
+def test_the_destination_is_found_in_a_half_written_by_rocketmq() -> None:
+    """Its properties have another order and may lack the last separator."""
     half = half_request(message(key=KEY), KEY)
     half.properties = b"REAL_QID\x015\x02REAL_TOPIC\x01paid\x02PGROUP\x01pg"
     parsed = parse_half(stored(half), OFFSET)

@@ -1,4 +1,4 @@
-"""`TRANSACTION_HALF_ID`: consumers find it on what the broker committed, and nowhere else."""
+"""`TRANSACTION_HALF_ID`: only messages that the broker committed have it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEAD = "%DLQ%billing"
 
 
 def _half_id(record: Record) -> str | None:
-    """Return what a consumer that gets a record takes for its transaction."""
+    """Return the half message id that a consumer of a record sees."""
     return MessageView(record, "broker-a").half_message_id
 
 
@@ -98,10 +98,8 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @windowed()
-async def test_a_forwarded_or_forged_id_is_never_taken_for_the_committed_message(
-    rig: Rig, way: Any
-) -> None:
-    """However it comes in, delivered or sent back by a consumer afterwards."""
+async def test_a_forwarded_or_forged_id_is_removed(rig: Rig, way: Any) -> None:
+    """However it is sent, and after a consumer has sent the message back."""
     producer = await rig.peer()
     half, true = await _committed(rig, producer)
     await way(producer, _foreign(true))
@@ -123,7 +121,7 @@ async def test_a_forwarded_or_forged_id_is_never_taken_for_the_committed_message
 
 @windowed()
 async def test_the_id_is_the_same_in_delays_retries_and_dead_letters(rig: Rig) -> None:
-    """What the broker makes of a final message can be told by an inbox to be the same."""
+    """An inbox recognises each record that the broker makes from a final message."""
     producer = await rig.peer()
     half = await producer.prepare("T1", TRANSACTION_DELAY_MS="7000")
     await producer.end(half, COMMIT)
@@ -142,7 +140,7 @@ async def test_the_id_is_the_same_in_delays_retries_and_dead_letters(rig: Rig) -
 
 
 def _stored(rig: Rig, message: AppendRequest) -> Record:
-    """Store a record as an earlier broker, or Apache RocketMQ, has left it."""
+    """Store a record as an earlier broker, or Apache RocketMQ, would have."""
     (appended,) = rig.store.append([message])
     record = rig.store.reader.record_at(appended.physical_offset)
     assert record is not None
@@ -150,8 +148,8 @@ def _stored(rig: Rig, message: AppendRequest) -> Record:
 
 
 @windowed(flush_mode="ASYNC_FLUSH")
-async def test_ids_that_others_have_stored_are_believed_only_in_a_final_message(rig: Rig) -> None:
-    """A forged one on disk stays unread, also after a consumer has sent its message back."""
+async def test_a_stored_id_is_trusted_only_in_a_final_message(rig: Rig) -> None:
+    """A forged id on disk is ignored, also after a consumer has sent its message back."""
     producer = await rig.peer()
     half, _ = await _committed(rig, producer)
     forged = f"TRANSACTION_HALF_ID\x01{half.message_id}\x02UNIQ_KEY\x01F\x02".encode()
@@ -193,7 +191,7 @@ def _resent(record: Record, **changed: str) -> dict[str, Any]:
 
 @windowed()
 async def test_a_retry_that_a_client_sends_keeps_the_id_and_the_true_content(rig: Rig) -> None:
-    """The id names the committed message, so that is what is stored, as for a request 36."""
+    """The id names the committed message, so its content is stored, as for request code 36."""
     producer = await rig.peer()
     half, true = await _committed(rig, producer, TAGS="paid", colour="red")
     answer = await producer.plain(
@@ -226,7 +224,7 @@ async def test_a_retry_that_a_client_sends_keeps_the_id_and_the_true_content(rig
 async def test_a_retry_that_a_client_sends_of_anything_else_has_no_id(
     rig: Rig, key: str, changed: dict[str, str]
 ) -> None:
-    """Another half, another topic, or another message than the one that was committed."""
+    """Of another half, another topic, or another message than the committed one."""
     producer = await rig.peer()
     _, true = await _committed(rig, producer)
     properties = _resent(true, **changed)
@@ -244,7 +242,7 @@ async def test_a_retry_that_a_client_sends_of_anything_else_has_no_id(
 async def test_no_retry_has_the_id_of_a_half_that_is_not_committed(
     rig: Rig, decision: int | None
 ) -> None:
-    """Or an inbox would take it for a message that may still come."""
+    """Otherwise an inbox would drop the message if it is committed later."""
     producer = await rig.peer()
     half = await producer.prepare("T1", b"true")
     if decision is not None:
@@ -259,8 +257,8 @@ async def test_no_retry_has_the_id_of_a_half_that_is_not_committed(
 
 
 @windowed()
-async def test_an_old_consumers_retry_with_transaction_bits_is_told_what_is_wrong(rig: Rig) -> None:
-    """It has TRAN_MSG=true; what it must not have are the bits that its producer adds."""
+async def test_the_refusal_of_an_old_consumers_retry_names_the_transaction_bits(rig: Rig) -> None:
+    """It has TRAN_MSG=true, but must not have the bits of its producer's message."""
     producer = await rig.peer()
     _, true = await _committed(rig, producer)
     properties = _resent(true, TRAN_MSG="true")

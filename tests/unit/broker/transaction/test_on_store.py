@@ -1,4 +1,4 @@
-"""Transactions over the real store: files, flushes, restarts, and stores of the official broker."""
+"""Transactions over a real store: files, flushes, restarts, and stores of the official broker."""
 
 import time
 from collections.abc import Iterator
@@ -113,7 +113,7 @@ class StoredBroker(ServiceParts):
         self.open(self.root)
 
     def kill(self, target: Path) -> None:
-        """Go on with the files as a killed process leaves them."""
+        """Continue with the files as a killed process leaves them."""
         crash(self.root, target)
         self.store.close()
         self.open(target)
@@ -125,7 +125,7 @@ class StoredBroker(ServiceParts):
         self.flush()
 
     def consumed(self, topic: str = "orders", queue_id: int = 0) -> list[Record]:
-        """What a consumer of the queue gets."""
+        """Return the messages that a consumer of the queue gets."""
         found = self.store.queues.get(topic, queue_id, 0, max_count=1_000, max_bytes=1 << 20)
         return [
             record
@@ -143,7 +143,7 @@ def broker(tmp_path: Path) -> Iterator[StoredBroker]:
 
 
 def test_a_message_is_consumed_after_its_commit_only(broker: StoredBroker) -> None:
-    """Half, rollback and op records are in no queue that consumers read."""
+    """No queue that consumers read has a half, a rollback or an op record."""
     committed, rolled_back, open_half = (broker.prepare(body) for body in (b"1", b"2", b"3"))
     assert broker.consumed() == []
 
@@ -161,7 +161,7 @@ def test_a_message_is_consumed_after_its_commit_only(broker: StoredBroker) -> No
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_restart_keeps_every_decision(broker: StoredBroker, tmp_path: Path, how: str) -> None:
-    """Over several log files, with a memory that holds two decisions only."""
+    """Over several log files, with a cache of only two decisions."""
     halves = [broker.prepare(b"%d" % number * 300) for number in range(40)]
     for number, half in enumerate(halves):
         if number % 4 < 2:
@@ -187,10 +187,10 @@ def test_a_restart_keeps_every_decision(broker: StoredBroker, tmp_path: Path, ho
 
 
 @pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
-def test_a_repeated_decision_is_answered_also_before_the_disk(
+def test_a_repeated_decision_is_answered_before_the_first_is_on_disk(
     broker: StoredBroker, event: Event
 ) -> None:
-    """A topic that opts out of the flush answers at once; the client may repeat at once."""
+    """A topic that opts out of the flush is answered at once; the client may repeat at once."""
     half = broker.prepare(flushed=False)
     first = end_now(broker.service.decisions, broker.request(half, event))
 
@@ -202,7 +202,7 @@ def test_a_repeated_decision_is_answered_also_before_the_disk(
 
 
 def test_large_halves_are_committed_whole(broker: StoredBroker) -> None:
-    """Their size is not known before they are read, and they may end where a file does."""
+    """Their size is unknown before they are read, and they may end with a file."""
     bodies = [bytes([65 + number]) * size for number, size in enumerate((7_000, 1_600, 8_192, 1))]
     halves = [broker.prepare(body) for body in bodies]
     broker.forget_finals()  # have them read from the log
@@ -212,7 +212,7 @@ def test_large_halves_are_committed_whole(broker: StoredBroker) -> None:
 
 
 def test_a_parked_message_can_be_read(broker: StoredBroker) -> None:
-    """Operators find it in its topic, like any message."""
+    """Operators read it from its topic, as any message."""
     producer = broker.producers.join("pg", Connected())
     broker.prepare()
     for _ in range(17):
@@ -222,10 +222,10 @@ def test_a_parked_message_can_be_read(broker: StoredBroker) -> None:
     assert parked.body == b"row 1"
 
 
-def test_a_file_that_is_full_is_no_damage(
+def test_a_full_log_file_is_not_reported_as_damage(
     broker: StoredBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log may end with a file's end: nobody needs to look at what is as it should be."""
+    """The log may end at the end of a file."""
     first_file = broker.root / "commitlog" / f"{0:020d}"
     size = 16_384  # of a file, in these stores
     halves = [broker.prepare(b"x" * 1_000)]
@@ -248,7 +248,7 @@ def test_a_file_that_is_full_is_no_damage(
 def test_messages_of_one_transaction_become_visible_together(
     broker: StoredBroker, tmp_path: Path
 ) -> None:
-    """Of several topics, over the ends of log files, and with one flush that covers them all."""
+    """Of several topics, across log files, and with one flush for all of them."""
     bodies = [bytes([65 + number]) * 2_500 for number in range(5)]
     for attempt in range(4):
         messages = []
@@ -278,10 +278,10 @@ def test_messages_of_one_transaction_become_visible_together(
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_a_commit_that_the_disk_has_in_part_is_completed(
+def test_a_commit_that_is_on_disk_in_part_is_completed(
     broker: StoredBroker, tmp_path: Path, cut: int
 ) -> None:
-    """The power went while it was written; nothing is served before the rest is there."""
+    """The power failed during the write; the rest is appended before any request is served."""
     keys = [f"{number}" for number in range(4)]
     messages = [(message(f"topic{key}", key.encode(), key=key, queue_id=0), key) for key in keys]
     halves = broker.service.prepares.prepare_group(messages, "pg", gone())
@@ -307,10 +307,10 @@ def test_a_commit_that_the_disk_has_in_part_is_completed(
 
 
 @pytest.mark.parametrize("what", ["body", "length", "blank", "file"])
-def test_a_damaged_place_hides_nothing_behind_it(
+def test_damage_in_the_log_hides_no_later_half(
     broker: StoredBroker, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A half that the table lacks would count as decided, and its message be lost."""
+    """A half that is not in the table would count as decided, and its message would be lost."""
     halves = [broker.prepare(b"%d" % number * 300) for number in range(60)]
     for half in halves[::2]:
         broker.end(half, Event.COMMIT)
@@ -353,12 +353,12 @@ def test_a_damaged_place_hides_nothing_behind_it(
 
 @pytest.fixture(params=["tx-midway-killed", "tx-midway-clean", "v4-tx"])
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> GoldenStore:
-    """One store in the middle of transactions."""
+    """A store with undecided transactions."""
     return unpack(request.param, tmp_path)
 
 
 def test_a_store_of_rocketmq_opens_in_the_middle_of_transactions(golden: GoldenStore) -> None:
-    """Exactly the undecided are asked about; what was decided stays decided."""
+    """Exactly the undecided are checked; decided ones stay decided."""
     broker = StoredBroker(golden.root)
     broker.producers.join("pg_tx", producer := Connected())
     broker.producers.join("pg_other", producer)

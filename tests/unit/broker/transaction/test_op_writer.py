@@ -1,4 +1,4 @@
-"""Op messages: late, many at once, never lost for good."""
+"""Op messages: batched, delayed, and written again after a failure."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ CONFIG = TransactionConfig(op_batch_size=40, op_batch_interval_ms=3_000)
 
 
 class Log:
-    """Keeps the drafts, and refuses when told to."""
+    """Keeps the requests, and refuses them while `failing`."""
 
     def __init__(self) -> None:
         self.drafts: list[AppendRequest] = []
@@ -34,7 +34,7 @@ class Log:
 
 
 def test_an_op_message_is_what_rocketmq_writes() -> None:
-    """Its broker reads the tag and the body; nothing else is in it."""
+    """Its broker reads the tag and the body; the record has nothing else."""
     log = Log()
     writer = OpWriter(log.append, CONFIG, HOST, lambda: START_MS)
     writer.add(12)
@@ -48,8 +48,8 @@ def test_an_op_message_is_what_rocketmq_writes() -> None:
     assert ours.tags_code == ord("d")
 
 
-def test_its_form_is_that_of_a_stored_one(tmp_path: Path) -> None:
-    """Compared with the op records of an official store, property by property."""
+def test_an_op_message_has_the_properties_of_an_official_one(tmp_path: Path) -> None:
+    """Compared with an op record of an official store."""
     log = Log()
     writer = OpWriter(log.append, CONFIG, HOST, lambda: START_MS)
     writer.add(16)
@@ -66,8 +66,8 @@ def test_its_form_is_that_of_a_stored_one(tmp_path: Path) -> None:
     ]
 
 
-def test_a_few_wait_for_the_interval() -> None:
-    """One op message for all decisions of three seconds."""
+def test_offsets_are_written_once_per_interval() -> None:
+    """One op message holds all decisions of three seconds."""
     log = Log()
     writer = OpWriter(log.append, CONFIG, HOST, lambda: START_MS)
     assert writer.tick(START_MS) == 3_000
@@ -80,8 +80,8 @@ def test_a_few_wait_for_the_interval() -> None:
     assert log.bodies == [b"1,2,"]
 
 
-def test_many_are_written_at_once_in_bodies_of_the_set_size() -> None:
-    """Each body ends with the offset that reaches the size; nothing is lost between them."""
+def test_a_full_batch_is_written_at_once_in_bodies_of_the_configured_size() -> None:
+    """Each body ends with the offset that reaches the size; none is lost between bodies."""
     log = Log()
     writer = OpWriter(log.append, CONFIG, HOST, lambda: START_MS)
     writer.tick(START_MS)
@@ -98,8 +98,8 @@ def test_many_are_written_at_once_in_bodies_of_the_set_size() -> None:
     assert [int(part) for body in log.bodies for part in body.split(b",") if part] == offsets
 
 
-def test_a_flood_is_written_in_slices() -> None:
-    """After a crash there may be very many without an op message."""
+def test_very_many_offsets_are_written_in_slices() -> None:
+    """After a crash very many may be without an op message."""
     log = Log()
     writer = OpWriter(log.append, CONFIG, HOST, lambda: START_MS)
     writer.add_all(range(1_000, 2_000))
@@ -114,7 +114,7 @@ def test_a_flood_is_written_in_slices() -> None:
 
 
 def test_a_failed_write_is_tried_again() -> None:
-    """Nobody waits for op messages, so nobody is told; they are kept."""
+    """No request waits for op messages; the offsets are kept."""
     log = Log()
     writer = OpWriter(log.append, CONFIG, HOST, lambda: START_MS)
     writer.add(7)

@@ -1,4 +1,4 @@
-"""What operators see and do: lists, decisions, taking back what is parked, topics that changed."""
+"""Operators: listing, decisions, resuming parked transactions, changed topics."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def broker(tmp_path: Path) -> Broker:
 
 
 def park(broker: Broker, half: AppendResult) -> None:
-    """Have the broker give up asking about a half."""
+    """Park a transaction, as after its last check."""
     assert broker.park(half)
 
 
@@ -39,7 +39,7 @@ def park(broker: Broker, half: AppendResult) -> None:
 
 
 def test_a_transaction_is_described_in_full(broker: Broker) -> None:
-    """Age, owner, and how the asking goes: what one needs to know before deciding."""
+    """Age, owner and progress of checks: what an operator needs before a decision."""
     producer = broker.producers.join("pg", Connected("10.0.0.7:4000"))
     half = broker.prepare(producer, key="K1", KEYS="order-7 order-8")
     broker.clock.now_ms += 2_000
@@ -69,7 +69,7 @@ def test_a_transaction_is_described_in_full(broker: Broker) -> None:
 
 
 def test_pages_follow_each_other_without_gap_or_repetition(broker: Broker) -> None:
-    """Also while transactions of the page before are decided."""
+    """Also if transactions of the previous page are decided meanwhile."""
     halves = [broker.prepare(group=f"pg{number % 2}") for number in range(10)]
     offsets = [half.physical_offset for half in halves]
 
@@ -83,8 +83,8 @@ def test_pages_follow_each_other_without_gap_or_repetition(broker: Broker) -> No
     assert [info.offset for info in odd] == [*offsets[1:2], *offsets[5::2]]
 
 
-def test_a_list_can_be_of_one_state(broker: Broker) -> None:
-    """What is parked is what an operator looks for."""
+def test_a_listing_can_be_restricted_to_one_state(broker: Broker) -> None:
+    """Operators look for parked transactions."""
     halves = [broker.prepare() for _ in range(3)]
     park(broker, halves[1])
 
@@ -96,7 +96,7 @@ def test_a_list_can_be_of_one_state(broker: Broker) -> None:
 
 
 def test_a_transaction_is_found_by_its_key_and_by_its_id(broker: Broker) -> None:
-    """Whichever of the two stands in the application's log."""
+    """An application may log either."""
     half, other = broker.prepare(key=f"{7:032X}"), broker.prepare()
 
     for name in (f"{7:032X}", offset_message_id(HOST, half.physical_offset)):
@@ -112,7 +112,7 @@ def test_a_transaction_is_found_by_its_key_and_by_its_id(broker: Broker) -> None
 
 
 def test_a_key_that_looks_like_an_id_finds_its_own_transaction(broker: Broker) -> None:
-    """Both are 32 hex digits; the half that lies there by accident is another one."""
+    """Both are 32 hexadecimal digits; a half at that offset is another transaction."""
     broker.prepare()
     second = broker.prepare()
     third = broker.prepare(key=f"C0A80001{'0' * 8}{second.physical_offset:016X}")
@@ -131,7 +131,7 @@ def test_a_key_that_looks_like_an_id_finds_its_own_transaction(broker: Broker) -
 def test_an_operator_decides_in_the_producers_place(
     broker: Broker, action: str, parked: bool
 ) -> None:
-    """Once, like a producer; whoever comes later is told what was decided."""
+    """Once, like a producer; later requests get that decision."""
     half = broker.prepare()
     if parked:
         park(broker, half)
@@ -153,8 +153,8 @@ def test_an_operator_decides_in_the_producers_place(
     assert broker.log.write_offset == end
 
 
-def test_a_producer_that_was_first_stands_against_an_operator(broker: Broker) -> None:
-    """The message is out, or its sender has been told that it will never be."""
+def test_an_operator_cannot_change_a_producers_decision(broker: Broker) -> None:
+    """The message may be delivered, or its sender knows that it never will be."""
     half = broker.prepare()
     broker.end(half, Event.COMMIT)
     with pytest.raises(DecidedOtherwiseError, match="was committed at 2023-11-14T22:13:20"):
@@ -162,7 +162,7 @@ def test_a_producer_that_was_first_stands_against_an_operator(broker: Broker) ->
 
 
 def test_an_operator_must_name_a_half(broker: Broker) -> None:
-    """A final message has all that a half has; deciding about it would deliver it once more."""
+    """A decision about a final message would deliver it again."""
     half = broker.prepare()
     broker.end(half, Event.COMMIT)
     (final,) = broker.finals_of(half)
@@ -179,7 +179,7 @@ def test_an_operator_must_name_a_half(broker: Broker) -> None:
 
 
 def test_a_damaged_half_can_still_be_rolled_back(broker: Broker) -> None:
-    """It can never be delivered, and must not be asked about for ever."""
+    """It can never be delivered, and its checks must end."""
     half = broker.prepare()
     broker.log.flush()
     broker.restart()
@@ -200,8 +200,8 @@ def test_a_damaged_half_can_still_be_rolled_back(broker: Broker) -> None:
 # --- parking and taking back
 
 
-def test_the_reason_of_parking_tells_whether_anybody_answered(broker: Broker) -> None:
-    """No answer means: look at the producers. Unknown means: look at their checker."""
+def test_the_parked_reason_shows_whether_checks_were_answered(broker: Broker) -> None:
+    """Without answers, look at the producers; with UNKNOWN, at their checker."""
     silent = broker.producers.join("silent", Connected())
     unsure = broker.producers.join("unsure", Connected())
     broker.prepare(group="silent")
@@ -229,15 +229,15 @@ def test_the_reason_of_parking_tells_whether_anybody_answered(broker: Broker) ->
 
 
 def test_only_answers_to_checks_are_counted_as_such(broker: Broker) -> None:
-    """A producer that says "not known yet" by itself has not been asked."""
+    """An unrequested "unknown" does not answer a check."""
     half = broker.prepare()
     broker.end(half, Event.UNKNOWN)
     (info,) = broker.service.view.page(-1, 1).infos
     assert info.checks_answered == 0
 
 
-def test_a_check_is_answered_once_however_often_its_answer_comes(broker: Broker) -> None:
-    """Network and clients repeat; more answers than questions would tell operators nothing."""
+def test_a_repeated_answer_to_a_check_is_counted_once(broker: Broker) -> None:
+    """Networks and clients repeat answers."""
     broker.producers.join("pg", Connected())
     half = broker.prepare()
     for checks in (0, 1, 2):
@@ -253,8 +253,8 @@ def test_a_check_is_answered_once_however_often_its_answer_comes(broker: Broker)
 
 
 @pytest.mark.parametrize("restart", ["no", "crash", "stop"])
-def test_a_resumed_transaction_is_asked_about_from_the_start(broker: Broker, restart: str) -> None:
-    """At once, as often as the first time, and also if the broker is restarted meanwhile."""
+def test_the_checks_of_a_resumed_transaction_begin_again(broker: Broker, restart: str) -> None:
+    """At once, as many as the first time, and also after a restart."""
     producer = broker.producers.join("pg", Connected())
     half = broker.prepare()
     for _ in range(20):
@@ -280,8 +280,8 @@ def test_a_resumed_transaction_is_asked_about_from_the_start(broker: Broker, res
     assert len(broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC)) == 2
 
 
-def test_resuming_what_is_not_parked_does_nothing(broker: Broker) -> None:
-    """An operator who asks twice does no harm; a decided one is refused with its decision."""
+def test_resuming_a_transaction_that_is_not_parked_does_nothing(broker: Broker) -> None:
+    """For a decided one, the error names the decision."""
     half, decided = broker.prepare(), broker.prepare()
     broker.end(decided, Event.ROLLBACK)
     end = broker.log.write_offset
@@ -293,8 +293,8 @@ def test_resuming_what_is_not_parked_does_nothing(broker: Broker) -> None:
     assert broker.log.write_offset == end
 
 
-def test_what_cannot_be_recorded_is_not_resumed(broker: Broker) -> None:
-    """Otherwise the next start would not know of it."""
+def test_a_transaction_is_not_resumed_if_that_cannot_be_recorded(broker: Broker) -> None:
+    """Otherwise the next start would not know it."""
     half = broker.prepare()
     park(broker, half)
     broker.log.failing = True
@@ -306,10 +306,10 @@ def test_what_cannot_be_recorded_is_not_resumed(broker: Broker) -> None:
 # --- retention
 
 
-def test_retention_stops_at_an_undecided_half_and_says_so(
+def test_an_undecided_half_blocks_retention_with_a_warning(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once per half that blocks it; whoever is behind is parked for an operator to see."""
+    """Once per blocking half; all halves that are too old are parked for operators."""
     halves = [broker.prepare() for _ in range(20)]
     wanted = halves[-1].physical_offset
     assert broker.service.oldest_pending_offset == halves[0].physical_offset
@@ -333,7 +333,7 @@ def test_retention_stops_at_an_undecided_half_and_says_so(
 def test_halves_that_are_too_old_are_parked_in_slices(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A million may get old at once; each slice goes on where the one before has ended."""
+    """There may be a million; each slice continues after the previous one."""
     halves = [broker.prepare() for _ in range(4)]
     monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one step each
     parking, parked = broker.parking, []
@@ -347,7 +347,7 @@ def test_halves_that_are_too_old_are_parked_in_slices(
 
 
 def test_all_kinds_of_work_share_one_slice(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks, parking and a snapshot may have much to do at the same time."""
+    """Checks, parking and a snapshot may be due at the same time."""
     halves = [broker.prepare() for _ in range(4)]
     broker.service.on_retention_blocked(halves[3].physical_offset)
     begun: list[float] = []
@@ -364,8 +364,8 @@ def test_all_kinds_of_work_share_one_slice(broker: Broker, monkeypatch: pytest.M
     assert broker.service.metrics()["parked_expired"] == 3
 
 
-def test_more_halves_get_old_behind_the_one_that_blocks(broker: Broker) -> None:
-    """Each is parked when its own time has come, and none again that an operator has resumed."""
+def test_later_halves_are_parked_when_they_are_too_old(broker: Broker) -> None:
+    """Each at its own time, and not again after an operator has resumed it."""
     first, second, third = (broker.prepare() for _ in range(3))
 
     broker.service.on_retention_blocked(second.physical_offset)
@@ -394,7 +394,7 @@ def test_retention_that_nothing_blocks_is_not_spoken_of(
 # --- topics that changed between prepare and commit
 
 
-def test_a_commit_goes_where_consumers_read(broker: Broker) -> None:
+def test_a_commit_goes_to_a_queue_that_exists(broker: Broker) -> None:
     """The topic may have lost queues since the message was prepared."""
     half = broker.prepare()
     broker.destination.elsewhere["orders", 1] = ("orders", 0)
@@ -405,8 +405,8 @@ def test_a_commit_goes_where_consumers_read(broker: Broker) -> None:
     assert (final.topic, final.queue_id) == ("orders", 0)
 
 
-def test_a_commit_without_a_place_is_refused_and_can_be_repeated(broker: Broker) -> None:
-    """Its message is kept until there is one."""
+def test_a_commit_without_a_destination_is_refused_and_can_be_repeated(broker: Broker) -> None:
+    """The message is kept until the topic can be created."""
     half = broker.prepare()
     broker.destination.error = RequestRefusedError(ResponseCode.NO_PERMISSION, "no room")
     with pytest.raises(RequestRefusedError):
@@ -419,7 +419,7 @@ def test_a_commit_without_a_place_is_refused_and_can_be_repeated(broker: Broker)
 
 
 class Topics(TopicTable):
-    """A table of topics by name."""
+    """A table of topics in memory."""
 
     def __init__(self, **write_queues: int) -> None:
         self.default_queue_nums = 3
@@ -442,8 +442,10 @@ def _resolved(topics: Topics, topic: str, queue_id: int) -> tuple[str, int]:
     return final.topic, final.queue_id
 
 
-def test_a_queue_beyond_the_topics_is_folded_back(caplog: pytest.LogCaptureFixture) -> None:
-    """Deterministically, so that messages of one queue stay in one queue; and it is logged."""
+def test_a_missing_queue_is_replaced_by_queue_id_modulo_queues(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """So messages of one queue stay in one queue; it is logged."""
     topics = Topics(orders=4, closed=0)
 
     assert [_resolved(topics, "orders", queue) for queue in (0, 3)] == [
@@ -459,8 +461,8 @@ def test_a_queue_beyond_the_topics_is_folded_back(caplog: pytest.LogCaptureFixtu
     assert _resolved(topics, "closed", 5) == ("closed", 5)  # it still has eight queues to read from
 
 
-def test_a_topic_that_is_gone_is_created_again(caplog: pytest.LogCaptureFixture) -> None:
-    """With the default number of queues: its consumers find the message there."""
+def test_a_deleted_topic_is_created_again(caplog: pytest.LogCaptureFixture) -> None:
+    """With the default number of queues, where its consumers find the message."""
     topics = Topics()
 
     assert _resolved(topics, "gone", 7) == ("gone", 1)

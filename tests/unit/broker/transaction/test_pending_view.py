@@ -1,4 +1,4 @@
-"""Listing undecided transactions in pages: short ones, and together complete."""
+"""Listing undecided transactions in short pages that are complete together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROPERTIES = b"REAL_TOPIC\x01orders\x02UNIQ_KEY\x01key\x02"
 
 
 class Table:
-    """A table of its own, and what an operator sees of it."""
+    """A table of pending transactions and its view for operators."""
 
     def __init__(self, *offsets: int, slow_ms: int = 0) -> None:
         self.clock = Clock()
@@ -58,7 +58,7 @@ class Table:
         state: str | None = None,
         between: Callable[[], None] = lambda: None,
     ) -> list[list[int]]:
-        """The offsets of each page until all was told."""
+        """Return the offsets of each page, to the end of the listing."""
         pages: list[list[int]] = []
         after: int | None = -1
         while after is not None:
@@ -69,7 +69,7 @@ class Table:
 
 
 def test_all_pages_together_are_complete_and_in_log_order() -> None:
-    """Whatever their size, also when the last one is full."""
+    """For every page size, also if the last page is full."""
     table = Table(*range(10, 100, 10))
 
     for size in (1, 3, 4, 9, 100):
@@ -79,7 +79,7 @@ def test_all_pages_together_are_complete_and_in_log_order() -> None:
 
 
 def test_a_page_ends_when_its_time_is_over() -> None:
-    """However many were asked for: halves may lie on a slow disk, and sends wait meanwhile."""
+    """Halves may be on a slow disk, and sends wait meanwhile."""
     table = Table(*range(10, 100, 10), slow_ms=PAGE_MS - 1)
 
     pages = table.walk(1000)
@@ -88,8 +88,8 @@ def test_a_page_ends_when_its_time_is_over() -> None:
     assert [offset for page in pages for offset in page] == list(range(10, 100, 10))
 
 
-def test_a_page_ends_in_time_although_the_clock_is_set_back() -> None:
-    """By the wall clock its time would begin again, and a page of a million takes seconds."""
+def test_a_page_ends_in_time_if_the_wall_clock_is_set_back() -> None:
+    """Otherwise a page of a million would take seconds."""
     table = Table(*range(10, 100, 10), slow_ms=PAGE_MS)
     steps = iter([-3_600_000])
 
@@ -104,8 +104,8 @@ def test_a_page_ends_in_time_although_the_clock_is_set_back() -> None:
     assert len(infos) == 1
 
 
-def test_a_page_that_finds_nothing_ends_too() -> None:
-    """Among a million of other groups, one must not be searched for in one go."""
+def test_a_page_without_results_ends_in_time() -> None:
+    """The search for a rare group among a million is split as well."""
     table = Table(*range(3 * SKIPPED_PER_CLOCK_READ))
     table.add(1_000_000, "rare")
     readings = iter(range(START_MS, START_MS + 1_000_000, PAGE_MS))
@@ -118,8 +118,8 @@ def test_a_page_that_finds_nothing_ends_too() -> None:
     assert table.reads == 1
 
 
-def test_nothing_is_searched_for_when_nothing_is_parked() -> None:
-    """The usual answer to the usual question costs nothing."""
+def test_the_table_is_not_searched_if_nothing_is_parked() -> None:
+    """This is the usual answer to the usual request."""
     table = Table(*range(10))
     table.pending.after = table.pending.__iter__ = None  # type: ignore[assignment, method-assign]
 
@@ -127,8 +127,8 @@ def test_nothing_is_searched_for_when_nothing_is_parked() -> None:
     assert table.view.page(5, 10, state="parked") == ([], None)
 
 
-def test_what_is_decided_or_prepared_meanwhile_disturbs_nothing() -> None:
-    """A listing goes on behind what it has told, and reaches those that came during it."""
+def test_a_listing_continues_correctly_while_transactions_come_and_go() -> None:
+    """It continues after the last offset listed, and reaches new transactions."""
     table = Table(*range(10, 70, 10))
     changes = [(table.drop, 40), (table.add, 70), (table.drop, 10)]
 

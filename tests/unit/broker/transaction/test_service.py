@@ -37,7 +37,7 @@ def broker(tmp_path: Path) -> Broker:
 
 
 def test_a_half_is_hidden_until_it_is_committed(broker: Broker) -> None:
-    """Consumers of the real topic see the message after the decision, once."""
+    """Consumers of the real topic get the message after the decision, once."""
     half = broker.prepare()
     assert broker.records_of("orders") == []
     assert len(broker.records_of(HALF_TOPIC)) == 1
@@ -50,7 +50,7 @@ def test_a_half_is_hidden_until_it_is_committed(broker: Broker) -> None:
     assert position == final.end == broker.log.write_offset
 
 
-def test_a_rolled_back_message_is_never_seen(broker: Broker) -> None:
+def test_a_rolled_back_message_is_never_delivered(broker: Broker) -> None:
     """The decision is a record in the half topic, and the answer waits for it."""
     half = broker.prepare()
 
@@ -61,8 +61,8 @@ def test_a_rolled_back_message_is_never_seen(broker: Broker) -> None:
     assert broker.service.metrics()["pending"] == 0
 
 
-def test_not_known_yet_changes_nothing(broker: Broker) -> None:
-    """The producer will be asked when the time has come."""
+def test_a_decision_unknown_changes_nothing(broker: Broker) -> None:
+    """Checks are sent at their time."""
     half = broker.prepare()
     before = broker.log.write_offset
 
@@ -72,7 +72,7 @@ def test_not_known_yet_changes_nothing(broker: Broker) -> None:
 
 @pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
 def test_the_same_decision_again_writes_nothing(broker: Broker, event: Event) -> None:
-    """Whose answer was lost gets it again, and it waits for the same record."""
+    """A client that missed the answer gets it again, after the same record is durable."""
     half = broker.prepare()
     first = broker.end(half, event)
     broker.prepare()
@@ -93,7 +93,7 @@ def test_the_same_decision_again_writes_nothing(broker: Broker, event: Event) ->
 def test_the_opposite_decision_is_refused(
     broker: Broker, first: Event, second: Event, name: str
 ) -> None:
-    """The error names the decision that stands, and when it was taken."""
+    """The error names the decision that stands, and its time."""
     half = broker.prepare()
     broker.clock.now_ms = 1_700_000_001_000
     broker.end(half, first)
@@ -108,8 +108,8 @@ def test_the_opposite_decision_is_refused(
     assert broker.end(half, Event.UNKNOWN) == 0
 
 
-def test_a_request_must_name_the_half_it_means(broker: Broker) -> None:
-    """Group and both offsets are checked, and the record must be a half message."""
+def test_a_request_must_name_group_and_offsets_of_the_half(broker: Broker) -> None:
+    """The record must also be a half message."""
     half = broker.prepare()
     other = broker.prepare(group="pg2")
     broker.end(other, Event.COMMIT, group="pg2")
@@ -146,7 +146,7 @@ def test_a_request_must_name_the_half_it_means(broker: Broker) -> None:
 
 
 def test_a_failed_append_leaves_the_transaction_undecided(broker: Broker) -> None:
-    """The client may try again when the disk has room."""
+    """The client may retry when the disk has room."""
     half = broker.prepare()
     broker.log.failing = True
     with pytest.raises(StoreError):
@@ -159,8 +159,8 @@ def test_a_failed_append_leaves_the_transaction_undecided(broker: Broker) -> Non
     assert broker.service.metrics()["committed"] == 1
 
 
-def test_a_late_decision_is_taken_whatever_immunity_says(broker: Broker) -> None:
-    """RocketMQ answers 604 here; with one identity per transaction a late commit does no harm."""
+def test_a_decision_after_the_immunity_time_is_accepted(broker: Broker) -> None:
+    """RocketMQ answers 604; with one identity per transaction a late commit does no harm."""
     half = broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="1")
     broker.clock.now_ms += 3_600_000
 
@@ -169,8 +169,8 @@ def test_a_late_decision_is_taken_whatever_immunity_says(broker: Broker) -> None
     assert len(broker.finals_of(half)) == 1
 
 
-def test_rejection_is_a_setting(tmp_path: Path) -> None:
-    """The send handler answers NO_PERMISSION by it."""
+def test_prepares_can_be_refused_by_a_setting(tmp_path: Path) -> None:
+    """With NO_PERMISSION."""
     broker = Broker(tmp_path, config=TransactionConfig(reject=True))
 
     with pytest.raises(RequestRefusedError, match="rejectTransactionMessage=true") as caught:
@@ -181,7 +181,7 @@ def test_rejection_is_a_setting(tmp_path: Path) -> None:
 
 
 def test_undecided_transactions_of_one_group_can_be_limited(tmp_path: Path) -> None:
-    """A group whose checker is broken must not fill the table for the others."""
+    """A group whose checker is broken must not fill the table for others."""
     broker = Broker(tmp_path, config=TransactionConfig(group_pending_max=2))
     first = broker.prepare()
     broker.prepare()
@@ -200,7 +200,7 @@ def test_undecided_transactions_of_one_group_can_be_limited(tmp_path: Path) -> N
 
 
 def test_an_undecided_half_survives_a_crash(broker: Broker) -> None:
-    """It was answered, so it was on disk; its producer is asked about it."""
+    """It was acknowledged, so it was on disk; its producer gets a check."""
     half = broker.prepare()
     broker.log.flush()
     broker.restart()
@@ -214,7 +214,7 @@ def test_an_undecided_half_survives_a_crash(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
-def test_nobody_is_asked_about_a_decided_half_after_a_crash(broker: Broker, event: Event) -> None:
+def test_no_check_is_sent_for_a_decided_half_after_a_crash(broker: Broker, event: Event) -> None:
     """The op message was not written yet; the decision itself is in the log."""
     half = broker.prepare()
     broker.end(half, event)
@@ -229,8 +229,8 @@ def test_nobody_is_asked_about_a_decided_half_after_a_crash(broker: Broker, even
     assert len(broker.finals_of(half)) == (event is Event.COMMIT)
 
 
-def test_a_decision_that_was_not_durable_is_open_after_a_crash(broker: Broker) -> None:
-    """Nobody was told, so the opposite may come, and is then the first."""
+def test_a_decision_lost_in_a_crash_leaves_the_transaction_undecided(broker: Broker) -> None:
+    """It was not confirmed, so the opposite decision is the first one."""
     half = broker.prepare()
     broker.log.flush()
     broker.end(half, Event.COMMIT)
@@ -242,7 +242,7 @@ def test_a_decision_that_was_not_durable_is_open_after_a_crash(broker: Broker) -
 
 
 def test_op_messages_lost_in_a_crash_are_written_again(broker: Broker) -> None:
-    """RocketMQ would ask about every half without one."""
+    """RocketMQ would check every half without one."""
     halves = [broker.prepare() for _ in range(3)]
     broker.end(halves[0], Event.COMMIT)
     broker.end(halves[2], Event.ROLLBACK)
@@ -259,8 +259,8 @@ def test_op_messages_lost_in_a_crash_are_written_again(broker: Broker) -> None:
     assert len(broker.records_of(OP_TOPIC)) == 1
 
 
-def test_an_ordered_stop_leaves_nothing_behind(broker: Broker) -> None:
-    """Op messages are written, and the snapshot spares the next start the reading."""
+def test_an_ordered_stop_writes_op_messages_and_a_snapshot(broker: Broker) -> None:
+    """The next start need not replay the log."""
     decided, open_half = broker.prepare(), broker.prepare()
     broker.end(decided, Event.COMMIT)
 
@@ -273,9 +273,7 @@ def test_an_ordered_stop_leaves_nothing_behind(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("drained", [True, False])
-def test_a_decision_forgotten_by_the_memory_is_found_in_the_log(
-    tmp_path: Path, drained: bool
-) -> None:
+def test_a_decision_that_left_the_cache_is_found_in_the_log(tmp_path: Path, drained: bool) -> None:
     """A repeated request gets its answer, however late, and never a second final message."""
     broker = Broker(tmp_path, decided=2)
     committed, rolled_back = broker.prepare(), broker.prepare()
@@ -297,7 +295,7 @@ def test_a_decision_forgotten_by_the_memory_is_found_in_the_log(
 
 
 def test_without_an_index_an_old_decision_is_not_guessed(tmp_path: Path) -> None:
-    """Saying "rolled back" of a committed transaction would make the client repeat its work."""
+    """If a committed transaction were called rolled back, the client would repeat its work."""
     broker = Broker(tmp_path, decided=1)
     half = broker.prepare()
     broker.end(half, Event.COMMIT)
@@ -312,8 +310,10 @@ def test_without_an_index_an_old_decision_is_not_guessed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("delayed", [False, True])
-def test_among_many_records_of_one_key_nothing_is_guessed(tmp_path: Path, delayed: bool) -> None:
-    """Only some are looked at, and the final message may be another."""
+def test_no_decision_is_concluded_if_too_many_records_have_the_key(
+    tmp_path: Path, delayed: bool
+) -> None:
+    """Only some of them are read, and the final message may be another."""
     broker = Broker(tmp_path, decided=1)
     delay = "60000" if delayed else ""
     half = broker.prepare(key="K", TRANSACTION_DELAY_MS=delay)
@@ -332,8 +332,8 @@ def test_among_many_records_of_one_key_nothing_is_guessed(tmp_path: Path, delaye
 
 
 @pytest.mark.parametrize("drained", [True, False])
-def test_an_index_that_lags_behind_is_not_believed(tmp_path: Path, drained: bool) -> None:
-    """After a kill it is filled again in log order, so a half can be in it before its final."""
+def test_no_decision_is_concluded_from_an_index_that_lags(tmp_path: Path, drained: bool) -> None:
+    """After a kill it is filled again in log order, so it may hold a half without its final."""
     broker = Broker(tmp_path, decided=1)
     half = broker.prepare()
     broker.end(half, Event.COMMIT)
@@ -352,7 +352,7 @@ def test_an_index_that_lags_behind_is_not_believed(tmp_path: Path, drained: bool
 def test_halves_deleted_by_age_leave_the_table(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They can be decided by nobody; the loss is told."""
+    """They can no longer be decided; the loss is logged."""
     half, kept = broker.prepare(), broker.prepare()
     broker.log.delete_before(kept.physical_offset)
     broker.wait(0)
@@ -366,8 +366,8 @@ def test_halves_deleted_by_age_leave_the_table(
 # --- stores of the official broker
 
 
-def test_a_store_of_rocketmq_is_carried_on(tmp_path: Path) -> None:
-    """Undecided transactions are asked about and committed once, under any of their names."""
+def test_a_store_of_rocketmq_is_continued(tmp_path: Path) -> None:
+    """Undecided transactions are checked and committed once, by any of their records."""
     broker = Broker(tmp_path)
     store = unpack("tx-midway-killed", tmp_path)
     broker.log = golden_log(store)
@@ -407,8 +407,8 @@ def test_a_store_of_rocketmq_is_carried_on(tmp_path: Path) -> None:
     assert {half["queueOffset"] for half in copied["halves"]} <= set(ops)
 
 
-def test_whom_rocketmq_would_ask_again_is_not_asked(tmp_path: Path) -> None:
-    """After its kill the official broker asks about four committed transactions once more."""
+def test_no_check_is_sent_for_transactions_that_rocketmq_would_check_again(tmp_path: Path) -> None:
+    """After its kill the official broker checks four committed transactions again."""
     broker = Broker(tmp_path)
     store = unpack("tx-midway-killed", tmp_path)
     broker.log = golden_log(store)
@@ -427,8 +427,8 @@ def test_whom_rocketmq_would_ask_again_is_not_asked(tmp_path: Path) -> None:
     assert len(broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC)) == 2
 
 
-def test_properties_count_toward_the_memory_of_messages_kept_ready(broker: Broker) -> None:
-    """A million small bodies with large properties must not fill the memory either."""
+def test_properties_count_towards_the_limit_of_the_final_message_cache(broker: Broker) -> None:
+    """A million small bodies with large properties must not fill the memory."""
     count = BYTES_MAX >> 14
     halves = [broker.prepare(PAD="x" * (29 << 10)) for _ in range(count)]
 
@@ -438,8 +438,8 @@ def test_properties_count_toward_the_memory_of_messages_kept_ready(broker: Broke
     assert BYTES_MAX // 2 < size <= BYTES_MAX
 
 
-def test_messages_kept_ready_for_their_decision_take_bounded_memory(broker: Broker) -> None:
-    """Of those that were dropped, the final message is made from the log."""
+def test_the_final_message_cache_is_bounded(broker: Broker) -> None:
+    """The final message of an evicted half is made from the log."""
     sizes = [1 << 18] * (BYTES_MAX >> 17) + [2 << 20]
     halves = []
     for number, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Asking producers back: whom, when, how often, and what then."""
+"""Check-back: which producer gets a check, when, how often, and what follows."""
 
 import gc
 import logging
@@ -32,13 +32,13 @@ PAUSES_MS = (30_000, 45_000, 67_500)
 
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broker:
-    """A broker without messages, whose checks are as far apart as the pauses say."""
+    """A broker without messages, whose checks have no jitter."""
     monkeypatch.setattr(checker, "JITTER", 0.0)
     return Broker(tmp_path, config=TransactionConfig(check_max=3))
 
 
-def test_the_first_check_comes_when_the_half_is_old_enough(broker: Broker) -> None:
-    """Neither a moment early nor a round late, and with what clients read in it."""
+def test_the_first_check_is_sent_after_the_timeout(broker: Broker) -> None:
+    """Neither early nor late, with the fields that clients read."""
     producer = broker.producers.join("pg", Connected())
     broker.prepare()
     half = broker.prepare(producer, key="K" * 32)
@@ -61,7 +61,7 @@ def test_the_first_check_comes_when_the_half_is_old_enough(broker: Broker) -> No
 
 
 def test_age_counts_from_the_brokers_clock(broker: Broker) -> None:
-    """A producer whose clock is a day off is asked like any other."""
+    """A producer whose clock is a day off gets its checks at the usual time."""
     producer = broker.producers.join("pg", Connected())
     for skew_ms in (-86_400_000, 86_400_000):
         broker.prepare(born_ms=START_MS + skew_ms)
@@ -73,7 +73,7 @@ def test_age_counts_from_the_brokers_clock(broker: Broker) -> None:
 
 @pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -900, 900, 10 * DAY_MS])
 def test_a_step_of_the_wall_clock_moves_no_check(broker: Broker, step_ms: int) -> None:
-    """Neither the first one of a half from before or after it, nor a later one."""
+    """Neither the first check of a half stored before or after the step, nor a later one."""
     producer = broker.producers.join("pg", Connected())
     before = broker.prepare().physical_offset
     broker.wait(3_000)
@@ -100,7 +100,7 @@ def test_a_step_of_the_wall_clock_moves_no_check(broker: Broker, step_ms: int) -
 def test_a_clock_that_was_ahead_once_delays_no_check_after_a_restart(
     broker: Broker, later_ms: int, killed: bool, immunity: str
 ) -> None:
-    """Store timestamps stand still for ten days then, of what is stored later as well."""
+    """Store timestamps do not advance for ten days then, also those of later halves."""
     wait_ms = int(immunity) * 1_000 or TIMEOUT_MS
     broker.clock.step(10 * DAY_MS)
     old = broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS=immunity)
@@ -119,7 +119,7 @@ def test_a_clock_that_was_ahead_once_delays_no_check_after_a_restart(
 
 
 def test_a_clock_set_back_while_the_broker_was_down_delays_no_check(broker: Broker) -> None:
-    """A half may then have been stored in the future."""
+    """The store timestamp of a half may then be in the future."""
     broker.prepare()
     broker.log.flush()
     broker.clock.step(-3_600_000)
@@ -130,7 +130,7 @@ def test_a_clock_set_back_while_the_broker_was_down_delays_no_check(broker: Brok
 
 
 def test_op_messages_do_not_wait_for_a_clock_set_back(broker: Broker) -> None:
-    """Nor does anything else that comes back by itself."""
+    """All housekeeping uses the monotonic clock."""
     broker.end(broker.prepare(), Event.COMMIT)
     broker.wait(30_000)
     before = broker.service.metrics()
@@ -145,7 +145,7 @@ def test_op_messages_do_not_wait_for_a_clock_set_back(broker: Broker) -> None:
 def test_immunity_sets_the_time_of_the_first_check(
     broker: Broker, seconds: str, first_ms: int
 ) -> None:
-    """As the message says, be it longer or shorter than the broker's setting."""
+    """Longer or shorter than the broker's setting."""
     producer = broker.producers.join("pg", Connected())
     broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS=seconds)
     broker.wait(first_ms - 1)
@@ -154,8 +154,8 @@ def test_immunity_sets_the_time_of_the_first_check(
     assert len(producer.asked) == 1
 
 
-def test_a_half_that_is_not_on_disk_is_not_asked_about(broker: Broker) -> None:
-    """After a power cut another may have its offset, and get the decision that answers."""
+def test_no_check_is_sent_for_a_half_that_is_not_on_disk(broker: Broker) -> None:
+    """After a power cut another half may have its offset, and would get the decision."""
     producer = broker.producers.join("pg", Connected())
     broker.flushes = False
     broker.prepare()
@@ -168,7 +168,7 @@ def test_a_half_that_is_not_on_disk_is_not_asked_about(broker: Broker) -> None:
 
 
 def test_one_check_at_a_time(broker: Broker) -> None:
-    """The next question comes when the last one can be answered no more, and tells its number."""
+    """The next check is sent when the time for the answer is over, with its number."""
     producer = broker.producers.join("pg", Connected())
     broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
@@ -183,8 +183,8 @@ def test_one_check_at_a_time(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
-def test_the_answer_to_a_check_ends_the_questions(broker: Broker, event: Event) -> None:
-    """The producer answers with the offsets it was given."""
+def test_the_answer_to_a_check_ends_the_checks(broker: Broker, event: Event) -> None:
+    """The producer answers with the offsets from the check."""
     producer = broker.producers.join("pg", Connected())
     half = broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
@@ -200,8 +200,10 @@ def test_the_answer_to_a_check_ends_the_questions(broker: Broker, event: Event) 
     assert len(broker.finals_of(half)) == (event is Event.COMMIT)
 
 
-def test_who_prepared_is_asked_first_and_then_the_others_in_turn(broker: Broker) -> None:
-    """One member that never answers must not keep the others from being asked."""
+def test_the_producer_that_prepared_gets_the_first_check_and_then_the_others_in_turn(
+    broker: Broker,
+) -> None:
+    """A member that never answers must not prevent checks to the others."""
     members = [broker.producers.join("pg", Connected(f"p{number}")) for number in range(3)]
     broker.prepare(members[1])
     broker.wait(TIMEOUT_MS + BUCKET_MS)
@@ -213,8 +215,8 @@ def test_who_prepared_is_asked_first_and_then_the_others_in_turn(broker: Broker)
     assert sorted(len(member.asked) for member in members) != [0, 0, 3]
 
 
-def test_every_member_is_asked_in_the_end(broker: Broker) -> None:
-    """Whoever can say, and whatever the others do."""
+def test_every_member_gets_a_check_in_the_end(broker: Broker) -> None:
+    """Whichever member knows the outcome."""
     owner = broker.producers.join("pg", Connected("owner"))
     members = [broker.producers.join("pg", Connected(f"p{number}")) for number in range(2)]
     broker.config = TransactionConfig(check_max=10)
@@ -226,8 +228,8 @@ def test_every_member_is_asked_in_the_end(broker: Broker) -> None:
     assert [len(member.asked) for member in members] == [1, 1]
 
 
-def test_who_prepared_and_then_left_the_group_is_not_asked(broker: Broker) -> None:
-    """Its connection serves other producers; a check sent there would count for nothing."""
+def test_no_check_is_sent_to_a_connection_that_left_the_group(broker: Broker) -> None:
+    """The connection serves other producers; a check sent there would be lost."""
     owner = Connected()
     half = broker.prepare(owner)
     broker.producers.left.add(("pg", owner))
@@ -243,8 +245,8 @@ def test_who_prepared_and_then_left_the_group_is_not_asked(broker: Broker) -> No
     assert back.asked_offsets == [half.physical_offset]
 
 
-def test_another_member_answers_for_a_dead_one(broker: Broker) -> None:
-    """A producer killed between its local commit and its decision leaves the rest to its group."""
+def test_another_member_gets_the_check_of_a_dead_producer(broker: Broker) -> None:
+    """A producer may be killed between its local commit and its decision."""
     owner, other = Connected("owner"), broker.producers.join("pg", Connected("other"))
     half = broker.prepare(owner)
     owner.closed = True
@@ -253,16 +255,16 @@ def test_another_member_answers_for_a_dead_one(broker: Broker) -> None:
     assert (owner.asked, other.asked_offsets) == ([], [half.physical_offset])
 
 
-def test_who_prepared_is_asked_before_its_heartbeat_is_there(broker: Broker) -> None:
-    """A producer sends its first message before it is registered as a member of its group."""
+def test_a_producer_gets_checks_before_its_first_heartbeat(broker: Broker) -> None:
+    """It sends its first message before it is registered as a member of its group."""
     owner = Connected()
     broker.prepare(owner)
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     assert len(owner.asked) == 1
 
 
-def test_a_group_that_is_away_is_neither_asked_nor_counted(broker: Broker) -> None:
-    """However long it takes; when one of it connects it is asked at the next tick."""
+def test_no_check_is_counted_while_a_group_has_no_member(broker: Broker) -> None:
+    """For however long; a member that connects gets the check at the next tick."""
     owner = Connected()
     half = broker.prepare(owner)
     owner.closed = True
@@ -278,8 +280,8 @@ def test_a_group_that_is_away_is_neither_asked_nor_counted(broker: Broker) -> No
     assert decode_record(back.asked[0][2]).property_map["TRANSACTION_CHECK_TIMES"] == "1"
 
 
-def test_lost_news_of_a_producer_strand_nothing(broker: Broker) -> None:
-    """Groups that are away are also looked for now and then."""
+def test_a_missed_connection_event_only_delays_a_check(broker: Broker) -> None:
+    """Groups without members are also looked up now and then."""
     broker.prepare(owner := Connected())
     owner.closed = True
     broker.wait(TIMEOUT_MS + BUCKET_MS)
@@ -289,7 +291,7 @@ def test_lost_news_of_a_producer_strand_nothing(broker: Broker) -> None:
 
 
 def test_a_check_that_was_not_written_does_not_count(broker: Broker) -> None:
-    """A producer that does not read is passed over; the only one is tried again soon."""
+    """A producer that does not read is skipped; if it is the only one, it is retried soon."""
     stuck = broker.producers.join("pg", Connected(writable=False))
     broker.prepare(stuck)
     for _ in range(60):
@@ -302,8 +304,8 @@ def test_a_check_that_was_not_written_does_not_count(broker: Broker) -> None:
     assert len(stuck.asked) == 1
 
 
-def test_a_busy_member_is_passed_over(broker: Broker) -> None:
-    """Another one of the group can say as well."""
+def test_a_member_that_does_not_read_is_skipped(broker: Broker) -> None:
+    """Another member of the group gets the check."""
     busy = broker.producers.join("pg", Connected(writable=False))
     other = broker.producers.join("pg", Connected())
     broker.prepare(busy)
@@ -314,7 +316,7 @@ def test_a_busy_member_is_passed_over(broker: Broker) -> None:
 def test_after_the_last_unanswered_check_the_transaction_is_parked(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the whole time for the last answer; then a record, a log line and a count."""
+    """After the whole time for the last answer; with a record, a log line and a count."""
     producer = broker.producers.join("pg", Connected())
     half = broker.prepare(TAGS="TagA")
     broker.wait(TIMEOUT_MS + BUCKET_MS)
@@ -338,7 +340,7 @@ def test_after_the_last_unanswered_check_the_transaction_is_parked(
 def test_a_parked_transaction_can_still_be_decided_and_stays_parked_after_a_crash(
     broker: Broker,
 ) -> None:
-    """A late decision is the first one; until it comes nobody is asked again."""
+    """A late decision is the first one; until then no check is sent."""
     producer = broker.producers.join("pg", Connected())
     half = broker.prepare()
     for _ in range(9):
@@ -357,7 +359,7 @@ def test_a_parked_transaction_can_still_be_decided_and_stays_parked_after_a_cras
 
 
 def test_parking_that_cannot_be_recorded_is_tried_again(broker: Broker) -> None:
-    """A transaction must not be given up without a durable trace."""
+    """A transaction must not be parked without a durable record."""
     broker.producers.join("pg", Connected())
     broker.prepare()
     for _ in range(3):
@@ -372,13 +374,13 @@ def test_parking_that_cannot_be_recorded_is_tried_again(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("error", [StoreError("a bad sector"), OSError(5, "I/O"), IndexError()])
-def test_an_unreadable_half_does_not_harm_the_others(
+def test_an_unreadable_half_delays_no_other_check(
     broker: Broker,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
 ) -> None:
-    """Each transaction's trouble is its own, is told, and ends when the half can be read again."""
+    """The fault is logged, and the check is sent when the half can be read again."""
     producer = broker.producers.join("pg", Connected())
     broken, sound = broker.prepare(), broker.prepare()
     read = broker.log.unchecked_bytes
@@ -398,8 +400,10 @@ def test_an_unreadable_half_does_not_harm_the_others(
     assert producer.asked_offsets.count(broken.physical_offset) == 1
 
 
-def test_many_due_at_once_go_out_in_slices(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sends are served between the slices, however large the messages that are asked about."""
+def test_many_due_checks_are_sent_in_slices(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sends are served between the slices, whatever the size of the messages."""
     producer = broker.producers.join("pg", Connected())
     halves = [broker.prepare() for _ in range(100)]
     broker.log.flush()
@@ -413,10 +417,10 @@ def test_many_due_at_once_go_out_in_slices(broker: Broker, monkeypatch: pytest.M
     assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
 
 
-def test_decided_transactions_cost_a_look_and_no_more(
+def test_a_decided_transaction_costs_only_a_lookup_when_its_check_is_due(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nearly all are decided when their first check is due."""
+    """Nearly all are decided before their first check is due."""
     producer = broker.producers.join("pg", Connected())
     for _ in range(2 * checker.ENTRIES_PER_STEP - 10):
         broker.end(broker.prepare(), Event.COMMIT)
@@ -428,7 +432,7 @@ def test_decided_transactions_cost_a_look_and_no_more(
 
 
 def test_groups_take_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with very many due does not keep another waiting."""
+    """One group with very many due checks does not delay another."""
     busy = broker.producers.join("busy", Connected())
     other = broker.producers.join("other", Connected())
     for _ in range(1_000):
@@ -442,10 +446,10 @@ def test_groups_take_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(busy.asked) <= 100
 
 
-def test_news_of_very_many_checks_are_taken_in_slices(
+def test_results_of_very_many_checks_are_processed_in_slices(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All members of a group may be lost in the same moment, each with what it was asked."""
+    """All members of a group may be lost at once, each with its checks in flight."""
     producer = broker.producers.join("pg", Connected(acknowledges=True))
     halves = [broker.prepare(producer) for _ in range(5)]
     broker.wait(TIMEOUT_MS + BUCKET_MS)
@@ -460,10 +464,10 @@ def test_news_of_very_many_checks_are_taken_in_slices(
     assert taken == [1, 2, 3, 4, 5]
 
 
-def test_groups_that_stay_away_are_looked_at_in_slices(
+def test_groups_without_members_are_looked_up_in_slices(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand groups may be away, each with thousands of transactions."""
+    """There may be a thousand of them, each with thousands of transactions."""
     for number in range(5):
         broker.prepare(group=f"away-{number}")
     broker.wait(TIMEOUT_MS + BUCKET_MS)
@@ -484,8 +488,8 @@ def test_groups_that_stay_away_are_looked_at_in_slices(
     assert counts == [1, 2, 3, 4, 5, 5]
 
 
-def test_after_a_restart_checks_wait_a_moment(broker: Broker) -> None:
-    """Producers need time to come back, and some bring the decision."""
+def test_checks_wait_for_the_grace_time_after_a_restart(broker: Broker) -> None:
+    """Producers need time to reconnect, and some send the decision then."""
     half = broker.prepare()
     broker.log.flush()
     broker.clock.now_ms += 3_600_000
@@ -497,8 +501,8 @@ def test_after_a_restart_checks_wait_a_moment(broker: Broker) -> None:
     assert producer.asked_offsets == [half.physical_offset]
 
 
-def test_half_a_second_after_a_restart_what_is_due_is_asked(broker: Broker) -> None:
-    """Nobody waits for a decision longer than a producer needs to come back."""
+def test_due_checks_are_sent_within_half_a_second_after_a_restart(broker: Broker) -> None:
+    """Decisions do not wait longer than producers need to reconnect."""
     half = broker.prepare()
     broker.log.flush()
     broker.clock.now_ms += 3_600_000
@@ -508,8 +512,8 @@ def test_half_a_second_after_a_restart_what_is_due_is_asked(broker: Broker) -> N
     assert producer.asked_offsets == [half.physical_offset]
 
 
-def test_a_young_half_is_not_asked_early_by_a_restart(broker: Broker) -> None:
-    """Its time counts from when it was stored."""
+def test_a_restart_does_not_advance_the_check_of_a_young_half(broker: Broker) -> None:
+    """Its age counts from its store timestamp."""
     broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="60")
     broker.log.flush()
     broker.clock.now_ms += 20_000
@@ -522,7 +526,7 @@ def test_a_young_half_is_not_asked_early_by_a_restart(broker: Broker) -> None:
 
 
 def test_a_timetable_returns_everything_once_and_never_early() -> None:
-    """Due times come in any order and may lie in the past."""
+    """Due times come in any order, also in the past."""
     timetable = Timetable()
     due = {offset: START_MS + (offset * 7_919) % 1_000 for offset in range(500)}
     for offset, due_ms in due.items():
@@ -538,8 +542,8 @@ def test_a_timetable_returns_everything_once_and_never_early() -> None:
     assert timetable.next_due_ms is None
 
 
-def test_garbage_collection_does_not_walk_through_the_timetable() -> None:
-    """With a million undecided it would stop the broker for 20 ms or more, again and again."""
+def test_garbage_collection_does_not_visit_the_timetable() -> None:
+    """With a million undecided it would repeatedly stop the broker for 20 ms or more."""
     timetable = Timetable()
     for offset in range(10_000):
         timetable.add(START_MS + offset % 3 * BUCKET_MS, offset)
@@ -550,8 +554,8 @@ def test_garbage_collection_does_not_walk_through_the_timetable() -> None:
     assert len(walked) < 100
 
 
-def test_what_is_not_meant_any_more_leaves_the_timetable() -> None:
-    """In slices, between which time goes on and more is planned; nothing that is meant is lost."""
+def test_a_sweep_drops_stale_entries_and_no_others() -> None:
+    """In steps, between which time passes and entries are added."""
     timetable = Timetable()
     planned: dict[int, int] = {}
     for offset in range(3_000):
@@ -576,7 +580,7 @@ def test_what_is_not_meant_any_more_leaves_the_timetable() -> None:
 
 
 def test_a_step_of_a_sweep_is_short_however_many_are_due_at_once() -> None:
-    """After a restart all that were undecided are due at the same time."""
+    """After a restart all undecided transactions may be due at the same time."""
     timetable = Timetable()
     count = 10 * timetable_module.ENTRIES_PER_STEP
     for offset in range(count):
@@ -602,10 +606,10 @@ def test_a_step_of_a_sweep_is_short_however_many_are_due_at_once() -> None:
     assert (left.number, list(left.offsets)) == (number, list(range(0, count + 1, 2)))
 
 
-def test_what_was_decided_does_not_pile_up_until_it_would_have_been_due(
+def test_entries_of_decided_transactions_do_not_accumulate(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message may ask for days without a check; as many as one likes are decided in a day."""
+    """A message may request days without a check, and any number may be decided in a day."""
     monkeypatch.setattr(checker, "STALE_MAX", 100)
     producer = broker.producers.join("pg", Connected())
     timetable = broker.checker._timetable  # its size shows in no answer
@@ -626,8 +630,8 @@ def test_what_was_decided_does_not_pile_up_until_it_would_have_been_due(
     assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
 
 
-def test_a_group_that_stays_away_keeps_no_decided_ones(broker: Broker) -> None:
-    """Also behind one that nobody decides."""
+def test_decided_transactions_of_a_group_without_members_are_dropped(broker: Broker) -> None:
+    """Also after one that stays undecided."""
     broker.prepare()
     for _ in range(50):
         half = broker.prepare()
@@ -640,8 +644,8 @@ def test_a_group_that_stays_away_keeps_no_decided_ones(broker: Broker) -> None:
 # --- pauses
 
 
-def test_pauses_grow_and_are_not_all_alike(tmp_path: Path) -> None:
-    """By half each, up to ten minutes, a tenth more or less: what was due together spreads."""
+def test_pauses_grow_and_have_jitter(tmp_path: Path) -> None:
+    """By half each, up to ten minutes, with a tenth of jitter to spread checks due together."""
     seed = 20_240_607
     print(f"seed {seed}")
     broker = Broker(tmp_path, config=TransactionConfig(check_max=100))
@@ -654,8 +658,8 @@ def test_pauses_grow_and_are_not_all_alike(tmp_path: Path) -> None:
     assert pause_ms(1_000_000) <= 660_000
 
 
-def test_an_interval_above_ten_minutes_stays(tmp_path: Path) -> None:
-    """An operator who wants fewer checks gets fewer."""
+def test_an_interval_above_ten_minutes_is_not_shortened(tmp_path: Path) -> None:
+    """An operator who configures fewer checks gets fewer."""
     config = TransactionConfig(check_interval_ms=3_600_000)
     broker = Broker(tmp_path, config=config)
     producer = broker.producers.join("pg", Connected())
@@ -668,8 +672,8 @@ def test_an_interval_above_ten_minutes_stays(tmp_path: Path) -> None:
         broker.wait(720_000 + 2 * BUCKET_MS)
 
 
-def test_the_next_check_can_be_told(broker: Broker) -> None:
-    """While it is planned; not while the group is away or when there is none."""
+def test_the_time_of_the_next_check_is_known_while_it_is_scheduled(broker: Broker) -> None:
+    """It is unknown while the group has no member, and if there will be none."""
     half = broker.prepare(group="pg")
     entry = broker.table.get(half.physical_offset)
     assert entry is not None
@@ -691,12 +695,12 @@ def test_the_next_check_can_be_told(broker: Broker) -> None:
 
 
 def member(broker: Broker, name: str = "p") -> Connected:
-    """A connected client of ours."""
+    """Connect a halfmq client, which acknowledges checks."""
     return broker.producers.join("pg", Connected(name, acknowledges=True))
 
 
 def test_only_an_acknowledged_check_counts(broker: Broker) -> None:
-    """The time for the answer begins with the acknowledgement, and nothing is sent meanwhile."""
+    """The time for the answer begins with the acknowledgement; no check is sent meanwhile."""
     producer = member(broker)
     broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
@@ -714,10 +718,10 @@ def test_only_an_acknowledged_check_counts(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("code", [None, 1, -7])
-def test_what_one_member_does_not_take_the_next_one_gets_at_once(
+def test_a_check_that_a_member_does_not_accept_goes_to_the_next_at_once(
     broker: Broker, code: int | None
 ) -> None:
-    """Lost, late, refused or garbage: each member is asked once, the one that prepared first."""
+    """Lost, late, refused or invalid: each member gets it once, the one that prepared first."""
     members = [member(broker, f"p{number}") for number in range(3)]
     broker.prepare(members[2])
     broker.wait(TIMEOUT_MS + BUCKET_MS)
@@ -740,8 +744,8 @@ def test_what_one_member_does_not_take_the_next_one_gets_at_once(
     assert counts(broker) == (4, 1, 3)
 
 
-def test_a_group_that_takes_nothing_is_asked_less_and_less(broker: Broker) -> None:
-    """It may have no checker at all; it is never counted, and never asked in a tight loop."""
+def test_a_group_that_accepts_no_check_gets_them_less_and_less_often(broker: Broker) -> None:
+    """It may have no checker; no check is counted, and none is sent in a tight loop."""
     producer = member(broker)
     broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
@@ -761,8 +765,8 @@ def test_a_group_that_takes_nothing_is_asked_less_and_less(broker: Broker) -> No
     assert len(other.asked) == 1
 
 
-def test_a_refusing_member_does_not_get_everything_again_and_again(broker: Broker) -> None:
-    """After some refusals in a row the rest waits; with the first receipt it goes on."""
+def test_the_checks_of_a_refusing_group_wait_until_one_is_accepted(broker: Broker) -> None:
+    """After some refusals in a row the rest waits; it continues with the first acceptance."""
     producer = member(broker)
     for _ in range(40 * group_queues.REFUSALS_MAX):
         broker.prepare()
@@ -787,8 +791,8 @@ def test_a_refusing_member_does_not_get_everything_again_and_again(broker: Broke
     assert waited_s <= group_queues.REFUSED_RETRY_MS_MAX // 1_000 + 1
 
 
-def test_a_late_refusal_ends_no_pause(broker: Broker) -> None:
-    """Of a question that was still out when the group was stopped, and decided meanwhile."""
+def test_a_late_refusal_does_not_end_the_pause_of_a_group(broker: Broker) -> None:
+    """The check was in flight when the group was blocked, and its transaction was decided."""
     producer = member(broker)
     halves = [broker.prepare() for _ in range(group_queues.REFUSALS_MAX + 1)]
     broker.clock.now_ms += group_queues.BUSY_RETRY_MS // 2
@@ -810,8 +814,8 @@ def test_a_late_refusal_ends_no_pause(broker: Broker) -> None:
     assert young.physical_offset in producer.asked_offsets
 
 
-def test_a_member_with_its_hands_full_gets_the_rest_soon(broker: Broker) -> None:
-    """A client takes a number of questions at a time; a storm must not wait half a minute each."""
+def test_a_member_that_accepts_few_checks_at_a_time_gets_the_rest_soon(broker: Broker) -> None:
+    """The number of checks that a client accepts at once is limited."""
     producer = member(broker)
     at_a_time, total = 50, 600
     for _ in range(total):
@@ -831,8 +835,8 @@ def test_a_member_with_its_hands_full_gets_the_rest_soon(broker: Broker) -> None
     assert waited_ms < 2 * total // at_a_time * group_queues.FULL_RETRY_MS
 
 
-def test_one_message_that_nobody_takes_stops_no_other(broker: Broker) -> None:
-    """A client may be unable to read it; the group's others are asked about at their time."""
+def test_one_check_that_no_member_accepts_stops_no_other(broker: Broker) -> None:
+    """A client may be unable to decode one message."""
     producer = member(broker)
     poison = broker.prepare()
     for _ in range(20):
@@ -850,8 +854,8 @@ def test_one_message_that_nobody_takes_stops_no_other(broker: Broker) -> None:
     assert asked.count(poison.physical_offset) < 12
 
 
-def test_a_member_without_room_is_passed_over_and_asked_when_it_has_some(broker: Broker) -> None:
-    """Questions outstanding are bounded; the receipt of one makes room for the next."""
+def test_a_member_without_room_gets_the_next_check_after_an_acknowledgement(broker: Broker) -> None:
+    """The number of checks in flight to a connection is bounded."""
     producer = member(broker)
     producer.room = 3
     halves = [broker.prepare() for _ in range(10)]
@@ -865,8 +869,10 @@ def test_a_member_without_room_is_passed_over_and_asked_when_it_has_some(broker:
 
 
 @pytest.mark.parametrize("code", [None, 0, 1])
-def test_a_receipt_after_the_decision_is_only_counted(broker: Broker, code: int | None) -> None:
-    """The producer decides by itself while the question is on its way."""
+def test_an_acknowledgement_after_the_decision_is_only_counted(
+    broker: Broker, code: int | None
+) -> None:
+    """The producer may decide by itself while the check is in flight."""
     producer = member(broker)
     half = broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
@@ -879,8 +885,8 @@ def test_a_receipt_after_the_decision_is_only_counted(broker: Broker, code: int 
     assert counts(broker) == (1, code == 0, code != 0)
 
 
-def test_a_receipt_has_the_checker_called_soon(tmp_path: Path) -> None:
-    """The next member is asked at once, and not with the next tick a quarter of a second later."""
+def test_an_acknowledgement_wakes_the_checker(tmp_path: Path) -> None:
+    """The next member gets the check at once, not with the next tick."""
     broker = Broker(tmp_path)
     woken: list[bool] = []
     broker.wake = lambda: woken.append(True)
@@ -893,8 +899,8 @@ def test_a_receipt_has_the_checker_called_soon(tmp_path: Path) -> None:
     assert woken == [True]
 
 
-def test_what_was_resumed_while_it_was_planned_is_asked_once(broker: Broker) -> None:
-    """A transaction parked before its time leaves a place in the timetable; it is not doubled."""
+def test_a_transaction_with_several_timetable_entries_gets_one_check(broker: Broker) -> None:
+    """One that is parked early leaves an entry in the timetable when it is resumed."""
     producer = broker.producers.join("pg", Connected())
     entry = broker.table.get(broker.prepare().physical_offset)
     assert entry is not None
@@ -907,8 +913,8 @@ def test_what_was_resumed_while_it_was_planned_is_asked_once(broker: Broker) -> 
     assert len(producer.asked) == 1
 
 
-def test_the_last_answer_has_its_time_after_a_restart_as_well(broker: Broker) -> None:
-    """The broker cannot know how long ago the last check was delivered."""
+def test_the_time_for_the_last_answer_begins_again_after_a_restart(broker: Broker) -> None:
+    """The broker cannot know when the last check was delivered."""
     producer = broker.producers.join("pg", Connected())
     broker.prepare()
     for _ in range(3):
@@ -927,7 +933,7 @@ def test_the_last_answer_has_its_time_after_a_restart_as_well(broker: Broker) ->
 
 
 class Cold:
-    """A disk that is slow: fetches wait until the test lets them end."""
+    """A slow disk: fetches wait until the test ends them."""
 
     def __init__(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
         self.broker = broker
@@ -951,10 +957,10 @@ class Cold:
         self.broker.wait(0)
 
 
-def test_halves_on_the_disk_are_fetched_and_not_too_many_at_once(
+def test_halves_that_are_not_in_memory_are_fetched_some_at_a_time(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop never waits for the disk; each is asked about once, when it is there."""
+    """The event loop never waits for the disk; each half gets one check after its fetch."""
     producer = broker.producers.join("pg", Connected())
     halves = [broker.prepare() for _ in range(2 * checker.COLD_READS_MAX + 5)]
     cold = Cold(broker, monkeypatch)
@@ -970,7 +976,7 @@ def test_halves_on_the_disk_are_fetched_and_not_too_many_at_once(
 def test_a_half_that_cannot_be_read_is_tried_again_later(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing can be delivered without it, and nothing is lost by keeping it."""
+    """It cannot be delivered without its half, so it is kept."""
     producer = broker.producers.join("pg", Connected())
     broker.prepare()
     cold = Cold(broker, monkeypatch)
@@ -983,10 +989,10 @@ def test_a_half_that_cannot_be_read_is_tried_again_later(
     assert counts(broker) == (1, 1, 0)
 
 
-def test_a_decision_while_its_half_is_fetched_ends_the_questions(
+def test_a_decision_during_the_fetch_of_its_half_ends_the_checks(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes from the disk then is thrown away."""
+    """The fetched half is dropped."""
     producer = broker.producers.join("pg", Connected())
     half = broker.prepare()
     cold = Cold(broker, monkeypatch)
@@ -998,7 +1004,7 @@ def test_a_decision_while_its_half_is_fetched_ends_the_questions(
 
 
 def counts(broker: Broker) -> tuple[int, int, int]:
-    """Checks sent, delivered, and not taken."""
+    """Return the numbers of checks sent, delivered and not accepted."""
     checks = broker.checker
     return checks.sent, checks.delivered, checks.not_accepted
 
@@ -1011,7 +1017,7 @@ def counts(broker: Broker) -> tuple[int, int, int]:
 def test_a_clients_clock_changes_no_check(
     broker: Broker, skew_ms: int, immunity: str, first_ms: int
 ) -> None:
-    """A day ahead or a day behind: every check comes at the same time of the broker."""
+    """Ahead or behind by a day: every check is sent at the same time of the broker."""
     producer = broker.producers.join("pg", Connected())
     broker.prepare(born_ms=START_MS + skew_ms, CHECK_IMMUNITY_TIME_IN_SECONDS=immunity)
     asked_at: list[int] = []

@@ -1,4 +1,4 @@
-"""The queue of what is due."""
+"""The queue of due transactions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from random import Random, randrange
 from halfmq.broker.transaction.checks.offset_queue import PART_COUNT, OffsetQueue
 
 
-def test_offsets_come_in_the_order_in_which_they_are_to_be_taken() -> None:
-    """As from a deque, whatever is put in front, and whichever queue follows another."""
+def test_offsets_are_returned_in_the_order_of_a_deque() -> None:
+    """With offsets put at the front, and with queues joined."""
     seed = randrange(1 << 32)
     print(f"seed {seed}")
     random = Random(seed)
@@ -42,8 +42,8 @@ def test_offsets_come_in_the_order_in_which_they_are_to_be_taken() -> None:
         assert [queue.popleft() for _ in range(len(queue))] == list(model)
 
 
-def test_garbage_collection_does_not_walk_through_what_waits() -> None:
-    """With a million it would stop the broker for 20 ms or more, again and again."""
+def test_garbage_collection_does_not_visit_the_offsets() -> None:
+    """With a million it would repeatedly stop the broker for 20 ms or more."""
     queue = OffsetQueue()
     for number in range(50 * PART_COUNT):
         queue.append(number)

@@ -1,4 +1,4 @@
-"""The table from the log: stores of the official broker, and records of our own."""
+"""The table that a log gives: stores of the official broker, and our own records."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ GOLDEN = ("tx-midway-killed", "tx-midway-clean", "v4-tx")
 
 
 def replayed(log: MemoryLog, *, start: int = 0) -> tuple[PendingTable, LogReplay]:
-    """Read a log by key."""
+    """Replay a log by key."""
     table = PendingTable()
     log_replay = LogReplay(table, by_key=True)
     for record in log.scan(start):
@@ -27,12 +27,12 @@ def replayed(log: MemoryLog, *, start: int = 0) -> tuple[PendingTable, LogReplay
 
 @pytest.fixture(params=GOLDEN)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> GoldenStore:
-    """One store in the middle of transactions."""
+    """A store with undecided transactions."""
     return unpack(request.param, tmp_path)
 
 
-def test_every_transaction_is_where_the_log_says(store: GoldenStore) -> None:
-    """Decided ones are not asked about again, undecided ones are not lost, discarded are parked."""
+def test_every_transaction_has_the_state_that_the_log_shows(store: GoldenStore) -> None:
+    """Decided ones are not checked again, no undecided one is lost, discarded ones are parked."""
     table, _ = replayed(golden_log(store))
     expected_pending = set()
     for transaction in store.truth["transactions"]:
@@ -55,8 +55,8 @@ def test_every_transaction_is_where_the_log_says(store: GoldenStore) -> None:
     assert table.parked == 2
 
 
-def test_every_copy_is_another_name_of_its_transaction(store: GoldenStore) -> None:
-    """An answer to a check of the official broker names a copy, and must find the transaction."""
+def test_every_check_copy_resolves_to_its_transaction(store: GoldenStore) -> None:
+    """The answer to a check of the official broker names a copy."""
     table, _ = replayed(golden_log(store))
     for transaction in store.truth["transactions"]:
         first, *copies = transaction["halves"]
@@ -64,10 +64,10 @@ def test_every_copy_is_another_name_of_its_transaction(store: GoldenStore) -> No
             assert table.transaction_of(copy["commitLogOffset"]) == first["commitLogOffset"]
 
 
-def test_op_messages_are_missing_for_what_the_official_broker_would_ask_again(
+def test_halves_that_the_official_broker_would_check_again_get_op_messages(
     store: GoldenStore,
 ) -> None:
-    """They are written at the next start, so that a store given back is not asked about again."""
+    """They are written at the next start, so that a store given back is not checked again."""
     _, log_replay = replayed(golden_log(store))
     for transaction in store.truth["transactions"]:
         names = {half["queueOffset"] for half in transaction["halves"]}
@@ -79,8 +79,8 @@ def test_op_messages_are_missing_for_what_the_official_broker_would_ask_again(
             assert mirrored.isdisjoint(log_replay.without_op), transaction["what"]
 
 
-def test_reading_twice_changes_nothing(store: GoldenStore) -> None:
-    """A start may read again what a snapshot already covers."""
+def test_replaying_records_again_changes_nothing(store: GoldenStore) -> None:
+    """A start may replay records that a snapshot already covers."""
     log = golden_log(store)
     table, log_replay = replayed(log)
     before = (list(table), dict(table.copies), list(log_replay.without_op))
@@ -90,8 +90,8 @@ def test_reading_twice_changes_nothing(store: GoldenStore) -> None:
     assert (list(table), dict(table.copies), list(log_replay.without_op)) == before
 
 
-def test_a_log_with_copies_asks_to_be_read_by_key(store: GoldenStore) -> None:
-    """Links alone do not tell which half a copy belongs to; guessing would ask twice."""
+def test_a_log_with_check_copies_requires_a_replay_by_key(store: GoldenStore) -> None:
+    """Links alone do not show to which half a copy belongs."""
     log_replay = LogReplay(PendingTable())
 
     def read() -> None:
@@ -102,8 +102,8 @@ def test_a_log_with_copies_asks_to_be_read_by_key(store: GoldenStore) -> None:
         read()
 
 
-def test_a_copy_stands_for_its_half_when_that_was_deleted_by_age(store: GoldenStore) -> None:
-    """The oldest copy that is left is then the transaction's identity."""
+def test_the_oldest_copy_represents_a_half_that_was_deleted_by_age(store: GoldenStore) -> None:
+    """It is then the identity of the transaction."""
     log = golden_log(store)
     undecided = next(
         transaction
@@ -123,10 +123,10 @@ def test_a_copy_stands_for_its_half_when_that_was_deleted_by_age(store: GoldenSt
 
 
 @pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
-def test_a_decision_is_remembered_though_its_half_was_deleted_by_age(
+def test_a_decision_is_known_after_its_half_was_deleted_by_age(
     tmp_path: Path, event: Event
 ) -> None:
-    """With the record that decided, and counted among what a snapshot takes as forgotten."""
+    """With the record that decided; a snapshot counts it among those that left the cache."""
     broker = Broker(tmp_path)
     _at_zero, half = broker.prepare(), broker.prepare()
     decision_at = broker.log.write_offset
@@ -141,7 +141,7 @@ def test_a_decision_is_remembered_though_its_half_was_deleted_by_age(
 
 
 def test_several_halves_are_one_transaction(tmp_path: Path) -> None:
-    """The leader stands for all; each of them leads to it, and is named by op messages."""
+    """The leader has the entry; each half resolves to it, and op messages name all of them."""
     broker = Broker(tmp_path)
     single, group, other = broker.prepare(), broker.prepare_group(4), broker.prepare_group(2)
 
@@ -158,8 +158,8 @@ def test_several_halves_are_one_transaction(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("survivors", range(1, 5))
-def test_halves_that_a_crash_cut_off_are_missed(tmp_path: Path, survivors: int) -> None:
-    """Nobody was told of such a transaction."""
+def test_missing_halves_are_counted_after_a_crash(tmp_path: Path, survivors: int) -> None:
+    """No client got an answer about such a transaction."""
     broker = Broker(tmp_path)
     broker.prepare()
     broker.log.flush()
@@ -172,8 +172,8 @@ def test_halves_that_a_crash_cut_off_are_missed(tmp_path: Path, survivors: int) 
 
 
 @pytest.mark.parametrize("survivors", range(1, 5))
-def test_finals_that_a_crash_cut_off_are_missed(tmp_path: Path, survivors: int) -> None:
-    """The leader's final has decided for all; the others are owed to consumers."""
+def test_missing_final_messages_are_found_after_a_crash(tmp_path: Path, survivors: int) -> None:
+    """The leader's final message has decided for all; consumers must get the others."""
     broker = Broker(tmp_path)
     group = broker.prepare_group(4)
     broker.log.flush()
@@ -186,8 +186,8 @@ def test_finals_that_a_crash_cut_off_are_missed(tmp_path: Path, survivors: int) 
     assert list(log_replay.without_op) == [half.queue_offset for half in group]
 
 
-def test_a_final_of_another_broker_decides_its_half_alone(tmp_path: Path) -> None:
-    """Apache RocketMQ knows no groups; the rest is still to be decided, and this one is not."""
+def test_a_final_message_of_rocketmq_decides_its_half_alone(tmp_path: Path) -> None:
+    """Apache RocketMQ has no groups; the other halves are still undecided."""
     broker = Broker(tmp_path)
     leader, member, last = broker.prepare_group(3)
     (half,) = [one for one in broker.log.records() if one.end == last.physical_offset]
@@ -218,8 +218,8 @@ def test_a_final_of_another_broker_decides_its_half_alone(tmp_path: Path) -> Non
     assert [len(broker.finals_of(one)) for one in (leader, member, last)] == [1, 1, 1]
 
 
-def test_a_leader_that_another_broker_committed_commits_the_rest(tmp_path: Path) -> None:
-    """One of the messages is out, so all must be."""
+def test_a_leader_that_rocketmq_committed_commits_the_other_halves(tmp_path: Path) -> None:
+    """One of the messages is delivered, so all must be."""
     broker = Broker(tmp_path)
     leader, *members = broker.prepare_group(3)
     half = broker.log.record_at(leader.physical_offset)
@@ -244,8 +244,8 @@ def test_a_leader_that_another_broker_committed_commits_the_rest(tmp_path: Path)
     assert broker.service.metrics()["pending"] == 0
 
 
-def test_a_resumed_record_takes_a_transaction_back(tmp_path: Path) -> None:
-    """As often as it is parked; what was decided in between stays decided."""
+def test_a_resumed_record_makes_a_parked_transaction_prepared(tmp_path: Path) -> None:
+    """As often as it is parked; a decision in between stands."""
     broker = Broker(tmp_path)
     half = broker.prepare()
     table = broker.table
@@ -265,7 +265,7 @@ def test_a_resumed_record_takes_a_transaction_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_a_consumers_retry_does_not_decide_the_half_at_zero(tmp_path: Path, snapshot: bool) -> None:
-    """It keeps the bits of the committed message it came from, and has no link: field 14 is 0."""
+    """A retry keeps the bits of its committed message and has no link, so field 14 is 0."""
     broker = Broker(tmp_path)
     first = broker.prepare()
     assert first.physical_offset == 0

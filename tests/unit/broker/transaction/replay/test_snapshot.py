@@ -1,4 +1,4 @@
-"""Snapshots: a shorter start, with the table that the whole log would give."""
+"""Snapshots: a faster start, with the table that the whole log would give."""
 
 import os
 import threading
@@ -32,7 +32,7 @@ def broker(tmp_path: Path) -> Broker:
 
 
 def take(broker: Broker) -> None:
-    """Let the broker take one while it runs."""
+    """Take a snapshot while the broker runs."""
     broker.log.flush()
     while broker.is_taking_snapshot:  # one begun earlier covers less
         broker.service.tick()
@@ -57,7 +57,7 @@ def spy_on_scan(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def state_of(broker: Broker) -> list[object]:
-    """Return what a start must bring back."""
+    """Return the part of the table that a start must restore."""
     return [
         (
             entry.offset,
@@ -74,7 +74,7 @@ def state_of(broker: Broker) -> list[object]:
 
 
 def fill(broker: Broker) -> list[AppendResult]:
-    """Leave transactions in every state; return the undecided ones."""
+    """Create transactions in every state; return the undecided ones."""
     broker.producers.join("parked", Connected())
     parked = broker.prepare(group="parked")
     for _ in range(20):
@@ -89,7 +89,7 @@ def fill(broker: Broker) -> list[AppendResult]:
 def test_a_start_reads_the_log_from_the_snapshot_on(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, drained: bool
 ) -> None:
-    """And the table is the same as before, checks that were counted included."""
+    """The table is the same as before, counts of checks included."""
     fill(broker)
     take(broker)
     position = broker.log.write_offset
@@ -105,8 +105,8 @@ def test_a_start_reads_the_log_from_the_snapshot_on(
     assert [entry.progress for entry in broker.table] == asking
 
 
-def test_what_happens_behind_the_snapshot_is_read_from_the_log(broker: Broker) -> None:
-    """Decisions, new halves and op messages alike."""
+def test_changes_after_the_snapshot_are_read_from_the_log(broker: Broker) -> None:
+    """Decisions, new halves and op messages."""
     parked, first, second = fill(broker)
     take(broker)
     broker.end(first, Event.COMMIT)
@@ -126,7 +126,7 @@ def test_what_happens_behind_the_snapshot_is_read_from_the_log(broker: Broker) -
 def test_the_table_may_change_while_it_is_written(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every slice sees another table; together with the log they give the right one."""
+    """Every slice sees another table; with the log they give the right one."""
     monkeypatch.setattr(snapshot, "ROWS_PER_STEP", 1)
     monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one step each
     halves = [broker.prepare() for _ in range(20)]
@@ -156,8 +156,8 @@ def test_the_table_may_change_while_it_is_written(
         assert len(broker.finals_of(half)) == 1
 
 
-def test_a_snapshot_that_the_log_fell_short_of_is_forgotten(broker: Broker) -> None:
-    """A power cut took a decision whose transaction the snapshot does not hold any more."""
+def test_a_snapshot_beyond_a_shortened_log_is_deleted(broker: Broker) -> None:
+    """A power cut removed a decision whose transaction is no longer in the snapshot."""
     half = broker.prepare()
     broker.log.flush()
     broker.end(half, Event.COMMIT)
@@ -176,7 +176,7 @@ def test_a_snapshot_that_the_log_fell_short_of_is_forgotten(broker: Broker) -> N
 
 
 def test_a_snapshot_waits_until_the_log_is_durable(broker: Broker) -> None:
-    """Until then the older one is the better one."""
+    """Until then the older one stays."""
     broker.prepare()
     take(broker)
     older = broker.snapshot_path.read_bytes()
@@ -195,10 +195,10 @@ def test_a_snapshot_waits_until_the_log_is_durable(broker: Broker) -> None:
     assert broker.snapshot_path.read_bytes() != older
 
 
-def test_the_file_of_a_snapshot_is_created_beside_the_loop(
+def test_the_snapshot_file_is_created_on_a_thread(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system that is flushing lets the creation of a file wait."""
+    """A file system that flushes can block the creation of a file."""
     broker.prepare()
     creators: list[str] = []
     create = disk.NewFile
@@ -213,9 +213,7 @@ def test_the_file_of_a_snapshot_is_created_beside_the_loop(
     assert creators == ["halfmq-snapshot"]
 
 
-def test_only_the_thread_of_the_loop_reads_the_log(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_event_loop_reads_the_log(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are kept open for this thread, which may close them at any time."""
     half = broker.prepare()
     read = broker.log.record_bytes
@@ -243,8 +241,8 @@ def test_only_the_thread_of_the_loop_reads_the_log(
     assert anchor == half.physical_offset
 
 
-def test_an_ordered_stop_ends_a_snapshot_that_is_being_written(broker: Broker) -> None:
-    """The last one is complete, whatever was under way."""
+def test_an_ordered_stop_replaces_an_unfinished_snapshot(broker: Broker) -> None:
+    """The snapshot of the stop is complete."""
     half = broker.prepare()
     broker.clock.now_ms += snapshot.INTERVAL_MS
     broker.service.tick()
@@ -258,7 +256,7 @@ def test_an_ordered_stop_ends_a_snapshot_that_is_being_written(broker: Broker) -
 def test_a_dropped_broker_may_be_collected_by_the_thread_of_its_snapshot(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The collector runs on whatever thread it likes, and this one cannot wait for its own end."""
+    """The collector may run on that thread, which cannot join itself."""
     begun, dropped, over = threading.Event(), threading.Event(), threading.Event()
     errors: list[BaseException] = []
 
@@ -284,7 +282,7 @@ def test_a_dropped_broker_may_be_collected_by_the_thread_of_its_snapshot(
 
 
 def test_a_clock_set_back_delays_no_snapshot(broker: Broker) -> None:
-    """The next one is an interval away, and not an hour and an interval."""
+    """The next one is due after an interval, not after an hour more."""
     broker.prepare()
     take(broker)
     broker.clock.step(-3_600_000)
@@ -294,8 +292,8 @@ def test_a_clock_set_back_delays_no_snapshot(broker: Broker) -> None:
     assert broker.is_taking_snapshot
 
 
-def test_little_log_is_not_worth_a_snapshot(broker: Broker) -> None:
-    """Reading it again at a start costs less than writing the table every half minute."""
+def test_no_snapshot_is_taken_for_little_log(broker: Broker) -> None:
+    """Replaying it at a start costs less than writing the table every half minute."""
     broker.snapshot_log_bytes = 1 << 20
     broker.restart()
     broker.prepare()
@@ -305,8 +303,8 @@ def test_little_log_is_not_worth_a_snapshot(broker: Broker) -> None:
     assert not broker.snapshot_path.exists()
 
 
-def test_checks_alone_are_worth_a_snapshot(broker: Broker) -> None:
-    """The log does not have their counts; a kill must not begin the questions anew."""
+def test_a_snapshot_is_taken_for_counted_checks_alone(broker: Broker) -> None:
+    """The log does not hold their counts; a kill must not restart the checks."""
     broker.snapshot_log_bytes = 1 << 20
     broker.restart()
     broker.producers.join("pg", Connected())
@@ -331,8 +329,8 @@ def test_checks_alone_are_worth_a_snapshot(broker: Broker) -> None:
 
 @pytest.mark.parametrize("position", [0, 5, 30, -30, -1])
 @pytest.mark.parametrize("damage", ["cut", "flip", "append"])
-def test_a_damaged_snapshot_is_passed_over(broker: Broker, damage: str, position: int) -> None:
-    """The log alone suffices, and the start says that it had to read it all."""
+def test_a_damaged_snapshot_is_ignored(broker: Broker, damage: str, position: int) -> None:
+    """The log alone gives the same table."""
     fill(broker)
     broker.service.drain()
     broker.log.flush()
@@ -371,14 +369,14 @@ def test_a_damaged_snapshot_is_passed_over(broker: Broker, damage: str, position
         ),
     ],
 )
-def test_a_snapshot_of_another_log_is_passed_over(
+def test_a_snapshot_of_another_log_is_ignored(
     broker: Broker,
     header: SnapshotHeader,
     anchor: Anchor,
     reason: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Rows of another log would be asked about and delivered out of nowhere."""
+    """Its rows would be checked and delivered although this log has no such halves."""
     broker.prepare()
     writer = SnapshotWriter(broker.snapshot_path, header)
     writer.open()
@@ -393,8 +391,8 @@ def test_a_snapshot_of_another_log_is_passed_over(
     assert not broker.snapshot_path.exists()
 
 
-def test_a_snapshot_beyond_the_logs_end_is_passed_over(broker: Broker) -> None:
-    """Even if its position and its anchor are still there: what it saw behind them is not."""
+def test_a_snapshot_beyond_the_logs_end_is_ignored(broker: Broker) -> None:
+    """Even if its position and its anchor are in the log."""
     broker.prepare()
     writer = SnapshotWriter(broker.snapshot_path, SnapshotHeader("halfmq-transactions", 2, 0, 0))
     writer.open()
@@ -414,8 +412,8 @@ def test_a_snapshot_beyond_the_logs_end_is_passed_over(broker: Broker) -> None:
         ["no row"],
     ],
 )
-def test_rows_that_make_no_sense_fill_nothing(broker: Broker, rows: list[object]) -> None:
-    """A whole file with wrong content is as useless as a broken one."""
+def test_a_snapshot_with_invalid_rows_fills_nothing(broker: Broker, rows: list[object]) -> None:
+    """Also if its checksum is valid."""
     broker.prepare()
     writer = SnapshotWriter(broker.snapshot_path, SnapshotHeader("halfmq-transactions", 2, 0, 0))
     writer.open()
@@ -429,7 +427,7 @@ def test_rows_that_make_no_sense_fill_nothing(broker: Broker, rows: list[object]
     assert (len(table), ops) == (0, [])
 
 
-def test_copies_of_rocketmq_come_back_from_a_snapshot(broker: Broker) -> None:
+def test_a_snapshot_keeps_the_check_copies_of_rocketmq(broker: Broker) -> None:
     """An answer that names a copy must find its transaction after the second start, too."""
     half = broker.prepare()
     table = broker.table
@@ -444,10 +442,10 @@ def test_copies_of_rocketmq_come_back_from_a_snapshot(broker: Broker) -> None:
     assert list(broker.table.op_offsets_of(entry)) == [half.queue_offset, 40]
 
 
-def test_a_full_disk_costs_the_snapshot_only(
+def test_a_full_disk_prevents_only_the_snapshot(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The broker works on; the next start reads more of the log."""
+    """The broker continues; the next start replays more of the log."""
 
     def no_room(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""The state machine, and the memory of decisions."""
+"""The table of undecided transactions, the state machine, and the cache of decisions."""
 
 import tracemalloc
 from itertools import product
@@ -34,7 +34,7 @@ ROLLBACKS = (Event.ROLLBACK, Event.OPERATOR_ROLLBACK)
 
 @pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
 def test_every_state_has_a_rule_for_every_event(state: State, event: Event) -> None:
-    """Nothing a client, an operator, the checker or the log can bring is undefined."""
+    """For events of clients, operators, the checker and the log."""
     result = outcome(state, event)
     assert isinstance(result.state, State)
     assert isinstance(result.verdict, Verdict)
@@ -42,14 +42,14 @@ def test_every_state_has_a_rule_for_every_event(state: State, event: Event) -> N
 
 @pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
 def test_the_state_changes_only_where_the_verdict_says_so(state: State, event: Event) -> None:
-    """Whoever acts on the verdict alone must not miss a change."""
+    """Code that acts on the verdict alone must not miss a change."""
     result = outcome(state, event)
     assert (result.state is not state) == (result.verdict in {Verdict.DECIDE, Verdict.TRANSITION})
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(DECIDED, REQUESTS)))
 def test_no_request_changes_a_decision(state: State, event: Event) -> None:
-    """First decision wins, over producers, operators and the checker alike."""
+    """The first decision wins, for producers, operators and the checker."""
     result = outcome(state, event)
     assert result.state is state
     assert result.verdict in {Verdict.REPEAT, Verdict.REFUSE, Verdict.IGNORE}
@@ -57,13 +57,13 @@ def test_no_request_changes_a_decision(state: State, event: Event) -> None:
 
 @pytest.mark.parametrize("state", UNDECIDED)
 def test_only_a_request_to_decide_is_decided(state: State) -> None:
-    """No step of the asking writes a decision."""
+    """No step of the checks decides."""
     decided = {event for event in Event if outcome(state, event).verdict is Verdict.DECIDE}
     assert decided == {*COMMITS, *ROLLBACKS}
 
 
-def test_only_a_prepared_transaction_is_asked_about() -> None:
-    """A parked one waits for an operator, a decided one for nobody."""
+def test_only_a_prepared_transaction_is_checked() -> None:
+    """A parked one waits for an operator; a decided one is final."""
     asked = {state for state in State if outcome(state, Event.DUE).verdict is Verdict.CHECK}
     assert asked == {State.PREPARED}
     for event in (Event.GIVE_UP, Event.EXPIRED):
@@ -73,13 +73,13 @@ def test_only_a_prepared_transaction_is_asked_about() -> None:
 
 @pytest.mark.parametrize("event", [Event.DELIVERED, Event.ANSWERED])
 def test_checks_are_counted_while_undecided(event: Event) -> None:
-    """A late acknowledgement of a parked transaction's check as well: operators see it."""
+    """Also a late acknowledgement about a parked transaction: operators see the count."""
     counted = {state for state in State if outcome(state, event).verdict is Verdict.COUNT}
     assert counted == set(UNDECIDED)
 
 
-def test_a_resumed_transaction_is_asked_again() -> None:
-    """A decided one is not: the operator is told what was decided."""
+def test_a_resumed_transaction_is_checked_again() -> None:
+    """For a decided one, the operator gets the decision."""
     for event in (Event.RESUME, Event.RESUMED_FOUND):
         assert outcome(State.PARKED, event) == (State.PREPARED, Verdict.TRANSITION)
         assert outcome(State.PREPARED, event) == (State.PREPARED, Verdict.IGNORE)
@@ -87,15 +87,15 @@ def test_a_resumed_transaction_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_a_deleted_half_is_forgotten_while_undecided(state: State) -> None:
-    """What was decided before its half was deleted stays remembered."""
+def test_an_undecided_transaction_is_removed_with_its_deleted_half(state: State) -> None:
+    """A decision made before the half was deleted stays known."""
     forgotten = outcome(state, Event.DELETED_FOUND).verdict is Verdict.FORGET
     assert forgotten is (state in UNDECIDED)
 
 
 @pytest.mark.parametrize("state", UNDECIDED)
-def test_the_first_decision_is_taken(state: State) -> None:
-    """However late it comes: a parked transaction is decided like any other."""
+def test_the_first_decision_is_accepted(state: State) -> None:
+    """Also a late one about a parked transaction."""
     for event in COMMITS:
         assert outcome(state, event) == (State.COMMITTED, Verdict.DECIDE)
     for event in ROLLBACKS:
@@ -103,8 +103,8 @@ def test_the_first_decision_is_taken(state: State) -> None:
     assert outcome(state, Event.UNKNOWN) == (state, Verdict.IGNORE)
 
 
-def test_the_same_again_is_repeated_and_the_opposite_refused() -> None:
-    """A client that did not get its answer asks again, and gets it."""
+def test_the_same_decision_is_repeated_and_the_opposite_refused() -> None:
+    """A client that missed the answer sends its decision again."""
     for event in COMMITS:
         assert outcome(State.COMMITTED, event).verdict is Verdict.REPEAT
         assert outcome(State.ROLLED_BACK, event).verdict is Verdict.REFUSE
@@ -114,13 +114,13 @@ def test_the_same_again_is_repeated_and_the_opposite_refused() -> None:
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_a_final_message_in_the_log_is_the_truth(state: State) -> None:
-    """Its consumers may have it, whatever else was recorded."""
+def test_a_final_message_in_the_log_commits_in_any_state(state: State) -> None:
+    """Consumers may have it, whatever else was recorded."""
     assert outcome(state, Event.FINAL_FOUND).state is State.COMMITTED
 
 
-def test_a_decision_takes_a_transaction_off_the_table() -> None:
-    """What is not in the table cannot be decided; that is why nothing is decided twice."""
+def test_a_decision_removes_the_transaction_from_the_table() -> None:
+    """A transaction that is not in the table cannot be decided, so none is decided twice."""
     table = PendingTable()
     entry = table.add(4096, 7, 1_000, "pg")
     assert (table.get(4096), len(table), 4096 in table) == (entry, 1, True)
@@ -132,7 +132,7 @@ def test_a_decision_takes_a_transaction_off_the_table() -> None:
 
 
 def test_parked_transactions_are_counted_and_can_be_resumed() -> None:
-    """Parking ends the questions, not the transaction."""
+    """Parking ends the checks, not the transaction."""
     table = PendingTable()
     first, second = table.add(0, 0, 1, "pg"), table.add(100, 1, 1, "pg")
     first.sent, first.checks, first.answered = 17, 15, 2
@@ -147,8 +147,8 @@ def test_parked_transactions_are_counted_and_can_be_resumed() -> None:
     assert first.progress == NOT_CHECKED
 
 
-def test_a_copy_is_another_name() -> None:
-    """Op messages have to name every record of the transaction in the half topic."""
+def test_a_check_copy_is_an_alias_of_its_transaction() -> None:
+    """Op messages name every record of the transaction in the half topic."""
     table = PendingTable()
     entry = table.add(100, 1, 1, "pg")
     other = table.add(200, 2, 1, "pg")
@@ -170,8 +170,8 @@ def test_deleted_halves_leave_the_table() -> None:
     assert (list(table), table.oldest, table.parked) == ([kept], kept, 0)
 
 
-def test_the_memory_of_decisions_is_bounded_and_keeps_the_latest() -> None:
-    """It never holds more than two generations, and always the newest one."""
+def test_the_cache_of_decisions_is_bounded_and_keeps_the_latest() -> None:
+    """It holds at most two generations, and always the newest one."""
     memory = DecisionCache(limit=10)
     for number in range(95):
         memory.add(number, State.COMMITTED, 1_000 + number)
@@ -185,8 +185,8 @@ def test_the_memory_of_decisions_is_bounded_and_keeps_the_latest() -> None:
     assert memory.forgotten_final == 1_079
 
 
-def test_a_correction_replaces_what_was_remembered() -> None:
-    """A final message found behind an op message makes the transaction a committed one."""
+def test_a_later_finding_replaces_the_cached_decision() -> None:
+    """A final message after an op message makes the transaction committed."""
     memory = DecisionCache(limit=2)
     memory.add(1, State.ROLLED_BACK, 10)
     memory.add(2, State.ROLLED_BACK, 20)
@@ -195,8 +195,8 @@ def test_a_correction_replaces_what_was_remembered() -> None:
     assert memory.find(1) == RecordedDecision(State.COMMITTED, 30)
 
 
-def test_the_halves_of_a_group_lead_to_their_leader() -> None:
-    """A member is no transaction; whoever names it means the one that its leader stands for."""
+def test_each_half_of_a_group_resolves_to_its_leader() -> None:
+    """A member has no entry of its own."""
     table = PendingTable()
     leader, other = table.add(100, 1, 1, "pg"), table.add(500, 9, 1, "pg")
     table.add_member(100, MemberHalf(200, 2))
@@ -211,8 +211,8 @@ def test_the_halves_of_a_group_lead_to_their_leader() -> None:
     assert list(table.op_offsets_of(other)) == [9]
 
 
-def test_a_decision_is_one_for_the_whole_group() -> None:
-    """Whichever half a repeated request names, it gets the same answer."""
+def test_a_decision_applies_to_the_whole_group() -> None:
+    """A repeated request gets the same answer, whichever half it names."""
     table = PendingTable()
     leader = table.add(100, 1, 1, "pg")
     table.add_member(100, MemberHalf(200, 2))
@@ -225,8 +225,8 @@ def test_a_decision_is_one_for_the_whole_group() -> None:
     )
 
 
-def test_a_member_that_another_broker_decided_leaves_its_group() -> None:
-    """Apache RocketMQ knows no groups; what it delivered is not delivered again."""
+def test_a_member_that_rocketmq_decided_leaves_its_group() -> None:
+    """Apache RocketMQ has no groups; its delivered message is not delivered again."""
     table = PendingTable()
     leader = table.add(100, 1, 1, "pg")
     table.add_member(100, MemberHalf(200, 2))
@@ -241,19 +241,19 @@ def test_a_member_that_another_broker_decided_leaves_its_group() -> None:
 
 
 @pytest.mark.parametrize("text", ["no-answer", "unknown", "expired"])
-def test_the_reason_of_parking_can_be_read_back(text: str) -> None:
+def test_the_parked_reason_can_be_parsed(text: str) -> None:
     """It is a property of the parked copy."""
     assert parked_reason_of(text.encode()).text == text
 
 
-def test_rocketmq_does_not_say_why_it_parks() -> None:
-    """Neither do we then."""
+def test_a_copy_parked_by_rocketmq_has_no_reason() -> None:
+    """RocketMQ records none."""
     assert parked_reason_of(None).text is None
     assert parked_reason_of(b"something else") is ParkedReason.NOT_RECORDED
 
 
 def test_undecided_transactions_are_counted_by_group() -> None:
-    """However a transaction leaves the table: decided, forgotten, or with all others."""
+    """However one leaves the table: decided, discarded, or cleared with all others."""
     table = PendingTable()
     entries = [table.add(1_000 * number, number, 0, "pg") for number in range(4)]
     table.add(9_000, 9, 0, "other")
@@ -270,8 +270,8 @@ def test_undecided_transactions_are_counted_by_group() -> None:
     assert table.count_of("pg") == 0
 
 
-def test_the_table_can_be_gone_through_while_it_changes() -> None:
-    """Piece by piece, in log order; what is undecided from beginning to end is seen."""
+def test_the_table_can_be_iterated_in_parts_while_it_changes() -> None:
+    """In log order; a transaction that is undecided from begin to end is returned."""
     table = PendingTable()
     entries = [table.add(number, number, 0, "pg") for number in range(5 * BLOCK_COUNT)]
     for entry in entries[: 2 * BLOCK_COUNT]:
@@ -301,7 +301,7 @@ def _undecided_in_parts(table: PendingTable, count: int) -> list[int]:
 
 
 def test_the_table_is_in_log_order_whatever_is_decided() -> None:
-    """It is one table for those who look for a transaction, and one list for those who list all."""
+    """Lookup and iteration see the same table."""
     seed = randrange(1 << 32)
     print(f"seed {seed}")
     random = Random(seed)
@@ -327,7 +327,7 @@ def test_the_table_is_in_log_order_whatever_is_decided() -> None:
 
 
 def test_no_prepare_waits_while_a_large_table_grows() -> None:
-    """A dictionary of a million is copied as a whole, in 80 ms, for one key that is too much."""
+    """One dictionary of a million would be copied as a whole, in 80 ms, when it grows."""
     table = PendingTable()
     largest = 0
     tracemalloc.start()
@@ -345,7 +345,7 @@ def test_no_prepare_waits_while_a_large_table_grows() -> None:
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_an_undecided_transaction_takes_little_memory(asked: bool) -> None:
-    """A million of them must fit beside a broker's other work."""
+    """A million of them must fit in memory with the broker's other data."""
     table = PendingTable()
     count = 20_000
     base = 1 << 40  # offsets of a large log are not small integers
