@@ -40,7 +40,7 @@ async def test_w01_a_crash_before_the_op_message_undoes_no_decision(
 
     assert set(producer.asked) == {undecided.offset}
     assert rig.bodies() == [b"row 0"]
-    assert rig.op_offsets() == {0, 1}  # made good for foreign readers
+    assert rig.op_offsets() == {0, 1}  # written at the start, for Apache RocketMQ
     assert (await producer.end(committed, COMMIT)).code == ResponseCode.SUCCESS
     assert (await producer.end(rolled_back, COMMIT)).code == ResponseCode.ILLEGAL_OPERATION
     assert rig.bodies() == [b"row 0"]
@@ -58,7 +58,7 @@ async def test_w02_a_stop_writes_the_op_messages_of_its_last_moments(rig: Rig) -
     log = (rig.root / "commitlog" / f"{0:020d}").read_bytes()
     await rig.start()
 
-    assert b"0,1," in log  # the body of the op message, before a start could make it good
+    assert b"0,1," in log  # the body of the op message, before a start could write it
     assert rig.op_offsets() == {0, 1}
     producer = await rig.peer()
     await rig.wait(HOUR_MS)
@@ -115,7 +115,7 @@ async def test_w04_files_beside_the_log_may_be_older_than_it(rig: Rig) -> None:
     """A crash leaves older offsets and snapshots: the log alone decides."""
     producer = await rig.peer()
     committed, rolled_back, undecided = await _halves(producer, 3)
-    await rig.restart()  # saves everything that is saved beside the log, with all undecided
+    await rig.restart()  # saves all other files while all three are undecided
     before = rig.root.parent / "config-before"
     crash(rig.root / "config", before)
     producer = await rig.peer()
@@ -160,7 +160,7 @@ async def test_w05_one_unreadable_half_disturbs_no_other_and_writes_nothing(rig:
     broken, *others = await _halves(producer, 5)
     path = rig.root / "commitlog" / f"{0:020d}"
     with path.open("r+b") as log:
-        log.seek(broken.offset + 4)  # the magic code: nobody can read the record any more
+        log.seek(broken.offset + 4)  # the magic code: the record is unreadable now
         log.write(b"\0\0\0\0")
     end = rig.store.write_offset
 
@@ -262,7 +262,7 @@ async def test_w16_files_beside_the_log_may_be_newer_than_it(rig: Rig) -> None:
     header, body = producer.half_request("K2", b"lost")
     producer.send(RequestCode.SEND_MESSAGE_V2, header, body)
     await until(lambda: len(rig.records_of(HALF_TOPIC)) == 3)
-    rig.service.drain()  # op messages and a snapshot, as at the end of a stop that was too late
+    rig.service.drain()  # op messages and a snapshot, as at the end of an orderly stop
 
     def offsets_of_the_tail(root: Path) -> None:
         """Write positions beyond the end of the log, as Apache RocketMQ would have."""

@@ -45,7 +45,7 @@ SETTINGS: Final = {
 IN_USE: Final = 3
 """The broker's exit code when another one has the directory."""
 REPLICATION_CODES: Final = (905, 906, 907, 908, 909)
-"""What brokers of a RocketMQ group tell each other: who is the master, how far copies are. Source:
+"""Requests between replicas: which one is the master, and how far it is replicated. Source:
 RocketMQ ``RequestCode``."""
 
 
@@ -194,7 +194,7 @@ def test_w25_a_broker_is_no_slave_and_moves_no_halves(tmp_path: Path) -> None:
                 answer = await peer.call(code, None)
                 assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED, code
             half = await peer.prepare("K1")
-            await until(lambda: len(peer.checks) >= 2)  # asked, where an acting slave would move it
+            await until(lambda: len(peer.checks) >= 2)  # where an acting slave would move the half
             assert set(peer.asked) == {half.offset}
             assert (await peer.end(half, COMMIT)).code == ResponseCode.SUCCESS
 

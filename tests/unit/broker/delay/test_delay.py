@@ -322,7 +322,7 @@ def test_the_times_of_very_many_messages_take_bounded_memory() -> None:
     arrivals = Arrivals(0, delay_ms, now_ms=START_MS, monotonic_ms=7)
     for offset in range(4 * delay_ms):
         arrivals.add(offset + 1, offset + 7)
-        # The bound on memory shows in no answer.
+        # Nothing public shows how many records are kept.
         assert len(arrivals._times) <= 2 * RECORDS_MAX + 8
     for offset in range(3 * delay_ms, 4 * delay_ms, 977):
         assert offset + 7 <= arrivals.stored_ms(offset, START_MS) < offset + 7 + 2
@@ -621,7 +621,7 @@ def test_the_number_of_deferred_messages_is_bounded(
         threads.deliver(delays)
         clock.now += RETRY_AFTER_ERROR_MS
     assert bodies(log) == []
-    # The bound on memory shows in no answer.
+    # Nothing public shows how many messages are deferred.
     assert len(delays._queues[0].deferred) == 4
     log.refused = set()
     threads.deliver(delays)
@@ -665,6 +665,16 @@ def test_levels_take_turns_slice_by_slice(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 # --- delays that count from a commit
+
+
+def next_due_ms(delays: DelayService) -> int:
+    """Return when the first waiting message is due; 0 if some level must be read to know it.
+
+    Tests advance the clock to it: the service itself wakes up every second, for hours.
+    """
+    waiting = [one for one in delays._queues if delays._end(one) > one.next_offset]
+    return min((one.head_due_ms or 0 for one in waiting), default=0)
+
 
 HALF_ID = "7F00000100002A9F000000000000004D"
 
@@ -760,13 +770,8 @@ def test_a_commit_is_delivered_once_never_early_and_at_most_the_shortest_level_l
             if not killed:
                 delays.persist()
             delays = service(root, log, clock)
-        wait_s = delays.tick()
-        # When each level is due: the test jumps there instead of passing hours in steps.
-        waiting = [one for one in delays._queues if delays._end(one) > one.next_offset]
-        heads = [one.head_due_ms for one in waiting]
-        # Hours pass at once while each level knows what it waits for.
-        clock.now += int(wait_s * 1_000)
-        clock.now = max(clock.now, min((head or 0 for head in heads), default=0))
+        clock.now += int(delays.tick() * 1_000)
+        clock.now = max(clock.now, next_due_ms(delays))
 
     arrived = log.queue("orders", 3)
     assert sorted(one.body for one in arrived) == sorted(due)
@@ -796,7 +801,7 @@ def test_after_a_kill_only_messages_without_a_copy_are_delivered(tmp_path: Path)
     assert delays.waiting == 3
     delays.tick()
 
-    # The first that had lost its copy is delivered again, and what came behind it.
+    # The first message that had lost its copy is delivered again, and all after it.
     assert (len(log.queue("orders", 3)), len(log.queue("payments", 3))) == (3, 3)
     delays.persist()
     assert service(tmp_path, log, clock).waiting == 0
@@ -872,10 +877,8 @@ def test_a_time_of_delivery_follows_the_wall_clock(tmp_path: Path, step_ms: int)
     clock.step(step_ms)
     while clock.now < max(at_ms, START_MS + 2_000 + step_ms):
         assert log.queue("orders", 3) == []
-        wait_s = delays.tick()
-        # When each level is due: the test jumps there.
-        heads = [one.head_due_ms for one in delays._queues if one.head_due_ms]
-        clock.now += max(int(wait_s * 1_000), min(heads, default=0) - clock.monotonic())
+        wait_ms = int(delays.tick() * 1_000)
+        clock.now += max(wait_ms, next_due_ms(delays) - clock.monotonic())
     clock.now += 1_000  # within which a step is noticed
     delays.tick()
 

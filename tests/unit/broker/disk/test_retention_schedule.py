@@ -301,7 +301,7 @@ async def delete(rig: Rig) -> None:
     operator = await rig.peer()
     answer = await operator.call(RequestCode.DELETE_EXPIRED_COMMITLOG, None)
     assert answer.code == ResponseCode.SUCCESS
-    rig.store.retention.stop()  # from here on it works when the test says so
+    rig.store.retention.stop()  # from here on the test runs its work
     for _ in range(5):
         await rig.wait(1_000)
         maintain(rig.store)
@@ -371,7 +371,7 @@ async def test_an_undecided_half_keeps_its_file_and_the_log_after_it(rig: Rig) -
     first_kept, _ = rig.store.queues.bounds("orders", 0)
     assert await moved(producer, 1) == (first_kept, first_kept)
     assert first_kept > 1
-    # The half is gone: who repeats a decision days later is told that there is no such half.
+    # The half is deleted: a decision repeated days later is refused.
     assert (await producer.end(half, COMMIT)).code == ResponseCode.SYSTEM_ERROR
 
     await rig.restart()

@@ -321,12 +321,11 @@ def test_groups_left_are_forgotten_with_their_connection_and_are_bounded() -> No
         registry.heartbeat(producer("a", f"g{number}"), connection)
         registry.unregister("a", f"g{number}", None)
     assert registry.has_left(f"g{LEFT_GROUPS_MAX + 5}", connection)
-    # The bound on memory shows in no answer.
+    # Nothing public shows how many groups are remembered.
     assert sum(map(len, registry._left.values())) <= LEFT_GROUPS_MAX
 
     connection.closed = True
     registry.forget(connection)
-    # And what is left of it.
     assert not registry._left
 
 

@@ -185,7 +185,7 @@ def test_the_event_loop_copies_no_offsets_for_a_save(tmp_path: Path) -> None:
     offsets = table(tmp_path, clock)
     for number in range(100):
         offsets.commit("g", f"T{number}", 0, number)
-    # Counts the copies of queues, which cost time and show in no answer.
+    # Nothing public shows which thread copies the queues.
     offsets._offsets = {key: Counted(queues) for key, queues in offsets._offsets.items()}
     clock.now += PERSIST_INTERVAL_MS
 

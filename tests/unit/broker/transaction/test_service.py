@@ -412,7 +412,7 @@ def test_no_check_is_sent_for_transactions_that_rocketmq_would_check_again(tmp_p
     broker = Broker(tmp_path)
     store = unpack("tx-midway-killed", tmp_path)
     broker.log = golden_log(store)
-    broker.clock.now_ms = 1_795_260_600_000  # an hour on: one of them asked for that long
+    broker.clock.now_ms = 1_795_260_600_000  # an hour later: one of them has that immunity
     broker.restart()
     producers = [broker.producers.join(group, Connected()) for group in ("pg_tx", "pg_other")]
     for _ in range(3):
