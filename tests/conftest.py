@@ -34,7 +34,7 @@ SLOW = (
     "tests/quality/test_packaging.py",
     "tests/quality/test_readme.py::test_the_audit_line_runs_on_the_live_directory",
     "tests/quality/test_sourcecode.py::test_types_are_sound",
-    "tests/simulation/test_simulation.py::test_a_missing_protection_is_noticed",
+    "tests/simulation/test_simulation.py::test_a_missing_protection_is_found",
     "tests/simulation/test_simulation.py::test_a_seed_replays_exactly",
     "tests/spark/",
     "tests/unit/broker/access/test_misconfigured.py",

@@ -1,4 +1,4 @@
-"""``python -m tests.simulation --seeds A..B [--trace]``: run seeds, or look at one."""
+"""``python -m tests.simulation --seeds A..B [--trace]``: run seeds, or trace one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEEDS_PER_POOL: Final = 1_000
 
 
 class Outcome(NamedTuple):
-    """What a run found, as it comes from another process."""
+    """The result of a run, as another process returns it."""
 
     seed: int
     violations: list[str]
@@ -37,7 +37,7 @@ def outcome_of(seed: int) -> Outcome:
 
 
 def outcomes(seeds: range, processes: int) -> Iterator[Outcome]:
-    """Run seeds, on several processors."""
+    """Run seeds in several processes."""
     if processes == 1:
         yield from map(outcome_of, seeds)
         return
@@ -47,7 +47,7 @@ def outcomes(seeds: range, processes: int) -> Iterator[Outcome]:
 
 
 def fix_hashes(module: str) -> None:
-    """Start again with a fixed hash seed: the order of sets of strings is part of a run."""
+    """Restart with a fixed hash seed: the order of sets of strings is part of a run."""
     if os.environ.get(HASH_SEED) != "0":
         os.environ[HASH_SEED] = "0"
         os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
@@ -59,7 +59,7 @@ def _seeds(text: str) -> range:
 
 
 def _show(seed: int) -> int:
-    """Print everything that happens in a run."""
+    """Print every event of a run."""
     world = run(seed, keep_trace=True)
     print(world.scenario)
     for event in world.loop.trace or ():
@@ -72,7 +72,7 @@ def _show(seed: int) -> int:
 
 
 def main() -> int:
-    """Run what the arguments say; 1 if anything was violated."""
+    """Run the seeds of the arguments; return 1 if an invariant was violated."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=_seeds, default=range(100), metavar="A..B")
     parser.add_argument("--processes", type=int, default=1)

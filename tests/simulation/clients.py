@@ -1,8 +1,8 @@
-"""The users' side: producers with local transactions, consumers, and an operator.
+"""The users' programs: producers with local transactions, consumers, and an operator.
 
-Producers leave their transactions in every way: normally, by an exception before or after the row
-is committed, or cancelled at any await, once or again while they tidy up. They send messages that
-nearly fill a file of the log, and forge what only brokers may say. Consumers retry.
+Producers end their transactions in every way: normally, by an exception before or after the row is
+committed, or by a cancellation at any await, once or again during the cleanup. They send messages
+that nearly fill a log file, and forge properties that only brokers may set. Consumers retry.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RETRY_S: Final = 0.2  # between two attempts of a program to get started
 
 
 class LocalError(Exception):
-    """The local transaction has failed, or its driver says so: perhaps it has left a row."""
+    """The local transaction failed, or its driver says so: the row may still be committed."""
 
 
 class Clients:
@@ -74,14 +74,14 @@ class Clients:
         )
 
     def forget(self, process: Process) -> None:
-        """Note that a process is dead, and with it what it was about to do."""
+        """Drop the work of a dead process."""
         for key in [key for key, owner in self.under_way.items() if owner is process]:
             del self.under_way[key]
 
     # --- producers
 
     async def produce(self, process: Process) -> None:
-        """Be a producer, with its share of the work that is left."""
+        """Run a producer with its share of the remaining transactions."""
         while True:
             producer = TransactionProducer(GROUP, checker=self.check, config=self._config(process))
             try:
@@ -129,7 +129,7 @@ class Clients:
             records.plain_acknowledged[key] = None
 
     def _forge(self, message: Message) -> None:
-        """Let a message say, with some luck, that it is the commit of somebody's transaction."""
+        """Sometimes add the half id of another transaction to a message."""
         chance, attempts = self._world.chance, self._world.records.attempts
         if attempts and chance.random() < 0.1:
             attempt = attempts[chance.choice(list(attempts))]
@@ -177,7 +177,7 @@ class Clients:
         try:
             async with self._patience(), transaction:
                 attempt.half_ids = [result.offset_message_id for result in transaction.results]
-                world.loop.witness("prepared", key, *attempt.half_ids)
+                world.loop.record_event("prepared", key, *attempt.half_ids)
                 if not await self._local(transaction):
                     transaction.decide(Decision.UNKNOWN)
         except LocalError:
@@ -187,11 +187,11 @@ class Clients:
         except ClientError as error:
             records.events[type(error).__name__] += 1
         attempt.ended, attempt.accepted = transaction.decision, transaction.decided
-        world.loop.witness("ended", key, str(attempt.ended), attempt.accepted)
+        world.loop.record_event("ended", key, str(attempt.ended), attempt.accepted)
 
     @contextlib.asynccontextmanager
     async def _patience(self) -> AsyncIterator[None]:
-        """Cancel what goes on inside, with some luck: once, or again while it tidies up."""
+        """Sometimes cancel the block, once, or again during its cleanup."""
         chance = self._world.chance
         if chance.random() >= self._world.scenario.impatience:
             yield
@@ -202,10 +202,10 @@ class Clients:
             yield
 
     async def _local(self, transaction: Transaction) -> bool:
-        """Run the local transaction; False when its outcome is not known here.
+        """Run the local transaction; return False if its outcome is not known here.
 
         Raises:
-            LocalError: It has failed, or its driver says so.
+            LocalError: It failed, or its driver says so.
         """
         world = self._world
         chance, key = world.chance, str(transaction.message.keys)
@@ -223,7 +223,7 @@ class Clients:
         return chance.random() >= 0.05
 
     async def check(self, message: MessageView) -> Decision:
-        """Be the checker of the producers."""
+        """Check a transaction, as the producers' checker."""
         world = self._world
         world.records.events["check"] += 1
         await asyncio.sleep(world.chance.random() * 0.02)
@@ -242,7 +242,7 @@ class Clients:
     # --- consumers
 
     async def consume(self, process: Process) -> None:
-        """Be a member of the group of consumers."""
+        """Run a member of the consumer group."""
         world = self._world
         while True:
             consumer = Consumer(
@@ -268,7 +268,7 @@ class Clients:
         records = world.records
         body = message.body.decode().rstrip()
         records.delivered[body] += 1
-        world.loop.witness("delivered", body, message.topic, message.queue_offset)
+        world.loop.record_event("delivered", body, message.topic, message.queue_offset)
         half_id = message.half_message_id
         if half_id is not None:
             records.half_ids.setdefault(body, set()).add(half_id)
@@ -291,7 +291,7 @@ class Clients:
     # --- the operator
 
     async def operate(self, process: Process) -> None:
-        """Be an operator, who decides what the broker has given up asking about."""
+        """Run an operator, who decides parked transactions."""
         while True:
             admin = Admin(config=self._config(process))
             try:
@@ -309,7 +309,7 @@ class Clients:
 
     async def _decide_parked(self, admin: Admin) -> None:
         async for parked in admin.transactions(state="parked"):
-            self._world.loop.witness("operator", parked.keys)
+            self._world.loop.record_event("operator", parked.keys)
             if not self._world.settling and self._world.chance.random() < 0.3:
                 offset = parse_offset_message_id(parked.half_message_id).physical_offset
                 self._world.records.resumed[offset] = None

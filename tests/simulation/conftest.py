@@ -1,4 +1,4 @@
-"""What a simulated world leaves behind is collected in the test that made it."""
+"""Collect the objects of a simulated world in the test that created them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """A killed program leaves coroutines that never began; elsewhere they would be a failure."""
+    """Killed programs leave coroutines that never started; these would fail other tests."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -68,7 +68,7 @@ def _content(fd: int, size: int) -> bytes:
 
 
 class Journal:
-    """A change of a directory's names that is not known to be durable."""
+    """A change of a directory's names that may not be durable yet."""
 
     __slots__ = ("change", "directory")
 
@@ -78,7 +78,7 @@ class Journal:
 
 
 class Disk:
-    """What one machine has on its disk."""
+    """The disk of one machine."""
 
     def __init__(self, loop: SimulationLoop, chance: random.Random, base: Path) -> None:
         self.loop = loop
@@ -144,12 +144,12 @@ class Disk:
             self._fail(process, "no space", errno.ENOSPC)
 
     def _fail(self, process: Process, kind: str, number: int) -> NoReturn:
-        self.loop.witness("fails", kind)
+        self.loop.record_event("fails", kind)
         self.on_fault(kind, process)
         raise OSError(number, os.strerror(number))
 
-    def forgive(self) -> None:
-        """Let nothing fail any more."""
+    def stop_faults(self) -> None:
+        """Let no call fail from now on."""
         self.die_at_write = self.fail_at_write = self.fail_at_sync = -1
         self.full_until = 0.0
 
@@ -256,7 +256,7 @@ class Disk:
             self._die()
 
     def _lose(self, inode: int, content: bytes) -> None:
-        """Write some of the pages that a failing sync should write; none of the others, ever."""
+        """Write some of the pages of a failing sync; the others are never written."""
         durable = bytearray(self._durable.get(inode, b"").ljust(len(content), b"\0"))
         stuck = self._stuck.setdefault(inode, {})
         reaching = self._reaching(inode, content, self._durable)
@@ -351,27 +351,27 @@ class Disk:
     # --- what crashes leave
 
     def release(self, process: Process) -> None:
-        """Close what a dead process had open."""
+        """Close the descriptors of a dead process."""
         for fd, owner in list(self.descriptors.items()):
             if owner is process:
                 del self.descriptors[fd]
                 real.close(fd)
 
     def release_all(self) -> None:
-        """Close what any process has left open, at the end of a run."""
+        """Close all descriptors, at the end of a run."""
         for fd in self.descriptors:
             real.close(fd)
         self.descriptors.clear()
         self.on_write_of_death = lambda: None
 
     def process_killed(self) -> None:
-        """Hand the files, as the page cache has them, to the next process under a new path."""
+        """Move the files to a new path, with the content of the page cache."""
         new = self._next_root()
         self.root.rename(new)
         self.root = new
 
     def power_cut(self, *, worst: bool = False) -> None:
-        """Put in place of the files what the disk has of them; at worst, only what was synced."""
+        """Replace the files by their content on disk; with ``worst``, only what was synced."""
         new = self._next_root()
         present = {self._inode(path): path for path in self.root.rglob("*") if path.is_file()}
         names = {inode: dict(entries) for inode, entries in self._names.items()}

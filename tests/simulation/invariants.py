@@ -134,7 +134,7 @@ def _body(record: Record) -> str:
 
 
 def undelivered(world: World) -> list[str]:
-    """Return the bodies that must have been delivered by the end, and have not been yet."""
+    """Return the bodies that must be delivered by the end, and are not yet."""
     records = world.records
     if _may_be_ahead(world) or not world.scenario.fenced:
         return []
@@ -167,7 +167,7 @@ def _committed(world: World) -> list[str]:
 
 
 def _may_be_ahead(world: World) -> bool:
-    """Tell whether consumers may have read what a power cut has taken back."""
+    """Return whether consumers may have read messages that a power cut removed."""
     return world.scenario.flush_mode is FlushMode.ASYNC_FLUSH and world.records.power_cuts > 0
 
 
@@ -183,7 +183,7 @@ def check_table(world: World) -> Log:
 
 
 def check_start(world: World) -> None:
-    """Check that a broker that has just started doubts nothing that was confirmed before."""
+    """Check that a broker that has just started knows every confirmed decision."""
     assert world.broker is not None
     log = check_table(world)
     undecided = set(log.undecided())
@@ -198,7 +198,7 @@ def check_start(world: World) -> None:
 
 
 def check(world: World) -> None:
-    """Check everything that can be said when the broker has been stopped."""
+    """Check all invariants after the broker has stopped."""
     try:
         log = read_log(world)
         _check_ledger(world, log)
@@ -278,7 +278,7 @@ def _check_acknowledged(world: World, log: Log) -> None:
 
 
 def _check_delays(world: World, log: Log) -> None:
-    """Check that what waits for its time is written again as often as it changes its level."""
+    """Check that a waiting message is written again only when it changes its delay level."""
     starts, attempts = world.records.log_starts, world.records.attempts
     waiting = Counter(
         (_body(record), bisect_right(starts, record.physical_offset))

@@ -1,13 +1,12 @@
-"""The users' database: what their local transactions write, and what their checkers read.
+"""The users' database: written by local transactions, read by checkers.
 
-It is outside all processes, atomic, and never loses what it has committed. A local transaction
-inserts a row under its key and commits; from the insert on, the key is locked. A lookup inserts a
-tombstone under the same key, unless something is there: so a local transaction that comes later
-fails. That is what the documentation asks of users, and with it *row ⇔ message* must hold.
+It is outside of all processes, atomic, and never loses a commit. A local transaction inserts a row
+under its key and commits; from the insert on, the key is locked. A lookup inserts a tombstone under
+the same key, unless a row exists: so a later local transaction fails. The documentation asks users
+to do so, and with it *row ⇔ message* must hold.
 
-A statement that has been sent arrives, whatever becomes of the task that waits for it: a thread
-runs on when its task is cancelled. Only the death of the process ends it, and then the database
-takes back what was not committed.
+A statement that was sent is executed, even if the task that waits for it is cancelled: its thread
+continues. Only the death of the process ends it, and then the database rolls back.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ COMMIT_S_MAX: Final = 3.0
 """How long a commit may take, at times: longer than a lookup waits for its key."""
 LOCK_S: Final = 1.0
 """How long a lookup waits for a key that is locked."""
-LOCK_LOOK_S: Final = 0.02
+LOCK_RETRY_S: Final = 0.02
 
 
 class Ledger:
-    """The table in which transactions leave their rows."""
+    """The table in which transactions insert their rows."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._locked: dict[str, None] = {}
 
     async def save(self, key: str) -> bool:
-        """Insert the row of a transaction and commit; False when a tombstone is in its place."""
+        """Insert the row of a transaction and commit; return False if there is a tombstone."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         world = self._world
         world.later(self._soon(), self._insert, key, answer, world.loop.process)
@@ -66,7 +65,7 @@ class Ledger:
         if committed:
             world.records.ledger[key] = ROW
             world.records.attempts[key].row_at = world.loop.now
-        world.loop.witness("row", key, committed)
+        world.loop.record_event("row", key, committed)
         self._reply(process, answer, saved=True)
 
     def _reply(self, process: Process, answer: asyncio.Future[bool], *, saved: bool) -> None:
@@ -74,13 +73,13 @@ class Ledger:
             process.call_at(self._world.loop.now + self._soon(), _answer, answer, saved)
 
     async def look_up(self, key: str) -> Decision:
-        """Say what is known of a transaction; UNKNOWN while its row is locked."""
+        """Return the decision about a transaction; UNKNOWN while its row is locked."""
         clock = asyncio.get_running_loop().time
         end = clock() + LOCK_S
         while key in self._locked:
             if clock() >= end:
                 return Decision.UNKNOWN
-            await asyncio.sleep(LOCK_LOOK_S)
+            await asyncio.sleep(LOCK_RETRY_S)
         return self.fence(key)
 
     def fence(self, key: str) -> Decision:
@@ -93,7 +92,7 @@ class Ledger:
         if self._world.scenario.fenced:
             ledger.setdefault(key, TOMBSTONE)
         row = ledger.get(key)
-        self._world.loop.witness("looked up", key, row)
+        self._world.loop.record_event("looked up", key, row)
         return Decision.COMMIT if row == ROW else Decision.ROLLBACK
 
 

@@ -51,11 +51,11 @@ PROCESS: Final[contextvars.ContextVar[Process | None]] = contextvars.ContextVar(
 
 
 class Killed(BaseException):
-    """The process that acts is dead; it must not do anything more, not even clean up."""
+    """The current process is dead and must do nothing more, not even clean up."""
 
 
 class Process:
-    """One operating-system process of the simulation."""
+    """A simulated operating-system process."""
 
     def __init__(self, name: str, address: str, loop: SimulationLoop) -> None:
         self.name = name
@@ -81,7 +81,7 @@ class Process:
         return task
 
     def call_at(self, when: float, work: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
-        """Have something done in the name of the process."""
+        """Schedule a call in the process."""
         return self._loop.call_at(when, work, *args, context=self.context.copy())
 
     def note_task(self, task: asyncio.Task[Any]) -> None:
@@ -95,7 +95,7 @@ _task_numbers = itertools.count()
 
 
 class SimulatedTask(asyncio.Task[Any]):
-    """A task that is in sets where its number puts it, and not where its address does."""
+    """A task whose hash is its number, so that the order of sets does not depend on addresses."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         self._number = next(_task_numbers)
@@ -140,7 +140,7 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
     # --- running
 
     def run_while(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Let things happen while a condition holds; False when time ran out first."""
+        """Run callbacks while a condition holds; return False if time ran out first."""
         end = self.now + seconds
         while condition():
             if self.now >= end or not self._pass(end):
@@ -148,7 +148,7 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
         return True
 
     def run_for(self, seconds: float) -> None:
-        """Let things happen for a time."""
+        """Run callbacks for a time."""
         end = self.now + seconds
         while self.now < end and self._pass(end):
             pass
@@ -236,7 +236,7 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
     # --- processes
 
     def stop_process(self, process: Process, seconds: float) -> None:
-        """Let a process do nothing for a while, as SIGSTOP, a swapping machine or a GC does."""
+        """Suspend a process for a while, as SIGSTOP, swapping or garbage collection does."""
         process.stopped_until = self.now + seconds
         self.call_at(process.stopped_until, self._continue, process)
 
@@ -244,8 +244,8 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
         held_back, process.held_back = process.held_back, []
         self._ready.extend(held_back)
 
-    def bury(self, process: Process) -> None:
-        """Keep what a dead process leaves behind until the run is over."""
+    def mark_dead(self, process: Process) -> None:
+        """Mark a process as dead, and keep its objects until the run is over."""
         process.dead = True
         self._kept.append(process)
         self._kept.extend(process.held_back)
@@ -258,18 +258,18 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
         if len(self.trace) < TRACE_KEPT:
             self.trace.append((round(self.now, 7), *event))
 
-    def witness(self, *event: Any) -> None:
+    def record_event(self, *event: Any) -> None:
         """Add an event to the digest, and to the trace if there is one."""
         self.digest = crc32(repr((self.now, *event)).encode(), self.digest)
         if self.trace is not None:
             self.note(*event)
 
     def fail(self, reason: str) -> None:
-        """Note an error that nobody caught."""
+        """Record an error that no process caught."""
         self.failures.append(f"t={self.now:.6f} {reason}")
 
     def halt(self, reason: str) -> None:
-        """Let nothing more happen."""
+        """Run no more callbacks."""
         if not self.halted:
             self.halted = True
             self.fail(reason)

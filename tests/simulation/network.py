@@ -125,7 +125,7 @@ class End(asyncio.Transport):
     # --- the network's side
 
     def accept(self, data: bytes | None) -> None:
-        """Take what the peer has written; it arrives later, in one piece or in some."""
+        """Take data from the peer; it arrives later, in one or more pieces."""
         network = self._network
         chance = self._loop.chance
         arrival = max(self._last_arrival, self._loop.now + network.delay(), self.slow_until)
@@ -163,7 +163,7 @@ class End(asyncio.Transport):
                 self.arriving_size -= len(data)
         joined = b"".join(pieces)
         if joined and not self.closing:
-            self._loop.witness("data", self.peer_name, self.own, len(joined), crc32(joined))
+            self._loop.record_event("data", self.peer_name, self.own, len(joined), crc32(joined))
             self.protocol.data_received(joined)
         peer = self.peer
         # Both ends are of this class.
@@ -177,7 +177,7 @@ class End(asyncio.Transport):
         self._plan()
 
     def room(self) -> None:
-        """Tell the writer that the peer has taken what it wrote."""
+        """Resume the writer: the peer has read what it wrote."""
         if self._paused and not self.lost:
             self._paused = False
             self.protocol.resume_writing()
@@ -198,14 +198,14 @@ class End(asyncio.Transport):
         self.lose(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
 
     def lose(self, error: Exception | None) -> None:
-        """Tell the protocol that it is over."""
+        """End the connection for the protocol."""
         if self.lost:
             return
         self.lost = self.closing = True
         self.arriving.clear()
         self.arriving_size = 0
         self._network.ends.pop(self, None)
-        self._loop.witness("lost", self.own, self.peer_name, error is None)
+        self._loop.record_event("lost", self.own, self.peer_name, error is None)
         self.protocol.connection_lost(error)
 
 
@@ -227,7 +227,7 @@ class Network:
         self._port = 40_000
 
     def clear(self) -> None:
-        """Forget all connections, at the end of a run."""
+        """Drop all connections, at the end of a run."""
         self.ends.clear()
         self.listeners.clear()
 
@@ -262,7 +262,7 @@ class Network:
         server = End(self, listener.process, None, theirs, own)
         client.peer, server.peer = server, client
         self.ends[client] = self.ends[server] = None
-        self.loop.witness("connect", own, theirs)
+        self.loop.record_event("connect", own, theirs)
         listener.process.call_at(self.loop.now, self._accepted, server, listener.factory)
         protocol.connection_made(client)
         return client, protocol
@@ -279,7 +279,7 @@ class Network:
         return [end for end in self.ends if end.own[1] >= 40_000]
 
     def cut(self, end: End) -> None:
-        """Cut a connection: some of what is under way is lost, each side learns it in its time."""
+        """Cut a connection: some data in flight is lost; each side learns it at its own time."""
         chance = self.loop.chance
         for one in (end, end.peer):
             one.reset(chance.random() ** 3 * 2.0, keep=chance.random())
@@ -292,7 +292,7 @@ class Network:
         end.slow_until = self.loop.now + seconds
 
     def process_died(self, process: Process) -> None:
-        """The kernel closes the sockets of a dead process."""
+        """Close the sockets of a dead process, as the kernel does."""
         chance = self.loop.chance
         self._forget_listeners(process)
         for end in [end for end in self.ends if end.process is process]:
@@ -305,7 +305,7 @@ class Network:
                 peer.reset(DELAY_S_MIN + chance.random() * 0.01, keep=chance.random())
 
     def power_lost(self, process: Process) -> None:
-        """The machine is gone: its peers hear nothing."""
+        """Remove a machine: its peers get no more packets."""
         self.down[process.address] = None
         self._forget_listeners(process)
         for end in [end for end in self.ends if end.process is process]:
@@ -314,11 +314,11 @@ class Network:
             end.peer.silent = True
 
     def power_back(self, address: str) -> None:
-        """The machine answers again, to old connections with a reset."""
+        """Let a machine answer again; old connections get a reset."""
         self.down.pop(address, None)
 
     def unheard(self, end: End) -> None:
-        """Something was written to a machine that has forgotten the connection."""
+        """Handle data written to a machine that has lost the connection."""
         if end.peer_name[0] not in self.down and end.own[0] not in self.down:
             end.reset(DELAY_S_MIN + self.loop.chance.random() * 0.05)
 
@@ -329,11 +329,11 @@ class Network:
     # --- the middle box
 
     def without_secret(self, data: bytes) -> bytes:
-        """Return what is sent with another name for the directory, as long: errors tell it."""
+        """Replace the directory's name, which errors contain, by one of equal length."""
         return data.replace(self._secret, b"?" * len(self._secret)) if self._secret else data
 
     def passed(self, end: End, data: bytes) -> None:
-        """Note requests to the broker, to be sent again."""
+        """Keep requests to the broker, to send them again."""
         if self.keep_frames and end.own[1] >= 40_000 and len(self.frames) < KEPT_FRAMES_MAX:
             position = 0
             while position + 4 <= len(data):
@@ -343,7 +343,7 @@ class Network:
                 position += size
 
     def replay(self, process: Process, host: str, port: int) -> None:
-        """Send some of the requests that passed again, on a connection of its own."""
+        """Send some of the kept requests again, on a new connection."""
         chance = self.loop.chance
         frames = [chance.choice(self.frames) for _ in range(chance.randrange(1, 6))]
         process.run(self._replay(b"".join(frames), host, port))

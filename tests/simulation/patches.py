@@ -1,4 +1,4 @@
-"""What a run puts in place of the machine: clocks, randomness, threads and the calls that write."""
+"""Replace the machine during a run: clocks, randomness, threads and system calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _UNFENCED_FAULT: Final = "event=decision_refused"
 
 
 class ErrorLog(logging.Handler):
-    """Notes what production code logs as an error: nothing here is beyond its control."""
+    """Records errors that production code logs: a simulated run must not cause any."""
 
     def __init__(self, loop: SimulationLoop, *, fenced: bool) -> None:
         super().__init__(logging.ERROR)
@@ -73,7 +73,7 @@ def _numbered() -> Callable[[Any], int]:
 def _forgetful(
     is_gone: Callable[[], bool],
 ) -> Callable[[CachedReads, int, Sequence[memoryview | bytearray], int], int]:
-    """Return a ``CachedReads.read_into`` that at times finds nothing in memory."""
+    """Return a ``CachedReads.read_into`` that sometimes finds nothing in memory."""
     read_into = CachedReads.read_into
 
     def read(
@@ -159,7 +159,7 @@ def installed(
         yield
     finally:
         asyncio._set_running_loop(None)
-        _let_go(loop, disk)
+        _release_objects(loop, disk)
         for owner, name, old in before:
             if old is missing:
                 delattr(owner, name)
@@ -174,8 +174,8 @@ def installed(
             gc.enable()
 
 
-def _let_go(loop: SimulationLoop, disk: Disk) -> None:
-    """Drop all that is left, while nothing it does in its destructors has any effect."""
+def _release_objects(loop: SimulationLoop, disk: Disk) -> None:
+    """Drop all objects of a run, while their destructors have no effect."""
     sys.unraisablehook = lambda _unraisable: None
     loop.over = True
     disk.over = True

@@ -1,4 +1,4 @@
-"""What a seed decides about a run, and what is known of it outside of all processes."""
+"""The parameters that a seed draws for a run, and the records kept outside of all processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HASH_SLOTS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """How busy, how slow and how unlucky the run is."""
+    """Load, latencies and fault rates of a run."""
 
     flush_mode: FlushMode
     log_file_size: int
@@ -54,12 +54,12 @@ class Scenario:
 
     @property
     def deletes(self) -> bool:
-        """Whether anything is deleted by age: a request that comes again behind that is new."""
+        """Whether files are deleted by age: a request repeated after that counts as new."""
         return not self.middle_box and self.reserved_s < NEVER_S
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Scenario:
-        """Draw one; extremes are as likely as what is usual."""
+        """Draw a scenario; extreme values are as likely as usual ones."""
         return cls(
             flush_mode=chance.choice((FlushMode.SYNC_FLUSH, FlushMode.ASYNC_FLUSH)),
             log_file_size=chance.choice((8_192, 8_192, 16_384, 65_536)),
@@ -109,7 +109,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Records:
-    """What happened, as nobody in the run can forget it."""
+    """The events of a run, which no simulated process can lose."""
 
     ledger: dict[str, str] = field(default_factory=dict)  # by key: ROW or TOMBSTONE
     attempts: dict[str, Attempt] = field(default_factory=dict)

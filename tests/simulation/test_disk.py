@@ -1,4 +1,4 @@
-"""The simulated disk keeps what was synced, and nothing that anyone could count on beyond that."""
+"""The simulated disk keeps what was synced, and promises nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .patches import installed
 
 
 class Machine:
-    """A disk, and a process that works on it."""
+    """A disk, and a process that uses it."""
 
     def __init__(self, base: Path) -> None:
         self.loop = SimulationLoop(random.Random(1))
@@ -45,7 +45,7 @@ class Machine:
         return process
 
     def does(self, work: Callable[[], object]) -> None:
-        """Let the process do something."""
+        """Run a call in the process."""
         self.process.call_at(self.loop.now, work)
         self.loop.run_for(0.001)
 
@@ -56,13 +56,13 @@ class Machine:
         return SimulatedWorker(self.loop, self.process, work, pause)
 
     def kill(self) -> None:
-        self.loop.bury(self.process)
+        self.loop.mark_dead(self.process)
         self.disk.process_killed()
         self.disk.release(self.process)
         self.process = self.started()
 
     def power_cut(self) -> None:
-        self.loop.bury(self.process)
+        self.loop.mark_dead(self.process)
         self.disk.power_cut(worst=True)
         self.disk.release(self.process)
         self.process = self.started()
@@ -77,7 +77,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def opened(machine: Machine, **changes: Any) -> MessageStore:
-    """Open the store that the disk holds."""
+    """Open the store on the disk."""
     store = MessageStore(
         small_config(machine.disk.root, **changes),
         now_ms=lambda: int(machine.loop.now * 1_000),
@@ -93,8 +93,8 @@ def _write(path: Path, content: bytes) -> int:
     return fd
 
 
-def test_what_was_not_synced_is_gone(machine: Machine) -> None:
-    """Content needs a sync of its file, the name one of its directory."""
+def test_a_power_cut_removes_what_was_not_synced(machine: Machine) -> None:
+    """Content needs a sync of its file, a name one of its directory."""
 
     def work() -> None:
         root = machine.disk.root
@@ -118,8 +118,8 @@ def test_what_was_not_synced_is_gone(machine: Machine) -> None:
     assert not (root / "nameless-too").exists()
 
 
-def test_a_table_that_was_saved_is_there_again(machine: Machine) -> None:
-    """The store's own way of replacing a table loses neither the old one nor the new one."""
+def test_a_saved_table_survives_a_power_cut(machine: Machine) -> None:
+    """The store's way of replacing a table loses neither the old one nor the new one."""
 
     def work(number: int) -> None:
         directory = machine.disk.root / "config"
@@ -133,13 +133,13 @@ def test_a_table_that_was_saved_is_there_again(machine: Machine) -> None:
 
 
 def test_a_dead_process_changes_nothing(machine: Machine) -> None:
-    """It dies in the middle of a write, and what its handlers would tidy up stays as it is."""
+    """It dies during a write, and its exception handlers have no effect."""
     path = machine.disk.root / "file"
 
     def work() -> None:
         fd = _write(path, b"one")
         machine.disk.die_at_write = machine.disk.writes + 1
-        machine.disk.on_write_of_death = lambda: machine.loop.bury(machine.process)
+        machine.disk.on_write_of_death = lambda: machine.loop.mark_dead(machine.process)
         try:
             door.pwrite(fd, b"two", 0)
         except BaseException:
@@ -157,7 +157,7 @@ def test_a_dead_process_changes_nothing(machine: Machine) -> None:
 
 
 def test_a_failed_sync_leaves_pages_that_no_later_one_writes(machine: Machine) -> None:
-    """The kernel takes them for clean: they can be read until the power goes."""
+    """The kernel marks them as clean: they can be read until the power fails."""
     size = 100 * PAGE
 
     def work() -> None:
@@ -181,8 +181,8 @@ def test_a_failed_sync_leaves_pages_that_no_later_one_writes(machine: Machine) -
     assert pages == {bytes(PAGE), b"x" * PAGE}
 
 
-def test_a_full_disk_and_one_that_refuses_have_room_again(machine: Machine) -> None:
-    """Space lacks for a while, and another error comes once."""
+def test_faults_of_the_disk_are_temporary(machine: Machine) -> None:
+    """Space is missing for a while, and another error occurs once."""
     refused: list[int | None] = []
 
     def attempt(work: Callable[[], object]) -> None:
@@ -210,7 +210,7 @@ def test_a_full_disk_and_one_that_refuses_have_room_again(machine: Machine) -> N
 
 
 def test_what_a_failed_flush_left_in_memory_is_written_again(machine: Machine) -> None:
-    """A start reads it as if it were on disk, and more is stored behind it."""
+    """A start reads it as if it were on disk, and appends more after it."""
 
     def stored(store: MessageStore, *queue_ids: int) -> None:
         machine.does(lambda: store.append([draft(queue_id=number) for number in queue_ids]))
@@ -233,7 +233,7 @@ def test_what_a_failed_flush_left_in_memory_is_written_again(machine: Machine) -
 
 
 def test_a_queue_that_the_checkpoint_covers_survives_a_power_cut(machine: Machine) -> None:
-    """A start does not look for entries older than the checkpoint: their file must have a name."""
+    """A start does not search entries older than the checkpoint, so their file needs a name."""
     store = opened(machine)
     machine.does(lambda: store.append([draft()]))
     machine.loop.run_for(3.0)  # the maintenance thread has run
@@ -244,7 +244,7 @@ def test_a_queue_that_the_checkpoint_covers_survives_a_power_cut(machine: Machin
 
 
 def test_a_table_that_a_start_has_read_survives_a_power_cut(machine: Machine) -> None:
-    """Though whoever wrote it was killed before its name was on disk."""
+    """Also if its writer was killed before its name was on disk."""
 
     def table() -> Path:
         return machine.disk.root / "config" / "topics.json"
@@ -267,7 +267,7 @@ def test_a_table_that_a_start_has_read_survives_a_power_cut(machine: Machine) ->
 def test_an_entry_that_a_start_has_removed_does_not_come_back(
     machine: Machine, *, killed: bool
 ) -> None:
-    """Its record is gone after a power cut; the next one must not find the entry again."""
+    """Its record is lost in a power cut; the next record must not find the old entry."""
     queue = Path("consumequeue", "T", "1")
 
     def written() -> None:
@@ -298,7 +298,7 @@ def test_an_entry_that_a_start_has_removed_does_not_come_back(
 
 
 def test_a_topic_that_was_written_survives_a_power_cut(machine: Machine) -> None:
-    """The broker's table of topics is in a directory that has a durable name itself."""
+    """The directory of the broker's tables has a durable name itself."""
     config = BrokerConfig(
         network=NetworkConfig(bind_address="10.0.0.1"),
         store=StoreSettings(

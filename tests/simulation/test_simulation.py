@@ -1,7 +1,7 @@
-"""Seeded runs of everything: nothing is lost, decided twice or undone, whatever fails.
+"""Seeded runs of the whole system: whatever fails, nothing is lost, decided twice or undone.
 
-By default a few dozen seeds that are always the same; as a campaign, fresh ones for as long as
-``HALFMQ_CAMPAIGN_SECONDS`` (60) lasts. A failing seed is replayed by the command that is printed.
+By default some dozen fixed seeds; as a campaign, fresh ones for ``HALFMQ_CAMPAIGN_SECONDS`` (60). A
+failing seed is replayed by the command that is printed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from .bites import first_violation
+from .mutations import first_violation
 from .world import World, run
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def _check(seed: int) -> World:
 
 
 def test_no_seed_loses_doubles_or_undoes_a_transaction() -> None:
-    """Broker, clients, network and disk fail in many ways; what was promised holds."""
+    """Broker, clients, network and disk fail in many ways; the promises hold."""
     print(f"seeds={SEEDS}")
     worlds = [_check(seed) for seed in SEEDS]
 
@@ -49,8 +49,8 @@ def test_no_seed_loses_doubles_or_undoes_a_transaction() -> None:
     assert sum(sum(world.records.delivered.values()) for world in worlds) > 200
 
 
-def test_a_thread_of_somebody_else_may_sleep() -> None:
-    """Spark leaves one in the process that its tests ran in; the event loop alone must not."""
+def test_a_thread_of_another_test_may_sleep() -> None:
+    """Spark leaves one in the process of its tests; only the event loop must not sleep."""
     over, slept = threading.Event(), Counter[bool]()
 
     def wait() -> None:
@@ -71,7 +71,7 @@ def test_a_thread_of_somebody_else_may_sleep() -> None:
 
 
 def test_a_seed_replays_exactly() -> None:
-    """Two processes that run the same seed see the same events, byte for byte, to the end."""
+    """Two processes with the same seed have the same events, byte for byte."""
 
     def traced(seed: int) -> str:
         done = subprocess.run(
@@ -108,18 +108,18 @@ SLOWER = [
     "incomplete",
     "failure",
 ]
-BITE_SEEDS_MAX = 600
+MUTATION_SEEDS_MAX = 600
 """Until one of these is noticed; most need a few dozen. The others take `python -m
-tests.simulation.bites`: "wait", "counts", "cold" and "refill" need some hundred seeds, and have
+tests.simulation.mutations`: "wait", "counts", "cold" and "refill" need some hundred seeds, and have
 tests of their own in `race_windows`, `crash` and `unit`."""
 
 
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.campaign) for name in SLOWER)]
 )
-def test_a_missing_protection_is_noticed(name: str) -> None:
-    """Seeds that pass prove something: they fail as soon as one of these is taken away."""
-    found = first_violation(name, BITE_SEEDS_MAX)
+def test_a_missing_protection_is_found(name: str) -> None:
+    """Passing seeds prove something: they fail if one of these is removed."""
+    found = first_violation(name, MUTATION_SEEDS_MAX)
 
     print(found)
     assert found.violation is not None
@@ -127,7 +127,7 @@ def test_a_missing_protection_is_noticed(name: str) -> None:
 
 @pytest.mark.campaign
 def test_fresh_seeds() -> None:
-    """The same for seeds that nobody has tried."""
+    """The same for random seeds."""
     first = int(os.environ.get("HALFMQ_SEED") or random.randrange(1 << 32))
     end = time.monotonic() + float(os.environ.get("HALFMQ_CAMPAIGN_SECONDS", "60"))
     seed = first

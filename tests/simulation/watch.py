@@ -1,8 +1,8 @@
-"""What must hold at every moment of a run, and not only in the end; see ``invariants``.
+"""Invariants that must hold during a run; see ``invariants`` for those at its end.
 
-* An undecided half is asked about for the first time when its wait is over, in true time, if a
-  producer of its group is there to be asked: whatever the clock says, and after a restart as well.
-* How often a transaction was asked about is known after a kill, but for the last few seconds.
+* The first check of an undecided half is sent when its wait is over, in true time, if a producer of
+  its group is connected: whatever the clock says, and also after a restart.
+* After a kill, the number of checks of a transaction is known, except for the last few seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .world import World
 
-LOOK_S: Final = 0.5
+INTERVAL_S: Final = 0.5
 """Time between two looks."""
 LATE_S_MAX: Final = 8.0
 """How late a first check may be: a producer may have stopped, or have a link that stalls."""
@@ -29,26 +29,26 @@ COUNTS_S: Final = 3.0
 
 
 class Watch:
-    """Looks at the undecided transactions of whatever broker there is."""
+    """Inspects the undecided transactions of the current broker."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._unasked: dict[int, float] = {}
+        self._unchecked: dict[int, float] = {}
         """By offset: since when a half could have been asked about, in true time."""
         self._counts: deque[tuple[float, dict[int, int]]] = deque()
         """At each look: how often each transaction had been asked about."""
-        world.later(LOOK_S, self._look)
+        world.later(INTERVAL_S, self._inspect)
 
-    def _look(self) -> None:
+    def _inspect(self) -> None:
         world = self._world
-        world.later(LOOK_S, self._look)
+        world.later(INTERVAL_S, self._inspect)
         broker, process = world.broker, world.broker_process
         if broker is None or process is None:
             return
-        if process.faulty or process.stopped_until + LOOK_S > world.loop.now:
+        if process.faulty or process.stopped_until + INTERVAL_S > world.loop.now:
             self.forget()
             return
-        self._look_for_unasked(broker)
+        self._find_unchecked(broker)
         now = world.loop.now
         # The whole table shows in no answer.
         self._counts.append((now, {one.offset: one.checks for one in broker.transactions._table}))
@@ -56,12 +56,12 @@ class Watch:
             self._counts.popleft()
 
     def forget(self) -> None:
-        """Begin anew: the broker has ended, or was stopped for a while."""
-        self._unasked.clear()
+        """Start again: the broker has ended, or was suspended."""
+        self._unchecked.clear()
         self._counts.clear()
 
-    def _look_for_unasked(self, broker: Broker) -> None:
-        before, self._unasked = self._unasked, {}
+    def _find_unchecked(self, broker: Broker) -> None:
+        before, self._unchecked = self._unchecked, {}
         if not tables_of(broker).registry.producers_of(GROUP):
             return
         now = self._world.loop.now
@@ -74,10 +74,10 @@ class Watch:
             if now - since > latest:
                 self._world.violate(f"the half at {entry.offset} is not asked about")
                 since = now + 1e9  # told once
-            self._unasked[entry.offset] = since
+            self._unchecked[entry.offset] = since
 
     def surviving_counts(self) -> dict[int, int]:
-        """Return how often transactions had been asked about when the broker is killed now."""
+        """Return the counts of checks that must survive a kill now."""
         now = self._world.loop.now
         old = self._counts and self._counts[0][0] <= now - COUNTS_S
         return self._counts[0][1] if old else {}

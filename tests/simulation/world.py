@@ -1,8 +1,8 @@
-"""A run: a broker, the clients of its users, and everything that fails.
+"""A run: a broker, the clients of its users, and all faults.
 
-It has two phases. In the first, everything works and fails as the seed has it. In the second,
-nothing fails any more, everybody is started again, and time passes until nothing is left to do.
-Then ``invariants`` says what must hold.
+It has two phases. In the first, things work and fail as the seed draws them. In the second nothing
+fails any more, all processes are started again, and time passes until nothing is left to do. Then
+``invariants`` are checked.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class World:
     # --- the run
 
     def run(self) -> None:
-        """Let it all happen; ``records.violations`` tells what must not have happened."""
+        """Run both phases; ``records.violations`` lists the violated invariants."""
         scenario, loop = self.scenario, self.loop
         chance = random.Random(self.chance.random())
         with installed(loop, self.disk, chance, fenced=scenario.fenced, is_gone=self._is_gone):
@@ -129,10 +129,10 @@ class World:
                 self.violate(f"the log cannot be read: {error!r}")
             self.records.violations.extend(loop.failures)
             self.records.violations.extend(loop.errors)
-            self._let_go()
+            self._release_objects()
 
-    def _let_go(self) -> None:
-        """Break up what the collector of garbage cannot: records that it does not look into."""
+    def _release_objects(self) -> None:
+        """Break cycles of objects that garbage collection does not visit."""
         for broker in self._brokers:
             # The whole table shows in no answer.
             for entry in broker.transactions._table:
@@ -156,7 +156,7 @@ class World:
         for process in (self.broker_process, *self.programs.values()):
             if process is not None:
                 process.die_at_step = -1
-        self.disk.forgive()
+        self.disk.stop_faults()
         if self.broker_process is not None and self.broker_process.faulty:
             self.kill_broker(power=False)
         end = loop.now + SETTLE_S_MAX
@@ -174,7 +174,7 @@ class World:
         invariants.check(self)
 
     def _unsettled(self) -> str:
-        """Say what is still to happen; empty when nothing is."""
+        """Return what is still to happen; an empty string if nothing is."""
         if self.broker is None:
             return "the broker is down"
         if self.clients.under_way:
@@ -194,11 +194,11 @@ class World:
                 self.violate("the broker does not stop")
 
     def violate(self, what: str) -> None:
-        """Note something that must not happen."""
+        """Record a violated invariant."""
         self.records.violations.append(f"t={self.loop.now:.6f} {what}")
 
     def later(self, seconds: float, work: Callable[..., object], *args: Any) -> None:
-        """Do something that belongs to no process."""
+        """Schedule a call that belongs to no process."""
         self.loop.call_at(self.loop.now + seconds, work, *args, context=self._outside.copy())
 
     # --- processes
@@ -215,7 +215,7 @@ class World:
             if error is None or isinstance(error, Killed):
                 return
             if process.faulty and isinstance(error, OSError | StoreError):
-                self._gave_up(process)
+                self._on_disk_failure(process)
             else:
                 self.violate(f"{process.name} failed: {error!r}")
 
@@ -236,11 +236,11 @@ class World:
         self._run_main(process, main(process))
 
     def _kill(self, process: Process) -> None:
-        """Let a process be gone, as after kill -9 or an exit."""
+        """End a process, as kill -9 or an exit does."""
         if process.dead:
             return
-        self.loop.witness("gone", process.name)
-        self.loop.bury(process)
+        self.loop.record_event("gone", process.name)
+        self.loop.mark_dead(process)
         self.network.process_died(process)
         self.clients.forget(process)
         if process is self.broker_process:
@@ -252,14 +252,14 @@ class World:
     # --- the broker
 
     def start_broker(self) -> None:
-        """Start a broker on what the disk holds."""
+        """Start a broker on the current files."""
         if self.broker_process is not None:
             return
         process = self._process("broker-0", BROKER)
         process.disk = self.disk
         self.broker_process = process
         self.network.power_back(BROKER)
-        self.loop.witness("start", process.name)
+        self.loop.record_event("start", process.name)
         self._run_main(process, self._broker_main(process))
         if not self.settling and self.chance.random() < 0.15:
             self._die_at_write(process)
@@ -297,7 +297,7 @@ class World:
         _make_small(broker, self.scenario)
         await broker.start()
         self.broker = broker
-        self.loop.witness("ready", process.name)
+        self.loop.record_event("ready", process.name)
         self._note_start(broker)
         invariants.check_start(self)
         self.watch.check_counts(self._counts)
@@ -309,7 +309,7 @@ class World:
         records.log_starts = [*(start for start in records.log_starts if start < end), end]
 
     def stop_broker(self, restart_after: float | None) -> None:
-        """Stop the broker in good order."""
+        """Stop the broker in order."""
         process, broker = self.broker_process, self.broker
         if process is None or broker is None or not process.may_nest:
             return
@@ -318,14 +318,14 @@ class World:
             return
         process.may_nest = False  # from here on its threads do not wait: they are about to end
         self.broker = None
-        self.loop.witness("stop", process.name)
+        self.loop.record_event("stop", process.name)
         self._run_main(process, self._stop_main(broker, process, restart_after))
 
     async def _stop_main(
         self, broker: Broker, process: Process, restart_after: float | None
     ) -> None:
         await broker.stop()
-        self.loop.witness("stopped", process.name)
+        self.loop.record_event("stopped", process.name)
         self.later(0.0, self._exited, process, restart_after)
 
     def _exited(self, process: Process, restart_after: float | None) -> None:
@@ -334,15 +334,15 @@ class World:
             if restart_after is not None:
                 self.later(restart_after, self.start_broker)
 
-    def _gave_up(self, process: Process) -> None:
-        """Note that a broker could not be started, or stopped, because the disk has failed."""
+    def _on_disk_failure(self, process: Process) -> None:
+        """Restart a broker later that could not start or stop because the disk failed."""
         self.records.events["gave up"] += 1
         self._counts = {}
         self._kill(process)
         self.later(self.chance.random() * 3.0, self.start_broker)
 
     def _disk_failed(self, kind: str, process: Process) -> None:
-        """Let the operator restart a broker that the disk has failed; if it is full, not always."""
+        """Let the operator restart a broker after a disk fault; after a full disk, not always."""
         self.records.events[kind] += 1
         is_first, process.faulty = not process.faulty, True
         if is_first and not self.settling and (kind != "no space" or self.chance.random() < 0.3):
@@ -368,7 +368,7 @@ class World:
                 self.loop.halt("the log grows without end")
 
     def _unlinked(self, path: Path) -> None:
-        """Keep the oldest file of the log, which can only be deleted by age."""
+        """Archive the oldest log file before it is deleted by age."""
         if path.parent == self.disk.root / "commitlog":
             names = sorted(entry.name for entry in path.parent.iterdir())
             if len(names) > 1 and path.name == names[0]:
@@ -389,8 +389,8 @@ class World:
         acting, self.loop.process = self.loop.process, None
         self.broker = self.broker_process = None
         self.records.events["power cut" if power else "killed"] += 1
-        self.loop.witness("power cut" if power else "killed", process.name)
-        self.loop.bury(process)
+        self.loop.record_event("power cut" if power else "killed", process.name)
+        self.loop.mark_dead(process)
         self.disk.die_at_write = -1
         if power:
             self.network.power_lost(process)
@@ -427,7 +427,7 @@ class World:
         if self.settling:
             return
         name = self.chance.choices(list(FAULTS), list(FAULTS.values()))[0]
-        self.loop.witness("fault", name)
+        self.loop.record_event("fault", name)
         self.records.events[name] += 1
         getattr(self, f"_fault_{name}")()
         self._plan_fault()
@@ -447,7 +447,7 @@ class World:
             self.kill_broker(power=True)
 
     def _step_clock(self) -> None:
-        """Set the clock of a machine, most often the broker's: it stays so, whatever restarts."""
+        """Step the clock of a machine, most often the broker's; restarts do not change it back."""
         clocks, chance = self.loop.clocks, self.chance
         address = BROKER if chance.random() < 0.8 else chance.choice(list(clocks))
         ahead_s = clocks.get(address, 0.0)
@@ -538,7 +538,7 @@ class World:
 
 
 def _make_small(broker: Broker, scenario: Scenario) -> None:
-    """Have memories forget, snapshots happen and files expire within the few records of a run."""
+    """Set limits so small that caches evict, snapshots are taken and files expire in a run."""
     # In steps finer than settings have: hours are too long for a seed.
     broker._retention._reserved_ms = int(scenario.reserved_s * 1_000)
     broker._retention._hours = frozenset(range(24 if scenario.deletes else 0))

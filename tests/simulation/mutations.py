@@ -1,7 +1,7 @@
-"""``python -m tests.simulation.bites``: what the simulation finds when a protection is missing.
+"""``python -m tests.simulation.mutations``: what the simulation finds if a protection is missing.
 
-Each bite takes one protection out of the code, for its own process only, and runs seeds until an
-invariant is violated. A protection whose absence no seed notices would be one that nothing proves.
+Each mutation removes one protection from the code, for its own process only, and runs seeds until
+an invariant is violated. If no seed found it, nothing would prove that the protection works.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ MISTAKES: Final = ("AttributeError(", "NameError(", "TypeError(")
 
 
 class Patch(NamedTuple):
-    """What takes the place of something."""
+    """The replacement of one attribute."""
 
     owner: Any
     attribute: str
     without: Callable[[Any], Any]  # the original → its replacement
 
 
-class Bite(NamedTuple):
-    """A protection, and how to do without it."""
+class Mutation(NamedTuple):
+    """A protection, and how to remove it."""
 
     missing: str
     patches: tuple[Patch, ...]
 
 
-def _nothing(result: object = None) -> Callable[[Any], Any]:
+def _returns(result: object = None) -> Callable[[Any], Any]:
     return lambda _original: lambda *_args, **_named: result
 
 
-def _early(*modules: str) -> Callable[[Any], Any]:
-    """Reply at once, where a handler of these modules asks to wait for the disk."""
+def _reply_at_once(*modules: str) -> Callable[[Any], Any]:
+    """Reply at once where a handler of these modules would wait for the disk."""
 
     def without(original: Any) -> Any:
         def respond(self: Any, request: Any, reply: bytes, durable_at: int = 0) -> None:
@@ -91,7 +91,7 @@ def _early(*modules: str) -> Callable[[Any], Any]:
     return without
 
 
-def _flush_that_looks_late(_original: Any) -> Any:
+def _flush_reports_later_writes(_original: Any) -> Any:
     def flush(self: Any) -> None:
         start = self.durable_offset
         if start == self._log.write_offset:
@@ -106,7 +106,7 @@ def _flush_that_looks_late(_original: Any) -> Any:
     return flush
 
 
-def _opposite_is_taken(original: Any) -> Any:
+def _opposite_is_accepted(original: Any) -> Any:
     def answer(self: Any, offset: int, half: Any, event: Event) -> Any:
         decision = self._lookup.find(self._table.transaction_of(offset), half)
         if event is Event.COMMIT and decision is not None and decision.state.name == "ROLLED_BACK":
@@ -148,7 +148,7 @@ def _newest_file(_original: Any) -> Any:
     return lambda files, _reader, _checkpoint: files.bases[-1] if files.bases else 0
 
 
-def _nameless(original: Any) -> Any:
+def _name_is_not_synced(original: Any) -> Any:
     def create(self: Any, base: int) -> None:
         original(self, base)
         self._names_durable = True
@@ -169,7 +169,7 @@ def _halves_do_not_count(_original: Any) -> Any:
     return lambda self, wanted: self._log.retention.delete_before(wanted)
 
 
-def _nothing_is_waited_for(_original: Any) -> Any:
+def _deletion_does_not_wait(_original: Any) -> Any:
     def delete_before(self: Any, end: int) -> None:
         self._wanted[1:] = [(end, 0)]  # as if nothing had been written
 
@@ -199,7 +199,7 @@ def _cold_is_unknown(original: Any) -> Any:
 
 
 def _block_decides(original: Any) -> Any:
-    """Roll back when a block is left by an exception, whatever the checker knows."""
+    """Roll back if a block ends by an exception, without asking the checker."""
 
     def finish(self: Any, transaction: Any, decision: Decision | None) -> Any:
         return original(self, transaction, Decision.ROLLBACK if decision is None else decision)
@@ -219,7 +219,7 @@ def _first_by_timestamp(_original: Any) -> Any:
     return schedule_first
 
 
-def _younger_than_new(_original: Any) -> Any:
+def _age_may_be_negative(_original: Any) -> Any:
     def schedule_again(self: Any, entry: Any, age_ms: int, *, grace_ms: int = 0) -> None:
         wait_ms = max(self._first_wait_ms(entry) - age_ms, grace_ms)
         self._schedule(entry, self._monotonic_ms() + wait_ms)
@@ -236,8 +236,8 @@ def _stored_in_future(original: Any) -> Any:
     return stored_ms
 
 
-def _set_back_is_due(_original: Any) -> Any:
-    """Go by the wall clock, and take a timestamp ahead of it for one that is due."""
+def _future_timestamp_is_due(_original: Any) -> Any:
+    """Use the wall clock, and treat a message with a timestamp in the future as due."""
 
     def stored_ms(_self: Any, _physical_offset: int, store_timestamp: int) -> int:
         waited_ms = _wall_ms() - store_timestamp
@@ -247,11 +247,11 @@ def _set_back_is_due(_original: Any) -> Any:
     return stored_ms
 
 
-def _waits_all_again(_original: Any) -> Any:
+def _whole_delay_begins_again(_original: Any) -> Any:
     return lambda levels, draft, left_ms: levels.waiting(draft, left_ms)
 
 
-def _property_is_believed(original: Any) -> Any:
+def _property_is_trusted(original: Any) -> Any:
     def half_message_id(record: Any) -> Any:
         value = get_property(record.properties, b"TRANSACTION_HALF_ID")
         return original(record) if value is None else value.decode()
@@ -280,77 +280,78 @@ def _no_tombstone(original: Any) -> Any:
 
 
 _REPLY: Final = "respond"
-BITES: Final = {
-    "decisions": Bite(
+MUTATIONS: Final = {
+    "decisions": Mutation(
         "a decision is durable before it is confirmed",
-        (Patch(ClientConnection, _REPLY, _early("end", "end_batch")),),
+        (Patch(ClientConnection, _REPLY, _reply_at_once("end", "end_batch")),),
     ),
-    "halves": Bite(
+    "halves": Mutation(
         "a half is durable before it is acknowledged",
-        (Patch(ClientConnection, _REPLY, _early("send", "staged", "prepare")),),
+        (Patch(ClientConnection, _REPLY, _reply_at_once("send", "staged", "prepare")),),
     ),
-    "tail": Bite(
-        "a start cuts what is torn off the log", (Patch(Recovery, "_cut_log", _nothing(0)),)
+    "tail": Mutation(
+        "a start cuts what is torn off the log", (Patch(Recovery, "_cut_log", _returns(0)),)
     ),
-    "replay": Bite("a final message is a decision", (Patch(LogReplay, "_final", _nothing()),)),
-    "opposite": Bite(
+    "replay": Mutation("a final message is a decision", (Patch(LogReplay, "_final", _returns()),)),
+    "opposite": Mutation(
         "the opposite of a decision is refused",
-        (Patch(Decisions, "_answer_decided", _opposite_is_taken),),
+        (Patch(Decisions, "_answer_decided", _opposite_is_accepted),),
     ),
-    "snapshot": Bite(
+    "snapshot": Mutation(
         "a snapshot is for a log that is durable up to its end",
         (
             Patch(snapshot_file, "_mismatch", _any_log_end),
             Patch(Snapshots, "_take", _not_durable),
         ),
     ),
-    "finish": Bite(
+    "finish": Mutation(
         "a start completes a commit that was cut off",
-        (Patch(Decisions, "complete_commits", _nothing()),),
+        (Patch(Decisions, "complete_commits", _returns()),),
     ),
-    "incomplete": Bite(
+    "incomplete": Mutation(
         "a start rolls back a transaction without all of its halves",
-        (Patch(Decisions, "roll_back_incomplete", _nothing()),),
+        (Patch(Decisions, "roll_back_incomplete", _returns()),),
     ),
-    "planned": Bite(
+    "planned": Mutation(
         "a decision that waits for its group is made",
         (Patch(Decisions, "plan", _planned_is_forgotten),),
     ),
-    "duplicates": Bite(
-        "a half that was sent twice is one", (Patch(DuplicateFinder, "find", _nothing()),)
+    "duplicates": Mutation(
+        "a half that was sent twice is one", (Patch(DuplicateFinder, "find", _returns()),)
     ),
-    "cold": Bite(
+    "cold": Mutation(
         "a half that was sent twice is one, also if the first has left memory",
         (Patch(DuplicateFinder, "find", _cold_is_unknown),),
     ),
-    "refill": Bite(
+    "refill": Mutation(
         "a start knows the newest halves that fit, if they are sent again",
         (Patch(HalfReader, "newest", _all_or_none_are_read),),
     ),
-    "exception": Bite(
+    "exception": Mutation(
         "a block that is left by an exception does not decide",
         (Patch(TransactionProducer, "finish", _block_decides),),
     ),
-    "wait": Bite(
+    "wait": Mutation(
         "a first check is due when its wait is over, whatever the clock says",
         (Patch(Checker, "schedule_first", _first_by_timestamp),),
     ),
-    "age": Bite(
+    "age": Mutation(
         "a start asks about a half within its wait, also if the clock was set back",
-        (Patch(Checker, "schedule_again", _younger_than_new),),
+        (Patch(Checker, "schedule_again", _age_may_be_negative),),
     ),
-    "ahead": Bite(
+    "ahead": Mutation(
         "a start delivers what waits within its delay, also if the clock was set back",
         (Patch(Arrivals, "stored_ms", _stored_in_future),),
     ),
-    "arrivals": Bite(
-        "delays count on the monotonic clock", (Patch(Arrivals, "stored_ms", _set_back_is_due),)
+    "arrivals": Mutation(
+        "delays count on the monotonic clock",
+        (Patch(Arrivals, "stored_ms", _future_timestamp_is_due),),
     ),
-    "left": Bite(
+    "left": Mutation(
         "of a delay that is longer than its level, the rest is waited for",
-        (Patch(levels.DelayLevels, "wait_again", _waits_all_again),),
+        (Patch(levels.DelayLevels, "wait_again", _whole_delay_begins_again),),
     ),
-    "forged": Bite(
+    "forged": Mutation(
         "what only the broker may say is taken off, and not believed",
         (
             Patch(
@@ -366,49 +367,49 @@ BITES: Final = {
                 "without_broker_properties",
                 lambda _original: lambda properties: properties,
             ),
-            Patch(message, "half_message_id", _property_is_believed),
+            Patch(message, "half_message_id", _property_is_trusted),
         ),
     ),
-    "room": Bite(
+    "room": Mutation(
         "a half is refused that its decision has no room for",
-        (Patch(prepares, "require_room", _nothing()),),
+        (Patch(prepares, "require_room", _returns()),),
     ),
-    "counts": Bite(
+    "counts": Mutation(
         "checks alone are worth a snapshot", (Patch(Snapshots, "tick", _checks_are_not_counted),)
     ),
-    "flush": Bite(
+    "flush": Mutation(
         "durable is what was written when the flush began",
-        (Patch(Flusher, "_flush", _flush_that_looks_late),),
+        (Patch(Flusher, "_flush", _flush_reports_later_writes),),
     ),
-    "checkpoint": Bite(
+    "checkpoint": Mutation(
         "queues are checked from the checkpoint on",
         (Patch(recovery, "checkpoint_start", _newest_file),),
     ),
-    "properties": Bite(
+    "properties": Mutation(
         "a record without all of its properties is torn",
-        (Patch(log_scan, "is_torn", _nothing(False)),),
+        (Patch(log_scan, "is_torn", _returns(False)),),
     ),
-    "names": Bite(
+    "names": Mutation(
         "a new file of a queue has a durable name",
-        (Patch(ConsumeQueue, "_create", _nameless),),
+        (Patch(ConsumeQueue, "_create", _name_is_not_synced),),
     ),
-    "sync": Bite("durable is what was synced", (Patch(Flusher, "_sync_file", _nothing()),)),
-    "failure": Bite(
+    "sync": Mutation("durable is what was synced", (Patch(Flusher, "_sync_file", _returns()),)),
+    "failure": Mutation(
         "a flush that failed is the last one", (Patch(Flusher, "_round", _failure_is_forgotten),)
     ),
-    "anew": Bite(
+    "anew": Mutation(
         "a start writes again what a failed flush may have left in memory",
-        (Patch(Recovery, "_rewrite", _nothing()),),
+        (Patch(Recovery, "_rewrite", _returns()),),
     ),
-    "undecided": Bite(
+    "undecided": Mutation(
         "a file with a half that is undecided is not deleted",
         (Patch(RetentionSchedule, "_delete", _halves_do_not_count),),
     ),
-    "deletion": Bite(
+    "deletion": Mutation(
         "what allows a file to be deleted is durable",
-        (Patch(Retention, "delete_before", _nothing_is_waited_for),),
+        (Patch(Retention, "delete_before", _deletion_does_not_wait),),
     ),
-    "tombstone": Bite(
+    "tombstone": Mutation(
         "a checker that finds no row forbids it (the users' part)",
         (Patch(Ledger, "fence", _no_tombstone),),
     ),
@@ -416,17 +417,17 @@ BITES: Final = {
 
 
 @contextlib.contextmanager
-def bitten(name: str) -> Iterator[None]:
-    """Take a protection away."""
+def mutated(name: str) -> Iterator[None]:
+    """Remove a protection."""
     with contextlib.ExitStack() as stack:
-        for patch in BITES[name].patches:
+        for patch in MUTATIONS[name].patches:
             replacement = patch.without(getattr(patch.owner, patch.attribute))
             stack.enter_context(mock.patch.object(patch.owner, patch.attribute, replacement))
         yield
 
 
 class Found(NamedTuple):
-    """The first seed that noticed."""
+    """The first seed that violated an invariant."""
 
     name: str
     seeds: int  # that were run
@@ -439,28 +440,30 @@ def first_violation(name: str, seeds_max: int = SEEDS_MAX) -> Found:
     Raises:
         AssertionError: The replacement does not fit the code any more; it must be corrected.
     """
-    with bitten(name):
+    with mutated(name):
         for seed in range(seeds_max):
             violations = run(seed).records.violations
             if violations:
                 mistakes = [one for one in violations if any(kind in one for kind in MISTAKES)]
-                assert not mistakes, f"the replacement of {name} fails: {mistakes[0]}"
+                assert not mistakes, f"the mutation {name} does not fit the code: {mistakes[0]}"
                 return Found(name, seed + 1, f"seed {seed}: {violations[0]}")
     return Found(name, seeds_max, None)
 
 
 def main() -> int:
-    """Try every bite, or those that are named; 1 if one is not noticed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.bites", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BITES)}")
+    """Run all mutations, or those named; return 1 if one is not found."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.mutations", description=__doc__
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MUTATIONS)}")
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     unnoticed = 0
     with ProcessPoolExecutor(arguments.processes) as pool:
-        for found in pool.map(first_violation, arguments.names or BITES):
+        for found in pool.map(first_violation, arguments.names or MUTATIONS):
             unnoticed += found.violation is None
             print(
-                f"{found.name}: without '{BITES[found.name].missing}' "
+                f"{found.name}: without '{MUTATIONS[found.name].missing}' "
                 f"{found.seeds} seeds, {found.violation or 'NOTHING NOTICED'}",
                 flush=True,
             )
@@ -468,5 +471,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    fix_hashes("tests.simulation.bites")
+    fix_hashes("tests.simulation.mutations")
     sys.exit(main())
