@@ -44,6 +44,7 @@ from halfmq.store.format.record import MAGIC_BLANK, PREFIX, Record, decode_recor
 from halfmq.store.format.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 from halfmq.store.tools.state import StoreState
 from halfmq.store.tools.verify import verify
+from tests.support.broker_parts import pending_of
 
 from .scenario import ROW
 
@@ -175,8 +176,7 @@ def check_table(world: World) -> Log:
     """Compare the broker's table with the log, when nothing is under way; return the log."""
     assert world.broker is not None
     log = read_log(world)
-    # The whole table shows in no answer.
-    table = sorted(entry.offset for entry in world.broker.transactions._table)
+    table = sorted(entry.offset for entry in pending_of(world.broker))
     if table != log.undecided():
         world.violate(f"the table has {table}, the log says {log.undecided()}")
     return log

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from halfmq.broker.transaction.state.state_machine import State
-from tests.support.broker_parts import tables_of
+from tests.support.broker_parts import pending_of, tables_of
 
 from .clients import GROUP
 
@@ -50,8 +50,7 @@ class Watch:
             return
         self._find_unchecked(broker)
         now = world.loop.now
-        # The whole table shows in no answer.
-        self._counts.append((now, {one.offset: one.checks for one in broker.transactions._table}))
+        self._counts.append((now, {one.offset: one.checks for one in pending_of(broker)}))
         while len(self._counts) > 1 and self._counts[1][0] <= now - COUNTS_S:
             self._counts.popleft()
 
@@ -66,8 +65,7 @@ class Watch:
             return
         now = self._world.loop.now
         latest = self._world.scenario.timeout_ms / 1_000 + LATE_S_MAX
-        # The whole table shows in no answer.
-        for entry in broker.transactions._table:
+        for entry in pending_of(broker):
             if entry.sent or entry.state is State.PARKED:  # it may have become too old first
                 continue
             since = before.get(entry.offset, now)
@@ -85,8 +83,7 @@ class Watch:
     def check_counts(self, known: dict[int, int]) -> None:
         """Check that a broker that has just started knows these counts."""
         assert self._world.broker is not None
-        # The whole table shows in no answer.
-        for entry in self._world.broker.transactions._table:
+        for entry in pending_of(self._world.broker):
             wanted = known.get(entry.offset, 0)
             if entry.checks < wanted and entry.offset not in self._world.records.resumed:
                 self._world.violate(

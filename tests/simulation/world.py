@@ -24,7 +24,7 @@ from halfmq.broker.disk.disk_limits import Space
 from halfmq.broker.service import Broker
 from halfmq.broker.transaction.state.decision_cache import DecisionCache
 from halfmq.store.errors import CorruptRecordError, StoreError
-from tests.support.broker_parts import store_of
+from tests.support.broker_parts import pending_of, store_of
 
 from . import invariants
 from .clients import Clients
@@ -134,8 +134,7 @@ class World:
     def _release_objects(self) -> None:
         """Break cycles of objects that garbage collection does not visit."""
         for broker in self._brokers:
-            # The whole table shows in no answer.
-            for entry in broker.transactions._table:
+            for entry in pending_of(broker):
                 entry.owner = None
             # Records that the collector does not visit would keep dead brokers in memory.
             broker._group._staged.clear()
@@ -545,7 +544,7 @@ def _make_small(broker: Broker, scenario: Scenario) -> None:
     transactions = broker.transactions
     # So that a short log has snapshots, and a cache forgets.
     transactions._snapshots._log_bytes_min = scenario.snapshot_bytes
-    transactions._table.decided = DecisionCache(8)
+    pending_of(broker).decided = DecisionCache(8)
     if not scenario.middle_box:  # which sends again what is any number of prepares old
         recent = transactions.prepares.recent_prepares
         recent.refill = partial(recent.refill, bytes_max=scenario.refill_bytes)  # type: ignore[method-assign]

@@ -1,8 +1,7 @@
-"""The parts of a broker that tests look into.
+"""Access for tests to the private parts of a broker.
 
-A broker hands its parts to nobody, and needs no door to them for users. Tests compare what lies in
-its tables and store with what peers were told; they find both here, and use no private name of
-the broker elsewhere.
+Users need no access to them, so a broker has none. Tests compare its tables and its store with the
+answers that clients got. They get the parts here, and use no private name of the broker elsewhere.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from halfmq.broker.net.reply_release import ReplyRelease
 from halfmq.broker.net.router import Router
 from halfmq.broker.service import Broker
 from halfmq.broker.tables.all_tables import Tables
+from halfmq.broker.transaction.state.pending import PendingTable
 from halfmq.store.message_store import MessageStore
 
 
@@ -23,6 +23,11 @@ def store_of(broker: Broker) -> MessageStore:
 
 def tables_of(broker: Broker) -> Tables:
     return broker._tables
+
+
+def pending_of(broker: Broker) -> PendingTable:
+    """Return the whole table of undecided transactions; clients only get pages of it."""
+    return broker.transactions._table
 
 
 def delays_of(broker: Broker) -> DelayService:
