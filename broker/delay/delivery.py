@@ -262,10 +262,10 @@ class DelayService:
         if now < self._paused_until_ms:
             return (self._paused_until_ms - now) / 1_000
         wait, time_slice = IDLE_TICK_S, Slice()
-        for looked in range(1, len(self._queues) + 1):
+        for served in range(1, len(self._queues) + 1):
             self._turn = (self._turn + 1) % len(self._queues)
             wait = min(wait, self._deliver(self._queues[self._turn], now))
-            if time_slice.is_over and looked < len(self._queues):
+            if time_slice.is_over and served < len(self._queues):
                 return 0
         return max(min(wait, IDLE_TICK_S), TICK_S_MIN) if wait > 0 else 0
 

@@ -46,7 +46,7 @@ class Ticker:
         self._work = work
         self._pause = pause
         self._traffic = traffic
-        self._served = -1  # traffic at the last look
+        self._served = -1  # traffic at the last tick
         self._quiet_from = 0.0  # loop time, if there is no traffic until then
         self._without_pause = False  # the next slice, unless there is traffic until then
         self._paused_until = 0.0  # loop time

@@ -44,7 +44,7 @@ _KNOWN_FIELDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """One topic. `unknown` holds fields of the file that we do not know but keep."""
+    """One topic; `unknown` keeps the fields of the file that are not interpreted."""
 
     name: str
     read_queue_nums: int
@@ -109,9 +109,9 @@ class TopicConfig:
 
 
 def built_in_topics(identity: TopicDefaults, delay_levels: int) -> dict[str, TopicConfig]:
-    """Return the topics of an empty broker, without those of features that we do not have.
+    """Return the topics of an empty broker.
 
-    Source: the constructor of `TopicConfigManager`. Pop and the timer wheel are left out.
+    Source: the constructor of `TopicConfigManager`, without the topics of pop and the timer wheel.
     """
     usual, everything = PERM_READ | PERM_WRITE, PERM_ALL
     rows = [

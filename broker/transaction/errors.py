@@ -1,8 +1,8 @@
 """Why a transaction request is refused.
 
 `TransactionError`
-├── `HalfNotFoundError`: no record where the request says the half message is
-├── `HalfMismatchError`: a record is there, and is not the half message the request means
+├── `HalfNotFoundError`: no record begins at the offset in the request
+├── `HalfMismatchError`: the record there is not the half message of the request
 ├── `DecidedOtherwiseError`: the first decision was the opposite one, and it stands
 └── `DecisionForgottenError`: decided long ago, and the decision is no longer known
 """

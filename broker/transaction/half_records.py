@@ -84,7 +84,7 @@ def final_request(half: StoredHalf) -> AppendRequest:
 
 def _destination(properties: bytes) -> tuple[str, int]:
     """Return the topic and queue of the message."""
-    # Halves of ours end with the three properties that `half_request` appends, in its order.
+    # Halves written by halfmq end with the three properties that `half_request` appends.
     parts = properties.rsplit(b"\x02", 4)
     if (
         len(parts) == 5

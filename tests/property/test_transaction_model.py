@@ -259,10 +259,10 @@ class TransactionMachine(RuleBasedStateMachine):
     def answer_checks(self, group: str, event: Event) -> None:
         by_offset = {one.half.physical_offset: one for one in self.known if not one.lost}
         for producer in self.members[group]:
-            for offset in producer.asked_offsets:
+            for offset in producer.checked_offsets:
                 assert by_offset[offset].group == group
                 self.end(by_offset[offset], event, from_check=True)
-            producer.asked.clear()
+            producer.checks.clear()
 
     @rule(group=st.sampled_from(GROUPS))
     def disconnect(self, group: str) -> None:
@@ -367,7 +367,7 @@ class TransactionMachine(RuleBasedStateMachine):
         """Questions that were sent before it was parked are answered before this looks."""
         for members in self.members.values():
             for producer in members:
-                assert not {*producer.asked_offsets} & self.parked_before
+                assert not {*producer.checked_offsets} & self.parked_before
         self.parked_before = {
             entry.offset
             for entry in self.broker.table
@@ -376,7 +376,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     def _was_asked(self, offset: int) -> bool:
         return any(
-            offset in producer.asked_offsets
+            offset in producer.checked_offsets
             for members in self.members.values()
             for producer in members
         )

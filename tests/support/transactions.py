@@ -68,10 +68,10 @@ class Clock:
 
 
 class MemoryLog:
-    """A commit log of real records in memory, with queues and a key index beside it.
+    """A commit log of real records in memory, with queues and a key index.
 
-    Everything up to ``durable_offset`` survives ``crash``; of what comes behind it, as many records
-    as the test says.
+    Everything up to ``durable_offset`` survives ``crash``; after it, as many records as the test
+    sets.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -136,7 +136,7 @@ class MemoryLog:
         return self._newest_ms
 
     def put(self, encoded: bytes) -> None:
-        """Append a record as it stands; it names its own offsets."""
+        """Append an encoded record, which has its own offsets."""
         record = decode_record(encoded)
         assert record.physical_offset >= self.write_offset
         self.encoded[record.physical_offset] = encoded
@@ -165,7 +165,7 @@ class MemoryLog:
         return after
 
     def delete_before(self, offset: int) -> None:
-        """Do what retention does."""
+        """Delete records as retention does."""
         self.min_offset = offset
         for gone in [at for at in self.encoded if at < offset]:
             del self.encoded[gone]
@@ -259,13 +259,13 @@ class MemoryLog:
 
 
 def fetch_at_once(missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
-    """Do what the broker's threads do, and wait for it."""
+    """Fetch as the broker's threads do, and wait for it."""
     missing.fetch()
     on_fetched(True)
 
 
 class Connected:
-    """A connection that remembers what it was asked."""
+    """A producer's connection that records the checks it gets."""
 
     def __init__(
         self,
@@ -285,9 +285,9 @@ class Connected:
         self.closed = False
         self.writable = writable
         self.acknowledges = acknowledges
-        self.open_asks: list[OnAnswer] = []  # questions that the test has to answer
-        self.room = 1_000  # for so many
-        self.asked: list[tuple[int, CheckTransactionStateRequestHeader, bytes]] = []
+        self.unacknowledged: list[OnAnswer] = []  # checks that the test must acknowledge
+        self.room = 1_000  # how many of them there may be
+        self.checks: list[tuple[int, CheckTransactionStateRequestHeader, bytes]] = []
         self.waiting: list[tuple[int, bytes]] = []
         self.unanswered: list[int] = []  # what replies to one-way requests would wait for
 
@@ -295,7 +295,7 @@ class Connected:
         assert isinstance(header, CheckTransactionStateRequestHeader)
         if self.closed or not self.writable:
             return False
-        self.asked.append((code, header, body))
+        self.checks.append((code, header, body))
         return True
 
     def ask(
@@ -307,14 +307,14 @@ class Connected:
         *,
         seconds: float = ACK_S,
     ) -> bool:
-        if len(self.open_asks) >= self.room or not self.send_request(code, header, body):
+        if len(self.unacknowledged) >= self.room or not self.send_request(code, header, body):
             return False
-        self.open_asks.append(on_answer)
+        self.unacknowledged.append(on_answer)
         return True
 
     def acknowledge(self, code: int | None = 0) -> None:
-        """Answer all open questions; None: no answer comes."""
-        waiting, self.open_asks = self.open_asks, []
+        """Answer all checks with a code; with None, let them time out."""
+        waiting, self.unacknowledged = self.unacknowledged, []
         for on_answer in waiting:
             on_answer(None if code is None else RemotingCommand(code=code))
 
@@ -334,8 +334,8 @@ class Connected:
             self.waiting.append((durable_at, reply))
 
     @property
-    def asked_offsets(self) -> list[int]:
-        return [header.commit_log_offset for _, header, _ in self.asked]
+    def checked_offsets(self) -> list[int]:
+        return [header.commit_log_offset for _, header, _ in self.checks]
 
 
 def end_now(decisions: Decisions, request: DecisionRequest) -> Ended:
@@ -346,7 +346,7 @@ def end_now(decisions: Decisions, request: DecisionRequest) -> Ended:
 
 
 class Directory:
-    """Who is connected."""
+    """The connected producers."""
 
     def __init__(self) -> None:
         self.groups: dict[str, list[Connected]] = {}
@@ -380,7 +380,7 @@ def message(
     born_ms: int = START_MS,
     properties: Mapping[str, str] | None = None,
 ) -> AppendRequest:
-    """Return what the send handler hands over for a transactional message."""
+    """Return the request that the send handler makes of a transactional message."""
     raw = encode_properties(
         {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": key, "WAIT": "true"}
         | dict(properties or {})
@@ -401,7 +401,7 @@ def message(
 
 
 class Placed(Destinations):
-    """Where messages go that were prepared for a topic and queue: there, unless the test says."""
+    """Destinations that are the prepared topic and queue, unless the test sets another."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=now_ms)

@@ -154,7 +154,7 @@ class Checker:
             monotonic_ms: The clock of ``tick``.
             wake: Schedules ``tick`` soon.
             is_durable: Returns whether the half at an offset is on disk.
-            may_see: Returns whether a producer may see this message, which a check contains.
+            may_see: Returns whether a producer may see the message, which a check contains.
         """
         self._table = table
         self._producers = producers
@@ -168,7 +168,7 @@ class Checker:
         self._monotonic_ms = monotonic_ms
         self._wake = wake
         self._is_durable = is_durable
-        self._may_ask = may_see
+        self._may_see = may_see
         self._timetable = Timetable()
         self._sweep: Iterator[None] | None = None  # of the timetable, while one is running
         self._bucket = 0  # number of the bucket that is being processed
@@ -315,11 +315,14 @@ class Checker:
 
     def _serve_group(self, group: Group, now_ms: int, time_slice: Slice) -> None:
         waiting = group.waiting
-        looks = checks = 0
+        entries = checks = 0
         while (
-            waiting and checks < CHECKS_PER_TURN and looks < ENTRIES_PER_STEP and not group.blocked
+            waiting
+            and checks < CHECKS_PER_TURN
+            and entries < ENTRIES_PER_STEP
+            and not group.blocked
         ):
-            looks += 1
+            entries += 1
             offset = waiting.popleft()
             is_fetched = offset in self._fetched
             self._fetched.discard(offset)
@@ -374,7 +377,7 @@ class Checker:
             return True
         header, body = self._check_request(entry, half)
         while target is not None:
-            if not self._may_ask(target, half):
+            if not self._may_see(target, half):
                 tried = group.tried[entry.offset] = (*tried, target)
             elif self._send(entry, target, tried, header, body):
                 group.tried.pop(entry.offset, None)

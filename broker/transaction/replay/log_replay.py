@@ -7,11 +7,11 @@ Six kinds of record matter:
 
 =====================================  ========================================================
 half topic, no transaction bits        a half; with TRANSACTION_CHECK_TIMES a copy of one
-half topic, bits 0xC                   our rollback record, links to its half
-half topic, bits 0x4                   our resumed record, links to its half
+half topic, bits 0xC                   halfmq's rollback record, links to its half
+half topic, bits 0x4                   halfmq's resumed record, links to its half
 any other topic, bits 0x8              a final message, links to its half or to a copy of it
 op topic, tag ``d``                    half queue offsets of decided transactions
-TRANS_CHECK_MAX_TIME_TOPIC             the copy of a parked half, ours links to it
+TRANS_CHECK_MAX_TIME_TOPIC             the copy of a parked half; halfmq's links to it
 =====================================  ========================================================
 
 The halves of several messages in one transaction are adjacent, the leader first. If some are

@@ -13,7 +13,7 @@ class Counters:
     groups: int = 0  # transactions of several messages
     committed: int = 0
     rolled_back: int = 0
-    unknown: int = 0  # decisions that said "not known yet"
+    unknown: int = 0  # requests with the decision UNKNOWN
     repeated: int = 0  # decisions that repeat the first one
     refused: int = 0  # decisions that contradict the first one
     decided_by_operators: int = 0

@@ -67,7 +67,7 @@ class Pending(msgspec.Struct, gc=False):
     offset: int  # physical offset of the first half record: the transaction's identity
     queue_offset: int  # of the same record in the half topic's queue 0
     store_timestamp: int  # ms, the broker's clock: ages count from here
-    group: str  # the producers that can be asked
+    group: str  # producer group, whose members get the checks
     state: State = State.PREPARED
     progress: CheckProgress = NOT_CHECKED
     owner: Connection | None = None  # the connection that prepared it, while it is open

@@ -40,10 +40,10 @@ class Event(IntEnum):
     GIVE_UP = 9  # no decision after the last check
     EXPIRED = 10  # its half is old enough to be deleted
     FINAL_FOUND = 11  # in the log: the final message
-    ROLLBACK_FOUND = 12  # in the log: our rollback record
+    ROLLBACK_FOUND = 12  # in the log: halfmq's rollback record
     OP_FOUND = 13  # in the log: an op message, the same for commit and rollback
     PARKED_FOUND = 14  # in the log: the copy for operators
-    RESUMED_FOUND = 15  # in the log: our record, or a parked half put back by Apache RocketMQ
+    RESUMED_FOUND = 15  # in the log: halfmq's record, or a half that Apache RocketMQ resumed
     DELETED_FOUND = 16  # the log begins after its half
 
 

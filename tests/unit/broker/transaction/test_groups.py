@@ -42,7 +42,7 @@ def test_adjacent_halves_are_one_transaction(broker: Broker) -> None:
     assert marks == [f"{leader_key},{number},4" for number in range(4)]
     assert broker.service.metrics()["pending"] == 1
     broker.wait(7_000)
-    assert producer.asked_offsets == [halves[0].physical_offset]
+    assert producer.checked_offsets == [halves[0].physical_offset]
     (info,) = broker.service.view.page(-1, 10).infos
     assert (info.offset, info.messages, info.transaction_id) == (
         halves[0].physical_offset,

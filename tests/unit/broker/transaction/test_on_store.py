@@ -171,7 +171,7 @@ def test_a_restart_keeps_every_decision(broker: StoredBroker, tmp_path: Path, ho
     assert broker.service.metrics()["pending"] == 20
     producer = broker.producers.join("pg", Connected())
     broker.wait(60_000)
-    assert producer.asked_offsets == [
+    assert producer.checked_offsets == [
         half.physical_offset for number, half in enumerate(halves) if number % 4 >= 2
     ]
     for number, half in enumerate(halves):
@@ -217,7 +217,7 @@ def test_a_parked_message_can_be_read(broker: StoredBroker) -> None:
     broker.prepare()
     for _ in range(17):
         broker.wait(700_000)  # longer than the longest pause between two checks
-    assert len(producer.asked) == 15
+    assert len(producer.checks) == 15
     (parked,) = broker.consumed(TRANS_CHECK_MAX_TIME_TOPIC)
     assert parked.body == b"row 1"
 
@@ -367,7 +367,7 @@ def test_a_store_of_rocketmq_opens_in_the_middle_of_transactions(golden: GoldenS
     for transaction in golden.truth["transactions"]:
         by_state.setdefault(transaction["state_in_the_log"], set()).add(transaction["uniqKey"])
 
-    assert {header.transaction_id for _, header, _ in producer.asked} == by_state["UNDECIDED"]
+    assert {header.transaction_id for _, header, _ in producer.checks} == by_state["UNDECIDED"]
     assert broker.service.metrics()["pending_parked"] == len(by_state["DISCARDED"])
     for transaction in golden.truth["transactions"]:
         half = transaction["halves"][-1]

@@ -208,16 +208,16 @@ def test_the_parked_reason_shows_whether_checks_were_answered(broker: Broker) ->
     half = broker.prepare(group="unsure")
     for _ in range(20):
         broker.wait(700_000)
-        for _ in unsure.asked:
+        for _ in unsure.checks:
             end_now(
                 broker.service.decisions,
                 DecisionRequest(
                     half.physical_offset, half.queue_offset, "unsure", Event.UNKNOWN, True
                 ),
             )
-        unsure.asked.clear()
+        unsure.checks.clear()
 
-    assert len(silent.asked) == 15
+    assert len(silent.checks) == 15
     reasons = [
         record.property_map["TRANSACTION_PARKED"]
         for record in broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC)
@@ -260,7 +260,7 @@ def test_the_checks_of_a_resumed_transaction_begin_again(broker: Broker, restart
     for _ in range(20):
         broker.wait(700_000)
     assert broker.service.metrics()["pending_parked"] == 1
-    producer.asked.clear()
+    producer.checks.clear()
 
     assert broker.service.operator.resume(half.physical_offset).position == broker.log.write_offset
     assert broker.log.flush_requests
@@ -269,13 +269,13 @@ def test_the_checks_of_a_resumed_transaction_begin_again(broker: Broker, restart
         broker.restart(drained=restart == "stop")
     broker.wait(1_000)
 
-    assert producer.asked_offsets == [half.physical_offset]
+    assert producer.checked_offsets == [half.physical_offset]
     entry = broker.table.get(half.physical_offset)
     assert entry is not None
     assert (entry.state, entry.checks) == (State.PREPARED, 1)
     for _ in range(20):
         broker.wait(700_000)
-    assert len(producer.asked) == 15
+    assert len(producer.checks) == 15
     assert entry.state is State.PARKED or restart != "no"
     assert len(broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC)) == 2
 

@@ -207,7 +207,7 @@ def test_an_undecided_half_survives_a_crash(broker: Broker) -> None:
     producer = broker.producers.join("pg", Connected())
 
     broker.wait(60_000)
-    assert producer.asked_offsets[0] == half.physical_offset
+    assert producer.checked_offsets[0] == half.physical_offset
     broker.end(half, Event.COMMIT)
 
     assert len(broker.finals_of(half)) == 1
@@ -224,7 +224,7 @@ def test_no_check_is_sent_for_a_decided_half_after_a_crash(broker: Broker, event
 
     broker.wait(3_600_000)
 
-    assert producer.asked == []
+    assert producer.checks == []
     broker.end(half, event)  # the same answer as before the crash
     assert len(broker.finals_of(half)) == (event is Event.COMMIT)
 
@@ -418,7 +418,7 @@ def test_no_check_is_sent_for_transactions_that_rocketmq_would_check_again(tmp_p
     for _ in range(3):
         broker.wait(60_000)
 
-    asked = {header.transaction_id for producer in producers for _, header, _ in producer.asked}
+    asked = {header.transaction_id for producer in producers for _, header, _ in producer.checks}
     assert asked == {
         transaction["uniqKey"]
         for transaction in store.truth["transactions"]

@@ -326,4 +326,4 @@ def test_checks_are_those_of_the_official_broker(file: str, tmp_path: Path) -> N
         broker.clock.now_ms = theirs.store_timestamp
         broker.restart()
         broker.wait(60_000)
-        assert producer.asked[0][1] == header
+        assert producer.checks[0][1] == header

@@ -45,11 +45,11 @@ def test_the_first_check_is_sent_after_the_timeout(broker: Broker) -> None:
     broker.end(broker.prepare(), Event.COMMIT)
 
     broker.wait(TIMEOUT_MS - 1)
-    assert producer.asked == []
+    assert producer.checks == []
     broker.wait(1 + BUCKET_MS)
 
-    (code, header, body) = next(one for one in producer.asked if one[1].msg_id == "K" * 32)
-    assert len(producer.asked) == 2
+    (code, header, body) = next(one for one in producer.checks if one[1].msg_id == "K" * 32)
+    assert len(producer.checks) == 2
     assert code == RequestCode.CHECK_TRANSACTION_STATE
     assert header.topic == HALF_TOPIC
     assert header.commit_log_offset == half.physical_offset
@@ -66,9 +66,9 @@ def test_age_counts_from_the_brokers_clock(broker: Broker) -> None:
     for skew_ms in (-86_400_000, 86_400_000):
         broker.prepare(born_ms=START_MS + skew_ms)
     broker.wait(TIMEOUT_MS - 1)
-    assert producer.asked == []
+    assert producer.checks == []
     broker.wait(1 + BUCKET_MS)
-    assert len(producer.asked) == 2
+    assert len(producer.checks) == 2
 
 
 @pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -900, 900, 10 * DAY_MS])
@@ -80,18 +80,18 @@ def test_a_step_of_the_wall_clock_moves_no_check(broker: Broker, step_ms: int) -
     broker.clock.step(step_ms)
     after = broker.prepare().physical_offset
     broker.wait(2_999)
-    assert producer.asked == []
+    assert producer.checks == []
     broker.wait(1 + BUCKET_MS)
-    assert producer.asked_offsets == [before]
+    assert producer.checked_offsets == [before]
     (info,) = [one for one in broker.service.view.page(-1, 9).infos if one.offset == after]
     assert 2_900 <= (info.next_check_ms or 0) <= 3_050
     broker.wait(3_000)
-    assert producer.asked_offsets == [before, after]
+    assert producer.checked_offsets == [before, after]
 
     broker.wait(PAUSES_MS[0] - 3_000 - 1)
-    assert len(producer.asked) == 2
+    assert len(producer.checks) == 2
     broker.wait(1 + BUCKET_MS)
-    assert producer.asked_offsets == [before, after, before]
+    assert producer.checked_offsets == [before, after, before]
 
 
 @pytest.mark.parametrize("immunity", ["0", "60"])  # 0: the default
@@ -112,10 +112,10 @@ def test_a_clock_that_was_ahead_once_delays_no_check_after_a_restart(
     new = broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS=immunity)
     assert new.store_timestamp == old.store_timestamp > broker.clock()
     broker.wait(wait_ms - later_ms + BUCKET_MS)
-    assert old.physical_offset in producer.asked_offsets
+    assert old.physical_offset in producer.checked_offsets
     broker.wait(later_ms)
 
-    assert set(producer.asked_offsets) == {old.physical_offset, new.physical_offset}
+    assert set(producer.checked_offsets) == {old.physical_offset, new.physical_offset}
 
 
 def test_a_clock_set_back_while_the_broker_was_down_delays_no_check(broker: Broker) -> None:
@@ -126,7 +126,7 @@ def test_a_clock_set_back_while_the_broker_was_down_delays_no_check(broker: Brok
     broker.restart()
     producer = broker.producers.join("pg", Connected())
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    assert len(producer.asked) == 1
+    assert len(producer.checks) == 1
 
 
 def test_op_messages_do_not_wait_for_a_clock_set_back(broker: Broker) -> None:
@@ -149,9 +149,9 @@ def test_immunity_sets_the_time_of_the_first_check(
     producer = broker.producers.join("pg", Connected())
     broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS=seconds)
     broker.wait(first_ms - 1)
-    assert producer.asked == []
+    assert producer.checks == []
     broker.wait(1 + BUCKET_MS)
-    assert len(producer.asked) == 1
+    assert len(producer.checks) == 1
 
 
 def test_no_check_is_sent_for_a_half_that_is_not_on_disk(broker: Broker) -> None:
@@ -161,10 +161,10 @@ def test_no_check_is_sent_for_a_half_that_is_not_on_disk(broker: Broker) -> None
     broker.prepare()
     for _ in range(10):
         broker.wait(TIMEOUT_MS)
-    assert producer.asked == []
+    assert producer.checks == []
     broker.log.flush()
     broker.wait(checker.DURABLE_WAIT_MS + BUCKET_MS)
-    assert len(producer.asked) == 1
+    assert len(producer.checks) == 1
 
 
 def test_one_check_at_a_time(broker: Broker) -> None:
@@ -173,11 +173,12 @@ def test_one_check_at_a_time(broker: Broker) -> None:
     broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     for expected in (1, 1, 2):
-        assert len(producer.asked) == expected
+        assert len(producer.checks) == expected
         broker.wait(INTERVAL_MS // 2 + BUCKET_MS)
-    assert len(producer.asked) == 2
+    assert len(producer.checks) == 2
     times = [
-        decode_record(body).property_map["TRANSACTION_CHECK_TIMES"] for _, _, body in producer.asked
+        decode_record(body).property_map["TRANSACTION_CHECK_TIMES"]
+        for _, _, body in producer.checks
     ]
     assert times == ["1", "2"]
 
@@ -188,7 +189,7 @@ def test_the_answer_to_a_check_ends_the_checks(broker: Broker, event: Event) -> 
     producer = broker.producers.join("pg", Connected())
     half = broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    ((_, header, _),) = producer.asked
+    ((_, header, _),) = producer.checks
 
     end_now(
         broker.service.decisions,
@@ -196,7 +197,7 @@ def test_the_answer_to_a_check_ends_the_checks(broker: Broker, event: Event) -> 
     )
     broker.wait(20 * INTERVAL_MS)
 
-    assert len(producer.asked) == 1
+    assert len(producer.checks) == 1
     assert len(broker.finals_of(half)) == (event is Event.COMMIT)
 
 
@@ -207,12 +208,12 @@ def test_the_producer_that_prepared_gets_the_first_check_and_then_the_others_in_
     members = [broker.producers.join("pg", Connected(f"p{number}")) for number in range(3)]
     broker.prepare(members[1])
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    assert [len(member.asked) for member in members] == [0, 1, 0]
+    assert [len(member.checks) for member in members] == [0, 1, 0]
 
     for _ in range(2):
         broker.wait(2 * INTERVAL_MS)
-    assert sum(len(member.asked) for member in members) == 3
-    assert sorted(len(member.asked) for member in members) != [0, 0, 3]
+    assert sum(len(member.checks) for member in members) == 3
+    assert sorted(len(member.checks) for member in members) != [0, 0, 3]
 
 
 def test_every_member_gets_a_check_in_the_end(broker: Broker) -> None:
@@ -224,8 +225,8 @@ def test_every_member_gets_a_check_in_the_end(broker: Broker) -> None:
     broker.prepare(owner)
     for _ in range(4):
         broker.wait(4 * INTERVAL_MS)
-    assert len(owner.asked) == 2
-    assert [len(member.asked) for member in members] == [1, 1]
+    assert len(owner.checks) == 2
+    assert [len(member.checks) for member in members] == [1, 1]
 
 
 def test_no_check_is_sent_to_a_connection_that_left_the_group(broker: Broker) -> None:
@@ -235,14 +236,14 @@ def test_no_check_is_sent_to_a_connection_that_left_the_group(broker: Broker) ->
     broker.producers.left.add(("pg", owner))
     for _ in range(100):
         broker.wait(INTERVAL_MS)
-    assert owner.asked == []
+    assert owner.checks == []
     assert broker.service.metrics()["waiting_for_producers"] == 1
 
     back = broker.producers.join("pg", Connected())
     broker.service.on_producer("pg", back)
     broker.wait(0)
 
-    assert back.asked_offsets == [half.physical_offset]
+    assert back.checked_offsets == [half.physical_offset]
 
 
 def test_another_member_gets_the_check_of_a_dead_producer(broker: Broker) -> None:
@@ -252,7 +253,7 @@ def test_another_member_gets_the_check_of_a_dead_producer(broker: Broker) -> Non
     owner.closed = True
     broker.wait(TIMEOUT_MS + BUCKET_MS)
 
-    assert (owner.asked, other.asked_offsets) == ([], [half.physical_offset])
+    assert (owner.checks, other.checked_offsets) == ([], [half.physical_offset])
 
 
 def test_a_producer_gets_checks_before_its_first_heartbeat(broker: Broker) -> None:
@@ -260,7 +261,7 @@ def test_a_producer_gets_checks_before_its_first_heartbeat(broker: Broker) -> No
     owner = Connected()
     broker.prepare(owner)
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    assert len(owner.asked) == 1
+    assert len(owner.checks) == 1
 
 
 def test_no_check_is_counted_while_a_group_has_no_member(broker: Broker) -> None:
@@ -276,8 +277,8 @@ def test_no_check_is_counted_while_a_group_has_no_member(broker: Broker) -> None
     broker.service.on_producer("pg", back)
     broker.wait(0)
 
-    assert back.asked_offsets == [half.physical_offset]
-    assert decode_record(back.asked[0][2]).property_map["TRANSACTION_CHECK_TIMES"] == "1"
+    assert back.checked_offsets == [half.physical_offset]
+    assert decode_record(back.checks[0][2]).property_map["TRANSACTION_CHECK_TIMES"] == "1"
 
 
 def test_a_missed_connection_event_only_delays_a_check(broker: Broker) -> None:
@@ -287,7 +288,7 @@ def test_a_missed_connection_event_only_delays_a_check(broker: Broker) -> None:
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     back = broker.producers.join("pg", Connected())
     broker.wait(group_queues.NO_MEMBER_RETRY_MS)
-    assert len(back.asked) == 1
+    assert len(back.checks) == 1
 
 
 def test_a_check_that_was_not_written_does_not_count(broker: Broker) -> None:
@@ -296,12 +297,12 @@ def test_a_check_that_was_not_written_does_not_count(broker: Broker) -> None:
     broker.prepare(stuck)
     for _ in range(60):
         broker.wait(60_000)
-    assert stuck.asked == []
+    assert stuck.checks == []
     assert broker.service.metrics()["parked"] == 0
 
     stuck.writable = True
     broker.wait(group_queues.BUSY_RETRY_MS + BUCKET_MS)
-    assert len(stuck.asked) == 1
+    assert len(stuck.checks) == 1
 
 
 def test_a_member_that_does_not_read_is_skipped(broker: Broker) -> None:
@@ -310,7 +311,7 @@ def test_a_member_that_does_not_read_is_skipped(broker: Broker) -> None:
     other = broker.producers.join("pg", Connected())
     broker.prepare(busy)
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    assert (len(busy.asked), len(other.asked)) == (0, 1)
+    assert (len(busy.checks), len(other.checks)) == (0, 1)
 
 
 def test_after_the_last_unanswered_check_the_transaction_is_parked(
@@ -322,7 +323,7 @@ def test_after_the_last_unanswered_check_the_transaction_is_parked(
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     for pause_ms in PAUSES_MS[:2]:
         broker.wait(pause_ms + BUCKET_MS)
-    assert len(producer.asked) == 3
+    assert len(producer.checks) == 3
     broker.wait(PAUSES_MS[2] - 2 * BUCKET_MS)
     assert broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC) == []
 
@@ -333,7 +334,7 @@ def test_after_the_last_unanswered_check_the_transaction_is_parked(
     assert parked.prepared_transaction_offset == half.physical_offset
     assert parked.property_map["TAGS"] == "TagA"
     assert "event=transaction_parked half_offset=0 group=pg" in caplog.text
-    assert len(producer.asked) == 3
+    assert len(producer.checks) == 3
     assert broker.service.metrics()["parked"] == broker.service.metrics()["pending_parked"] == 1
 
 
@@ -347,9 +348,9 @@ def test_a_parked_transaction_can_still_be_decided_and_stays_parked_after_a_cras
         broker.wait(4 * INTERVAL_MS)
     broker.log.flush()
     broker.restart()
-    producer.asked.clear()
+    producer.checks.clear()
     broker.wait(100 * INTERVAL_MS)
-    assert producer.asked == []
+    assert producer.checks == []
     assert broker.service.metrics()["pending_parked"] == 1
 
     broker.end(half, Event.COMMIT)
@@ -394,10 +395,10 @@ def test_an_unreadable_half_delays_no_other_check(
         patch.setattr(broker.log, "unchecked_bytes", fail_for_one)
         broker.wait(TIMEOUT_MS + BUCKET_MS)
 
-    assert producer.asked_offsets == [sound.physical_offset]
+    assert producer.checked_offsets == [sound.physical_offset]
     assert "event=check_failed half_offset=0" in caplog.text
     broker.wait(INTERVAL_MS + BUCKET_MS)
-    assert producer.asked_offsets.count(broken.physical_offset) == 1
+    assert producer.checked_offsets.count(broken.physical_offset) == 1
 
 
 def test_many_due_checks_are_sent_in_slices(
@@ -411,10 +412,10 @@ def test_many_due_checks_are_sent_in_slices(
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     sizes: list[int] = []
     while broker.service.tick() == 0:
-        sizes.append(len(producer.asked) - sum(sizes))
+        sizes.append(len(producer.checks) - sum(sizes))
 
     assert max(sizes) == 1
-    assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
+    assert sorted(producer.checked_offsets) == [half.physical_offset for half in halves]
 
 
 def test_a_decided_transaction_costs_only_a_lookup_when_its_check_is_due(
@@ -428,7 +429,7 @@ def test_a_decided_transaction_costs_only_a_lookup_when_its_check_is_due(
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     assert broker.checker.tick(broker.clock.now_ms, Slice()) == 0
     assert broker.checker.tick(broker.clock.now_ms, Slice()) is None
-    assert producer.asked == []
+    assert producer.checks == []
 
 
 def test_groups_take_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,9 +442,9 @@ def test_groups_take_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> N
     broker.log.flush()
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
-    while not other.asked:
+    while not other.checks:
         assert broker.service.tick() == 0
-    assert len(busy.asked) <= 100
+    assert len(busy.checks) <= 100
 
 
 def test_results_of_very_many_checks_are_processed_in_slices(
@@ -453,7 +454,7 @@ def test_results_of_very_many_checks_are_processed_in_slices(
     producer = broker.producers.join("pg", Connected(acknowledges=True))
     halves = [broker.prepare(producer) for _ in range(5)]
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    assert len(producer.asked) == len(halves)
+    assert len(producer.checks) == len(halves)
     producer.acknowledge(None)
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     taken = []
@@ -496,9 +497,9 @@ def test_checks_wait_for_the_grace_time_after_a_restart(broker: Broker) -> None:
     broker.restart()
     producer = broker.producers.join("pg", Connected())
     broker.wait(checker.RESTART_GRACE_MS - 1)
-    assert producer.asked == []
+    assert producer.checks == []
     broker.wait(1 + BUCKET_MS)
-    assert producer.asked_offsets == [half.physical_offset]
+    assert producer.checked_offsets == [half.physical_offset]
 
 
 def test_due_checks_are_sent_within_half_a_second_after_a_restart(broker: Broker) -> None:
@@ -509,7 +510,7 @@ def test_due_checks_are_sent_within_half_a_second_after_a_restart(broker: Broker
     broker.restart()
     producer = broker.producers.join("pg", Connected())
     broker.wait(500)
-    assert producer.asked_offsets == [half.physical_offset]
+    assert producer.checked_offsets == [half.physical_offset]
 
 
 def test_a_restart_does_not_advance_the_check_of_a_young_half(broker: Broker) -> None:
@@ -520,9 +521,9 @@ def test_a_restart_does_not_advance_the_check_of_a_young_half(broker: Broker) ->
     broker.restart()
     producer = broker.producers.join("pg", Connected())
     broker.wait(39_999)
-    assert producer.asked == []
+    assert producer.checks == []
     broker.wait(1 + BUCKET_MS)
-    assert len(producer.asked) == 1
+    assert len(producer.checks) == 1
 
 
 def test_a_timetable_returns_everything_once_and_never_early() -> None:
@@ -627,7 +628,7 @@ def test_entries_of_decided_transactions_do_not_accumulate(
         assert len(timetable._order) <= 2 * len(timetable._buckets) + 100
 
     broker.wait(4_000_000)
-    assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
+    assert sorted(producer.checked_offsets) == [half.physical_offset for half in halves]
 
 
 def test_decided_transactions_of_a_group_without_members_are_dropped(broker: Broker) -> None:
@@ -675,9 +676,9 @@ def test_an_interval_above_ten_minutes_is_not_shortened(tmp_path: Path) -> None:
     broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     for number in (1, 2):
-        assert len(producer.asked) == number
+        assert len(producer.checks) == number
         broker.wait(3_240_000 - BUCKET_MS)
-        assert len(producer.asked) == number
+        assert len(producer.checks) == number
         broker.wait(720_000 + 2 * BUCKET_MS)
 
 
@@ -714,16 +715,16 @@ def test_only_an_acknowledged_check_counts(broker: Broker) -> None:
     broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     broker.wait(2_000)
-    assert len(producer.asked) == 1
+    assert len(producer.checks) == 1
     assert counts(broker) == (1, 0, 0)
 
     producer.acknowledge()
     broker.wait(0)
     assert counts(broker) == (1, 1, 0)
     broker.wait(INTERVAL_MS - BUCKET_MS)
-    assert len(producer.asked) == 1
+    assert len(producer.checks) == 1
     broker.wait(2 * BUCKET_MS)
-    assert len(producer.asked) == 2
+    assert len(producer.checks) == 2
 
 
 @pytest.mark.parametrize("code", [None, 1, -7])
@@ -736,18 +737,18 @@ def test_a_check_that_a_member_does_not_accept_goes_to_the_next_at_once(
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     asked = [members[2]]
     for number in (1, 2, 3):
-        assert [one for one in members if one.asked] == [one for one in members if one in asked]
-        assert sum(len(one.asked) for one in members) == number
-        (open_one,) = [one for one in members if one.open_asks]
+        assert [one for one in members if one.checks] == [one for one in members if one in asked]
+        assert sum(len(one.checks) for one in members) == number
+        (open_one,) = [one for one in members if one.unacknowledged]
         open_one.acknowledge(code)
         broker.wait(0)
-        asked += [one for one in members if one.open_asks]
+        asked += [one for one in members if one.unacknowledged]
     broker.wait(group_queues.BUSY_RETRY_MS - BUCKET_MS)
-    assert sum(len(one.asked) for one in members) == 3
+    assert sum(len(one.checks) for one in members) == 3
     assert counts(broker) == (3, 0, 3)
 
     broker.wait(2 * BUCKET_MS)
-    assert len(members[2].asked) == 2
+    assert len(members[2].checks) == 2
     members[2].acknowledge()
     broker.wait(0)
     assert counts(broker) == (4, 1, 3)
@@ -761,7 +762,7 @@ def test_a_group_that_accepts_no_check_gets_them_less_and_less_often(broker: Bro
     for _ in range(3_600):
         producer.acknowledge(1)
         broker.wait(1_000)
-    assert 100 <= len(producer.asked) <= 140
+    assert 100 <= len(producer.checks) <= 140
     assert counts(broker)[1] == 0
     assert broker.service.metrics()["parked"] == 0
 
@@ -771,7 +772,7 @@ def test_a_group_that_accepts_no_check_gets_them_less_and_less_often(broker: Bro
     broker.wait(0)
     producer.acknowledge(1)
     broker.wait(0)
-    assert len(other.asked) == 1
+    assert len(other.checks) == 1
 
 
 def test_the_checks_of_a_refusing_group_wait_until_one_is_accepted(broker: Broker) -> None:
@@ -780,16 +781,16 @@ def test_the_checks_of_a_refusing_group_wait_until_one_is_accepted(broker: Broke
     for _ in range(40 * group_queues.REFUSALS_MAX):
         broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    while producer.open_asks:
+    while producer.unacknowledged:
         producer.acknowledge(1)
         broker.wait(0)
-    first = len(producer.asked)
+    first = len(producer.checks)
     for _ in range(60):
         broker.wait(1_000)
         producer.acknowledge(1)
         broker.wait(0)
         producer.acknowledge(1)
-    assert len(producer.asked) < 7 * first
+    assert len(producer.checks) < 7 * first
 
     waited_s = 0
     while counts(broker)[1] < 40 * group_queues.REFUSALS_MAX:
@@ -807,20 +808,20 @@ def test_a_late_refusal_does_not_end_the_pause_of_a_group(broker: Broker) -> Non
     broker.clock.now_ms += group_queues.BUSY_RETRY_MS // 2
     young = broker.prepare()
     broker.wait(TIMEOUT_MS - group_queues.BUSY_RETRY_MS // 2 + BUCKET_MS)
-    assert set(producer.asked_offsets) == {half.physical_offset for half in halves}
-    *refused, late = producer.open_asks
+    assert set(producer.checked_offsets) == {half.physical_offset for half in halves}
+    *refused, late = producer.unacknowledged
     for on_answer in refused:
         on_answer(RemotingCommand(code=1))
     broker.wait(group_queues.BUSY_RETRY_MS // 2)
-    assert young.physical_offset not in producer.asked_offsets
+    assert young.physical_offset not in producer.checked_offsets
 
     broker.end(halves[-1], Event.COMMIT)
     late(RemotingCommand(code=1))
     broker.wait(0)
-    assert young.physical_offset not in producer.asked_offsets
+    assert young.physical_offset not in producer.checked_offsets
 
     broker.wait(group_queues.BUSY_RETRY_MS)
-    assert young.physical_offset in producer.asked_offsets
+    assert young.physical_offset in producer.checked_offsets
 
 
 def test_a_member_that_accepts_few_checks_at_a_time_gets_the_rest_soon(broker: Broker) -> None:
@@ -833,8 +834,8 @@ def test_a_member_that_accepts_few_checks_at_a_time_gets_the_rest_soon(broker: B
     waited_ms = 0
     while counts(broker)[1] < total * 9 // 10:
         left = at_a_time
-        while producer.open_asks:
-            waiting, producer.open_asks = producer.open_asks, []
+        while producer.unacknowledged:
+            waiting, producer.unacknowledged = producer.unacknowledged, []
             for on_answer in waiting:
                 on_answer(RemotingCommand(code=int(left <= 0)))
                 left -= 1
@@ -851,14 +852,14 @@ def test_one_check_that_no_member_accepts_stops_no_other(broker: Broker) -> None
     for _ in range(20):
         broker.prepare()
         broker.wait(5_000)
-        while producer.open_asks:
-            offsets = producer.asked_offsets[-len(producer.open_asks) :]
-            waiting, producer.open_asks = producer.open_asks, []
+        while producer.unacknowledged:
+            offsets = producer.checked_offsets[-len(producer.unacknowledged) :]
+            waiting, producer.unacknowledged = producer.unacknowledged, []
             for offset, on_answer in zip(offsets, waiting, strict=True):
                 code = 1 if offset == poison.physical_offset else 0
                 on_answer(RemotingCommand(code=code))
             broker.wait(0)
-    asked = producer.asked_offsets
+    asked = producer.checked_offsets
     assert set(asked) >= {entry.offset for entry in broker.table.after(-1, 19)}
     assert asked.count(poison.physical_offset) < 12
 
@@ -869,11 +870,11 @@ def test_a_member_without_room_gets_the_next_check_after_an_acknowledgement(brok
     producer.room = 3
     halves = [broker.prepare() for _ in range(10)]
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    assert len(producer.asked) == 3
+    assert len(producer.checks) == 3
     for _ in range(9):
         producer.acknowledge()
         broker.wait(0)
-    assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
+    assert sorted(producer.checked_offsets) == [half.physical_offset for half in halves]
     assert counts(broker) == (10, 10, 0)
 
 
@@ -890,7 +891,7 @@ def test_an_acknowledgement_after_the_decision_is_only_counted(
     broker.wait(0)
     for _ in range(10):
         broker.wait(INTERVAL_MS)
-    assert len(producer.asked) == 1
+    assert len(producer.checks) == 1
     assert counts(broker) == (1, code == 0, code != 0)
 
 
@@ -916,10 +917,10 @@ def test_a_transaction_with_several_timetable_entries_gets_one_check(broker: Bro
     for _ in range(3):
         broker.checker.schedule_again(entry, 0, grace_ms=20_000)
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    assert producer.asked == []
+    assert producer.checks == []
     for _ in range(10):
         broker.wait(2_000)
-    assert len(producer.asked) == 1
+    assert len(producer.checks) == 1
 
 
 def test_the_time_for_the_last_answer_begins_again_after_a_restart(broker: Broker) -> None:
@@ -927,8 +928,8 @@ def test_the_time_for_the_last_answer_begins_again_after_a_restart(broker: Broke
     producer = broker.producers.join("pg", Connected())
     broker.prepare()
     for _ in range(3):
-        broker.wait(3 * INTERVAL_MS - (INTERVAL_MS if producer.asked else 0))
-    assert len(producer.asked) == 3
+        broker.wait(3 * INTERVAL_MS - (INTERVAL_MS if producer.checks else 0))
+    assert len(producer.checks) == 3
     broker.restart(drained=True)
     entry = next(iter(broker.table))
     assert entry.checks == 3
@@ -979,7 +980,7 @@ def test_halves_that_are_not_in_memory_are_fetched_some_at_a_time(
         sizes.append(len(cold.fetches))
         cold.end_fetches()
     assert sizes == [checker.COLD_READS_MAX] * 2 + [5]
-    assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
+    assert sorted(producer.checked_offsets) == [half.physical_offset for half in halves]
 
 
 def test_a_half_that_cannot_be_read_is_tried_again_later(
@@ -994,7 +995,7 @@ def test_a_half_that_cannot_be_read_is_tried_again_later(
     assert "event=half_unreadable half_offset=0" in caplog.text
     broker.wait(INTERVAL_MS + BUCKET_MS)
     cold.end_fetches()
-    assert len(producer.asked) == 1
+    assert len(producer.checks) == 1
     assert counts(broker) == (1, 1, 0)
 
 
@@ -1008,7 +1009,7 @@ def test_a_decision_during_the_fetch_of_its_half_ends_the_checks(
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     broker.end(half, Event.ROLLBACK)
     cold.end_fetches()
-    assert producer.asked == []
+    assert producer.checks == []
     assert broker.checker._fetched == set()  # nothing public shows a set that only grows
 
 
@@ -1032,7 +1033,7 @@ def test_a_clients_clock_changes_no_check(
     asked_at: list[int] = []
     for _ in range(400):
         broker.wait(1_000)
-        asked_at += [broker.clock.now_ms - START_MS] * (len(producer.asked) - len(asked_at))
+        asked_at += [broker.clock.now_ms - START_MS] * (len(producer.checks) - len(asked_at))
     assert asked_at == [first_ms, first_ms + 30_000, first_ms + 75_000]
     assert broker.service.metrics()["parked"] == 1
 
@@ -1061,13 +1062,13 @@ def test_a_local_transaction_of_any_length_is_delivered_once(
         broker.wait(step_ms)
         producer.acknowledge()
         now_ms = broker.clock.now_ms - START_MS
-        asked_at += [now_ms] * (len(producer.asked) - len(asked_at))
+        asked_at += [now_ms] * (len(producer.checks) - len(asked_at))
         if now_ms >= done_ms and not done:
             done = True
             broker.end(half, Event.COMMIT)
-        for _ in producer.asked[answered:]:
+        for _ in producer.checks[answered:]:
             broker.end(half, Event.COMMIT if done else Event.UNKNOWN)
-        answered = len(producer.asked)
+        answered = len(producer.checks)
 
     assert len(broker.finals_of(half)) == 1
     due_ms = [immunity_s * 1_000 or TIMEOUT_MS]
