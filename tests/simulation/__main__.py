@@ -15,7 +15,7 @@ from .world import run
 
 HASH_SEED: Final = "PYTHONHASHSEED"
 SEEDS_PER_POOL: Final = 1_000
-"""Seeds until fresh processes take over: what was killed at an await leaves a megabyte behind."""
+"""Seeds until fresh processes take over: killed coroutines leave a megabyte per run."""
 
 
 class Outcome(NamedTuple):

@@ -1,22 +1,22 @@
-"""The disk beneath the broker: real files, and beside them what would be left without power.
+"""The simulated disk of the broker: real files, and the content that a power cut would leave.
 
-While a simulation runs, ``halfmq.store.files.disk``, by which the store and the broker's tables
-reach the system, calls this. Four things come of that:
+During a simulation, ``halfmq.store.files.disk``, through which the store and the broker's tables
+access files, calls this. It has four properties:
 
 * **Durable is what was synced.** A sync records the content of its file, a sync of a directory its
   names. ``power_cut`` rebuilds the directory from that, and from a part of what was not synced:
-  changed pages survive or not, one by one, some torn at a sector; names made, replaced and removed
-  since then survive up to some point in time, as journals of file systems have it.
+  changed pages survive or not, one by one, some torn at a sector; names created, replaced and
+  removed since then survive up to some point in time, as in journals of file systems.
 * **A sync can fail**, a disk can be full for a while, and any call that changes something can be
-  refused. After a failed sync the kernel takes pages for clean that it has not written: they can be
-  read until the power goes, and no later sync writes them unless they are written to again.
-* **A process can die at any of these calls**, before it, behind it, or in the middle of a write.
+  refused. After a failed sync the kernel marks pages as clean that it has not written: they can be
+  read until the power fails, and no later sync writes them unless they are changed again.
+* **A process can die at any of these calls**: before it, after it, or during a write.
 * **A dead process changes nothing.** Its stack unwinds through ``except`` and ``finally`` blocks
-  that would tidy up; every call they make is refused.
+  that would clean up; every call they make is refused.
 
-Writes through maps are not seen here, but what they did is: a file's content is read when it is
-needed. Files are told apart by inode, since a new incarnation finds its directory under a new
-path: the old path is left to whatever the dead one might still do.
+Writes through maps are not seen here, but their effect is: a file's content is read when it is
+needed. Files are identified by inode, because each new process finds its directory under a new
+path; the old path is left to the dead process.
 """
 
 from __future__ import annotations

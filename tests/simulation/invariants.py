@@ -1,31 +1,30 @@
-"""What must hold after every run, whatever has happened in it.
+"""Invariants that must hold after every run.
 
 * A local transaction has committed if and only if its messages were delivered, at least once. Under
-  ASYNC_FLUSH consumers read what is not on disk yet; after a power cut they may be ahead of the
-  queue, and skip what takes the place of what was lost. Then "delivered" is: it is in its queue.
-  And users whose checker leaves no tombstone are promised less; all that follows, still.
-* What a broker has acknowledged it can decide; in the end all is decided and delivered.
-* A half has at most one final message in the log, and none once a rollback was accepted.
+  ASYNC_FLUSH consumers read messages that are not on disk yet; after a power cut they may be ahead
+  of the queue, and skip the messages that replace lost ones. Then "delivered" means: in its queue.
+  Without the fence users are promised less; all other invariants still hold.
+* Acknowledged halves can be decided; at the end all are decided, and commits are delivered.
+* A half has at most one final message in the log, and none after an accepted rollback.
 * So has a message, however often its producer sent it: duplicates are one transaction.
-* A broker that starts doubts no decision that was confirmed before, and asks about no transaction
-  of which halves are missing.
-* Every half that was acknowledged is in the log, and decided, pending or parked.
-* Of several messages in one transaction consumers got all or none.
-* Nothing is delivered before its time. What waits is written again when it changes its delay level,
-  and not otherwise.
+* A broker that starts knows every confirmed decision, and no transaction with missing halves is
+  undecided.
+* Every acknowledged half is in the log, and is decided, pending or parked.
+* Consumers get all or none of several messages in one transaction.
+* Nothing is delivered early. A waiting message is written again only when it changes its delay
+  level.
 * The queue offsets of a queue have no gap, and its entries lead to its records.
-* The table of undecided transactions is what the log says.
-* A consumer sees the same half, by its id, in every delivery of a message; it sees none in messages
-  that were sent outside of transactions, whatever their properties say.
-* What was acknowledged of plain messages was delivered, unless the flush mode allows their loss.
+* The table of undecided transactions equals the one that the log gives.
+* A consumer sees the same half id in every delivery of a message, and none in messages that were
+  sent outside of transactions, whatever their properties.
+* Acknowledged plain messages were delivered, unless the flush mode allows their loss.
 * ``halfmq store verify`` finds nothing, neither in log and queues nor in index and tables.
-* Nobody logged an error, and no callback failed.
+* No process logged an error, and no callback failed.
 
-Old files of the log are deleted by age. What was in them is in the archive of the run, and counts
-as if it were still there; but nobody has to have consumed it.
+Old log files are deleted by age. Their content is in the archive of the run, and counts as if it
+were still there; but consumers need not have read it.
 
-The log is read here by a walk of its own over the files, so that a mistake of the store's reader
-is not repeated.
+The log is read here by separate code, so that a mistake of the store's reader is not repeated.
 """
 
 from __future__ import annotations
@@ -225,7 +224,7 @@ def _check_ledger(world: World, log: Log) -> None:
     for body, times in records.delivered.items():
         key = body.partition("/")[0]
         if key not in records.attempts and key not in records.plain_sent:
-            world.violate(f"{body} was delivered, and nobody sent it")
+            world.violate(f"{body} was delivered, and was never sent")
         elif key in records.attempts and records.ledger.get(key) != ROW:
             world.violate(f"{body} was not committed, and delivered {times} times")
 
@@ -319,7 +318,7 @@ def _check_queues(world: World, log: Log) -> None:
                 world.violate(f"{name}: entry {record.queue_offset} is {entry}")
                 break
         if any(content[max(len(records) * ENTRY_SIZE - first, 0) :]):
-            world.violate(f"{name} has entries behind its last record")
+            world.violate(f"{name} has entries after its last record")
 
 
 def _verify(world: World) -> None:

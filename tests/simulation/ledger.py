@@ -86,7 +86,7 @@ class Ledger:
         """Say whether there is a row; fenced, none now means that none will be.
 
         Without the fence a row may come later, and its COMMIT be refused: no broker can help that.
-        What the broker says must hold all the same.
+        The broker's answers must hold in that case as well.
         """
         ledger = self._world.records.ledger
         if self._world.scenario.fenced:

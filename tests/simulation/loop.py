@@ -1,18 +1,18 @@
-"""An event loop whose time is made up, and the processes that run on it.
+"""An event loop with simulated time, and the processes that run on it.
 
-Everything that happens is a callback: a step of a task, a timer, bytes that arrive, a round of a
-helper thread, a job of an executor. They run one at a time, in an order that follows from the seed
-alone. Time stands still while a callback runs, moves a little from one to the next, and jumps to
-the next timer when nothing is ready. So a minute of waiting costs nothing, and a run with one seed
-is always the same run.
+Everything is a callback: a step of a task, a timer, arriving bytes, a round of a helper thread, a
+job of an executor. Callbacks run one at a time, in an order that depends only on the seed. Time
+does not pass while a callback runs; it advances a little from one to the next, and jumps to the
+next timer if nothing is ready. So a simulated minute of waiting costs nothing, and a run with the
+same seed is always the same run.
 
-A *process* is all callbacks whose context says so: contexts are inherited, so what a process
-starts belongs to it. Killing it means that none of its callbacks runs again. Nothing is unwound:
-no ``finally`` of it gets a chance to be polite. Its objects are kept until the run is over, or
-their destructors would run in the middle of somebody else's life.
+A *process* is the set of callbacks whose context belongs to it: contexts are inherited, so
+everything that a process starts belongs to it. After a kill none of its callbacks runs again.
+Nothing is unwound: no ``finally`` is executed. Its objects are kept until the run is over, because
+their destructors must not run while another process runs.
 
-A thread that waits for the disk lets others run meanwhile; here it calls ``wait_like_a_thread``,
-which runs the loop from inside the callback that waits.
+A thread that waits for the disk lets others run meanwhile. Here it calls ``wait_like_a_thread``,
+which runs the loop from inside the waiting callback.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Process:
         self.on_step_of_death: Callable[[], None] = lambda: None
         self.may_nest = True
         self.waiting_threads = 0  # of its own, in the middle of waiting for the disk
-        self.stopped_until = 0.0  # time at which a stopped process (SIGSTOP) goes on
+        self.stopped_until = 0.0  # time at which a suspended process (SIGSTOP) continues
         self.held_back: list[asyncio.Handle] = []
         self.disk: Any = None
-        self.faulty = False  # the system has refused it something, and what it says is no error
+        self.faulty = False  # a system call has failed, so it may log errors
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self)
         self._loop = loop
@@ -124,9 +124,9 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
         self.failures: list[str] = []  # errors that no live process caught
         self.errors: list[str] = []  # what live processes logged as errors
         self.over = False  # nothing that is destroyed now counts
-        self.halted = False  # nothing goes on: what happens does not end
+        self.halted = False  # no callback runs any more: the run would not end
         self.depth = 0
-        self.in_thread = False  # whether what runs stands for a thread beside the event loop
+        self.in_thread = False  # whether the current callback represents a helper thread
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.Handle]] = []
         self._numbers = itertools.count()
@@ -155,10 +155,10 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
         self.now = max(self.now, end)
 
     def wait_like_a_thread(self, seconds: float) -> None:
-        """Let others run before the caller goes on; nothing if that is no helper thread.
+        """Let others run before the caller continues; do nothing if it is no helper thread.
 
         Raises:
-            Killed: The caller's process has not survived that.
+            Killed: The caller's process was killed meanwhile.
         """
         process = self.process
         if process is None or not (self.in_thread and process.may_nest) or self.depth >= NESTED_MAX:
@@ -217,7 +217,7 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
         self.steps += 1
         self.now += STEP_S
         if self.steps == STEPS_MAX:
-            self.halt("something goes on without end")
+            self.halt("the run does not end")
         outer, self.process = (self.process, self.in_thread), process
         self.in_thread = False
         if self.trace is not None:
@@ -226,7 +226,7 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
             handle._context.run(handle._callback, *handle._args)
         except Killed:
             pass
-        except Exception as error:  # noqa: BLE001 -- whatever it is, somebody must hear of it
+        except Exception as error:  # noqa: BLE001 -- every error is recorded
             self.fail(f"{process.name if process else 'world'}: {error!r} in {handle!r}")
         finally:
             self.process, self.in_thread = outer

@@ -332,11 +332,11 @@ MUTATIONS: Final = {
         (Patch(TransactionProducer, "finish", _block_decides),),
     ),
     "wait": Mutation(
-        "a first check is due when its wait is over, whatever the clock says",
+        "a first check is due when its wait is over, whatever the clock",
         (Patch(Checker, "schedule_first", _first_by_timestamp),),
     ),
     "age": Mutation(
-        "a start asks about a half within its wait, also if the clock was set back",
+        "after a start the check of a half is due within its wait, also if the clock was set back",
         (Patch(Checker, "schedule_again", _age_may_be_negative),),
     ),
     "ahead": Mutation(
@@ -352,7 +352,7 @@ MUTATIONS: Final = {
         (Patch(levels.DelayLevels, "wait_again", _whole_delay_begins_again),),
     ),
     "forged": Mutation(
-        "what only the broker may say is taken off, and not believed",
+        "properties that only the broker may set are removed, and not trusted",
         (
             Patch(
                 send, "without_broker_properties", lambda _original: lambda properties: properties
@@ -375,7 +375,8 @@ MUTATIONS: Final = {
         (Patch(prepares, "require_room", _returns()),),
     ),
     "counts": Mutation(
-        "checks alone are worth a snapshot", (Patch(Snapshots, "tick", _checks_are_not_counted),)
+        "a snapshot is taken for counted checks alone",
+        (Patch(Snapshots, "tick", _checks_are_not_counted),),
     ),
     "flush": Mutation(
         "durable is what was written when the flush began",

@@ -1,12 +1,12 @@
 """TCP between simulated processes, with everything that TCP does not promise.
 
-Within a connection no byte is lost, doubled or overtaken. But bytes arrive late and in pieces of
-any size; a connection may be cut at any moment, and then each side learns of it at a time of its
-own, and what had not arrived is gone; a link may stall for seconds; and a machine that lost its
-power says nothing at all, until it is back and answers with a reset.
+Within a connection no byte is lost, duplicated or reordered. But bytes arrive late and in pieces of
+any size. A connection may be cut at any moment: then each side learns it at its own time, and data
+in flight is lost. A link may stall for seconds. A machine without power sends nothing, until it is
+back and answers with a reset.
 
-A middle box may also keep whole requests of a client and send them to the broker again later, on a
-connection of its own: the one way in which requests are doubled beneath a TCP client's feet.
+A middle box may also keep whole requests of a client and send them to the broker again later, on
+its own connection: only so can requests be duplicated below a TCP client.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .loop import Process, SimulationLoop
 
 DELAY_S_MIN: Final = 0.000_05
 WRITE_HIGH: Final = 64 << 10
-"""Bytes under way at which a writer is asked to pause: asyncio's own."""
+"""Bytes in flight at which a writer must pause: asyncio's own limit."""
 KEPT_FRAMES_MAX: Final = 200
 
 
@@ -59,10 +59,10 @@ class End(asyncio.Transport):
         self.protocol = protocol
         self.own, self.peer_name = own, peer
         self.peer: End = self
-        self.lost = False  # the protocol has been told
+        self.lost = False  # `connection_lost` was called
         self.closing = False
         self.reading = True
-        self.silent = False  # the machine is gone, or was: nothing is heard, nothing arrives
+        self.silent = False  # the peer's machine lost its power: no packets in either direction
         self.arriving: deque[tuple[float, bytes | None]] = deque()  # None: the peer has closed
         self.arriving_size = 0
         self._last_arrival = 0.0
@@ -213,7 +213,7 @@ class Network:
     """All connections and listeners."""
 
     def __init__(self, loop: SimulationLoop, secret: Path | None = None) -> None:
-        """`secret` is a directory that is another in each run: what is sent must not tell it."""
+        """Wire it; `secret` is the run's directory, which must not influence what is sent."""
         self.loop = loop
         loop.network = self
         self._secret = b"" if secret is None else os.fsencode(secret)

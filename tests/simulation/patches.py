@@ -32,7 +32,7 @@ _PID: Final = 4242
 _USERS_FAULTS: Final = ("event=check_timed_out", "event=user_function_failed")
 """Errors that checkers of users make, and that are logged as theirs."""
 _UNFENCED_FAULT: Final = "event=decision_refused"
-"""What a checker without a fence brings about: it said ROLLBACK, and then the row came."""
+"""Logged if a checker without a fence returned ROLLBACK before the row was committed."""
 
 
 class ErrorLog(logging.Handler):
@@ -95,7 +95,7 @@ def installed(
 ) -> Iterator[None]:
     """Put everything in place, and back in the end.
 
-    `fenced` is the scenario's; `is_gone` tells whether the next read finds nothing in memory.
+    `fenced` is the scenario's; `is_gone` returns whether the next read finds nothing in memory.
     """
     numbered = _numbered()
 
@@ -109,7 +109,7 @@ def installed(
         if threading.get_ident() != own_thread:
             sleep(seconds)  # a thread that another test has left, of Spark's for one
             return
-        raise AssertionError("somebody blocks the event loop")
+        raise AssertionError("a call blocks the event loop")
 
     replaced: list[tuple[Any, str, Any]] = [
         (time, "monotonic", loop.time),

@@ -48,7 +48,7 @@ class Scenario:
     operator: bool  # decides what is parked, all the time; else only in the end
     batches: float  # share of messages outside of transactions that come in batches
     refill_bytes: int  # of halves that a start reads to know them if they are sent again
-    snapshot_bytes: int  # of the log, that make a snapshot worth its while
+    snapshot_bytes: int  # new bytes of the log after which a snapshot is taken
     power_cuts: int  # of the broker's machine, besides those that faults bring
     reserved_s: float  # age at which files of the log are deleted, unless there is a middle box
 
@@ -121,7 +121,7 @@ class Records:
     plain_acknowledged: dict[str, None] = field(default_factory=dict)
     operator_rollbacks: dict[str, None] = field(default_factory=dict)
     resumed: dict[int, None] = field(default_factory=dict)
-    """Offsets of parked halves that the operator has had asked about again."""
+    """Offsets of parked halves that the operator has resumed."""
     events: Counter[str] = field(default_factory=Counter)
     archive: dict[int, bytes] = field(default_factory=dict)
     """Files of the log that were deleted by age, by offset: invariants are about all of it."""

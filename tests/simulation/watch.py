@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .world import World
 
 INTERVAL_S: Final = 0.5
-"""Time between two looks."""
+"""Time between two inspections."""
 LATE_S_MAX: Final = 8.0
 """How late a first check may be: a producer may have stopped, or have a link that stalls."""
 COUNTS_S: Final = 3.0
@@ -34,9 +34,9 @@ class Watch:
     def __init__(self, world: World) -> None:
         self._world = world
         self._unchecked: dict[int, float] = {}
-        """By offset: since when a half could have been asked about, in true time."""
+        """By offset: since when the first check of a half could be sent, in true time."""
         self._counts: deque[tuple[float, dict[int, int]]] = deque()
-        """At each look: how often each transaction had been asked about."""
+        """At each inspection: the number of checks of each transaction."""
         world.later(INTERVAL_S, self._inspect)
 
     def _inspect(self) -> None:
@@ -70,8 +70,8 @@ class Watch:
                 continue
             since = before.get(entry.offset, now)
             if now - since > latest:
-                self._world.violate(f"the half at {entry.offset} is not asked about")
-                since = now + 1e9  # told once
+                self._world.violate(f"no check is sent for the half at {entry.offset}")
+                since = now + 1e9  # reported once
             self._unchecked[entry.offset] = since
 
     def surviving_counts(self) -> dict[int, int]:

@@ -41,7 +41,7 @@ NAMESRV: Final = 9_876
 SETTLE_S_MAX: Final = 400.0
 """Virtual seconds that may pass until everything has come to rest."""
 DISK_SIZE: Final = 1 << 35
-"""Bytes, as the broker is told."""
+"""Bytes, as the broker sees it."""
 MESSAGE_SIZE_MAX: Final = 2_048
 LOG_SIZE_MAX: Final = 4 << 20
 """Bytes of all files of the log that a run may make: several times what it sends."""
@@ -353,7 +353,7 @@ class World:
         way = self.chance.random()
         if way < 0.5 or self.broker is None:
             self.kill_broker(power=False)
-            # What a failed sync has left in memory alone shows when the power goes.
+            # After a power cut, pages that a failed sync left only in memory are lost.
             self.later(self.chance.random() * 4.0, self._cut_power)
         elif way < 0.6:
             self.kill_broker(power=True)
@@ -451,7 +451,7 @@ class World:
         address = BROKER if chance.random() < 0.8 else chance.choice(list(clocks))
         ahead_s = clocks.get(address, 0.0)
         if ahead_s and chance.random() < 0.4:
-            clocks[address] = 0.0  # somebody puts it right
+            clocks[address] = 0.0  # it is corrected
         else:
             clocks[address] = ahead_s + chance.choice((-1, 1)) * chance.choice(CLOCK_STEPS_S)
         self.records.events["clock step"] += 1
@@ -555,7 +555,7 @@ def run(seed: int, *, keep_trace: bool = False) -> World:
     shared = Path("/dev/shm")
     base = Path(tempfile.mkdtemp(prefix="halfmq-", dir=shared if shared.is_dir() else None))
     gc.collect(1)
-    gc.freeze()  # so that the end of the run looks only at what the run has left
+    gc.freeze()  # so that collection at the end visits only objects of the run
     try:
         world = World(seed, base, keep_trace=keep_trace)
         world.run()
