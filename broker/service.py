@@ -42,6 +42,7 @@ from .handlers.admin.offsets import GroupOffsetHandlers
 from .handlers.admin.tables import TableHandlers
 from .handlers.admin.transactions import AdminHandlers
 from .handlers.administration import HandlerPart, admin_handlers
+from .handlers.clients.assignments import AssignmentHandlers
 from .handlers.clients.brokers import BrokerHandlers
 from .handlers.clients.clients import ClientHandlers
 from .handlers.clients.locks import LockHandlers
@@ -344,6 +345,9 @@ class Broker:
             OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
             QueryHandlers(store),
             LockHandlers(tables.locks),
+            AssignmentHandlers(
+                tables.topics, tables.brokers, tables.registry, self.config.topics.broker_name
+            ),
             RouteHandlers(tables.topics, tables.brokers, self.config.topics),
             BrokerHandlers(tables.brokers, tables.kv_config, self.config.topics),
             AdminHandlers(

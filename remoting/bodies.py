@@ -266,6 +266,29 @@ def decode_consumer_list(body: bytes) -> list[str]:
     return _convert(_object(parse(body)).get("consumerIdList") or [], list[str])
 
 
+class AssignmentQuery(_Body, frozen=True, kw_only=True):
+    """Body of QUERY_ASSIGNMENT (400): a consumer asks which queues of a topic are its own."""
+
+    client_id: str
+    consumer_group: str
+    message_model: MessageModel = MessageModel.CLUSTERING
+    strategy_name: str
+    topic: str
+
+
+def decode_assignment_query(body: bytes) -> AssignmentQuery:
+    """Decode the body of QUERY_ASSIGNMENT (400). Raises BodyError."""
+    return _convert(parse(body), AssignmentQuery)
+
+
+def encode_assignments(queues: Iterable[QueueKey] | None) -> bytes:
+    """Return the body of the answer to 400; None tells the client to keep what it has."""
+    if queues is None:
+        return dump({})
+    assignments = [{"messageQueue": queue, "mode": "PULL"} for queue in queues]
+    return dump({"messageQueueAssignments": assignments})
+
+
 # -- routes ------------------------------------------------------------------------------------
 
 

@@ -48,7 +48,6 @@ UNSERVED: Final[Mapping[int, Unserved]] = {
     354: Unserved("CHECK_ROCKSDB_CQ_WRITE_PROGRESS", _ROCKS),
     355: Unserved("EXPORT_ROCKSDB_CONFIG_TO_JSON", _ROCKS),
     370: Unserved("RECALL_MESSAGE", _TIMER),
-    400: Unserved("QUERY_ASSIGNMENT", _POP),
     401: Unserved("SET_MESSAGE_REQUEST_MODE", _POP),
     402: Unserved("GET_ALL_MESSAGE_REQUEST_MODE", _POP),
     513: Unserved(
