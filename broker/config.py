@@ -28,9 +28,12 @@ from .settings import (
 
 _PORT: Final = integer(0, 65_535, "0 picks a free port")
 _NAME_PATTERN: Final = r"[%|A-Za-z0-9_-]{1,127}"
-_NAME: Final = pattern(
-    _NAME_PATTERN, "a name of 1 to 127 letters, digits and the characters % | _ -"
+_BROKER_NAME: Final = pattern(
+    r"[%|A-Za-z0-9_-][%|A-Za-z0-9_.@-]{0,126}",
+    "a name of 1 to 127 letters, digits and the characters % | _ - . @, not with . or @ in front",
 )
+"""A host's name, as RocketMQ has it by default, or a machine room's before an @, which
+`AllocateMessageQueueByMachineRoom` of Java consumers goes by."""
 _TOPICS: Final = names(
     _NAME_PATTERN,
     "topics separated by ; each of 1 to 127 letters, digits and the characters % | _ -",
@@ -95,7 +98,9 @@ class NetworkConfig:
 class TopicDefaults:
     """Names of this broker, and what it creates automatically."""
 
-    broker_name: str = setting("brokerName", "broker-a", _NAME, "name of this broker in routes")
+    broker_name: str = setting(
+        "brokerName", "broker-a", _BROKER_NAME, "name of this broker in routes"
+    )
     broker_id: int = setting(
         "brokerId",
         0,
@@ -103,7 +108,7 @@ class TopicDefaults:
         "number of this process among those of its name; producers send to the master only",
     )
     cluster_name: str = setting(
-        "brokerClusterName", "DefaultCluster", _NAME, "name of its cluster in routes"
+        "brokerClusterName", "DefaultCluster", _BROKER_NAME, "name of its cluster in routes"
     )
     auto_create: bool = setting(
         "autoCreateTopicEnable",

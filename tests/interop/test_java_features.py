@@ -37,6 +37,7 @@ SETTINGS = {
     "messageDelayLevel": "1s 1s 1s 1s 1s 1s",
     "transactionTimeOut": 3000,
     "transactionCheckInterval": 2000,
+    "brokerName": "room-a@broker",  # as AllocateMessageQueueByMachineRoom wants it
 }
 
 
@@ -55,7 +56,8 @@ def java(
     """A broker and a JVM, where all scenarios have been started."""
     kind = _kind(request.param)
     home = tmp_path_factory.mktemp("java")
-    with java_scenarios(kind, home, SCENARIOS, **SETTINGS) as running:
+    scenarios = [*SCENARIOS, *(["assigned"] if kind.version == "5.3.3" else [])]
+    with java_scenarios(kind, home, scenarios, **SETTINGS) as running:
         yield running
 
 
@@ -181,19 +183,40 @@ def test_a_new_group_begins_where_it_says(java: Java) -> None:
     }
 
 
-@feature("allocation strategies: averagely, by circle, consistent hash, by configuration")
+@feature("allocation strategies: averagely, by circle, consistent hash, by configuration, by room")
 def test_queues_are_shared_by_every_strategy(java: Java) -> None:
     """They run in the client, and need the same answers from the broker for all members."""
     lines = java.seen("strategies")
 
+    shares = _shares_of(lines)
+    assert sorted(shares["averagely"]) == [[0, 1], [2, 3]]
+    assert sorted(shares["circle"]) == [[0, 2], [1, 3]]
+    assert shares["config"] == [[3], [0, 1, 2]]
+    assert sorted(shares["room"]) == [[0, 1], [2, 3]]
+    assert shares["nearby"] == [[0, 2], [1, 3]]
+
+
+@feature("queues assigned by the broker (`setClientRebalance(false)`)", "Java 5.3.3")
+def test_the_broker_assigns_queues_to_consumers_that_ask(java: Java) -> None:
+    """As consumers share them out themselves."""
+    if java.kind.version != "5.3.3":
+        pytest.skip("consumers ask since 5.0")
+    shares = _shares_of(java.seen("assigned"))
+
+    assert {name: sorted(members) for name, members in shares.items()} == {
+        "averagely": [[0, 1], [2, 3]],
+        "circle": [[0, 2], [1, 3]],
+    }
+
+
+def _shares_of(lines: list[Line]) -> dict[str, list[list[int]]]:
+    """By strategy, the queues of each member; together they have all."""
     shares: dict[str, list[list[int]]] = {}
     for line in of(lines, "owns"):
         shares.setdefault(line["strategy"], []).append(json.loads(line["queues"]))
     for strategy, members in shares.items():
         assert sorted(queue for one in members for queue in one) == [0, 1, 2, 3], strategy
-    assert sorted(shares["averagely"]) == [[0, 1], [2, 3]]
-    assert sorted(shares["circle"]) == [[0, 2], [1, 3]]
-    assert shares["config"] == [[3], [0, 1, 2]]
+    return shares
 
 
 @feature("retry and dead letters")

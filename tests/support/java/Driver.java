@@ -37,6 +37,7 @@ public final class Driver {
         SCENARIOS.put("unknown", Producing::unknown);
         SCENARIOS.put("positions", Grouping::positions);
         SCENARIOS.put("strategies", Grouping::strategies);
+        SCENARIOS.put("assigned", Grouping::assigned);
         SCENARIOS.put("member", Grouping::member);
         SCENARIOS.put("consume_status", Grouping::consumeStatus);
         SCENARIOS.put("consume", Consuming::consume);

@@ -1,5 +1,6 @@
 import java.text.SimpleDateFormat;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.Date;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
@@ -11,9 +12,11 @@ import org.apache.rocketmq.client.consumer.AllocateMessageQueueStrategy;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMachineRoomNearby;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragelyByCircle;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueByConfig;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueByMachineRoom;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueConsistentHash;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -35,16 +38,17 @@ final class Grouping {
     static void positions(Scope scope) throws Exception {
         DefaultMQProducer producer = scope.producer();
         producer.send(Scope.message(scope.topic(), "T", "founding"));
-        sendToEach(scope, producer, "old");
+        List<MessageQueue> queues = producer.fetchPublishMessageQueues(scope.topic());
+        sendToEach(scope, producer, queues, "old");
         DefaultMQAdminExt admin = scope.named(new DefaultMQAdminExt(scope.signing()));
         admin.start();
         scope.closeAtTheEnd(admin::shutdown);
         admin.deleteTopicInBroker(
             new HashSet<>(Arrays.asList(scope.namesrv())), scope.topic());
-        sendToEach(scope, producer, "early");
+        sendToEach(scope, producer, queues, "early");
         Thread.sleep(2 * SECOND_MS);
         String time = new SimpleDateFormat("yyyyMMddHHmmss").format(new Date());
-        sendToEach(scope, producer, "late");
+        sendToEach(scope, producer, queues, "late");
         Map<String, Inbox> inboxes = new LinkedHashMap<>();
         for (ConsumeFromWhere where : Arrays.asList(
                 ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
@@ -59,18 +63,18 @@ final class Grouping {
             awaitOwned(scope, consumer, false, QUEUES);
             inboxes.put(where.name(), inbox);
         }
-        sendToEach(scope, producer, "new");
+        sendToEach(scope, producer, queues, "new");
         inboxes.get("CONSUME_FROM_FIRST_OFFSET").await(3 * QUEUES);
         inboxes.get("CONSUME_FROM_TIMESTAMP").await(2 * QUEUES);
         inboxes.get("CONSUME_FROM_LAST_OFFSET").await(QUEUES);
     }
 
-    private static void sendToEach(Scope scope, DefaultMQProducer producer, String word)
+    private static void sendToEach(
+            Scope scope, DefaultMQProducer producer, List<MessageQueue> queues, String word)
             throws Exception {
         for (int i = 0; i < QUEUES; i++) {
             String body = word + "-" + i;
-            producer.send(Scope.message(scope.topic(), "T", body),
-                new MessageQueue(scope.topic(), "broker-a", i));
+            producer.send(Scope.message(scope.topic(), "T", body), queues.get(i));
         }
     }
 
@@ -78,19 +82,47 @@ final class Grouping {
     static void strategies(Scope scope) throws Exception {
         DefaultMQProducer producer = scope.producer();
         producer.send(Scope.message(scope.topic(), "T", "founding"));
-        for (String name : Arrays.asList("averagely", "circle", "hash", "config")) {
-            String group = scope.group(name);
-            DefaultMQPushConsumer[] members = new DefaultMQPushConsumer[2];
+        List<MessageQueue> queues = producer.fetchPublishMessageQueues(scope.topic());
+        for (String name : Arrays.asList(
+                "averagely", "circle", "hash", "config", "room", "nearby")) {
+            DefaultMQPushConsumer[] members = members(scope, name);
             for (int i = 0; i < members.length; i++) {
-                members[i] = scope.pushConsumer(group, scope.topic(), "*");
-                members[i].setAllocateMessageQueueStrategy(strategy(scope, name, i));
-                new Inbox(scope).fill(name + "-" + i, members[i]);
+                members[i].setAllocateMessageQueueStrategy(strategy(name, i, members, queues));
             }
-            List<List<Integer>> shares = Scope.await(() -> shares(scope, members, name));
-            for (int i = 0; i < members.length; i++) {
-                scope.say("owns", "strategy", name, "member", i,
-                    "queues", shares.get(i).toString());
+            share(scope, name, members);
+        }
+    }
+
+    /** Two consumers (since 5.0) ask the broker which queues they own. */
+    static void assigned(Scope scope) throws Exception {
+        scope.producer().send(Scope.message(scope.topic(), "T", "founding"));
+        for (String name : Arrays.asList("averagely", "circle")) {
+            DefaultMQPushConsumer[] members = members(scope, name);
+            for (DefaultMQPushConsumer member : members) {
+                member.getClass().getMethod("setClientRebalance", boolean.class)
+                    .invoke(member, false);
+                member.setAllocateMessageQueueStrategy(strategy(name, 0, members, null));
             }
+            share(scope, name, members);
+        }
+    }
+
+    private static DefaultMQPushConsumer[] members(Scope scope, String name) throws Exception {
+        DefaultMQPushConsumer[] members = new DefaultMQPushConsumer[2];
+        for (int i = 0; i < members.length; i++) {
+            members[i] = scope.pushConsumer(scope.group(name), scope.topic(), "*");
+        }
+        return members;
+    }
+
+    private static void share(Scope scope, String name, DefaultMQPushConsumer[] members)
+            throws Exception {
+        for (int i = 0; i < members.length; i++) {
+            new Inbox(scope).fill(name + "-" + i, members[i]);
+        }
+        List<List<Integer>> shares = Scope.await(() -> shares(scope, members, name));
+        for (int i = 0; i < members.length; i++) {
+            scope.say("owns", "strategy", name, "member", i, "queues", shares.get(i).toString());
         }
     }
 
@@ -107,7 +139,8 @@ final class Grouping {
         return settled && shared ? Arrays.asList(first, second) : null;
     }
 
-    private static AllocateMessageQueueStrategy strategy(Scope scope, String name, int member) {
+    private static AllocateMessageQueueStrategy strategy(
+            String name, int member, DefaultMQPushConsumer[] members, List<MessageQueue> queues) {
         switch (name) {
             case "averagely":
                 return new AllocateMessageQueueAveragely();
@@ -115,14 +148,35 @@ final class Grouping {
                 return new AllocateMessageQueueAveragelyByCircle();
             case "hash":
                 return new AllocateMessageQueueConsistentHash();
+            case "room":
+                AllocateMessageQueueByMachineRoom room = new AllocateMessageQueueByMachineRoom();
+                room.setConsumeridcs(Collections.singleton(
+                    queues.get(0).getBrokerName().split("@")[0]));
+                return room;
+            case "nearby":
+                return new AllocateMachineRoomNearby(
+                    new AllocateMessageQueueAveragely(), rooms(members[0].buildMQClientId()));
             default:
                 AllocateMessageQueueByConfig config = new AllocateMessageQueueByConfig();
-                List<Integer> mine = member == 0 ? Arrays.asList(3) : Arrays.asList(0, 1, 2);
-                config.setMessageQueueList(mine.stream()
-                    .map(queue -> new MessageQueue(scope.topic(), "broker-a", queue))
-                    .collect(Collectors.toList()));
+                config.setMessageQueueList(
+                    member == 0 ? queues.subList(3, QUEUES) : queues.subList(0, 3));
                 return config;
         }
+    }
+
+    /** One room has the even queues and the consumer of this id; another one the rest. */
+    private static AllocateMachineRoomNearby.MachineRoomResolver rooms(String client) {
+        return new AllocateMachineRoomNearby.MachineRoomResolver() {
+            @Override
+            public String brokerDeployIn(MessageQueue queue) {
+                return queue.getQueueId() % 2 == 0 ? "even" : "odd";
+            }
+
+            @Override
+            public String consumerDeployIn(String clientId) {
+                return clientId.equals(client) ? "even" : "odd";
+            }
+        };
     }
 
     /** member TOPIC GROUP KIND COUNTS: owns so many queues, one count after the other; reads all. */

@@ -75,6 +75,7 @@ def test_a_setting_of_an_earlier_version_is_told(tmp_path: Path, key: str, inste
         ("storePathRootDir=", "the path of one directory"),
         ("deleteWhen=25", "hours of the day"),
         ("brokerName=a b", "a name of 1 to 127"),
+        ("brokerName=..", "not with . or @ in front"),
         ("transactionAsyncFlushTopics=a b", "topics separated by ;"),
         ("just a line", "key=value"),
     ],
