@@ -27,7 +27,7 @@ LONG_MAX: Final = (1 << 63) - 1
 SHORT: Final = 10
 """Whole numbers of fewer digits are in the range of an Integer."""
 
-NUMBER_LENGTH_MAX: Final = 256
+NUMBER_LENGTH_MAX: Final = 64
 """Characters of a string that is parsed as a number. A property may have 32 KiB, and each of
 hundreds of operators parses it. Java parses longer strings, but only zeros or useless decimals make
 a number so long."""

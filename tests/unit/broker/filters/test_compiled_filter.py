@@ -9,7 +9,12 @@ import pytest
 
 from halfmq.broker.filters.compiled_filter import NAMES_FEW
 from halfmq.broker.filters.errors import FilterSyntaxError
-from halfmq.broker.filters.expressions import DEPTH_MAX, OPERATORS_MAX
+from halfmq.broker.filters.expressions import (
+    CONTAINS_LENGTH_MAX,
+    CONTAINS_OPERATORS,
+    DEPTH_MAX,
+    OPERATORS_MAX,
+)
 from halfmq.broker.filters.grammar import parse
 from halfmq.broker.filters.values import NUMBER_LENGTH_MAX
 from halfmq.store.format.properties import encode_properties
@@ -157,6 +162,32 @@ def test_a_long_string_is_no_number() -> None:
     for expression in ("a = 5", "a > 4", "a = 5.0", "a > 4.5"):
         assert parse(expression).accepts({"a": longest})
         assert not parse(expression).accepts({"a": "0" + longest})
+
+
+@pytest.mark.parametrize("wanted", ["x" * 40 + "y" + "x" * 58, "a.b", "[", "é\n", "''"])
+def test_contains_finds_what_python_finds(wanted: str) -> None:
+    """Whatever the characters; with the string that costs Python's own search most."""
+    text = "x" * 29_000
+    quoted = wanted.replace("'", "''")
+    search = parse(f"a CONTAINS '{quoted}'")
+
+    assert not search.accepts({"a": text})
+    assert search.accepts({"a": f"{text}{wanted}{text}"})
+
+
+def test_what_contains_may_cost_is_limited() -> None:
+    """Each counts as many operators, and what it searches for has a length."""
+    count = OPERATORS_MAX // (CONTAINS_OPERATORS + 1)
+    assert parse(" OR ".join(["a CONTAINS 'x'"] * count)).accepts({"a": "x"})
+    longest = "x" * CONTAINS_LENGTH_MAX
+    assert parse(f"a CONTAINS '{longest}'").accepts({"a": longest})
+    for expression in (
+        " OR ".join(["a CONTAINS 'x'"] * (count + 2)),
+        f"a CONTAINS '{longest}x'",
+        "a CONTAINS '" + "x" * 60_000 + "'",
+    ):
+        with pytest.raises(FilterSyntaxError):
+            parse(expression)
 
 
 def test_the_parser_lets_other_threads_run() -> None:

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -25,7 +26,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import decode_records
-from halfmq.store.log.log_reader import LogReader
+from halfmq.store.log.log_reader import LogReader, Range
 from tests.support.patience import PATIENCE_S
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
@@ -40,6 +41,20 @@ EVERY_THIRD = "kind = 'c' AND number >= 0"
 def patient_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search ends because there is nothing more, not because the machine is busy."""
     monkeypatch.setattr(sql_search, "SEARCH_S", PATIENCE_S)
+
+
+@pytest.fixture(autouse=True)
+def messages_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads of the loop find every message: a busy system may hold a fresh page back for a moment.
+
+    Such a message is read by a thread, and a held pull answered without it: see
+    `test_messages_on_disk_are_read_by_a_thread`.
+    """
+
+    def read(reader: LogReader, ranges: Sequence[Range], *, prefix: bytes = b"") -> bytes:
+        return prefix + b"".join(reader._pieces(ranges))
+
+    monkeypatch.setattr(LogReader, "read", read)
 
 
 def pulling(
