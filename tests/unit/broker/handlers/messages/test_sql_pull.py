@@ -25,8 +25,8 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.format.properties import encode_properties
-from halfmq.store.format.record import decode_records
-from halfmq.store.log.log_reader import LogReader, Range
+from halfmq.store.format.record import Range, decode_records
+from halfmq.store.log.log_reader import LogReader
 from tests.support.patience import PATIENCE_S
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
