@@ -53,8 +53,12 @@ def _consumed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @feature("send: waiting, called back, one-way")
 @feature("tags, checked by the client")
+@feature("topics created by their first message")
 def test_it_sends_and_consumes_by_tag(broker: BrokerProcess, tmp_path: Path) -> None:
-    """Sends are acknowledged with ids and offsets; the push consumer gets the tags it wants."""
+    """Sends are acknowledged with ids and offsets; the push consumer gets the tags it wants.
+
+    The first message makes the topic.
+    """
     lines = _run(broker, "send_and_consume", tmp_path)
 
     sent = [line for line in lines if "sent" in line]
@@ -123,3 +127,34 @@ def test_large_bodies_arrive_whole_or_are_refused(broker: BrokerProcess, tmp_pat
 
     assert {one["body"] for one in _consumed(lines)} == {"a" * 6000, "after"}
     assert [line["kind"] for line in lines if "kind" in line] == ["ProducerSendSyncFailed"]
+
+
+@feature("broadcasting")
+def test_broadcasting_gives_everything_to_everyone(broker: BrokerProcess, tmp_path: Path) -> None:
+    """To each member of the group."""
+    lines = _run(broker, "broadcasting", tmp_path)
+
+    for name in ("first", "second"):
+        assert sorted(_given(lines, name)) == ["b-0", "b-1", "b-2", "b-3"]
+
+
+@feature("rebalance when a member joins or leaves")
+def test_members_share_the_queues(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Each consumes; when one has left, the other consumes everything."""
+    lines = _run(broker, "sharing", tmp_path)
+
+    assert sorted(_given(lines, "stays")) == sorted(f"s-{number}" for number in range(16))
+
+
+@feature("a member is killed: the others take over")
+def test_the_others_take_over_from_one_that_is_killed(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """At once: its connection is closed, and the broker tells them."""
+    lines = _run(broker, "killed", tmp_path)
+
+    assert {f"k-{number}" for number in range(16)} <= set(_given(lines, "survivor"))
+
+
+def _given(lines: list[dict[str, Any]], name: str) -> list[str]:
+    return [line["given"] for line in lines if line.get("to") == name]

@@ -14,12 +14,15 @@ import json
 import os
 import queue
 import random
+import subprocess
 import sys
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rocketmq.client import Message, Producer, PullConsumer, PushConsumer, RecvMessage
-from rocketmq.ffi import _CConsumeStatus, dll
+from rocketmq.ffi import MessageModel, _CConsumeStatus, dll
 
 from tests.support.patience import PATIENCE_S
 
@@ -191,6 +194,111 @@ def refused(namesrv: str) -> None:
     producer.shutdown()
 
 
+def _member(
+    namesrv: str, group: str, topic: str, name: str, *, model: Any = MessageModel.CLUSTERING
+) -> tuple[Any, queue.Queue[str]]:
+    """Start a push consumer; return it and what it consumes."""
+    arrived: queue.Queue[str] = queue.Queue()
+
+    def take(_consumer: object, handle: Any) -> Any:
+        arrived.put(RecvMessage(handle).body.decode())
+        return _CConsumeStatus.CONSUME_SUCCESS.value
+
+    consumer = PushConsumer(group, message_model=model)
+    consumer.set_instance_name(name)  # two clients of a process are one client otherwise
+    consumer.set_namesrv_addr(namesrv)
+    dll.Subscribe(consumer._handle, topic.encode(), b"*")
+    consumer._register_callback(take)
+    consumer.start()
+    return consumer, arrived
+
+
+def _send_until(producer: Any, topic: str, reached: Callable[[], bool]) -> None:
+    """Send messages that nobody counts until it is so."""
+    for _ in range(int(PATIENCE_S / 0.1)):
+        if reached():
+            return
+        producer.send_sync(_message(topic, "warming", "T"))
+        time.sleep(0.1)
+    raise AssertionError("a member consumes nothing")
+
+
+def _has_any(arrived: queue.Queue[str]) -> bool:
+    return not arrived.empty()
+
+
+def _send_each(producer: Any, topic: str, bodies: list[str]) -> None:
+    for body in bodies:
+        producer.send_sync(_message(topic, body, "T"))
+
+
+def _take_all(arrived: queue.Queue[str], bodies: set[str]) -> list[str]:
+    """Take what arrives until these have; return the others among them, too, but the warming."""
+    taken: list[str] = []
+    while not bodies <= set(taken):
+        body = arrived.get(timeout=PATIENCE_S)
+        taken += [body] if body != "warming" else []
+    return taken
+
+
+def broadcasting(namesrv: str) -> None:
+    """Send four messages to two consumers of a group, which both get all."""
+    producer = _producer(namesrv, "cpp-broadcasting-producer")
+    topic, bodies = "cpp-broadcasting", [f"b-{number}" for number in range(4)]
+    producer.send_sync(_message(topic, "warming", "T"))
+    members = [
+        _member(namesrv, "cpp-broadcasting", topic, name, model=MessageModel.BROADCASTING)
+        for name in ("first", "second")
+    ]
+    for _, arrived in members:
+        _send_until(producer, topic, partial(_has_any, arrived))
+    _send_each(producer, topic, bodies)
+    for name, (_, arrived) in zip(("first", "second"), members, strict=True):
+        for body in _take_all(arrived, set(bodies)):
+            _say(given=body, to=name)
+
+
+def sharing(namesrv: str) -> None:
+    """Send messages to two consumers that share the queues, and to the one that is left."""
+    producer = _producer(namesrv, "cpp-sharing-producer")
+    topic = "cpp-sharing"
+    producer.send_sync(_message(topic, "warming", "T"))
+    members = [_member(namesrv, "cpp-sharing", topic, name) for name in ("stays", "leaves")]
+    for _, arrived in members:
+        _send_until(producer, topic, partial(_has_any, arrived))
+    members[1][0].shutdown()
+    bodies = [f"s-{number}" for number in range(16)]
+    _send_each(producer, topic, bodies)
+    for body in _take_all(members[0][1], set(bodies)):
+        _say(given=body, to="stays")
+
+
+def victim(namesrv: str) -> None:
+    """Consume as a member of a group until the process is killed."""
+    _, arrived = _member(namesrv, "cpp-killed", "cpp-killed", "victim")
+    _say(given=arrived.get(timeout=PATIENCE_S), to="victim")
+    time.sleep(PATIENCE_S)
+
+
+def killed(namesrv: str) -> None:
+    """Share the queues with another process, kill that one, and consume what comes then."""
+    producer = _producer(namesrv, "cpp-killed-producer")
+    topic, bodies = "cpp-killed", [f"k-{number}" for number in range(16)]
+    producer.send_sync(_message(topic, "warming", "T"))
+    _, arrived = _member(namesrv, "cpp-killed", topic, "survivor")
+    command = [sys.executable, "-m", "tests.support.cpp_client", namesrv, victim.__name__]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        read = process.stdout.read
+        _send_until(producer, topic, lambda: bool(read()))
+        _send_until(producer, topic, partial(_has_any, arrived))
+        process.kill()
+    _send_each(producer, topic, bodies)
+    for body in _take_all(arrived, set(bodies)):
+        _say(given=body, to="survivor")
+
+
 def pull(namesrv: str) -> None:
     """Pull from every queue of a topic with the plain pull consumer."""
     producer = _producer(namesrv, "cpp-pull-producer")
@@ -209,7 +317,7 @@ SCENARIOS: dict[str, Callable[[str], None]] = {
     scenario.__name__: scenario
     for scenario in (
         *(send_and_consume, batch, in_order, retry, pull, refused),
-        *(orderly, delay, large),
+        *(orderly, delay, large, broadcasting, sharing, victim, killed),
     )
 }
 
