@@ -48,8 +48,9 @@ def _bodies(lines: list[Line]) -> list[str]:
 @feature("tags, checked by the client")
 @feature("batch")
 @feature("compressed bodies: zlib")
+@feature("topics created by their first message")
 def test_it_sends_and_consumes_by_tag(broker: BrokerProcess, tmp_path: Path) -> None:
-    """One by one, called back, one-way, in a batch and packed."""
+    """One by one, called back, one-way, in a batch and packed. The first one makes the topic."""
     lines = run_go(broker.address, "send", tmp_path)
 
     sent = {line["body"]: line for line in _of(lines, "sent")}
@@ -143,6 +144,31 @@ def test_requests_are_replied_to(broker: BrokerProcess, tmp_path: Path) -> None:
     assert "wait reply message timeout" in lost["error"]
     replied = _of(lines, "replied")
     assert {line["error"] for line in replied} == {"<nil>"}
+
+
+@feature("delay levels")
+def test_a_delayed_message_comes_after_its_delay(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Another one is not held up."""
+    consumed = _of(run_go(broker.address, "delay", tmp_path), "consumed")
+
+    delays = {line["body"]: line["delayed_ms"] for line in consumed}
+    assert delays["later"] >= 1000 > delays["now"]
+
+
+@feature("rebalance when a member joins or leaves")
+def test_members_share_the_queues(broker: BrokerProcess, tmp_path: Path) -> None:
+    """By the strategies averagely and by circle; when one has left, the other has all."""
+    lines = _of(run_go(broker.address, "sharing", tmp_path), "owns")
+
+    shares: dict[str, list[list[int]]] = {}
+    for line in lines:
+        shares.setdefault(line["strategy"], []).append(line["queues"])
+    assert {strategy: sorted(queues) for strategy, queues in shares.items()} == {
+        "averagely": [[0, 1], [2, 3]],
+        "averagely, left": [[0, 1, 2, 3]],
+        "circle": [[0, 2], [1, 3]],
+        "circle, left": [[0, 1, 2, 3]],
+    }
 
 
 @feature("SQL92 filters")

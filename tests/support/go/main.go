@@ -48,6 +48,8 @@ var (
 		"broadcasting":  broadcasting,
 		"limits":        limits,
 		"namespaces":    namespaces,
+		"delay":         delay,
+		"sharing":       sharing,
 	}
 )
 
@@ -78,6 +80,7 @@ func saw(event string, message *primitive.MessageExt) {
 		"topic": message.Topic, "body": string(message.Body), "tags": message.GetTags(),
 		"keys": message.GetKeys(), "id": message.MsgId, "queue_offset": message.QueueOffset,
 		"times": message.ReconsumeTimes, "transaction_id": message.TransactionId,
+		"delayed_ms": message.StoreTimestamp - message.BornTimestamp,
 		"unique_key": message.GetProperty(primitive.PropertyUniqueClientMessageIdKeyIndex),
 	})
 }
@@ -342,6 +345,92 @@ func broadcasting() {
 	}
 	await(arrived, 8)
 	check(p.Shutdown())
+}
+
+// delay sends a message with a delay level, and one without.
+func delay() {
+	p := newProducer("go-delay-producer")
+	later := message("go-delay", "T", "later")
+	later.WithDelayTimeLevel(3)
+	for _, one := range []*primitive.Message{later, message("go-delay", "T", "now")} {
+		_, err := p.SendSync(context.Background(), one)
+		check(err)
+	}
+	_, arrived := consume("go-delay-consumer", "go-delay", "*", nil)
+	await(arrived, 2)
+	check(p.Shutdown())
+}
+
+// owners knows which member of a group consumed from a queue last.
+type owners struct {
+	sync.Mutex
+	names map[int]string
+}
+
+func (o *owners) member(group, topic, name string, strategy consumer.AllocateStrategy) rocketmq.PushConsumer {
+	made, err := rocketmq.NewPushConsumer(
+		consumer.WithNsResolver(resolver()), consumer.WithGroupName(group),
+		consumer.WithInstance(instance()), consumer.WithStrategy(strategy),
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+	check(err)
+	check(made.Subscribe(topic, consumer.MessageSelector{}, func(
+		_ context.Context, messages ...*primitive.MessageExt,
+	) (consumer.ConsumeResult, error) {
+		o.Lock()
+		defer o.Unlock()
+		for _, one := range messages {
+			o.names[one.Queue.QueueId] = name
+		}
+		return consumer.ConsumeSuccess, nil
+	}))
+	check(made.Start())
+	return made
+}
+
+// await sends to all queues until so many members consume them, and says which queues each has.
+func (o *owners) await(p rocketmq.Producer, topic, strategy string, members int) {
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		o.Lock()
+		o.names = map[int]string{}
+		o.Unlock()
+		for i := 0; i < 4; i++ {
+			_, err := p.SendSync(context.Background(), message(topic, "T", "any"))
+			check(err)
+		}
+		time.Sleep(300 * time.Millisecond)
+		o.Lock()
+		queues := map[string][]int{}
+		for queue := 0; queue < 4; queue++ {
+			queues[o.names[queue]] = append(queues[o.names[queue]], queue)
+		}
+		o.Unlock()
+		if _, missing := queues[""]; !missing && len(queues) == members {
+			for name, own := range queues {
+				say("owns", fields{"strategy": strategy, "member": name, "queues": own})
+			}
+			return
+		}
+	}
+	panic("the queues are not shared out")
+}
+
+// sharing has two members share the queues by a strategy; then one leaves.
+func sharing() {
+	for name, strategy := range map[string]consumer.AllocateStrategy{
+		"averagely": consumer.AllocateByAveragely, "circle": consumer.AllocateByAveragelyCircle,
+	} {
+		topic := "go-sharing-" + name
+		p := newProducer(topic + "-producer")
+		_, err := p.SendSync(context.Background(), message(topic, "T", "founding"))
+		check(err)
+		shared := &owners{names: map[int]string{}}
+		leaver := shared.member(topic, topic, "leaves", strategy)
+		shared.member(topic, topic, "stays", strategy)
+		shared.await(p, topic, name, 2)
+		check(leaver.Shutdown())
+		shared.await(p, topic, name+", left", 1)
+		check(p.Shutdown())
+	}
 }
 
 // limits sends what is too large, and goes on.
