@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,11 @@ from benchmarks.rocketmq_peer import PeerMissingError
 from halfmq.client import Decision, Message
 from halfmq.client.blocking import Admin, Consumer, Producer, TransactionProducer
 from halfmq.client.testing import BrokerProcess, broker_process
+from halfmq.remoting.admin_headers import CreateTopicRequestHeader
 from halfmq.remoting.bodies import decode_route
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.headers import GetRouteInfoRequestHeader
+from tests.support.features import feature
 from tests.support.java_clients import JavaMissingError, Kind, class_path, java_client
 from tests.support.patience import PATIENCE_S
 from tests.support.rocketmq_broker import Wire, rocketmq_broker
@@ -127,6 +130,48 @@ def test_a_transaction_is_decided_by_the_broker_that_has_its_half(pair: Pair) ->
                 pass  # the end of the block commits
 
     assert set(consume(pair.namesrv, "orders", len(bodies))) == set(bodies)
+
+
+@feature("a broker refuses or dies: its producers retry at another", "Java 5.3.3", "Java 4.9.8")
+@pytest.mark.campaign
+@pytest.mark.parametrize("version", ["5.3.3", "4.9.8"])
+def test_java_producers_retry_at_another_broker(pair: Pair, version: str, tmp_path: Path) -> None:
+    """When one refuses, as its topic is read-only now, and when it is killed: no send fails."""
+    try:
+        class_path(version)
+    except JavaMissingError as missing:
+        pytest.skip(f"{missing}; the Java client {version} is NOT tested")
+    second = pair.brokers["halfmq-b"]
+    losses: dict[str, Callable[[], None]] = {
+        "closed": partial(_close, second.address, "closed"),
+        "orders": second.kill,
+    }
+    with Admin(namesrv=pair.namesrv) as admin:
+        for topic in losses:
+            admin.create_topic(topic)
+    for topic in losses:
+        pair.wait_for_routes(topic, set(pair.brokers))
+    with java_client(Kind(version), pair.namesrv, tmp_path / "java") as client:
+        for topic, lose in losses.items():
+            run = client.start("retrying", topic)
+            client.said(run, "both")
+            lose()  # the client knows the old route for another 30 s
+            assert client.said(run, "one")["broker"] == "halfmq-a"
+            client.lines(run)
+
+
+def _close(address: str, topic: str) -> None:
+    """Have one broker take no more messages of a topic."""
+    header = CreateTopicRequestHeader(
+        topic=topic,
+        default_topic="TBW102",
+        read_queue_nums=4,
+        write_queue_nums=4,
+        perm=4,
+        topic_filter_type="SINGLE_TAG",
+    )
+    with Wire(address) as wire:
+        assert wire.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header).code == 0
 
 
 @pytest.mark.campaign

@@ -35,6 +35,7 @@ public final class Driver {
         SCENARIOS.put("namespaces", Producing::namespaces);
         SCENARIOS.put("vip", Producing::vip);
         SCENARIOS.put("unknown", Producing::unknown);
+        SCENARIOS.put("retrying", Producing::retrying);
         SCENARIOS.put("positions", Grouping::positions);
         SCENARIOS.put("strategies", Grouping::strategies);
         SCENARIOS.put("assigned", Grouping::assigned);

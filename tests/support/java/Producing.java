@@ -1,7 +1,9 @@
 import java.lang.reflect.Method;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Set;
 import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
@@ -184,6 +186,30 @@ final class Producing {
         Inbox inbox = new Inbox(scope);
         inbox.fill("push", scope.pushConsumer(scope.group("consumer"), scope.topic(), "*"));
         inbox.await(1);
+    }
+
+    /**
+     * retrying TOPIC: sends, with its retries, until two brokers have stored messages ("both"), and
+     * on until one has stored the last twenty ("one"). A send that fails ends it.
+     */
+    static void retrying(Scope scope) throws Exception {
+        DefaultMQProducer producer = scope.producer();
+        producer.setRetryAnotherBrokerWhenNotStoreOK(true);
+        Set<String> names = new HashSet<>();
+        String last = "";
+        for (int i = 0, same = 0; names.size() < 2 || same < 20; i++) {
+            String body = "r-" + i;
+            SendResult result = producer.send(Scope.message(scope.argument(0), "T", body));
+            scope.sent(body, result);
+            String name = result.getMessageQueue().getBrokerName();
+            same = name.equals(last) ? same + 1 : 1;
+            last = name;
+            if (names.add(name) && names.size() == 2) {
+                scope.say("both");
+            }
+            Thread.sleep(20);
+        }
+        scope.say("one", "broker", last);
     }
 
     /** unknown TOPIC: a send to a topic that nobody makes; what the client says. */
