@@ -56,6 +56,7 @@ from .consuming.delivery import Delivery, DeliveryBuffer
 from .consuming.filters import SQL92, SqlFilter, normalise_filter, sql_error
 from .consuming.in_flight import InFlightWindow
 from .consuming.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker_address
+from .consuming.operator_requests import OperatorRequests
 from .consuming.pulling import QueuePuller
 from .consuming.rebalance import allocate_averagely
 from .credentials import CredentialsSource
@@ -183,6 +184,7 @@ class Consumer(BaseClient):
             else BrokerOffsets(group)
         )
         self._buffer: DeliveryBuffer | None = None
+        self._operators: OperatorRequests | None = None
         self._pullers: dict[MessageQueue, tuple[QueuePuller, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalance_wanted = asyncio.Event()
@@ -248,6 +250,8 @@ class Consumer(BaseClient):
         finally:  # nothing keeps running, even if this call is cancelled
             for task in (*self._tasks, *(task for _, task in self._pullers.values())):
                 task.cancel()
+            if self._operators is not None:
+                self._operators.stop()
             await super().close()
 
     def __aiter__(self) -> Self:
@@ -281,7 +285,9 @@ class Consumer(BaseClient):
         def members_changed(_command: RemotingCommand, _connection: BrokerConnection) -> None:
             self._rebalance_wanted.set()
 
-        handlers = {int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED): members_changed}
+        self._operators = self._operator_requests()
+        handlers = self._operators.handlers()
+        handlers[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = members_changed
 
         def on_heartbeat_answer(address: str, answer: RemotingCommand) -> None:
             self._on_heartbeat_answer(session.client_id, address, answer)
@@ -291,6 +297,26 @@ class Consumer(BaseClient):
             self.config, self._make_heartbeat, handlers, unregister_fields, on_heartbeat_answer
         )
         return session
+
+    def _operator_requests(self) -> OperatorRequests:
+        properties = {
+            "PROP_CONSUMEORDERLY": "false",
+            "PROP_CONSUMER_START_TIMESTAMP": str(wall_clock_ms()),
+            "PROP_CONSUME_TYPE": ConsumeType.CONSUME_PASSIVELY,
+            "PROP_NAMESERVER_ADDR": ";".join(self.config.namesrv_addresses),
+            "ackTimeout": str(self._ack_timeout),
+            "consumerGroup": self.group,
+            "maxReconsumeTimes": str(self._retries_max),
+            "messageModel": "BROADCASTING" if self._broadcasting else "CLUSTERING",
+        }
+        return OperatorRequests(
+            self.group,
+            properties,
+            self._subscriptions,
+            lambda: [puller.window for puller, _ in self._pullers.values()],
+            lambda: self._buffer,
+            self._seek,
+        )
 
     async def _start_session(self, session: Session) -> None:
         await session.start(topics=tuple(self._subscriptions))
@@ -495,8 +521,22 @@ class Consumer(BaseClient):
         puller = QueuePuller(
             session, self.group, subscription, window, self._buffer, on_access_change
         )
-        task = asyncio.create_task(puller.run(), name=f"pull {queue}")
-        self._pullers[queue] = puller, task
+        self._pullers[queue] = puller, self._pull(puller)
+
+    def _seek(self, queue: MessageQueue, offset: int) -> None:
+        """Continue a queue at another offset, if it is assigned."""
+        if queue not in self._pullers:
+            return
+        puller, task = self._pullers[queue]
+        logger.info(
+            "event=offset_reset queue=%s from=%d to=%d", queue, puller.window.next_offset, offset
+        )
+        task.cancel()
+        puller.seek(offset)
+        self._pullers[queue] = puller, self._pull(puller)
+
+    def _pull(self, puller: QueuePuller) -> asyncio.Task[None]:
+        return asyncio.create_task(puller.run(), name=f"pull {puller.window.queue}")
 
     async def _revoke(self, session: Session, queues: list[MessageQueue]) -> None:
         """Stop pulling queues and commit their offsets."""

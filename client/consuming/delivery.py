@@ -21,7 +21,7 @@ from typing import Final
 from halfmq.store.format.record import Record
 
 from ..config import ClientConfig
-from ..message import MessageView
+from ..message import MessageQueue, MessageView
 from ..net.fork_safety import LoopBinding
 from .in_flight import InFlightWindow
 
@@ -62,6 +62,35 @@ class Delivery:
         """Redeliver the message after the delay."""
         self._buffer.binding.check()
         await self._buffer.redeliver(self, delay_level)
+
+
+class DirectDelivery(Delivery):
+    """A message that an operator has this consumer consume, outside of any queue's offset."""
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, buffer: DeliveryBuffer, window: InFlightWindow, record: Record) -> None:
+        super().__init__(buffer, window, record)
+        self.outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Whether it was acknowledged, or else returned; cancelled if nobody waits any more."""
+
+    @property
+    def pending(self) -> bool:
+        return not self.outcome.done()
+
+    def acknowledge(self) -> bool:
+        self._buffer.binding.check()
+        return self._settle(acknowledged=True)
+
+    async def redeliver(self, _delay_level: int) -> None:
+        self._buffer.binding.check()
+        self._settle(acknowledged=False)
+
+    def _settle(self, *, acknowledged: bool) -> bool:
+        is_first = not self.outcome.done()
+        if is_first:
+            self.outcome.set_result(acknowledged)
+        return is_first
 
 
 class DeliveryBuffer:
@@ -107,6 +136,13 @@ class DeliveryBuffer:
         if window.active and window.add(record.queue_offset, record.total_size):
             self._bytes += record.total_size
             self._make_ready(Delivery(self, window, record))
+
+    def add_directly(self, queue: MessageQueue, record: Record) -> asyncio.Future[bool]:
+        """Add a message that comes next; return whether it is acknowledged, or else returned."""
+        delivery = DirectDelivery(self, InFlightWindow(queue, 0, None), record)
+        self._ready.appendleft(delivery)
+        self._wake_receiver()
+        return delivery.outcome
 
     def drop(self, window: InFlightWindow) -> None:
         """Remove the messages of a revoked queue."""
@@ -236,7 +272,7 @@ class DeliveryBuffer:
         return None
 
     def _deliver(self, delivery: Delivery) -> MessageView:
-        if self._ack_timeout is not None:
+        if self._ack_timeout is not None and not isinstance(delivery, DirectDelivery):
             self._unacked[delivery] = self._loop.time() + self._ack_timeout
             if self._timer is None:
                 self._timer = self._loop.call_later(self._ack_timeout, self._redeliver_overdue)

@@ -7,6 +7,7 @@ first unacknowledged message, and after a crash the acknowledged messages above 
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 
 from ..message import MessageQueue
@@ -15,7 +16,16 @@ from ..message import MessageQueue
 class InFlightWindow:
     """The unacknowledged messages of one assigned queue, in queue order."""
 
-    __slots__ = ("_unacked", "active", "bytes", "committed", "next_offset", "queue")
+    __slots__ = (
+        "_unacked",
+        "acknowledged_at",
+        "active",
+        "bytes",
+        "committed",
+        "next_offset",
+        "pulled_at",
+        "queue",
+    )
 
     def __init__(self, queue: MessageQueue, start: int, committed: int | None) -> None:
         self.queue = queue
@@ -27,6 +37,10 @@ class InFlightWindow:
         """False once the queue is revoked: acknowledgements no longer count."""
         self.bytes = 0
         """Size of all unacknowledged records."""
+        self.pulled_at = 0.0
+        """Time of the last pull, in seconds since 1970; 0: none yet."""
+        self.acknowledged_at = 0.0
+        """Time of the last acknowledgement."""
         # An ordered dict finds its first key at once; a plain dict scans over deleted entries.
         self._unacked: OrderedDict[int, int] = OrderedDict()
 
@@ -64,6 +78,7 @@ class InFlightWindow:
         size = self._unacked.pop(queue_offset, None) if self.active else None
         if size is not None:
             self.bytes -= size
+            self.acknowledged_at = time.time()
         return size
 
     def drop(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -75,7 +76,7 @@ class QueuePuller:
         are allowed again.
         """
         self.window = window
-        """Replaced by a new one if the broker resets the offset."""
+        """Replaced by a new one if the offset is reset."""
         self._session = session
         self._config: ClientConfig = session.config
         self._group = group
@@ -103,8 +104,18 @@ class QueuePuller:
                 if self.window.next_offset == before and clock() - asked_at < EMPTY_PULL_SECONDS:
                     await asyncio.sleep(EMPTY_PULL_SECONDS)
 
+    def seek(self, offset: int) -> None:
+        """Continue at another offset; the messages pulled so far are delivered no more.
+
+        A pull under way must be cancelled first.
+        """
+        old = self.window
+        self._buffer.drop(old)
+        self.window = InFlightWindow(old.queue, offset, old.committed)
+
     async def _pull(self) -> None:
         window = self.window
+        window.pulled_at = time.time()
         queue = window.queue
         header = PullMessageRequestHeader(
             consumer_group=self._group,
@@ -129,7 +140,14 @@ class QueuePuller:
             raise error_from_response(answer)
         next_offset = typed(answer, PullMessageResponseHeader, address).next_begin_offset
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            self._reset_offset(next_offset, answer.remark or "")
+            logger.warning(
+                "event=offset_moved queue=%s from=%d to=%d remark=%s",
+                queue,
+                window.next_offset,
+                next_offset,
+                answer.remark or "",
+            )
+            self.seek(next_offset)
         elif self._buffer_records(answer.body):
             window.skip_to(next_offset)
 
@@ -160,19 +178,6 @@ class QueuePuller:
             return True
         tag = get_property(record.properties, b"TAGS")
         return tag is not None and tag.decode(errors="replace") in tags
-
-    def _reset_offset(self, next_offset: int, remark: str) -> None:
-        """Continue at the broker's offset, because the requested one does not exist (any more)."""
-        old = self.window
-        logger.warning(
-            "event=offset_moved queue=%s from=%d to=%d remark=%s",
-            old.queue,
-            old.next_offset,
-            next_offset,
-            remark,
-        )
-        self._buffer.drop(old)
-        self.window = InFlightWindow(old.queue, next_offset, old.committed)
 
     async def _after_failure(self, error: ClientError) -> None:
         if isinstance(error, BrokerRefusedError) and error.code == ResponseCode.FLOW_CONTROL:

@@ -194,10 +194,11 @@ class BrokerConnection(asyncio.Protocol):
         request: RemotingCommand,
         code: int = ResponseCode.SUCCESS,
         remark: str | None = None,
+        body: bytes = b"",
     ) -> None:
         """Answer a request of the peer; do nothing if the connection has ended."""
         if self._end_reason is None:
-            self._write(encode_reply(request, code, remark=remark))
+            self._write(encode_reply(request, code, remark=remark, body=body))
 
     async def wait_writable(self, code: int, seconds: float) -> None:
         """Wait until the write buffer has room, for senders of one-way requests.

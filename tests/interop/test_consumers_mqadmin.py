@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from halfmq.client import Message
-from halfmq.client.blocking import Producer
+from halfmq.client.blocking import Consumer, Producer
 from tests.support.mqadmin import NEEDS_MQADMIN, Mqadmin, mqadmin
 from tests.support.patience import PATIENCE_S
 
@@ -81,6 +81,48 @@ def test_an_official_consumer_tells_about_itself(tool: Mqadmin) -> None:
         row = _progress(tool, group, "status", "-s", "true")
         assert row[:5] == ["status", "broker-a", "0", "1", "1"]
         assert client_id.startswith(row[5]), row  # it shows the address in the client id
+
+
+def test_our_consumer_does_what_operators_ask(tool: Mqadmin) -> None:
+    """It tells about itself, consumes one message again, and continues where it is reset."""
+    tool.run("updateTopic", *tool.at, "-t", "ours", "-r", "1", "-w", "1")
+    with Consumer("our-group", {"ours": "*"}, namesrv=tool.broker.address) as consumer:
+        _send(tool, "ours", b"first", b"second")
+        messages = [consumer.receive(PATIENCE_S) for _ in range(2)]
+        for message in messages:
+            assert message is not None
+            message.ack()
+        consumer.commit()
+        shown = tool.run("consumerConnection", "-g", "our-group")
+        client_id = next(line.split()[0] for line in shown if "PYTHON" in line)
+
+        at = "-g", "our-group"
+        text = "\n".join(tool.run("consumerStatus", *at, "-i", client_id, "-s"))
+        for part in (
+            "PROP_CONSUME_TYPE : CONSUME_PASSIVELY",
+            "Topic: ours ClassFilter: false SubExpression: *",
+            "ours broker-a 0 2",
+            "commitOffset=2",
+            "#Consumer jstack#",
+            "QueuePuller.run",
+        ):
+            assert part in text, text
+
+        assert messages[1] is not None
+        given = tool.start(
+            *("mqadmin", "queryMsgByUniqueKey", "-t", "ours", "-i", messages[1].message_id, *at),
+            *("-d", client_id, "-n", tool.broker.address),
+        )
+        again = consumer.receive(PATIENCE_S)
+        assert again is not None
+        assert again.body == b"second"
+        again.ack()
+        (printed,) = tool.finish(given)
+        assert "CR_SUCCESS" in printed["text"], printed
+
+        tool.run("resetOffsetByTime", *at, "-t", "ours", "-s", "0")
+        bodies = [message.body for _ in range(2) if (message := consumer.receive(PATIENCE_S))]
+        assert bodies == [b"first", b"second"]
 
 
 def test_a_consumer_that_is_gone_is_said_to_be_so(tool: Mqadmin) -> None:

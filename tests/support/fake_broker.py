@@ -116,6 +116,7 @@ class Peer(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self.header_type: int = HeaderType.JSON
         self.heartbeat = HeartbeatData()
+        self.answers: list[RemotingCommand] = []  # to requests of tests
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -260,6 +261,9 @@ class FakeBroker(FakeTransactions):
         if command.is_response and command.opaque in self.asked:
             asked = self.asked[command.opaque]
             self.acknowledged.append((asked, command.code, command.remark))
+            return
+        if command.is_response:
+            peer.answers.append(command)
             return
         self.requests.append(command)
         peer.header_type = command.header_type
