@@ -24,6 +24,7 @@ halfmq and, with JSON headers, with Apache RocketMQ.
 
 from .access import Acl, AclEntry, PolicyType, User
 from .admin import Admin, Counted, PendingTransaction, Topic, Traffic
+from .administration.groups import ConsumerGroup, GroupMember
 from .config import ClientConfig
 from .consumer import Consumer
 from .consuming.filters import SqlFilter
@@ -58,7 +59,6 @@ from .errors import (
     WrongLoopError,
 )
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
-from .groups import ConsumerGroup, GroupMember
 from .ledger import TransactionLedger
 from .message import Decision, Message, MessageQueue, MessageView, SendResult, SendStatus
 from .producer import Producer

@@ -51,12 +51,12 @@ from . import producer as aio_producer
 from . import transaction as aio_transaction
 from .access import Acl, AclEntry, PolicyType, User
 from .admin import PAGE_SIZE, Counted, PendingTransaction, State, Topic, Traffic
+from .administration.groups import ConsumerGroup, GroupMember
 from .config import ClientConfig
 from .consuming.filters import SqlFilter
 from .credentials import Credentials, CredentialsSource
 from .errors import ClientClosedError, ClientError, ForkedError
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
-from .groups import ConsumerGroup, GroupMember
 from .ledger import TransactionLedger
 from .message import (
     Decision,

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
 from halfmq.client.admin import Admin, PendingTransaction
+from halfmq.client.administration.groups import ConsumerGroup
 from halfmq.client.errors import ClientError, ConfigurationError, TlsError
-from halfmq.client.groups import ConsumerGroup
 
 from .connection_options import add_options, client_config
 from .output import (

@@ -1,0 +1,1 @@
+"""What ``Admin`` does, one module a subject; users import it from ``halfmq.client``."""

@@ -1,0 +1,178 @@
+"""Consumer groups: with their connected members, and whether all subscribe to the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.consumer_bodies import ConsumerInfo, decode_consumers
+from halfmq.remoting.errors import ProtocolError
+from halfmq.remoting.headers import QueryConsumersRequestHeader, QueryConsumersResponseHeader
+
+from ..arguments import check_optional_text, check_text
+from ..errors import BadAnswerError
+from ..net.session import Session, expect_success, typed
+from .brokers import ClusterClient, call_broker
+
+PAGE_SIZE: Final = 500
+"""Members in one request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """One connected consumer of a group."""
+
+    client_id: str
+    address: str
+    """``host:port`` of its connection to a broker."""
+    refused: bool
+    """Whether a broker refuses it, because it subscribes differently from its group."""
+    filters: Mapping[str, str]
+    """Topic to filter expression, with sorted tags."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerGroup:
+    """A consumer group with at least one connected consumer."""
+
+    name: str
+    message_model: str
+    """``CLUSTERING`` or ``BROADCASTING``."""
+    members: tuple[GroupMember, ...]
+
+    @property
+    def unequal_topics(self) -> tuple[str, ...]:
+        """Topics for which members have different filters, so that messages are lost.
+
+        Members that are refused get no messages and are left out.
+        """
+        filters = [member.filters for member in self.members if not member.refused]
+        topics = sorted({topic for one in filters for topic in one})
+        return tuple(topic for topic in topics if len({one.get(topic) for one in filters}) > 1)
+
+
+class GroupCollector:
+    """Collects groups from the entries of all brokers."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, str] = {}
+        self._members: dict[str, dict[str, dict[str, ConsumerInfo]]] = {}
+
+    def add(self, info: ConsumerInfo) -> None:
+        """Add one entry; for a member known to several brokers, a refusal takes precedence."""
+        self._models[info.group] = info.message_model
+        topics = self._members.setdefault(info.group, {}).setdefault(info.client_id, {})
+        if info.topic not in topics or info.refused:
+            topics[info.topic] = info
+
+    def groups(self) -> list[ConsumerGroup]:
+        """Return the groups sorted by name, their members by client id."""
+        return [
+            ConsumerGroup(
+                name=name,
+                message_model=self._models[name],
+                members=tuple(
+                    _member(client_id, members[client_id]) for client_id in sorted(members)
+                ),
+            )
+            for name, members in sorted(self._members.items())
+        ]
+
+
+def _member(client_id: str, topics: Mapping[str, ConsumerInfo]) -> GroupMember:
+    infos = list(topics.values())
+    return GroupMember(
+        client_id=client_id,
+        address=infos[0].address,
+        refused=any(info.refused for info in infos),
+        filters={info.topic: info.filter for info in infos if info.topic},
+    )
+
+
+class GroupCalls(ClusterClient):
+    """Administers consumer groups."""
+
+    async def groups(self, group: str | None = None) -> list[ConsumerGroup]:
+        """Return the connected consumer groups, sorted by name; with ``group`` only that one.
+
+        Raises:
+            UnsupportedRequestError: A broker is not halfmq's.
+            ClientError: A broker does not answer, or refuses.
+        """
+        session = self._session
+        check_optional_text("group", group)
+        found = GroupCollector()
+        for broker_name, address in self._brokers():
+            position: tuple[str, str] | None = ("", "")
+            while position is not None:
+                header = QueryConsumersRequestHeader(
+                    consumer_group=group,
+                    after_group=position[0],
+                    after_client=position[1],
+                    max_count=PAGE_SIZE,
+                    broker_name=broker_name,
+                )
+                position = await _collect(session, address, header, found)
+        return found.groups()
+
+    async def create_group(
+        self,
+        name: str,
+        *,
+        max_retries: int = 16,
+        retry_queues: int = 1,
+        enabled: bool = True,
+        broadcasting: bool = True,
+    ) -> None:
+        """Create a consumer group on every broker, or replace its settings; it is on disk then.
+
+        Args:
+            name: The group.
+            max_retries: Deliveries of a message that fails, until it is a dead letter.
+            retry_queues: Queues of its retry topic, when that is created.
+            enabled: Whether its members may consume.
+            broadcasting: Whether they may all get every message.
+
+        Raises:
+            BrokerRefusedError: The name is no group name.
+            ClientError: A broker does not answer, or refuses; a retry is safe.
+        """
+        check_text("name", name)
+        entry = {
+            "consumeBroadcastEnable": broadcasting,
+            "consumeEnable": enabled,
+            "groupName": name,
+            "retryMaxTimes": max_retries,
+            "retryQueueNums": retry_queues,
+        }
+        for requests in self._topic_requests():
+            await requests.create_group(entry)
+
+    async def delete_group(self, name: str, *, offsets: bool = False) -> None:
+        """Delete a consumer group; with ``offsets`` also where it was in each topic.
+
+        Raises what ``delete_topic`` raises. An unknown group is none.
+        """
+        check_text("name", name)
+        for requests in self._topic_requests():
+            await requests.delete_group(name, offsets=offsets)
+
+
+async def _collect(
+    session: Session, address: str, header: QueryConsumersRequestHeader, found: GroupCollector
+) -> tuple[str, str] | None:
+    """Add a page of consumers; return the last member before the next page, or None at the end."""
+    answer = expect_success(
+        await call_broker(session, address, RequestCode.QUERY_CONSUMERS, header)
+    )
+    try:
+        for info in decode_consumers(answer.body):
+            found.add(info)
+    except ProtocolError as error:
+        raise BadAnswerError(address, str(error)) from error
+    following = typed(answer, QueryConsumersResponseHeader, address)
+    if following.next_group is None:
+        return None
+    return following.next_group, following.next_client or ""

@@ -1,0 +1,104 @@
+"""Brokers as a whole: their settings, metrics, and how many messages pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from halfmq.remoting.bodies import decode_table
+from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.errors import ProtocolError
+
+from ..arguments import check_optional_text, check_text
+from ..errors import BadAnswerError
+from ..net.broker_requests import BrokerRequests
+from ..net.session import expect_success
+from .brokers import ClusterClient, call_broker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Messages of a period."""
+
+    messages: int
+    per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """How many messages were stored in a topic, or delivered to a group."""
+
+    minute: Counted
+    """The last minute; at most ten seconds old, as are the others."""
+    hour: Counted
+    day: Counted
+
+
+class BrokerCalls(ClusterClient):
+    """Shows and changes brokers."""
+
+    async def metrics(self) -> dict[str, dict[str, str]]:
+        """Return the metrics of each broker, by broker name: RocketMQ's keys and halfmq's.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
+        session = self._session
+        code = RequestCode.GET_BROKER_RUNTIME_INFO
+        found: dict[str, dict[str, str]] = {}
+        for broker_name, address in self._brokers():
+            answer = expect_success(await call_broker(session, address, code, None))
+            try:
+                found[broker_name] = decode_table(answer.body)
+            except ProtocolError as error:
+                raise BadAnswerError(address, str(error)) from error
+        return found
+
+    async def settings(self) -> dict[str, dict[str, str]]:
+        """Return the settings of each broker, by broker name; secrets are hidden.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
+        return {name: await broker.settings() for name, broker in self._brokers_by_name()}
+
+    async def change_setting(self, key: str, value: str) -> None:
+        """Change a setting of every broker while it runs, and in its configuration file.
+
+        Raises:
+            BrokerRefusedError: The setting takes effect at a start only, the value is wrong, or the
+                broker has no file; says which. The brokers before it, by name, have changed.
+            ClientError: A broker does not answer, or refuses; a retry is safe.
+        """
+        check_text("key", key)
+        check_text("value", value)
+        for _name, broker in self._brokers_by_name():
+            await broker.change_setting(key, value)
+
+    async def traffic(self, topic: str, group: str | None = None) -> Traffic:
+        """Return how many messages all brokers stored in a topic lately.
+
+        With ``group``, how many of them were delivered to that consumer group. An unknown topic or
+        group has none.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
+        check_text("topic", topic)
+        check_optional_text("group", group)
+        name, key = "TOPIC_PUT_NUMS", topic
+        if group is not None:
+            name, key = "GROUP_GET_NUMS", f"{topic}@{group}"
+        each = [await broker.counted(name, key) for _name, broker in self._brokers_by_name()]
+        found = [counted for counted in each if counted is not None]
+
+        def total(period: str) -> Counted:
+            items = [counted[period] for counted in found if period in counted]
+            return Counted(
+                messages=sum(item.sum for item in items), per_second=sum(item.tps for item in items)
+            )
+
+        return Traffic(minute=total("statsMinute"), hour=total("statsHour"), day=total("statsDay"))
+
+    def _brokers_by_name(self) -> list[tuple[str, BrokerRequests]]:
+        session = self._session
+        return [(name, BrokerRequests(session, address)) for name, address in self._brokers()]

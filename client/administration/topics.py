@@ -1,0 +1,127 @@
+"""Topics of all brokers: list, create and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from halfmq.remoting.admin_headers import CreateTopicRequestHeader
+
+from ..arguments import check_count, check_text
+from ..errors import BadAnswerError
+from ..net.topic_requests import TopicRequests
+from .brokers import ClusterClient
+
+_DEFAULT_TOPIC: Final = "TBW102"  # as RocketMQ's tools name it; brokers ignore it here
+_READ: Final = 4  # bits of a topic's perm
+_WRITE: Final = 2
+_QUEUES_MAX: Final = 1_024  # of a topic on one halfmq broker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """A topic of one broker."""
+
+    name: str
+    broker_name: str
+    read_queues: int
+    """Queues that consumers read; less than ``write_queues`` only for a moment, when it shrinks."""
+    write_queues: int
+    """Queues that producers send to."""
+    readable: bool
+    writable: bool
+    attributes: Mapping[str, str]
+    """Such as ``message.type``; see RocketMQ's ``TopicAttributes``."""
+
+
+class TopicCalls(ClusterClient):
+    """Administers topics."""
+
+    async def topics(self) -> list[Topic]:
+        """Return the topics of all brokers, the brokers' own included, by name and broker name.
+
+        Raises:
+            UnsupportedRequestError: A broker does not serve this.
+            ClientError: A broker does not answer, or refuses.
+        """
+        session = self._session
+        found: list[Topic] = []
+        for broker_name, address in self._brokers():
+            entries = await TopicRequests(session, address).topics()
+            try:
+                found += [_topic_from_entry(*one, broker_name) for one in entries.items()]
+            except (TypeError, ValueError, AttributeError) as error:
+                raise BadAnswerError(address, f"a topic has {error}") from error
+        return sorted(found, key=lambda one: (one.name, one.broker_name))
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        queues: int = 4,
+        read_queues: int | None = None,
+        readable: bool = True,
+        writable: bool = True,
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create a topic on every broker, or replace its settings; it is on disk then.
+
+        Args:
+            name: The topic.
+            queues: Queues on each broker that producers send to.
+            read_queues: Queues that consumers read; None: as many. To shrink a topic, lower
+                ``queues`` first, and this when the others are consumed.
+            readable: Whether consumers may read it.
+            writable: Whether producers may send to it.
+            attributes: Attributes to set; others stay as they are.
+
+        Raises:
+            BrokerRefusedError: The name is no topic name, is the broker's own, or an attribute
+                does not exist. The brokers before it, by name, have the topic.
+            ClientError: A broker does not answer, or refuses; a retry is safe.
+        """
+        check_text("name", name)
+        check_count("queues", queues, range(1, _QUEUES_MAX + 1))
+        if read_queues is not None:
+            check_count("read_queues", read_queues, range(1, _QUEUES_MAX + 1))
+        header = CreateTopicRequestHeader(
+            topic=name,
+            default_topic=_DEFAULT_TOPIC,
+            read_queue_nums=queues if read_queues is None else read_queues,
+            write_queue_nums=queues,
+            perm=_READ * readable + _WRITE * writable,
+            topic_filter_type="SINGLE_TAG",
+            topic_sys_flag=0,
+            attributes=",".join(f"+{key}={value}" for key, value in (attributes or {}).items()),
+        )
+        for requests in self._topic_requests():
+            await requests.create_topic(header)
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic, its consumers' offsets and its route; a topic that is unknown is none.
+
+        Producers that still send create it again where topics are created by use.
+
+        Raises:
+            BrokerRefusedError: It is the broker's own.
+            ClientError: A broker or name server does not answer, or refuses; a retry is safe.
+        """
+        check_text("name", name)
+        for requests in self._topic_requests():
+            await requests.delete_topic(name)
+        for address in self.config.namesrv_addresses:
+            await TopicRequests(self._session, address).delete_route(name)
+
+
+def _topic_from_entry(name: str, entry: Mapping[str, Any], broker_name: str) -> Topic:
+    perm = int(entry.get("perm", _READ | _WRITE))
+    return Topic(
+        name=name,
+        broker_name=broker_name,
+        read_queues=int(entry.get("readQueueNums", 0)),
+        write_queues=int(entry.get("writeQueueNums", 0)),
+        readable=perm & _READ != 0,
+        writable=perm & _WRITE != 0,
+        attributes={key: str(value) for key, value in (entry.get("attributes") or {}).items()},
+    )
