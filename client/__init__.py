@@ -24,7 +24,10 @@ halfmq and, with JSON headers, with Apache RocketMQ.
 
 from .access import Acl, AclEntry, PolicyType, User
 from .admin import Admin, Counted, PendingTransaction, Topic, Traffic
+from .administration.group_offsets import GroupOffset, TimeSpan
 from .administration.groups import ConsumerGroup, GroupMember
+from .administration.running_consumers import ConsumedQueue, DirectConsumption, RunningConsumer
+from .administration.topics import QueueRange
 from .config import ClientConfig
 from .consumer import Consumer
 from .consuming.filters import SqlFilter
@@ -60,7 +63,15 @@ from .errors import (
 )
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
 from .ledger import TransactionLedger
-from .message import Decision, Message, MessageQueue, MessageView, SendResult, SendStatus
+from .message import (
+    Decision,
+    Message,
+    MessageQueue,
+    MessageView,
+    ReceivedMessage,
+    SendResult,
+    SendStatus,
+)
 from .producer import Producer
 from .transaction import Transaction, TransactionListener, TransactionProducer
 from .transactional.check_back import Checker
@@ -81,6 +92,7 @@ __all__ = [
     "ConfigurationError",
     "ConnectError",
     "ConnectionLostError",
+    "ConsumedQueue",
     "Consumer",
     "ConsumerEvent",
     "ConsumerGroup",
@@ -89,9 +101,11 @@ __all__ = [
     "CredentialsSource",
     "Decision",
     "DecisionConflictError",
+    "DirectConsumption",
     "FilterError",
     "ForkedError",
     "GroupMember",
+    "GroupOffset",
     "HalfNotDurableError",
     "InvalidMessageError",
     "Message",
@@ -101,12 +115,16 @@ __all__ = [
     "PendingTransaction",
     "PolicyType",
     "Producer",
+    "QueueRange",
+    "ReceivedMessage",
     "RequestTimeoutError",
     "RouteNotFoundError",
+    "RunningConsumer",
     "SendResult",
     "SendStatus",
     "SendTimeoutError",
     "SqlFilter",
+    "TimeSpan",
     "TlsError",
     "Topic",
     "TopicMissing",

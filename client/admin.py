@@ -24,7 +24,10 @@ from typing import Final
 
 from halfmq.remoting.bodies import HeartbeatData
 
+from .administration.group_offsets import OffsetCalls
 from .administration.groups import GroupCalls
+from .administration.messages import MessageCalls
+from .administration.running_consumers import RunningConsumerCalls
 from .administration.settings import BrokerCalls, Counted, Traffic
 from .administration.topics import Topic, TopicCalls
 from .administration.transactions import (
@@ -59,7 +62,16 @@ GROUP: Final = "halfmq-admin"
 """The name of this client in errors; it is not sent to brokers."""
 
 
-class Admin(TransactionCalls, TopicCalls, GroupCalls, BrokerCalls, UserCalls):
+class Admin(
+    TransactionCalls,
+    TopicCalls,
+    GroupCalls,
+    OffsetCalls,
+    RunningConsumerCalls,
+    MessageCalls,
+    BrokerCalls,
+    UserCalls,
+):
     """Lists and decides transactions, administers topics, groups, users and permissions."""
 
     def __init__(

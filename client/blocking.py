@@ -51,7 +51,10 @@ from . import producer as aio_producer
 from . import transaction as aio_transaction
 from .access import Acl, AclEntry, PolicyType, User
 from .admin import PAGE_SIZE, Counted, PendingTransaction, State, Topic, Traffic
+from .administration.group_offsets import GroupOffset, TimeSpan
 from .administration.groups import ConsumerGroup, GroupMember
+from .administration.running_consumers import ConsumedQueue, DirectConsumption, RunningConsumer
+from .administration.topics import QueueRange
 from .config import ClientConfig
 from .consuming.filters import SqlFilter
 from .credentials import Credentials, CredentialsSource
@@ -79,6 +82,7 @@ __all__ = [
     "Admin",
     "Checker",
     "ClientConfig",
+    "ConsumedQueue",
     "Consumer",
     "ConsumerEvent",
     "ConsumerGroup",
@@ -86,16 +90,21 @@ __all__ = [
     "Credentials",
     "CredentialsSource",
     "Decision",
+    "DirectConsumption",
     "GroupMember",
+    "GroupOffset",
     "Message",
     "MessageQueue",
     "MessageView",
     "PendingTransaction",
     "PolicyType",
     "Producer",
+    "QueueRange",
+    "RunningConsumer",
     "SendResult",
     "SendStatus",
     "SqlFilter",
+    "TimeSpan",
     "Topic",
     "TopicMissing",
     "Traffic",
@@ -597,6 +606,17 @@ class Admin(_Facade[aio_admin.Admin]):
     delete_topic = _BlockingMethod(aio_admin.Admin.delete_topic)
     create_group = _BlockingMethod(aio_admin.Admin.create_group)
     delete_group = _BlockingMethod(aio_admin.Admin.delete_group)
+    queues = _BlockingMethod(aio_admin.Admin.queues)
+    groups_of = _BlockingMethod(aio_admin.Admin.groups_of)
+    offsets = _BlockingMethod(aio_admin.Admin.offsets)
+    reset_offsets = _BlockingMethod(aio_admin.Admin.reset_offsets)
+    reset_offset = _BlockingMethod(aio_admin.Admin.reset_offset)
+    clone_offsets = _BlockingMethod(aio_admin.Admin.clone_offsets)
+    time_spans = _BlockingMethod(aio_admin.Admin.time_spans)
+    running_consumer = _BlockingMethod(aio_admin.Admin.running_consumer)
+    consume_directly = _BlockingMethod(aio_admin.Admin.consume_directly)
+    message = _BlockingMethod(aio_admin.Admin.message)
+    messages_with_key = _BlockingMethod(aio_admin.Admin.messages_with_key)
     users = _BlockingMethod(aio_admin.Admin.users)
     user = _BlockingMethod(aio_admin.Admin.user)
     create_user = _BlockingMethod(aio_admin.Admin.create_user)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
+from halfmq.store.format.ids import parse_offset_message_id, unpack_host
 
+from ..config import join_address
 from ..errors import ConfigurationError, UnsupportedRequestError
 from ..net.base_client import BaseClient
-from ..net.session import Session
+from ..net.response_errors import error_from_response
+from ..net.session import Session, expect_success
 from ..net.topic_requests import TopicRequests
 
 
@@ -18,6 +21,36 @@ class ClusterClient(BaseClient):
     def _brokers(self) -> list[tuple[str, str]]:
         """Return name and address of each broker, by name."""
         return sorted(self._session.routes.brokers.items())
+
+    async def _ask_each(
+        self, code: RequestCode, header: Header, *, absent: ResponseCode | None = None
+    ) -> list[tuple[str, RemotingCommand]]:
+        """Return the answers of the brokers by address; those that say ``absent`` are left out.
+
+        Raises:
+            BrokerRefusedError: A broker refuses, or all say ``absent``.
+            ClientError: A broker does not answer.
+        """
+        answers: list[tuple[str, RemotingCommand]] = []
+        refused: RemotingCommand | None = None
+        for _name, address in self._brokers():
+            answer = await call_broker(self._session, address, code, header)
+            if answer.code == absent:
+                refused = answer
+            else:
+                answers.append((address, expect_success(answer)))
+        if refused is not None and not answers:
+            raise error_from_response(refused)
+        return answers
+
+    def _address_in(self, offset_id: str) -> str | None:
+        """Return the address of the broker in an offset id; None if it is not a known broker's."""
+        try:
+            host, port = unpack_host(parse_offset_message_id(offset_id).store_host)
+        except ValueError:
+            return None
+        address = join_address(host, port)
+        return address if address in self._session.routes.addresses else None
 
     def _topic_requests(self) -> list[TopicRequests]:
         return [TopicRequests(self._session, address) for _name, address in self._brokers()]
@@ -35,7 +68,8 @@ async def call_broker(
     address: str,
     code: RequestCode,
     header: Header | None = None,
-    body: bytes = b"",
+    *,
+    seconds: float | None = None,
 ) -> RemotingCommand:
     """Send a request to a broker and return its answer, which may be a refusal.
 
@@ -43,7 +77,7 @@ async def call_broker(
         UnsupportedRequestError: It does not serve such requests.
         ClientError: It does not answer.
     """
-    answer = await session.call(address, code, header, body)
+    answer = await session.call(address, code, header, seconds=seconds)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise UnsupportedRequestError(address, code)
     return answer

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
-from halfmq.remoting.admin_headers import CreateTopicRequestHeader
+from halfmq.remoting.admin_bodies import decode_group_list
+from halfmq.remoting.admin_headers import CreateTopicRequestHeader, TopicRequestHeader
+from halfmq.remoting.bodies import QueueKey, TopicOffset, decode_topic_stats
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.errors import ProtocolError
 
 from ..arguments import check_count, check_text
 from ..errors import BadAnswerError
+from ..message import MessageQueue
 from ..net.topic_requests import TopicRequests
 from .brokers import ClusterClient
 
@@ -33,6 +39,19 @@ class Topic:
     writable: bool
     attributes: Mapping[str, str]
     """Such as ``message.type``; see RocketMQ's ``TopicAttributes``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRange:
+    """The messages of one queue."""
+
+    queue: MessageQueue
+    first: int
+    """Queue offset of the oldest message that is still stored."""
+    end: int
+    """Queue offset of the next message."""
+    last_stored: datetime | None
+    """When the newest message was stored; None: there is none."""
 
 
 class TopicCalls(ClusterClient):
@@ -112,6 +131,51 @@ class TopicCalls(ClusterClient):
             await requests.delete_topic(name)
         for address in self.config.namesrv_addresses:
             await TopicRequests(self._session, address).delete_route(name)
+
+    async def queues(self, topic: str) -> list[QueueRange]:
+        """Return the queues of a topic on all brokers, and which messages each has.
+
+        Raises:
+            BrokerRefusedError: No broker has the topic.
+            ClientError: A broker does not answer, or refuses.
+        """
+        check_text("topic", topic)
+        code, header = RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic)
+        found = []
+        for address, answer in await self._ask_each(
+            code, header, absent=ResponseCode.TOPIC_NOT_EXIST
+        ):
+            try:
+                found += [_range(*one) for one in decode_topic_stats(answer.body).items()]
+            except ProtocolError as error:
+                raise BadAnswerError(address, str(error)) from error
+        return sorted(found, key=lambda one: one.queue)
+
+    async def groups_of(self, topic: str) -> list[str]:
+        """Return the consumer groups that consume a topic, or have done so, by name.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
+        check_text("topic", topic)
+        code, header = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequestHeader(topic=topic)
+        found: set[str] = set()
+        for address, answer in await self._ask_each(code, header):
+            try:
+                found.update(decode_group_list(answer.body))
+            except ProtocolError as error:
+                raise BadAnswerError(address, str(error)) from error
+        return sorted(found)
+
+
+def _range(key: QueueKey, offsets: TopicOffset) -> QueueRange:
+    stored_ms = offsets.last_update_timestamp
+    return QueueRange(
+        queue=MessageQueue(key.topic, key.broker_name, key.queue_id),
+        first=offsets.min_offset,
+        end=offsets.max_offset,
+        last_stored=datetime.fromtimestamp(stored_ms / 1000, UTC) if stored_ms > 0 else None,
+    )
 
 
 def _topic_from_entry(name: str, entry: Mapping[str, Any], broker_name: str) -> Topic:

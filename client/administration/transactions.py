@@ -17,10 +17,9 @@ from halfmq.remoting.transaction_headers import (
     QueryTransactionsRequestHeader,
     QueryTransactionsResponseHeader,
 )
-from halfmq.store.format.ids import parse_offset_message_id, unpack_host
+from halfmq.store.format.ids import parse_offset_message_id
 
 from ..arguments import check_count, check_kind, check_optional_text, check_text
-from ..config import join_address
 from ..errors import (
     AccessDeniedError,
     BadAnswerError,
@@ -277,15 +276,6 @@ class TransactionCalls(ClusterClient):
         if address is None:
             raise TransactionNotFoundError(transaction_id, "nothing undecided has this id")
         return address, parse_offset_message_id(transaction_id).physical_offset, False
-
-    def _address_in(self, transaction_id: str) -> str | None:
-        """Return the address of the broker in an offset id; None if it is not a known broker's."""
-        try:
-            host, port = unpack_host(parse_offset_message_id(transaction_id).store_host)
-        except ValueError:
-            return None
-        address = join_address(host, port)
-        return address if address in self._session.routes.addresses else None
 
     async def _resume_parked(self, message_id: str) -> None:
         """Resume by the offset id of the parked copy, as RocketMQ's tools do."""

@@ -26,13 +26,19 @@ from halfmq.client import (
     Counted,
     Credentials,
     Decision,
+    DirectConsumption,
+    GroupOffset,
     Message,
     MessageQueue,
     MessageView,
     PendingTransaction,
     Producer,
+    QueueRange,
+    ReceivedMessage,
+    RunningConsumer,
     SendResult,
     SendStatus,
+    TimeSpan,
     TlsError,
     Topic,
     TopicMissing,
@@ -256,6 +262,19 @@ async def operating() -> None:
         traffic: Traffic = await admin.traffic("orders", "billing")
         minute: Counted = traffic.minute
         show(settings, minute.messages, minute.per_second, traffic.hour, traffic.day)
+        queues: list[QueueRange] = await admin.queues("orders")
+        names: list[str] = await admin.groups_of("orders")
+        offsets: list[GroupOffset] = await admin.offsets("billing", "orders")
+        show(queues[0].end, names, offsets[0].lag, offsets[0].consumed)
+        moved: dict[MessageQueue, int] = await admin.reset_offsets("billing", "orders", "first")
+        await admin.reset_offset("billing", queues[0].queue, 7)
+        await admin.clone_offsets("billing", "billing-2", "orders")
+        spans: list[TimeSpan] = await admin.time_spans("billing", "orders")
+        stored: ReceivedMessage | None = await admin.message("id", "orders")
+        found: list[ReceivedMessage] = await admin.messages_with_key("orders", "o-1", limit=2)
+        running: RunningConsumer = await admin.running_consumer("billing", "client", stacks=True)
+        done: DirectConsumption = await admin.consume_directly("billing", "client", found[0])
+        show(moved, spans[0].delay, stored, running.queues[0].cached, done.succeeded)
         for group in await admin.groups():
             filters: dict[str, str] = {t: f for m in group.members for t, f in m.filters.items()}
             show(group.name, group.message_model, group.unequal_topics, filters)

@@ -1,0 +1,228 @@
+"""Where consumer groups are in their topics, and how to send them elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias
+
+from halfmq.remoting.admin_bodies import Entry, decode_entries
+from halfmq.remoting.admin_headers import (
+    CloneGroupOffsetRequestHeader,
+    GetConsumeStatsRequestHeader,
+    GroupAndTopicRequestHeader,
+    ResetOffsetRequestHeader,
+)
+from halfmq.remoting.bodies import (
+    OffsetWrapper,
+    QueueKey,
+    decode_consume_stats,
+    decode_offset_table,
+)
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.errors import ProtocolError
+
+from ..arguments import check_count, check_kind, check_optional_text, check_text
+from ..errors import BadAnswerError, ConfigurationError, ConnectError
+from ..message import MessageQueue
+from ..net.session import expect_success
+from .brokers import ClusterClient, call_broker
+
+Position: TypeAlias = Literal["first", "last"] | datetime
+"""The first message, the end of a queue, or the first message stored at a time or after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOffset:
+    """How far a consumer group is in one queue."""
+
+    queue: MessageQueue
+    offset: int
+    """Queue offset of the next message to consume."""
+    end: int
+    """Queue offset of the next message to be stored."""
+    consumed: datetime | None
+    """When the last consumed message was stored; None: not known."""
+
+    @property
+    def lag(self) -> int:
+        """Messages that are stored and not consumed."""
+        return self.end - self.offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSpan:
+    """From when to when one queue has messages, and up to when a group has consumed them."""
+
+    queue: MessageQueue
+    first_stored: datetime | None
+    """None: the queue has no messages."""
+    last_stored: datetime | None
+    consumed: datetime | None
+    """When the last consumed message was stored."""
+    delay: float
+    """Seconds since the first message that is not consumed was stored; 0: all are consumed."""
+
+
+class OffsetCalls(ClusterClient):
+    """Shows and changes where groups are."""
+
+    async def offsets(self, group: str, topic: str | None = None) -> list[GroupOffset]:
+        """Return how far a group is in each queue, by queue; with ``topic`` only in that topic.
+
+        Queues in which it has consumed nothing are left out.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
+        check_text("group", group)
+        check_optional_text("topic", topic)
+        header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
+        found = []
+        for address, answer in await self._ask_each(RequestCode.GET_CONSUME_STATS, header):
+            try:
+                found += [_offset(*one) for one in decode_consume_stats(answer.body).items()]
+            except ProtocolError as error:
+                raise BadAnswerError(address, str(error)) from error
+        return sorted(found, key=lambda one: one.queue)
+
+    async def reset_offsets(self, group: str, topic: str, to: Position) -> dict[MessageQueue, int]:
+        """Send a group to other messages in all queues of a topic; return the new offsets.
+
+        Connected consumers go there at once, those of RocketMQ before 5.0 after ten seconds. With
+        ``useServerSideResetOffset=false`` a broker tells connected consumers only.
+
+        Args:
+            group: The consumer group; it must exist.
+            topic: The topic.
+            to: ``"first"``: the oldest stored message; ``"last"``: the end, so that all stored
+                messages are skipped; a datetime: the first message stored then or later.
+
+        Raises:
+            BrokerRefusedError: No broker has the topic, or one does not have the group.
+            ClientError: A broker does not answer, or refuses; a retry is safe.
+        """
+        check_text("group", group)
+        check_text("topic", topic)
+        header = ResetOffsetRequestHeader(
+            topic=topic, group=group, timestamp=_timestamp_ms(to), is_force=True
+        )
+        found: dict[MessageQueue, int] = {}
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        for address, answer in await self._ask_each(
+            code, header, absent=ResponseCode.TOPIC_NOT_EXIST
+        ):
+            try:
+                found |= {_queue(key): at for key, at in decode_offset_table(answer.body).items()}
+            except ProtocolError as error:
+                raise BadAnswerError(address, str(error)) from error
+        return dict(sorted(found.items()))
+
+    async def reset_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Send a group to another message of one queue.
+
+        Raises:
+            BrokerRefusedError: The queue has no such offset, or the group does not exist.
+            ClientError: The broker does not answer, or refuses; a retry is safe.
+        """
+        check_text("group", group)
+        check_kind("queue", queue, MessageQueue)
+        check_count("offset", offset, range(1 << 63))
+        address = dict(self._brokers()).get(queue.broker_name)
+        if address is None:
+            raise ConnectError(queue.broker_name, "no name server knows this broker")
+        header = ResetOffsetRequestHeader(
+            topic=queue.topic,
+            group=group,
+            timestamp=0,
+            is_force=True,
+            queue_id=queue.queue_id,
+            offset=offset,
+        )
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        expect_success(await call_broker(self._session, address, code, header))
+
+    async def clone_offsets(
+        self, source: str, target: str, topic: str | None = None, *, offline: bool = True
+    ) -> None:
+        """Send a group to where another one is, in all topics or in one.
+
+        Args:
+            source: The group whose offsets are read.
+            target: The group whose offsets are set; it must exist.
+            topic: None: all topics in which ``source`` has offsets.
+            offline: False leaves out topics that connected consumers of ``source`` no longer
+                subscribe to.
+
+        Raises:
+            BrokerRefusedError: ``target`` does not exist.
+            ClientError: A broker does not answer, or refuses; a retry is safe.
+        """
+        check_text("source", source)
+        check_text("target", target)
+        check_optional_text("topic", topic)
+        header = CloneGroupOffsetRequestHeader(
+            src_group=source, dest_group=target, topic=topic, offline=offline
+        )
+        await self._ask_each(RequestCode.CLONE_GROUP_OFFSET, header)
+
+    async def time_spans(self, group: str, topic: str) -> list[TimeSpan]:
+        """Return from when to when each queue of a topic has messages, and how late a group is.
+
+        Raises:
+            BrokerRefusedError: No broker has the topic.
+            ClientError: A broker does not answer, or refuses.
+        """
+        check_text("group", group)
+        check_text("topic", topic)
+        code = RequestCode.QUERY_CONSUME_TIME_SPAN
+        header = GroupAndTopicRequestHeader(group=group, topic=topic)
+        found = []
+        for address, answer in await self._ask_each(
+            code, header, absent=ResponseCode.TOPIC_NOT_EXIST
+        ):
+            try:
+                entries = decode_entries(answer.body, "consumeTimeSpanSet")
+                found += [_time_span(entry) for entry in entries]
+            except (ProtocolError, KeyError, TypeError, ValueError) as error:
+                raise BadAnswerError(address, f"a time span has {error}") from error
+        return sorted(found, key=lambda one: one.queue)
+
+
+def _queue(key: QueueKey) -> MessageQueue:
+    return MessageQueue(key.topic, key.broker_name, key.queue_id)
+
+
+def _time(time_ms: int) -> datetime | None:
+    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms > 0 else None
+
+
+def _offset(key: QueueKey, offsets: OffsetWrapper) -> GroupOffset:
+    return GroupOffset(
+        queue=_queue(key),
+        offset=offsets.consumer_offset,
+        end=offsets.broker_offset,
+        consumed=_time(offsets.last_timestamp),
+    )
+
+
+def _time_span(entry: Entry) -> TimeSpan:
+    queue: Any = entry["messageQueue"]
+    return TimeSpan(
+        queue=MessageQueue(str(queue["topic"]), str(queue["brokerName"]), int(queue["queueId"])),
+        first_stored=_time(int(entry["minTimeStamp"])),
+        last_stored=_time(int(entry["maxTimeStamp"])),
+        consumed=_time(int(entry["consumeTimeStamp"])),
+        delay=int(entry["delayTime"]) / 1000,
+    )
+
+
+def _timestamp_ms(to: object) -> int:
+    """Return a position as request 222 has it: milliseconds, negative for the end."""
+    if to == "first":
+        return 0
+    if to == "last":
+        return -1
+    if not isinstance(to, datetime) or to.tzinfo is None or to.timestamp() < 0:
+        raise ConfigurationError("to", to, '"first", "last" or a datetime with a time zone')
+    return int(to.timestamp() * 1000)
