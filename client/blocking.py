@@ -100,6 +100,7 @@ __all__ = [
     "PolicyType",
     "Producer",
     "QueueRange",
+    "ReceivedMessage",
     "RunningConsumer",
     "SendResult",
     "SendStatus",

@@ -313,11 +313,11 @@ async def test_requests_of_the_broker_are_answered_or_refused(broker: FakeBroker
     header = GetConsumerRunningInfoRequestHeader(consumer_group="g", client_id="c")
     write(encode_request(RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=77, header=header))
 
-    await until(lambda: bool(broker.requests))
+    await until(lambda: bool(broker.peers[0].answers))
 
-    (answer,) = broker.requests
+    (answer,) = broker.peers[0].answers
     assert served == [40]
-    assert (answer.is_response, answer.opaque) == (True, 77)
+    assert answer.opaque == 77
     assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     await pool.close()
 
