@@ -116,6 +116,41 @@ def test_clients_spread_over_two_brokers_and_survive_losing_one(pair: Pair) -> N
     assert set(consume(pair.namesrv, "orders", len(sent))) == set(sent)
 
 
+def test_an_operator_reaches_what_is_on_either_broker(pair: Pair) -> None:
+    """A topic on both, and one that only the broker has that got its first message."""
+    with Admin(namesrv=pair.namesrv) as admin:
+        admin.create_topic("both", queues=1)
+        admin.create_group("readers")
+        pair.wait_for_routes("both", set(pair.brokers))
+        with Producer("writers", namesrv=pair.namesrv) as producer:
+            sent = [producer.send(Message("both", b"%d" % n, keys="k")) for n in range(4)]
+            (lonely,) = [producer.send(Message("lonely", b"x"))]
+        queues = sorted({result.queue for result in sent})
+        assert {queue.broker_name for queue in queues} == set(pair.brokers)
+
+        assert [one.queue for one in admin.queues("both")] == queues
+        assert {one.queue.broker_name for one in admin.queues("lonely")} == {
+            lonely.queue.broker_name
+        }
+        assert admin.reset_offsets("readers", "both", "last") == dict.fromkeys(queues, 2)
+        assert [one.lag for one in admin.offsets("readers", "both")] == [0, 0]
+        assert sorted(one.body for one in admin.messages_with_key("both", "k")) == [
+            b"%d" % number for number in range(4)
+        ]
+        for result in (*sent, lonely):
+            found = admin.message(result.offset_message_id)
+            assert found is not None
+            assert found.queue == result.queue
+
+        with Consumer("readers", {"both": "*"}, namesrv=pair.namesrv) as consumer:
+            for queue in queues:
+                admin.reset_offset("readers", queue, 1)
+            taken = [consumer.receive(PATIENCE_S) for _ in queues]
+            assert all(message is not None and message.ack() for message in taken)
+            told = admin.running_consumer("readers", consumer.client_id)
+            assert {one.queue for one in told.queues if one.queue.topic == "both"} == set(queues)
+
+
 def test_a_transaction_is_decided_by_the_broker_that_has_its_half(pair: Pair) -> None:
     """Whichever it is."""
     with Admin(namesrv=pair.namesrv) as admin:
