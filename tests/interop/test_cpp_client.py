@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
 
+from halfmq.client.blocking import Admin
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.features import feature
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,19 +36,41 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield running
 
 
-def _run(broker: BrokerProcess, scenario: str, home: Path) -> list[dict[str, Any]]:
+def _arguments(broker: BrokerProcess, scenario: str, home: Path) -> dict[str, Any]:
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.cpp_client", broker.address, scenario],
-        cwd=ROOT,
-        env={**os.environ, "HOME": str(home), "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return {
+        "args": [sys.executable, "-m", "tests.support.cpp_client", broker.address, scenario],
+        "cwd": ROOT,
+        "env": {**os.environ, "HOME": str(home), "PYTHONPATH": path},
+        "text": True,
+    }
+
+
+def _run(broker: BrokerProcess, scenario: str, home: Path) -> list[dict[str, Any]]:
+    arguments = _arguments(broker, scenario, home)
+    done = subprocess.run(**arguments, capture_output=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr + broker.log
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@contextmanager
+def _running(broker: BrokerProcess, scenario: str, home: Path) -> Iterator[subprocess.Popen[str]]:
+    """A scenario that says what it sees while it runs."""
+    arguments = _arguments(broker, scenario, home)
+    with subprocess.Popen(**arguments, stdout=subprocess.PIPE) as client:
+        alarm = Timer(PATIENCE_S, client.kill)
+        alarm.start()
+        try:
+            yield client
+        finally:
+            alarm.cancel()
+            client.kill()
+
+
+def _bodies(client: subprocess.Popen[str], count: int) -> list[str]:
+    assert client.stdout is not None
+    said = (json.loads(line) for line in client.stdout if line.startswith("{"))
+    return [line["body"] for line in itertools.islice(said, count)]
 
 
 def _consumed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -75,6 +101,26 @@ def test_its_batch_becomes_single_messages(broker: BrokerProcess, tmp_path: Path
     lines = _run(broker, "batch", tmp_path)
 
     assert sorted(one["body"] for one in _consumed(lines)) == ["b-0", "b-1", "b-2"]
+
+
+@pytest.mark.parametrize("in_broker", [True, False])
+def test_it_starts_again_from_where_it_is_reset(tmp_path: Path, in_broker: bool) -> None:
+    """Whether the broker has the offsets, or tells the client, in the form that it reads."""
+    settings = {"useServerSideResetOffset": str(in_broker).lower()}
+    with (
+        broker_process(tmp_path / "broker", **settings) as broker,
+        _running(broker, "reset", tmp_path) as client,
+        Admin(namesrv=broker.address) as admin,
+    ):
+        assert sorted(_bodies(client, 3)) == ["r-0", "r-1", "r-2"]
+
+        def consumed() -> int:
+            offsets = admin.offsets("cpp-reset-consumer", "cpp-reset")
+            return sum(one.offset for one in offsets)
+
+        wait_until(lambda: consumed() == 3, "it commits every five seconds")
+        admin.reset_offsets("cpp-reset-consumer", "cpp-reset", "first")
+        assert sorted(_bodies(client, 3)) == ["r-0", "r-1", "r-2"]
 
 
 @feature("ordered by key")

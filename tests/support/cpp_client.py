@@ -28,7 +28,8 @@ from tests.support.patience import PATIENCE_S
 
 
 def _say(**fields: object) -> None:
-    print(json.dumps(fields), flush=True)
+    sys.stdout.write(json.dumps(fields) + "\n")  # in one piece: consumers have many threads
+    sys.stdout.flush()
 
 
 def _message(topic: str, body: str, tags: str, keys: str = "") -> Any:
@@ -60,9 +61,12 @@ def _consume(
     expression: str,
     count: int,
     fail_first: bool = False,
+    tell: bool = False,
     **how: Any,
 ) -> list[dict[str, object]]:
     """Consume `count` messages by push; the first one is refused once when `fail_first`.
+
+    With `tell` each is said as it comes.
 
     `how` may set `orderly`.
     """
@@ -74,6 +78,8 @@ def _consume(
         if fail_first and not refused:
             refused.append(message.body.decode())
             return _CConsumeStatus.RECONSUME_LATER.value
+        if tell:
+            _say(body=message.body.decode())
         arrived.put(
             {
                 "body": message.body.decode(),
@@ -149,6 +155,15 @@ def orderly(namesrv: str) -> None:
     ):
         _say(consumed=one)
     producer.shutdown()
+
+
+def reset(namesrv: str) -> None:
+    """Consume three messages, and then again what an operator sends the group to."""
+    producer = _producer(namesrv, "cpp-reset-producer")
+    for number in range(3):
+        producer.send_sync(_message("cpp-reset", f"r-{number}", "T"))
+    producer.shutdown()
+    _consume(namesrv, "cpp-reset-consumer", "cpp-reset", "*", 6, tell=True)
 
 
 def delay(namesrv: str) -> None:
@@ -317,7 +332,7 @@ SCENARIOS: dict[str, Callable[[str], None]] = {
     scenario.__name__: scenario
     for scenario in (
         *(send_and_consume, batch, in_order, retry, pull, refused),
-        *(orderly, delay, large, broadcasting, sharing, victim, killed),
+        *(orderly, delay, large, broadcasting, sharing, victim, killed, reset),
     )
 }
 

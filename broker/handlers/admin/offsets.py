@@ -153,7 +153,8 @@ class GroupOffsetHandlers:
     ) -> bytes:
         """Send the connected consumers of a group to other offsets, and answer with them.
 
-        Unless the reset is forced, nobody goes forward.
+        Queues in which the group has no offset are left out. Unless the reset is forced, nobody
+        goes forward.
         """
         topic = self._topics.get(header.topic)
         if topic is None:
@@ -168,6 +169,11 @@ class GroupOffsetHandlers:
             lambda: _queues(topic, header),
             lambda queue_id: (queue_id, self._target_of_clients(header, queue_id)),
         )
+        targets = {queue_id: target for queue_id, target in rows if target is not None}
+        if not targets:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR, f"THe consumer group <{header.group}> not exist"
+            )
         group = self._registry.consumer_groups.get(header.group)
         if group is None or not group.members:
             raise RequestRefusedError(
@@ -188,7 +194,7 @@ class GroupOffsetHandlers:
                     ResponseCode.SYSTEM_ERROR,
                     f"the client does not support this feature. version={member.version}",
                 )
-        offsets = self._by_queue(header.topic, dict(rows))
+        offsets = self._by_queue(header.topic, targets)
         told = ResetOffsetRequestHeader(
             topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=False
         )
@@ -198,12 +204,11 @@ class GroupOffsetHandlers:
             member.send_request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, body)
         return encode_reply(request, body=table)
 
-    def _target_of_clients(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
+    def _target_of_clients(self, header: ResetOffsetRequestHeader, queue_id: int) -> int | None:
+        """Return where to go in a queue; None if the group has no offset there."""
         consumed = self._offsets.query(header.group, header.topic, queue_id)
         if consumed < 0:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR, f"THe consumer group <{header.group}> not exist"
-            )
+            return None
         target = self._target(header, queue_id)
         return target if header.is_force or target < consumed else consumed
 
