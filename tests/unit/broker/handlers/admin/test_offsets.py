@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from halfmq.broker.access.requirements import REQUIREMENTS
 from halfmq.broker.handlers.admin.offsets import GroupOffsetHandlers
+from halfmq.broker.net.connection import ClientConnection
 from halfmq.remoting.admin_headers import (
     CloneGroupOffsetRequestHeader,
     GroupAndTopicRequestHeader,
@@ -181,9 +182,14 @@ async def told(rig: Rig, name: str, language: LanguageCode) -> Peer:
     """A consumer of the group, of a client in this language."""
     peer = await rig.peer("readers", member=False, name=name)
     await peer.consume("orders")
-    (connection,) = [one for one in rig.connections if one.name == peer.name]
-    connection.language = language
+    connection_of(rig, peer).language = language
     return peer
+
+
+def connection_of(rig: Rig, peer: Peer) -> ClientConnection:
+    """The broker's end of a connection."""
+    (connection,) = [one for one in rig.connections if one.name == peer.name]
+    return connection
 
 
 @pytest.mark.parametrize(
@@ -238,8 +244,7 @@ async def test_consumers_that_cannot_be_told_where_to_go_are_named(rig: Rig) -> 
     assert await refused(queue_id=1) == (1, "THe consumer group <readers> not exist")
     missing = "[reset-offset] reset offset failed, no topic in this broker. topic=none"
     assert await refused(topic="none") == (17, missing)
-    await told(rig, "old", LanguageCode.JAVA)
-    rig.connections[-1].version = 27
+    connection_of(rig, await told(rig, "old", LanguageCode.JAVA)).version = 27
     old = "the client does not support this feature. version=27"
     assert await refused(queue_id=0) == (1, old)
 
