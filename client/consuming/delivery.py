@@ -140,6 +140,12 @@ class DeliveryBuffer:
     def add_directly(self, queue: MessageQueue, record: Record) -> asyncio.Future[bool]:
         """Add a message that comes next; return whether it is acknowledged, or else returned."""
         delivery = DirectDelivery(self, InFlightWindow(queue, 0, None), record)
+
+        def forget(outcome: asyncio.Future[bool]) -> None:
+            if outcome.cancelled() and delivery in self._ready:
+                self._ready.remove(delivery)
+
+        delivery.outcome.add_done_callback(forget)
         self._ready.appendleft(delivery)
         self._wake_receiver()
         return delivery.outcome
