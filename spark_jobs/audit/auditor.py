@@ -141,9 +141,11 @@ def _audit(
     compared = checks_of(extent, store, crc=checks.crc, queues=checks.queues)
     partitions = spark.sparkContext.defaultParallelism if extent.size > _SPREAD_MIN else 1
     stage(f"reading {extent.size:,} bytes of log")
-    scan = keep(
-        read_scan(spark, extent, key_groups.COLUMNS, verify_crc=checks.crc, partitions=partitions)
+    scan = read_scan(
+        spark, extent, key_groups.COLUMNS, verify_crc=checks.crc, partitions=partitions
     )
+    # Of a single partition Spark groups and joins without any shuffle.
+    scan = keep(scan if partitions > 1 else scan.coalesce(1))
     noted = scan.where("part is null").select(F.inline("notes"))
     rows = [row.asDict() for row in noted.where(F.col("what") != QUEUE).collect()]
     notes = Notes(rows, extent, store, checks)
@@ -181,7 +183,8 @@ def _audit(
         found.append(changed_bytes(spark, extent))
 
     stage("looking up what was found")
-    findings = keep(reduce(DataFrame.unionByName, found))
+    findings = reduce(DataFrame.unionByName, found)
+    findings = keep(findings if partitions > 1 else findings.coalesce(1))
     named = _named(findings, extent.segments)
     kinds = Counter[str](dict(findings.groupBy("kind").count().collect()))
     owners = {"subscribe": f"{HALF_TOPIC},{TRANS_CHECK_MAX_TIME_TOPIC}"}
@@ -259,7 +262,7 @@ def _named(findings: DataFrame, segments: Sequence[Segment]) -> DataFrame:
 def _anomalies(named: DataFrame, kinds: Counter[str]) -> list[Anomaly]:
     """Collect anomalies; if they are too many, some of each kind."""
     if not kinds:
-        return []
+        return []  # without starting a worker
     anomalies = _collected(named.limit(ANOMALIES_MAX))
     for kind in kinds.keys() - {anomaly.kind for anomaly in anomalies}:
         anomalies += _collected(named.where(F.col("kind") == kind).limit(_HIDDEN_MAX))

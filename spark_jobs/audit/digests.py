@@ -73,7 +73,7 @@ def _change(reader: SegmentReader, start: int, content: bytes, crc: int) -> Iter
     base = reader.segment.base
     if flipped is None:
         offsets = [base + start, base + start + len(content)]
-        detail = f"some of the {len(content)} bytes from here on are not as they were written"
+        detail = f"at least one of these {len(content)} bytes is not as it was written"
         yield str(Kind.CORRUPT_RECORD), offsets, detail, None
         return
     position, bit = start + flipped[0], flipped[1]

@@ -156,25 +156,25 @@ class _Division:
 
     def _named(self, event: Event) -> None:
         if event.reference not in self._owners and not self._bounds.is_unreadable(event.reference):
-            detail = (
-                f"the decision names one more half message, at {event.reference}: none is there"
-            )
+            detail = f"the decision also names {event.reference}, where there is no half message"
             self.findings.append(Finding(Kind.DECISION_WITHOUT_HALF, [event.offset], detail))
 
     def _without_half(self, event: Event) -> Iterable[Finding]:
         named = event.reference
         if event.part is Part.OP:
-            detail = f"the op message precedes its half message at {named}"
+            detail = (
+                f"the op message lies before the half message at {named} that it marks as decided"
+            )
             yield Finding(Kind.OP_WITHOUT_HALF, [event.offset], detail)
         elif event.part is Part.DISCARD and not named:  # RocketMQ's, known by its key
             if not self._owners and not self._bounds.hides(0, event.offset):
-                detail = "a message was parked whose half message is not there"
+                detail = "a message was parked whose half message is not in the log"
                 yield Finding(Kind.PARKED_WITHOUT_HALF, [event.offset], detail)
         elif event.part is Part.DELIVERED or not event.sound:
             pass  # what is wrong with these records is told of them
         elif named >= event.offset or not self._bounds.is_unreadable(named):
             what = _RECORD_NAMES[event.part]
-            detail = f"the {what} names a half message at {named}, where there is none of its own"
+            detail = f"the {what} names {named}, where there is no half message of its transaction"
             kind = (
                 Kind.PARKED_WITHOUT_HALF if event.part in _PARKING else Kind.DECISION_WITHOUT_HALF
             )

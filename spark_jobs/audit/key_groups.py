@@ -198,7 +198,7 @@ def orphans(ops: DataFrame, halves: DataFrame, bounds: LogBounds) -> DataFrame:
             " and (one.before is null or halfQueueOffset < one.before))"
         )
     detail = F.format_string(
-        "an op message marks offset %d of half queue %d as done, where there is no half message",
+        "an op message marks offset %d of half queue %d as decided, where there is no half message",
         slot.bitwiseAND(F.lit((1 << SLOT_BITS) - 1)),
         "queue",
     )

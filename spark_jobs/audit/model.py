@@ -157,7 +157,7 @@ class Terms(NamedTuple):
     passed_slot: int = 0  # RocketMQ's checks will not come back to half queue offsets below
     checks_max: int = CHECKS_MAX
     given_up_before_ms: int | None = None  # its last check was earlier: it should be parked
-    due_before_ms: int | None = None  # of delayed commits: due earlier, it should be delivered
+    newest_ms: int = 0  # when the last record of the log was stored
 
 
 NO_TERMS: Final = Terms()

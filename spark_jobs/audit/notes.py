@@ -15,13 +15,13 @@ from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
 from ..source import scan as source
 from ..source.events import hash_of
+from ..times import duration, full_moment
 from .checks import Checks, Remark
 from .dialects import Mark, recorded_rollbacks
 from .model import Found, Kind, LogBounds, Terms
 from .statistics import Scale, scale
 
 _PARKED_WITHIN: Final = 600_000  # ms from the last check to the parking; RocketMQ needs a round
-_DELIVERED_WITHIN: Final = 5_000  # ms from when a delayed commit is due; brokers look each second
 
 
 class Notes:
@@ -97,7 +97,7 @@ class Notes:
             passed_slot=self._store.passed_slot,
             checks_max=self._checks.checks_max,
             given_up_before_ms=self._newest - _PARKED_WITHIN,
-            due_before_ms=self._newest - _DELIVERED_WITHIN,
+            newest_ms=self._newest,
         )
 
     @property
@@ -124,8 +124,8 @@ class Notes:
             step = before["lastTime"] - after["time"]
             if step >= source.CLOCK_STEP_MIN:
                 detail = (
-                    f"the broker's clock was set back by {step:,} ms, from {before['lastTime']} to"
-                    f" {after['time']}"
+                    f"the broker's clock was set back by {duration(step)}, from"
+                    f" {full_moment(before['lastTime'])} to {full_moment(after['time'])}"
                 )
                 yield Remark("clock_step", [after["physicalOffset"]], detail)
 
@@ -139,7 +139,7 @@ class Notes:
             at = note["physicalOffset"]
             yield str(Kind.CRC), [at], "the record does not match its CRC", at
         for note in self._of(source.UNREAD_OP):
-            detail = "an op message holds something that is no offset of the half queue"
+            detail = "the op message holds something that is not an offset of the half queue"
             yield str(Kind.OP_WITHOUT_HALF), [note["physicalOffset"]], detail, None
         yield from self._borders_of_segments()
 

@@ -11,11 +11,13 @@ queue has what came after that. While a broker runs, and after a crash, consume 
 behind the log or be ahead of it; its next start makes that good.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
+from pyspark.sql.types import StructType
 
 from halfmq.store.format.topics import (
     LIGHT_QUEUE_PREFIX,
@@ -24,11 +26,10 @@ from halfmq.store.format.topics import (
     SYSTEM_TOPICS,
 )
 
-from ..datasource import QUEUE_FORMAT, register
 from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
 from ..source.columns import MESSAGE
-from ..source.queue_source import QUEUE_COLUMNS
+from ..source.queue_source import QUEUE_COLUMNS, ConsumeQueueDataSource
 from ..source.roles import read_log, takes_slot
 from ..source.scan import BLOCK, MODULUS, PLACE_FACTOR, SIZE_FACTOR, TAGS_FACTOR
 from ..source.schema import ddl
@@ -90,7 +91,7 @@ def runs(ranges: DataFrame) -> DataFrame:
 def out_of_order(runs: DataFrame) -> DataFrame:
     """Find records whose queue offset is below that of the record before."""
     detail = F.format_string(
-        "queue %d of %s goes from offset %d to %d",
+        "in queue %d of %s, the record with offset %d is followed by the one with offset %d",
         *("partition", "topic", F.col("before.endOffset") - 1, "offset"),
     )
     found = runs.where("not restarts and offset < before.endOffset")
@@ -214,7 +215,7 @@ def wrong_entries(pairs: DataFrame, *, extended: bool) -> DataFrame:
     due = F.format_string("offset %d, size %d", "record.physicalOffset", "record.size")
     due = F.concat_ws(", tags code ", due, F.when(known, F.col("record.tagsCode").cast("string")))
     detail = F.format_string(
-        "entry %d of queue %d of %s says offset %d, size %d, tags code %d; it is %s",
+        "entry %d of queue %d of %s says offset %d, size %d, tags code %d; its record has %s",
         *("offset", "partition", "topic"),
         *(f"entry.{name}" for name in ("physicalOffset", "size", "tagsCode")),
         due,
@@ -273,14 +274,9 @@ def _queues(blocks: DataFrame) -> DataFrame:
 def compared(runs: DataFrame, log: Log) -> list[DataFrame]:
     """Compare the consume queues of a store with its log: findings; none when all blocks agree."""
     spark, store = runs.sparkSession, log.store
-    register(spark)
     is_comparable = F.col("topic").rlike(_SAFE_NAME) & ~F.col("topic").isin(*store.batch_topics)
     is_comparable &= ~F.col("topic").startswith(LIGHT_QUEUE_PREFIX)  # of records of other topics
-    entries = (
-        spark.read.format(QUEUE_FORMAT)
-        .schema(ddl(*ENTRY_COLUMNS, columns=QUEUE_COLUMNS))
-        .load(str(store.consume_queues))
-    )
+    entries = _read_entries(spark, str(store.consume_queues))
     entries = entries.where(is_comparable & F.col("entryType").isin("entry", "corrupt"))
     entries = entries.where("physicalOffset is not null")
     differing = differing_blocks(runs.where(is_comparable), entries, log)
@@ -301,6 +297,27 @@ def compared(runs: DataFrame, log: Log) -> list[DataFrame]:
         missing_entries(pairs, blocks, was_closed=store.was_closed),
         entries_of_nothing(pairs, blocks, log),
     ]
+
+
+def _read_entries(spark: SparkSession, folder: str) -> DataFrame:
+    """Read what the source ``rocketmq-consumequeue`` reads, with partitions planned here.
+
+    Spark starts Python processes to plan a source, which takes longer than to read a small store.
+    """
+    columns = ddl(*ENTRY_COLUMNS, columns=QUEUE_COLUMNS)
+    schema = StructType.fromDDL(columns)
+    assert isinstance(schema, StructType)
+    reader = ConsumeQueueDataSource({"path": folder}).reader(schema)
+    planned = reader.partitions()
+
+    class Entries:
+        def eval(self, numbers: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+            for number in numbers.column(0).to_pylist():
+                yield from reader.read(planned[number])
+
+    read: Any = F.arrow_udtf(Entries, returnType=columns)
+    found: DataFrame = read(spark.range(0, len(planned), 1, max(1, len(planned))).asTable())
+    return found
 
 
 def _names_the_log(log: Log) -> Column:

@@ -41,15 +41,11 @@ class Outcome(NamedTuple):
 
 def outcome(history: History, bounds: LogBounds, *, unfounded: bool) -> Outcome:
     """Say what became of a transaction; ``unfounded``: something names a half that never was."""
-    commits, rollbacks, idle = _decisions(history.leader, bounds)
-    settled = _state(history, commits, rollbacks, idle, bounds)
-    state = settled.state
-    is_open = bool(history.discards) and state in {State.PARKED, State.PENDING}
-    if not history.leader.halves and not is_open:
-        state = State.UNFOUNDED if unfounded else State.EXPIRED
-    return Outcome(
-        history, state, commits, rollbacks, settled.decided, settled.lost, settled.findings
-    )
+    settled = _settled(history, bounds)
+    is_open = bool(history.discards) and settled.state in {State.PARKED, State.PENDING}
+    if history.leader.halves or is_open:
+        return settled
+    return settled._replace(state=State.UNFOUNDED if unfounded else State.EXPIRED)
 
 
 def _decisions(
@@ -83,45 +79,38 @@ def _take_after(event: Event, ops: list[Event], *, any_half: bool) -> Event | No
 # --- states
 
 
-class _Settled(NamedTuple):
-    state: State
-    decided: Decision | None = None
-    lost: Range | None = None
-    findings: Sequence[Finding] = ()
-
-
-def _state(
-    history: History,
-    commits: Sequence[Decision],
-    rollbacks: Sequence[Decision],
-    idle: Sequence[Event],
-    bounds: LogBounds,
-) -> _Settled:
+def _settled(history: History, bounds: LogBounds) -> Outcome:
+    """Say what became of a transaction, as if its half were in the log."""
     leader = history.leader
+    commits, rollbacks, idle = _decisions(leader, bounds)
+    pending = Outcome(history, _undecided(history), commits, rollbacks)
     by_record = [decision for decision in rollbacks if decision.op != decision.offset]
     if first := (commits or by_record)[:1]:
         state = State.COMMITTED if commits else State.ROLLED_BACK
         hasty = _hasty(leader, [*commits, *by_record], idle, bounds)
-        return _Settled(state, first[0], findings=hasty)
+        return pending._replace(state=state, decided=first[0], findings=hasty)
     if shown := leader.unmarked or _commits_of_followers(history, bounds):
-        return _Settled(State.COMMITTED, _shown_by(shown[0]))
+        return pending._replace(state=State.COMMITTED, decided=_shown_by(shown[0]))
     if rollbacks:
-        lost = _where_lost(leader, rollbacks[0].offset, bounds)
-        if lost:
-            return _Settled(State.UNDETERMINED, lost=lost)
-        return _Settled(State.ROLLED_BACK, rollbacks[0])
+        if lost := _where_lost(leader, rollbacks[0].offset, bounds):
+            return pending._replace(state=State.UNDETERMINED, lost=lost)
+        return pending._replace(state=State.ROLLED_BACK, decided=rollbacks[0])
     if leader.damaged:
         lost = (leader.damaged[0].offset, leader.damaged[0].offset + RECORD_SIZE_MIN)
-        return _Settled(State.UNDETERMINED, lost=lost)
-    ops = [op for message in history.messages.values() for op in _idle(message, bounds)]
+        return pending._replace(state=State.UNDETERMINED, lost=lost)
+    ops = [
+        op
+        for message in history.messages.values()
+        for op in message.ops
+        if bounds.records_rollback(op.offset)
+    ]
     if not ops:
-        return _Settled(_undecided(history))
+        return pending
     if shown := leader.delivered or leader.waiting:
-        return _Settled(State.COMMITTED, _shown_by(shown[0]))
-    op = min(ops, key=_place)
-    if lost := _where_lost(leader, op.offset, bounds):
-        return _Settled(State.UNDETERMINED, lost=lost)
-    return _Settled(_undecided(history), findings=[_missing_decision(ops)])
+        return pending._replace(state=State.COMMITTED, decided=_shown_by(shown[0]))
+    if lost := _where_lost(leader, min(ops, key=_place).offset, bounds):
+        return pending._replace(state=State.UNDETERMINED, lost=lost)
+    return pending._replace(findings=[_missing_decision(ops)])
 
 
 def _shown_by(event: Event) -> Decision:
@@ -147,10 +136,6 @@ def _commits_of_followers(history: History, bounds: LogBounds) -> list[Event]:
     return sorted(finals, key=_place)
 
 
-def _idle(message: Message, bounds: LogBounds) -> list[Event]:
-    return [op for op in message.ops if bounds.records_rollback(op.offset)]
-
-
 def _where_lost(message: Message, before: int, bounds: LogBounds) -> Range | None:
     """Find what cannot be read between the half and an op, and may hold the decision."""
     half = message.half
@@ -164,8 +149,8 @@ def _where_lost(message: Message, before: int, bounds: LogBounds) -> Range | Non
 
 def _missing_decision(ops: Sequence[Event]) -> Finding:
     detail = (
-        "an op message marks it as decided, and there is neither a final message nor a rollback"
-        " record"
+        "an op message marks it as decided, but the log has neither a final message nor a"
+        " rollback record"
     )
     halves = {op.reference for op in ops}
     return Finding(Kind.MISSING_DECISION, sorted({*halves, min(ops, key=_place).offset}), detail)
@@ -180,7 +165,7 @@ def _hasty(
         Finding(
             Kind.MISSING_DECISION,
             [leader.half.offset, op.offset],
-            f"an op message marks it as decided before its first decision, at {first}",
+            f"an op message marks it as decided, before its first decision at {first}",
         )
         for op in idle[:1]
         if leader.half and op.offset < first and not _where_lost(leader, op.offset, bounds)
@@ -202,8 +187,8 @@ def conflicts(outcome: Outcome) -> list[Finding]:
         kind = _order(commits, rollback)
         first = "rolled back" if kind is Kind.COMMIT_AFTER_ROLLBACK else "committed"
         known = kind is Kind.ROLLBACK_AFTER_COMMIT or commits[-1].offset > rollback.offset
-        order = f"{first} first" if known else "the ops do not tell which came first"
-        detail = f"both decisions were accepted; {order}"
+        order = f"{first} first" if known else "the op messages do not tell which came first"
+        detail = f"both a commit and a rollback were accepted; {order}"
         offsets = sorted({rollback.offset, *(commit.offset for commit in commits)})
         found.setdefault(kind, Finding(kind, offsets, detail))
     return list(found.values())

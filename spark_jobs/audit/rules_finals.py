@@ -4,10 +4,12 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ..source.parts import Part
+from ..times import duration, full_moment
 from .histories import Message
 from .model import Content, Event, Finding, Kind, LogBounds, Terms
 from .rules_decisions import Outcome
 
+_DELIVERED_WITHIN: Final = 5_000  # ms from when a delayed commit is due; brokers look each second
 _FIELDS: Final = {
     "body": "body_crc",
     "length": "body_size",
@@ -66,7 +68,7 @@ def _altered(message: Message, bounds: LogBounds) -> Iterator[Finding]:
             continue
         differ = list(_differences(half.content, final, bounds))
         if differ:
-            detail = f"it differs from its half message: {', '.join(differ)}"
+            detail = f"it differs from its half message in {', '.join(differ)}"
             yield Finding(Kind.ALTERED_FINAL, [half.offset, final.offset], detail)
 
 
@@ -105,14 +107,17 @@ def _waited(
 ) -> Iterable[Finding]:
     """Judge the delivery of a delayed commit: once, when it is due."""
     if len(message.delivered) > len(waits):
-        detail = f"delivered {len(message.delivered)} times, after one wait"
+        detail = f"delivered {len(message.delivered)} times instead of {len(waits)}"
         offsets = [record.offset for record in message.delivered]
         yield Finding(Kind.DELIVERED_TWICE, offsets, detail)
     last = max((*waits, *message.waiting), key=lambda event: event.offset)
-    limit = terms.due_before_ms
-    if message.delivered or limit is None or not 0 < last.due_ms < limit:
+    if message.delivered or not 0 < last.due_ms < terms.newest_ms - _DELIVERED_WITHIN:
         return
     if not bounds.hides(last.offset):
-        detail = f"due {limit - last.due_ms} ms before a delivery counts as overdue, not delivered"
+        late = duration(terms.newest_ms - last.due_ms)
+        detail = (
+            f"was due at {full_moment(last.due_ms)}, not delivered by the end of the log"
+            f" ({late} later)"
+        )
         halves = [message.half.offset] if message.half else []
         yield Finding(Kind.OVERDUE_DELIVERY, [*halves, last.offset], detail)

@@ -24,10 +24,10 @@ def unlike_the_leader(outcome: Outcome, bounds: LogBounds) -> Iterable[Finding]:
             yield from _unlike_a_commit(outcome, number, message, bounds)
         elif finals and outcome.state is not State.UNDETERMINED:
             state = "rolled back" if outcome.rollbacks else "undecided"
-            detail = f"message {number} of {history.total} was committed, the first is {state}"
+            detail = f"message {number + 1} of {history.total} was committed, the first is {state}"
             yield Finding(Kind.SPLIT_GROUP, [history.half.offset, finals[0].offset], detail)
         if len(finals) > 1:
-            detail = f"{len(finals)} final messages of message {number} of {history.total}"
+            detail = f"{len(finals)} final messages of message {number + 1} of {history.total}"
             yield Finding(Kind.COMMITTED_TWICE, [final.offset for final in finals], detail)
 
 
@@ -39,9 +39,7 @@ def _missing_leader(outcome: Outcome, bounds: LogBounds) -> Iterable[Finding]:
     assert leader.half is not None
     assert decided is not None
     if not bounds.hides(leader.half.offset, decided.offset):
-        detail = (
-            f"message 0 of {outcome.history.total} has no final message, though another has one"
-        )
+        detail = f"committed, but message 1 of {outcome.history.total} has no final message"
         yield Finding(Kind.MISSING_FINAL, [leader.half.offset, decided.offset], detail)
 
 
@@ -66,10 +64,10 @@ def _unlike_a_commit(
         return
     if message.half is None:
         if not bounds.hides(history.half.offset, decided.offset):
-            detail = f"committed, though half message {number} of {history.total} is not there"
+            detail = f"committed, but the log has no half message {number + 1} of {history.total}"
             yield Finding(Kind.SPLIT_GROUP, [history.half.offset, decided.offset], detail)
     elif not bounds.hides(decided.offset) and not _ends_the_log(history, bounds):
-        detail = f"committed, but message {number} of {history.total} has no final message"
+        detail = f"committed, but message {number + 1} of {history.total} has no final message"
         yield Finding(Kind.MISSING_FINAL, [message.half.offset, decided.offset], detail)
 
 
@@ -83,7 +81,9 @@ def _without_leader(history: History, bounds: LogBounds) -> Iterable[Finding]:
     halves = _halves_of_followers(history)
     first = min((half.offset for half in halves), default=None)
     if first is not None and not bounds.hides(0, first):
-        detail = "half messages of several, without the first, which decides for them"
+        detail = (
+            "half messages of a transaction of several, without the first, which decides for all"
+        )
         yield Finding(Kind.SPLIT_GROUP, sorted(half.offset for half in halves), detail)
 
 
@@ -117,11 +117,11 @@ def _was_rolled_back(outcome: Outcome, before: int) -> bool:
 def repeated(together: Sequence[Outcome]) -> Iterable[Finding]:
     """Find messages that were prepared, or committed, more than once."""
     if len(together) > 1:
-        detail = f"{len(together)} half messages of one transaction, none of them a check's copy"
+        detail = f"prepared {len(together)} times: none of the half messages is the copy of a check"
         offsets = [outcome.history.half.offset for outcome in together if outcome.history.half]
         yield Finding(Kind.DUPLICATE_PREPARE, offsets, detail)
     commits: list[Decision] = [commit for outcome in together for commit in outcome.commits]
     if len(commits) > 1:
         offsets = sorted(commit.offset for commit in commits)
-        detail = f"{len(commits)} final messages: consumers see every one of them"
+        detail = f"{len(commits)} final messages: consumers see each of them"
         yield Finding(Kind.COMMITTED_TWICE, offsets, detail)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from ..times import duration, full_moment
 from .histories import History
 from .model import Finding, Kind, LogBounds, State, Terms
 from .rules_decisions import Outcome
@@ -16,19 +17,24 @@ def left_undecided(outcome: Outcome, bounds: LogBounds, terms: Terms) -> Iterabl
         return  # only copies are left: an op of the original names it by a queue offset
     first, newest = halves[0], halves[-1]
     if terms.overdue_before_ms is not None and first.time_ms < terms.overdue_before_ms:
-        late = terms.overdue_before_ms - first.time_ms
-        detail = f"undecided {late} ms longer than is taken for normal"
+        late = duration(terms.overdue_before_ms - first.time_ms)
+        detail = (
+            f"prepared at {full_moment(first.time_ms)}, and undecided {late} longer than"
+            " --pending-age allows"
+        )
         yield Finding(Kind.OVERDUE_HALF, [half.offset for half in halves], detail)
     asked = newest.check_times or 0
     given_up = terms.given_up_before_ms
     if newest.reference < terms.passed_slot:
         detail = (
-            f"undecided and not parked, though RocketMQ's checks have passed it: it lies at"
-            f" {newest.reference} of the half queue, they have come to {terms.passed_slot}"
+            "neither decided nor parked, but RocketMQ's checks have passed it: it is at offset"
+            f" {newest.reference} of the half queue, the next check is at {terms.passed_slot}"
         )
         yield Finding(Kind.LOST_PARKING, [half.offset for half in halves], detail)
     elif given_up is not None and asked >= terms.checks_max and newest.time_ms < given_up:
-        detail = f"asked about {asked} times, then neither decided nor parked"
+        detail = (
+            f"its producer was asked {asked} times; after that it was neither decided nor parked"
+        )
         yield Finding(Kind.LOST_PARKING, [half.offset for half in halves], detail)
 
 
@@ -42,5 +48,5 @@ def resumed_from_nothing(history: History, bounds: LogBounds) -> Iterable[Findin
     start = halves[0].offset
     parked = any(discard.offset < first for discard in history.discards)
     if history.half and not parked and not bounds.hides(start, first):
-        detail = "resumed by an operator, though no parked copy is in the log"
+        detail = "resumed by an operator, but the log has no parked copy of it"
         yield Finding(Kind.LOST_PARKING, [start, first], detail)

@@ -13,6 +13,7 @@ import numpy as np
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
+from ..times import DAY, HOUR, MINUTE, SECOND
 from .model import State
 
 BINS_MAX: Final = 60  # intervals: as many as can be told apart on a phone
@@ -20,20 +21,15 @@ SHOWN: Final = (State.COMMITTED, State.ROLLED_BACK, State.PARKED, State.PENDING)
 OPEN: Final = (State.PENDING, State.PARKED)  # nobody has decided
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 _ACCURACY: Final = 10_000  # ranks are off by at most one in so many
-
-_SECOND: Final = 1_000  # ms
-_MINUTE: Final = 60 * _SECOND
-_HOUR: Final = 60 * _MINUTE
-_DAY: Final = 24 * _HOUR
-AGES_MS: Final = (_MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 7 * _DAY)  # upper bounds
+AGES_MS: Final = (MINUTE, 10 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY)  # upper bounds
 
 # Widths that people count in; each divides the day, or is some of them.
 _WIDTHS_MS: Final = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500),
-    *(_SECOND * n for n in (1, 2, 5, 10, 15, 30)),
-    *(_MINUTE * n for n in (1, 2, 5, 10, 15, 30)),
-    *(_HOUR * n for n in (1, 2, 3, 6, 12)),
-    *(_DAY * n for n in (1, 2, 7, 14, 28)),
+    *(SECOND * n for n in (1, 2, 5, 10, 15, 30)),
+    *(MINUTE * n for n in (1, 2, 5, 10, 15, 30)),
+    *(HOUR * n for n in (1, 2, 3, 6, 12)),
+    *(DAY * n for n in (1, 2, 7, 14, 28)),
 )
 
 
@@ -101,7 +97,7 @@ def scale(begin_ms: int, end_ms: int, now_ms: int) -> Scale:
 
 
 def _whole_days(span_ms: int) -> int:
-    return -(-span_ms // ((BINS_MAX - 1) * _DAY)) * _DAY
+    return -(-span_ms // ((BINS_MAX - 1) * DAY)) * DAY
 
 
 def tally(transactions: DataFrame, on: Scale) -> list[Row]:

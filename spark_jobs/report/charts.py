@@ -8,7 +8,8 @@ import pygal
 from markupsafe import Markup
 
 from ..audit.statistics import Timeline
-from .text import moment, number
+from ..times import moment
+from .text import number
 
 # pygal leaves an import hook of the kind that Python 3.12 dropped; 3.11 warns of it at each import.
 sys.meta_path[:] = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]

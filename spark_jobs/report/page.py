@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from .. import times
 from ..audit.model import State
 from ..audit.statistics import PERCENTILES, Delays, OpenAges, Timeline
 from . import charts, text
@@ -113,7 +114,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     for filter_ in (
-        *(text.number, text.many, text.duration, text.size, text.moment, text.full_moment),
+        *(text.number, text.many, times.duration, text.size, times.moment, times.full_moment),
         *(text.isolated, dump),
     ):
         environment.filters[filter_.__name__] = filter_
@@ -130,7 +131,7 @@ def _over_time(timeline: Timeline, labels: dict[str, str]) -> _Table:
     columns = [*timeline.prepared.values(), timeline.decided, timeline.undecided]
     rows = [
         [
-            text.moment(timeline.start_ms + place * timeline.width_ms, timeline.width_ms),
+            times.moment(timeline.start_ms + place * timeline.width_ms, timeline.width_ms),
             *map(text.number, counts),
         ]
         for place, counts in enumerate(zip(*columns, strict=True))
@@ -144,14 +145,14 @@ def _latencies(delays: Sequence[Delays]) -> _Table:
 
 
 def _latency(one: Delays) -> list[str]:
-    took = [text.duration(one.took_ms[name]) if one.decided else "-" for name in PERCENTILES]
+    took = [times.duration(one.took_ms[name]) if one.decided else "-" for name in PERCENTILES]
     asked = text.number(one.checks["max"]) if one.checks else "-"
     counts = text.number(one.prepared), text.number(one.decided)
     return [text.isolated(one.producer_group), text.isolated(one.topic), *counts, *took, asked]
 
 
 def _ages(ages: OpenAges, labels: dict[str, str]) -> _Table:
-    bounds = [text.duration(bound) for bound in ages.bounds_ms]
+    bounds = [times.duration(bound) for bound in ages.bounds_ms]
     between = [f"{low} to {high}" for low, high in pairwise(bounds)]
     names = [f"under {bounds[0]}", *between, f"{bounds[-1]} and more"]
     counts = list(zip(*ages.counts.values(), strict=True))

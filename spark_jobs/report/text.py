@@ -6,7 +6,6 @@ endless line.
 """
 
 import unicodedata
-from datetime import UTC, datetime
 from typing import Final
 
 from markupsafe import Markup
@@ -16,12 +15,6 @@ _HEAD: Final = 130  # of a longer text this much is shown,
 _TAIL: Final = 50  # and this much of its end, where names differ
 _MARKS_MAX: Final = 3  # accents on one letter; more of them cover the lines above
 
-_SECOND: Final = 1_000  # ms
-_MINUTE: Final = 60 * _SECOND
-_HOUR: Final = 60 * _MINUTE
-_DAY: Final = 24 * _HOUR
-_TIME_MAX: Final = 253_402_300_799_999  # ms, the end of the year 9999
-_UNITS: Final = ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (_SECOND, "s"))
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -59,35 +52,9 @@ def many(value: int, noun: str) -> str:
     return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
 
 
-def duration(ms: int) -> str:
-    """Return a time span in the unit that a person would use."""
-    for size, unit in _UNITS:
-        if abs(ms) >= size:
-            return f"{ms / size:.3g} {unit}" if abs(ms) < 1_000 * size else f"{ms // size:,} {unit}"
-    return f"{ms} ms"
-
-
 def size(count: int) -> str:
     """Return a number of bytes in the unit that a person would use."""
     for bytes_, unit in _SIZES:
         if count >= bytes_:
             return f"{count / bytes_:,.1f} {unit}"
     return many(count, "byte")
-
-
-def moment(ms: int, width_ms: int = _SECOND) -> str:
-    """Return a time in UTC, as exactly as intervals of a width need."""
-    then = datetime.fromtimestamp(min(max(ms, 0), _TIME_MAX) / 1_000, UTC)
-    if width_ms >= _DAY:
-        return f"{then:%Y-%m-%d}"
-    if width_ms >= _MINUTE:
-        return f"{then:%m-%d %H:%M}"
-    if width_ms >= _SECOND:
-        return f"{then:%H:%M:%S}"
-    return f"{then:%H:%M:%S}.{ms % 1_000:03}"
-
-
-def full_moment(ms: int) -> str:
-    """Return a date and a time in UTC."""
-    then = datetime.fromtimestamp(min(max(ms, 0), _TIME_MAX) / 1_000, UTC)
-    return f"{then:%Y-%m-%d %H:%M:%S} UTC"

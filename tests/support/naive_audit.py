@@ -22,7 +22,6 @@ from halfmq.spark_jobs.source.parts import Part
 
 HALF, OP = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 PARKED, SCHEDULE = "TRANS_CHECK_MAX_TIME_TOPIC", "SCHEDULE_TOPIC_XXXX"
-GRACE = 5_000  # ms
 Found = tuple[Kind, tuple[int, ...]]
 
 
@@ -121,7 +120,7 @@ def audit(root: Path, pending_age_ms: int) -> Naive:
         {hash(name): one["writeQueueNums"] for name, one in topics.items()},
     )
     late = last - pending_age_ms
-    terms = Terms(overdue_before_ms=late, given_up_before_ms=late, due_before_ms=last - GRACE)
+    terms = Terms(overdue_before_ms=late, given_up_before_ms=late, newest_ms=last)
     naive = Naive()
     naive.found += [(Kind.CRC, (one.offset,)) for one in log if not one.sound]
     for start, end in damage:

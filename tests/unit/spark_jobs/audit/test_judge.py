@@ -579,7 +579,7 @@ def test_where_rollbacks_are_records_every_decision_has_one(name: str) -> None:
     expected = [] if name == "delivered after the log was cut" else [state]
 
     for order in (events, events[::-1]):
-        assert outcome(order, OURS, Terms(due_before_ms=900)) == (expected, sorted(findings))
+        assert outcome(order, OURS, Terms(newest_ms=5_900)) == (expected, sorted(findings))
 
 
 @pytest.mark.parametrize("name", [name for name in HEALTHY if "RocketMQ" not in name])

@@ -18,7 +18,8 @@ from halfmq.spark_jobs.audit.model import Kind, State
 from halfmq.spark_jobs.report.anomalies import shown_kinds
 from halfmq.spark_jobs.report.kinds import KINDS
 from halfmq.spark_jobs.report.page import ROWS_MAX, page
-from halfmq.spark_jobs.report.text import duration, isolated, visible
+from halfmq.spark_jobs.report.text import isolated, visible
+from halfmq.spark_jobs.times import duration
 from tests.support import golden_store
 from tests.support.documents import ROOT
 from tests.support.reports import HOSTILE, LONG, audit_of, chosen_by_others
