@@ -42,21 +42,21 @@ class Remark(NamedTuple):
 
 def checks_of(extent: LogExtent, store: StoreFiles, *, crc: bool, queues: bool) -> list[Check]:
     """Say what of a log is compared with what; ``crc`` and ``queues`` say what was asked for."""
+    no_queues = no_tail = None
+    if not queues:
+        no_queues = "was not asked for"
+    elif store.consume_queues is None:
+        no_queues = (
+            "there is no folder consumequeue: whether consumers get all messages is not known"
+        )
+    if not store.was_closed:
+        no_tail = "no orderly stop is known: entries at the end of consume queues may still come"
     return [
         Check("crc", crc, None if crc else "was not asked for: bodies were not read"),
-        _queues(store, asked=queues),
+        Check("queues", no_queues is None, no_queues),
         _digests(extent, store),
-        _tail(store),
+        Check("tail", no_tail is None, no_tail),
     ]
-
-
-def _queues(store: StoreFiles, *, asked: bool) -> Check:
-    if not asked:
-        return Check("queues", checked=False, why="was not asked for")
-    if store.consume_queues is None:
-        why = "there is no folder consumequeue: whether consumers get all messages is not known"
-        return Check("queues", checked=False, why=why)
-    return Check("queues", checked=True)
 
 
 def _digests(extent: LogExtent, store: StoreFiles) -> Check:
@@ -65,13 +65,5 @@ def _digests(extent: LogExtent, store: StoreFiles) -> Check:
     if not count:
         none = "there are none: a flipped bit in properties or a topic goes unseen"
         return Check("digests", checked=False, why=none)
-    all_of_them = len(extent.segments)
-    why = None if count == all_of_them else f"{count} of {all_of_them} segments have one"
+    why = None if count == len(segments) else f"{count} of {len(segments)} segments have one"
     return Check("digests", checked=True, why=why)
-
-
-def _tail(store: StoreFiles) -> Check:
-    if store.was_closed:
-        return Check("tail", checked=True)
-    why = "no orderly stop is known: entries at the end of consume queues may still come"
-    return Check("tail", checked=False, why=why)

@@ -156,7 +156,6 @@ class Terms(NamedTuple):
     overdue_before_ms: int | None = None  # prepared earlier: it should have been decided
     passed_slot: int = 0  # RocketMQ's checks will not come back to half queue offsets below
     checks_max: int = CHECKS_MAX
-    given_up_before_ms: int | None = None  # its last check was earlier: it should be parked
     newest_ms: int = 0  # when the last record of the log was stored
 
 

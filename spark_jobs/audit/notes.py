@@ -8,7 +8,7 @@ told here too.
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 from ..log.segment_reader import UNWRITTEN
 from ..log.segments import LogExtent
@@ -20,8 +20,6 @@ from .checks import Checks, Remark
 from .dialects import Mark, recorded_rollbacks
 from .model import Found, Kind, LogBounds, Terms
 from .statistics import Scale, scale
-
-_PARKED_WITHIN: Final = 600_000  # ms from the last check to the parking; RocketMQ needs a round
 
 
 class Notes:
@@ -96,7 +94,6 @@ class Notes:
             overdue_before_ms=None if age is None else self._now - age // timedelta(milliseconds=1),
             passed_slot=self._store.passed_slot,
             checks_max=self._checks.checks_max,
-            given_up_before_ms=self._newest - _PARKED_WITHIN,
             newest_ms=self._newest,
         )
 

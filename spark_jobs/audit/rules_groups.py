@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from .histories import History, Message
-from .model import Event, Finding, Kind, LogBounds, State
+from .model import Finding, Kind, LogBounds, State
 from .rules_decisions import Decision, Outcome
 
 # --- several messages
@@ -15,58 +15,41 @@ def unlike_the_leader(outcome: Outcome, bounds: LogBounds) -> Iterable[Finding]:
     if history.half is None:
         yield from _without_leader(history, bounds)
         return
-    if outcome.state is State.COMMITTED and not outcome.commits:
-        yield from _missing_leader(outcome, bounds)
-    for number in sorted({*range(1, history.total), *history.messages} - {0}):
+    for number in sorted({*range(history.total), *history.messages}):
         message = history.messages.get(number, Message())
+        which = f"message {number + 1} of {history.total}"
         finals = message.commits
         if outcome.state is State.COMMITTED:
             yield from _unlike_a_commit(outcome, number, message, bounds)
         elif finals and outcome.state is not State.UNDETERMINED:
             state = "rolled back" if outcome.rollbacks else "undecided"
-            detail = f"message {number + 1} of {history.total} was committed, the first is {state}"
+            detail = f"{which} was committed, the first is {state}"
             yield Finding(Kind.SPLIT_GROUP, [history.half.offset, finals[0].offset], detail)
-        if len(finals) > 1:
-            detail = f"{len(finals)} final messages of message {number + 1} of {history.total}"
+        if number and len(finals) > 1:  # several of the first are told by ``repeated``
+            detail = f"{len(finals)} final messages of {which}"
             yield Finding(Kind.COMMITTED_TWICE, [final.offset for final in finals], detail)
-
-
-def _missing_leader(outcome: Outcome, bounds: LogBounds) -> Iterable[Finding]:
-    """Find that the leader of several has no final message, though another one has."""
-    leader, decided = outcome.history.leader, outcome.decided
-    if _is_delivered(leader):
-        return
-    assert leader.half is not None
-    assert decided is not None
-    if not bounds.hides(leader.half.offset, decided.offset):
-        detail = f"committed, but message 1 of {outcome.history.total} has no final message"
-        yield Finding(Kind.MISSING_FINAL, [leader.half.offset, decided.offset], detail)
-
-
-def _is_delivered(message: Message) -> bool:
-    """Tell whether there is anything that may stand for the final, faulty as it may be."""
-    return bool(
-        message.commits
-        or message.unmarked
-        or message.damaged
-        or message.delivered
-        or message.waiting
-    )
 
 
 def _unlike_a_commit(
     outcome: Outcome, number: int, message: Message, bounds: LogBounds
 ) -> Iterable[Finding]:
+    """Find a message of a committed transaction that consumers do not get."""
     history, decided = outcome.history, outcome.decided
     assert history.half is not None
     assert decided is not None
-    if _is_delivered(message):
+    delivered = message.commits or message.delivered or message.waiting
+    if delivered or message.unmarked or message.damaged:  # these may stand for its final
         return
     if message.half is None:
         if not bounds.hides(history.half.offset, decided.offset):
             detail = f"committed, but the log has no half message {number + 1} of {history.total}"
             yield Finding(Kind.SPLIT_GROUP, [history.half.offset, decided.offset], detail)
-    elif not bounds.hides(decided.offset) and not _ends_the_log(history, bounds):
+        return
+    if number:  # its final comes after that of the leader, which decides
+        may_come = bounds.hides(decided.offset) or _ends_the_log(history, bounds)
+    else:
+        may_come = bounds.hides(message.half.offset, decided.offset)
+    if not may_come:
         detail = f"committed, but message {number + 1} of {history.total} has no final message"
         yield Finding(Kind.MISSING_FINAL, [message.half.offset, decided.offset], detail)
 
@@ -78,17 +61,14 @@ def _ends_the_log(history: History, bounds: LogBounds) -> bool:
 
 
 def _without_leader(history: History, bounds: LogBounds) -> Iterable[Finding]:
-    halves = _halves_of_followers(history)
-    first = min((half.offset for half in halves), default=None)
-    if first is not None and not bounds.hides(0, first):
+    offsets = [
+        half.offset for number, one in history.messages.items() if number for half in one.halves
+    ]
+    if offsets and not bounds.hides(0, min(offsets)):
         detail = (
             "half messages of a transaction of several, without the first, which decides for all"
         )
-        yield Finding(Kind.SPLIT_GROUP, sorted(half.offset for half in halves), detail)
-
-
-def _halves_of_followers(history: History) -> list[Event]:
-    return [half for n, message in history.messages.items() if n for half in message.halves]
+        yield Finding(Kind.SPLIT_GROUP, sorted(offsets), detail)
 
 
 # --- one message prepared several times

@@ -1,11 +1,14 @@
 """Rules about what should have gone on: halves that nobody decides, or nobody asks about."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from ..times import duration, full_moment
 from .histories import History
 from .model import Finding, Kind, LogBounds, State, Terms
 from .rules_decisions import Outcome
+
+_PARKED_WITHIN: Final = 600_000  # ms from the last check to the parking; RocketMQ needs a round
 
 
 def left_undecided(outcome: Outcome, bounds: LogBounds, terms: Terms) -> Iterable[Finding]:
@@ -24,14 +27,13 @@ def left_undecided(outcome: Outcome, bounds: LogBounds, terms: Terms) -> Iterabl
         )
         yield Finding(Kind.OVERDUE_HALF, [half.offset for half in halves], detail)
     asked = newest.check_times or 0
-    given_up = terms.given_up_before_ms
     if newest.reference < terms.passed_slot:
         detail = (
             "neither decided nor parked, but RocketMQ's checks have passed it: it is at offset"
             f" {newest.reference} of the half queue, the next check is at {terms.passed_slot}"
         )
         yield Finding(Kind.LOST_PARKING, [half.offset for half in halves], detail)
-    elif given_up is not None and asked >= terms.checks_max and newest.time_ms < given_up:
+    elif asked >= terms.checks_max and newest.time_ms < terms.newest_ms - _PARKED_WITHIN:
         detail = (
             f"its producer was asked {asked} times; after that it was neither decided nor parked"
         )

@@ -3,13 +3,6 @@
 Only messages that consumers see count: finals of transactions, not their halves. ``messages`` and
 ``rows`` bring both sides to a common form, ``differences`` compares them.
 
-In a notebook::
-
-    log = roles.read_log(spark, directory, *differences.COLUMNS)
-    entries = differences.messages(log, {"orders"}).persist()
-    ledger = differences.rows(spark.read.parquet("orders.parquet"), "order_id").persist()
-    differences.differences(entries, ledger).groupBy("kind").count().show()
-
 A message may have several keys (the words of its ``KEYS``); it is matched when one of them has a
 row. A key that several messages have is a double only if it has a row, or if those messages are
 not matched by another key: an order and its customer can both be keys.

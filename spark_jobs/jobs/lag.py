@@ -3,13 +3,6 @@
 ``prepared`` keeps the records that have a place in a queue; ``lags`` compares them with the offsets
 of the groups.
 
-In a notebook::
-
-    table = offset_table.read_offsets(offset_table.offset_file(directory))
-    offsets = spark.createDataFrame(table.offsets, offset_table.DDL)
-    records = lag.prepared(roles.read_log(spark, directory, *lag.COLUMNS)).persist()
-    lag.lags(records, offsets).orderBy("secondsBehind", ascending=False).show()
-
 Read the offsets before the log: while a broker runs, later ones can lie after the end of the log.
 """
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -45,9 +45,9 @@ class Output:
         self._failed: PlaceError | None = None
         if self._folder:
             probe_folder(self._folder)
-            for name in results:
-                self._check_folder(self._folder / name)
-            self._check_summary(self._folder / SUMMARY)
+            for place in self._foreign(self._folder, results):
+                reason = f"not written by a previous {job}: remove it, or name another --output"
+                raise PlaceError(place, reason)
         if self._json:
             probe_file(self._json)
 
@@ -84,28 +84,21 @@ class Output:
         for place in filter(None, (self._json, self._folder and self._folder / SUMMARY)):
             place.write_text(text, "utf-8")
 
-    def _check_folder(self, place: Path) -> None:
-        if not place.exists():
-            return
-        probe_folder(place)
-        ours = (f"halfmq-{self._job}-", "_", ".")  # readers skip the last two
-        foreign = [path.name for path in place.iterdir() if not path.name.startswith(ours)]
-        if foreign:
-            raise self._foreign(place / min(foreign))
-
-    def _check_summary(self, place: Path) -> None:
-        if not place.exists():
-            return
-        try:
-            is_ours = {"directory", "log"} <= json.loads(place.read_text("utf-8")).keys()
-        except (ValueError, AttributeError):
-            is_ours = False
-        if not is_ours:
-            raise self._foreign(place)
-
-    def _foreign(self, place: Path) -> PlaceError:
-        reason = f"not written by a previous {self._job}: remove it, or name another --output"
-        return PlaceError(place, reason)
+    def _foreign(self, folder: Path, results: Iterable[str]) -> Iterator[Path]:
+        """Find files of others where this job writes its own."""
+        for place in (folder / name for name in results):
+            if place.exists():
+                probe_folder(place)
+                ours = (f"halfmq-{self._job}-", "_", ".")  # readers skip the last two
+                yield from (path for path in place.iterdir() if not path.name.startswith(ours))
+        summary = folder / SUMMARY
+        if summary.exists():
+            try:
+                is_ours = {"directory", "log"} <= json.loads(summary.read_text("utf-8")).keys()
+            except (ValueError, AttributeError):
+                is_ours = False
+            if not is_ours:
+                yield summary
 
 
 def probe_folder(folder: Path) -> None:

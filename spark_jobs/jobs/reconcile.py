@@ -10,8 +10,6 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import DataFrame
-
 from halfmq.store.format import topics
 
 from ..errors import OptionError
@@ -26,6 +24,10 @@ if TYPE_CHECKING:
     from .command import Jobs
 
 LISTED_MAX: Final = 2_000  # differences of each kind in the JSON; the Parquet files have all
+_DAMAGE: Final = """
+    select count(*) as ranges, coalesce(sum(bigint(size)), 0) as bytes
+    from {log} where recordType = 'corrupt'
+"""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HIDDEN: Final = (  # topics whose records consumers do not see
     topics.HALF_TOPIC,
@@ -133,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
         )
         ledger = job.cached(ledger)
         log = job.log(*differences.COLUMNS, "size", subscribe=",".join((*options.topic, *_HIDDEN)))
-        (damaged,) = rows(_damage(log))
+        (damaged,) = rows(job.spark.sql(_DAMAGE, log=log))
         job.step("comparing it with the ledger")
         entries = differences.messages(log, options.topic, options.message_key, within)
         entries = job.cached(entries)
@@ -159,14 +161,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _ms(time: datetime | None) -> int | None:
     return None if time is None else (time - _EPOCH) // timedelta(milliseconds=1)
-
-
-def _damage(log: DataFrame) -> DataFrame:
-    text = """
-        select count(*) as ranges, coalesce(sum(bigint(size)), 0) as bytes
-        from {log} where recordType = 'corrupt'
-    """
-    return log.sparkSession.sql(text, log=log)
 
 
 def _table(summary: dict[str, Any]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from ..errors import JavaNotFoundError
 from .java import java_for_spark
 
 SMALL_LOG: Final = 256 << 20  # bytes; below, starting the JVM costs more than reading the log
+_TASK_BYTES: Final = 16 << 20  # of log; shuffles of less are not worth a second task
 _SHUFFLE_BYTES: Final = 256 << 20  # of log per shuffle partition; about 25 MB of it are shuffled
 _HEAP_MAX: Final = 4 << 30  # bytes; an audit of ten million messages needs one
 
@@ -122,8 +123,15 @@ def _submitted_session(log_bytes: int) -> SparkSession:
 
 
 def _settings(log_bytes: int) -> dict[str, str]:
-    short_life = log_bytes < SMALL_LOG
-    tasks = 1 if short_life else os.cpu_count() or 1
+    tasks = min(os.cpu_count() or 1, 1 + log_bytes // _TASK_BYTES)
+    # Compiling or replanning a query takes longer than the rest of it for a small log, and so does
+    # clearing the memory that each aggregation gets.
+    for_small_log = {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.buffer.pageSize": "1m",
+    }
     return {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -133,15 +141,10 @@ def _settings(log_bytes: int) -> dict[str, str]:
         # A wrong option is reported in a line, without the trace of a worker.
         "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
         "spark.sql.shuffle.partitions": str(max(tasks, log_bytes // _SHUFFLE_BYTES)),
-        # Compiling or replanning a query takes longer than the rest of it for a small log.
-        "spark.sql.adaptive.enabled": str(not short_life).lower(),
-        "spark.sql.codegen.wholeStage": str(not short_life).lower(),
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN" if short_life else "FALLBACK",
-        # A page is allocated, and cleared, for each aggregation.
-        "spark.buffer.pageSize": "1m" if short_life else "64m",
         "spark.sql.session.timeZone": "UTC",
         # Cached rows are mostly hashes, which do not compress.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
+        **(for_small_log if log_bytes < SMALL_LOG else {}),
     }
 
 

@@ -3,13 +3,6 @@
 ``prepared`` turns a log into the rows that the queries in ``QUERIES`` read. Only what consumers of
 an application see counts as a message: copies, halves and the broker's own records have other
 roles (``roles.py``).
-
-In a notebook::
-
-    log = roles.read_log(spark, directory, *traffic.COLUMNS)
-    records = traffic.prepared(log).persist()
-    traffic.query("topics", records).show()
-    traffic.query("rates", records, every=60_000).show()
 """
 
 import argparse

@@ -120,7 +120,7 @@ def audit(root: Path, pending_age_ms: int) -> Naive:
         {hash(name): one["writeQueueNums"] for name, one in topics.items()},
     )
     late = last - pending_age_ms
-    terms = Terms(overdue_before_ms=late, given_up_before_ms=late, newest_ms=last)
+    terms = Terms(overdue_before_ms=late, newest_ms=last)
     naive = Naive()
     naive.found += [(Kind.CRC, (one.offset,)) for one in log if not one.sound]
     for start, end in damage:

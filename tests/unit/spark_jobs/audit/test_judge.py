@@ -378,7 +378,7 @@ def test_what_can_no_longer_be_read_is_held_against_nobody(name: str) -> None:
 
 def test_copies_whose_original_expired_may_have_been_decided_by_its_op() -> None:
     """RocketMQ's op of a rollback names the half that the producer knew, not its copies."""
-    terms = Terms(overdue_before_ms=300, passed_slot=200, given_up_before_ms=400)
+    terms = Terms(overdue_before_ms=300, passed_slot=200, newest_ms=600_400)
     copies = [half(110, 1), half(120, 15)]
 
     assert outcome(copies, CUT_SHORT, terms) == ([State.PENDING], [])
@@ -424,7 +424,7 @@ UNDECIDED = {
 @pytest.mark.parametrize("name", UNDECIDED)
 def test_what_should_have_gone_on_is_told_by_the_terms(name: str) -> None:
     """Undecided for too long, and given up without a trace."""
-    terms = Terms(overdue_before_ms=300, passed_slot=50, given_up_before_ms=400)
+    terms = Terms(overdue_before_ms=300, passed_slot=50, newest_ms=600_400)
     events, findings = UNDECIDED[name]
 
     assert outcome(events, WHOLE, terms)[1] == sorted(findings)
