@@ -1,7 +1,7 @@
 """The answer to GET_BROKER_RUNTIME_INFO (28): RocketMQ's keys for its tools, and halfmq's metrics.
 
 Tools print columns of RocketMQ's keys, and some stop at the first missing one, so all keys are
-included. Those without a meaning in this broker (queues of thread pools, a transient store) are 0.
+included. Those without a meaning in this broker (queues of thread pools, for example) are 0.
 Latencies are not measured and have the values of a broker that has just started. Rates are averages
 over the last 10, 60 and 600 seconds, or over up to twice as long.
 
@@ -13,12 +13,13 @@ Source: RocketMQ ``AdminBrokerProcessor#prepareRuntimeInfo``, ``StoreStatsServic
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from halfmq.remoting.codes import VERSION
+from halfmq.remoting.codes import INT32_MAX, VERSION
 from halfmq.store.message_store import MessageStore
 
 from .tables.statistics import MESSAGES, TIMES, Counter, Statistics
@@ -46,7 +47,7 @@ _WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "dispatchBehindBytes": "0",
     "dispatchMaxBuffer": "0",
     "pageCacheLockTimeMills": "0",
-    "remainTransientStoreBufferNumbs": "0",
+    "remainTransientStoreBufferNumbs": str(INT32_MAX),  # 0 would be a store that is out of them
     "startAcceptSendRequestTimeStamp": "0",
     "timerReadBehind": "0",
     "timerOffsetBehind": "0",
@@ -133,12 +134,15 @@ class RuntimeInfo:
 
     def _disk(self) -> dict[str, str]:
         usage = shutil.disk_usage(self._root)
-        ratio = f"{1 - usage.free / usage.total:.2f}" if usage.total else "-1"
+        # As `df` and RocketMQ: without what is reserved for root, rounded up.
+        percent = math.ceil(100 * usage.used / ((usage.used + usage.free) or 1))
+        ratio = str(percent / 100)
+        free = usage.total - usage.used
         return {
             "commitLogDiskRatio": ratio,
             f"commitLogDiskRatio_{self._root / 'commitlog'}": ratio,
             "consumeQueueDiskRatio": ratio,
-            "commitLogDirCapacity": f"Total : {_size(usage.total)}, Free : {_size(usage.free)}.",
+            "commitLogDirCapacity": f"Total : {_size(usage.total)}, Free : {_size(free)}.",
         }
 
     def _offsets(self) -> dict[str, str]:

@@ -1,8 +1,10 @@
 import java.io.ByteArrayOutputStream;
 import java.io.PrintStream;
+import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
@@ -27,6 +29,7 @@ import org.apache.rocketmq.tools.command.MQAdminStartup;
 final class Access {
     private static final String NOBODY = "-";
     private static final int TIMEOUT_MS = 10_000;
+    private static final int HASTE_MS = 50;
     private static final Object STREAMS = new Object();
 
     private Access() {
@@ -185,13 +188,51 @@ final class Access {
             PrintStream errors = System.err;
             System.setOut(new PrintStream(printed, true, "UTF-8"));
             System.setErr(new PrintStream(failed, true, "UTF-8"));
+            forgetCommands();
+            Thread hastening = hastenShutdown(Thread.currentThread());
             try {
                 MQAdminStartup.main0(scope.arguments(), null);
             } finally {
+                hastening.interrupt();
                 System.setOut(output);
                 System.setErr(errors);
             }
         }
         scope.say("printed", "text", printed.toString("UTF-8"), "failure", failed.toString("UTF-8"));
+    }
+
+    /** A command may keep a client that it has shut down; the tool runs one for each process. */
+    private static void forgetCommands() throws IllegalAccessException {
+        for (Field field : MQAdminStartup.class.getDeclaredFields()) {
+            if (List.class.isAssignableFrom(field.getType())) {
+                field.setAccessible(true);
+                ((List<?>) field.get(null)).clear();
+            }
+        }
+    }
+
+    /**
+     * A client that shuts down joins its threads; the one of network events looks every 3 s only
+     * whether it should end, unless it is interrupted.
+     */
+    private static Thread hastenShutdown(Thread command) {
+        Thread hastening = new Thread(() -> {
+            try {
+                while (true) {
+                    Thread.sleep(HASTE_MS);
+                    if (Arrays.stream(command.getStackTrace()).anyMatch(
+                            frame -> frame.getClassName().endsWith("NettyRemotingClient")
+                                && frame.getMethodName().equals("shutdown"))) {
+                        Thread.getAllStackTraces().keySet().stream()
+                            .filter(thread -> thread.getName().contains("NettyEventExecutor"))
+                            .forEach(Thread::interrupt);
+                    }
+                }
+            } catch (InterruptedException ended) {
+                Thread.currentThread().interrupt();
+            }
+        });
+        hastening.start();
+        return hastening;
     }
 }

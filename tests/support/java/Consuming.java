@@ -156,7 +156,7 @@ final class Consuming {
 
     /** The enumeration moved to another package in 5.0. */
     @SuppressWarnings({"unchecked", "rawtypes"})
-    private static void broadcast(DefaultMQPushConsumer consumer) throws Exception {
+    static void broadcast(DefaultMQPushConsumer consumer) throws Exception {
         for (Method method : DefaultMQPushConsumer.class.getMethods()) {
             if (method.getName().equals("setMessageModel")) {
                 Class<? extends Enum> kind = (Class<? extends Enum>) method.getParameterTypes()[0];

@@ -60,6 +60,7 @@ public final class Driver {
         SCENARIOS.put("until_refused", Access::untilRefused);
         SCENARIOS.put("ask", Access::ask);
         SCENARIOS.put("mqadmin", Access::mqadmin);
+        SCENARIOS.put("online", Online::online);
     }
 
     private Driver() {

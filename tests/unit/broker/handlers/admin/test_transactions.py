@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -365,6 +367,22 @@ def test_the_runtime_table_has_every_key_that_tools_read(tmp_path: Path) -> None
     of_the_day = re.compile("commitLogDiskRatio_|scheduleMessageOffset_")
     theirs = {key for key in decode_table(answer.body) if not of_the_day.match(key)}
     assert theirs <= table.keys()
+
+
+def test_the_disk_is_used_as_far_as_df_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is reserved for root is neither used nor free; RocketMQ rounds up."""
+    usage = SimpleNamespace(total=1000 << 30, used=161 << 30, free=639 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    clock = Clock()
+    log = FakeLog(clock)
+    log.min_offset = 0  # type: ignore[attr-defined]
+
+    table = runtime_table(log, clock, tmp_path)
+
+    assert table["commitLogDiskRatio"] == "0.21"
+    assert table["commitLogDirCapacity"] == "Total : 1000.0 GiB, Free : 839.0 GiB."
 
 
 def test_the_runtime_table_tells_offsets_and_transactions(tmp_path: Path) -> None:
