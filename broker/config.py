@@ -124,6 +124,12 @@ class TopicDefaults:
         "most queues of such a topic",
         live=True,
     )
+    trace_topic: bool = setting(
+        "traceTopicEnable",
+        False,
+        SWITCH,
+        "create RMQ_SYS_TRACE_TOPIC with one queue at start instead of on its first message",
+    )
     auto_create_groups: bool = setting(
         "autoCreateSubscriptionGroup",
         True,

@@ -35,7 +35,6 @@ _ROCKETMQ_ONLY: Final = frozenset(
         "storePathConsumeQueue",
         "storePathIndex",
         "timerWheelEnable",
-        "traceTopicEnable",
         "transientStorePoolEnable",
         "useReentrantLockWhenPutMessage",
         "waitTimeMillsInSendQueue",

@@ -38,7 +38,6 @@ _FIXED: Final[Mapping[str, str]] = {
     "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
     "slaveReadEnable": "false",
     "traceOn": "true",
-    "traceTopicEnable": "false",
 }
 """Keys that tools of RocketMQ read and that are not settings here. ``exportConfigs`` of 4.9 fails
 without them."""

@@ -17,6 +17,7 @@ from halfmq.store.format.topics import (
     OP_TOPIC,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
+    TRACE_TOPIC,
     reply_topic,
 )
 
@@ -128,6 +129,8 @@ def built_in_topics(identity: TopicDefaults, delay_levels: int) -> dict[str, Top
     ]
     if identity.auto_create:
         rows.append((DEFAULT_TOPIC, identity.default_queue_nums, everything))
+    if identity.trace_topic:
+        rows.append((TRACE_TOPIC, 1, usual))
     return {name: simple_topic(name, queues, perm) for name, queues, perm in rows}
 
 

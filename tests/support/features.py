@@ -11,6 +11,7 @@ TESTS: Final = Path(__file__).parents[1] / "interop"
 CLIENTS_OF: Final = {
     "test_java_client.py": ("Java 5.3.3", "Java 4.9.8"),
     "test_java_features.py": ("Java 5.3.3", "Java 4.9.8"),
+    "test_traces.py": ("Java 5.3.3", "Java 4.9.8"),
     "test_go_client.py": ("Go 2.1.2",),
     "test_cpp_client.py": ("C++ 0.4.4",),
     "test_several_brokers.py": (),

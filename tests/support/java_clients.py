@@ -25,7 +25,7 @@ from benchmarks.build import being_made
 from tests.support.cache import cache_directory, forget_others
 
 SOURCES: Final = Path(__file__).parent / "java"
-SINCE_4_6: Final = ("LitePulling.java", "Replying.java")
+SINCE_4_6: Final = ("LitePulling.java", "Replying.java", "Tracing.java")
 """Programs that older clients do not have the classes for."""
 TOOLS: Final = ("java", "javac", "mvn")
 _FETCH_SECONDS: Final = 900.0  # about 80 jars on a first run

@@ -86,7 +86,7 @@ class Operator:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             (said,) = self.client.run("mqadmin", *arguments, "-n", self.place.namesrv)
-            text = f"{said['text']}\n{said['failure']}"
+            text = f"{said['text']}\n{said['failure']}".replace("]MessageTrack", "]\nMessageTrack")
             lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
             if re.search(until, "\n".join(lines)):
                 told = [self._without_values(line) for line in lines if not _STACK.match(line)]

@@ -50,6 +50,7 @@ public final class Driver {
         SCENARIOS.put("pull", Pulling::pull);
         SCENARIOS.put("lite_pull", scope -> since46("LitePulling", "litePull", scope));
         SCENARIOS.put("request_reply", scope -> since46("Replying", "requestReply", scope));
+        SCENARIOS.put("traced", scope -> since46("Tracing", "traced", scope));
         SCENARIOS.put("sql", Filtering::sql);
         SCENARIOS.put("transactions", Transactions::transactions);
         SCENARIOS.put("leaving", Transactions::leaving);

@@ -36,9 +36,16 @@ final class Inbox {
     /** A started consumer that has each message come again once. */
     DefaultMQPushConsumer refuseOnce(String name, DefaultMQPushConsumer consumer)
             throws Exception {
+        return refuseOnce(name, consumer, "");
+    }
+
+    /** A started consumer that has messages come again once whose body begins so. */
+    DefaultMQPushConsumer refuseOnce(String name, DefaultMQPushConsumer consumer, String body)
+            throws Exception {
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             messages.forEach(message -> put(name, message));
-            return messages.get(0).getReconsumeTimes() == 0
+            MessageExt first = messages.get(0);
+            return first.getReconsumeTimes() == 0 && Scope.text(first).startsWith(body)
                 ? ConsumeConcurrentlyStatus.RECONSUME_LATER
                 : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });

@@ -109,7 +109,7 @@ final class Scope implements AutoCloseable {
         return started(producer);
     }
 
-    private <P extends DefaultMQProducer> P started(P producer) throws Exception {
+    <P extends DefaultMQProducer> P started(P producer) throws Exception {
         producer.setSendMsgTimeout(10_000);
         producer.start();
         closers.push(producer::shutdown);
@@ -136,7 +136,7 @@ final class Scope implements AutoCloseable {
         return client;
     }
 
-    private DefaultMQPushConsumer subscribed(
+    DefaultMQPushConsumer subscribed(
             DefaultMQPushConsumer made, String topic, String expression) throws Exception {
         DefaultMQPushConsumer consumer = named(made);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

@@ -18,7 +18,7 @@ final class Transactions {
     }
 
     /** Decides by the words of the body: LOCAL or LOCAL-CHECK, such as "unknown-commit". */
-    private static class Listener implements TransactionListener {
+    static class Listener implements TransactionListener {
         final CountDownLatch decided;
         private final Scope scope;
         private final Map<String, Integer> asked = new ConcurrentHashMap<>();

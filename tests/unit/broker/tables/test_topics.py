@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from halfmq.broker.config import TopicDefaults
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.tables.topic_config import TopicConfig
+from halfmq.broker.tables.topic_config import TopicConfig, built_in_topics
 from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files.json_table import load_table
@@ -52,6 +53,14 @@ def test_an_empty_broker_has_the_built_in_topics(tmp_path: Path) -> None:
         "RMQ_SYS_TRANS_HALF_TOPIC": (1, 1, 6),
         "RMQ_SYS_TRANS_OP_HALF_TOPIC": (1, 1, 6),
     }
+
+
+def test_the_trace_topic_exists_from_the_start_if_it_is_enabled() -> None:
+    """With one queue, as at RocketMQ; a topic that its first message creates has more."""
+    topic = built_in_topics(TopicDefaults(trace_topic=True), 18)["RMQ_SYS_TRACE_TOPIC"]
+
+    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (1, 1, 6)
+    assert "RMQ_SYS_TRACE_TOPIC" not in built_in_topics(TopicDefaults(), 18)
 
 
 def test_the_template_is_missing_if_topics_are_not_created_automatically(tmp_path: Path) -> None:
