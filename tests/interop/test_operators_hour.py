@@ -64,12 +64,13 @@ MEASURED: Final = (
     Measured("brokerStatus", r"(?<=Tps) ?:.*", " N"),
     Measured("brokerStatus", r"^((?:put|get)Message\w*Time(?:Max|s)?|putLatency\d+|runtime) ?: .*"),
     Measured("brokerStatus", r"^(\w+Ratio(_\S+)?|commitLogDirCapacity) ?: .*"),
+    Measured("producer -b", r".*\(CLIENT_INNER_PRODUCER\).*", ""),
     Measured("topicList", r"(DefaultCluster )?%RETRY%TOOLS_CONSUMER.*", ""),
     Measured("consumerProgress", r"TOOLS_CONSUMER.*", ""),
     # A consumer tells the offset of a queue after 5 s, that of its retry topic perhaps later.
     Measured("consumerProgress", r"%RETRY%java.*", ""),
 )
-"""The tool's own group is there if one of its heartbeats was in time."""
+"""Groups of clients themselves are there if a heartbeat was in time."""
 
 
 def hour(operator: Operator) -> None:
