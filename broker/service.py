@@ -40,7 +40,7 @@ from .handlers.admin.changes import Changes
 from .handlers.admin.cleaning import CleaningHandlers
 from .handlers.admin.offsets import GroupOffsetHandlers
 from .handlers.admin.tables import TableHandlers
-from .handlers.admin.transactions import AdminHandlers
+from .handlers.admin.transactions import TransactionAdminHandlers
 from .handlers.administration import HandlerPart, admin_handlers
 from .handlers.clients.assignments import AssignmentHandlers
 from .handlers.clients.brokers import BrokerHandlers
@@ -114,7 +114,7 @@ class Broker:
         """
         loaded = config if isinstance(config, LoadedConfig) else LoadedConfig(config, {}, [])
         self.config = config = loaded.config
-        self._settings = LiveSettings(loaded, self._configure, now_ms=now_ms)
+        self._settings = LiveSettings(loaded, self.configure, now_ms=now_ms)
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
         self._levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
@@ -350,7 +350,7 @@ class Broker:
             ),
             RouteHandlers(tables.topics, tables.brokers, self.config.topics),
             BrokerHandlers(tables.brokers, tables.kv_config, self.config.topics),
-            AdminHandlers(
+            TransactionAdminHandlers(
                 self.transactions.view,
                 self.transactions.operator,
                 store.reader.record_at,
@@ -487,7 +487,7 @@ class Broker:
             credentials=self.config.access.inner_credentials,
         )
 
-    def _configure(self, config: BrokerConfig) -> None:
+    def configure(self, config: BrokerConfig) -> None:
         """Pass changed settings to the parts that use them."""
         self.config = config
         self._tables.configure(config)

@@ -1,1 +1,1 @@
-"""Requests of operators: transactions, users and policies."""
+"""Requests of operators about topics, groups, offsets, transactions, settings and users."""

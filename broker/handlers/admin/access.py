@@ -1,6 +1,6 @@
 """Requests about users, policies and plain-ACL files.
 
-A change is answered when it is on disk. Only a super user changes super users and is shown secrets;
+A change is answered when it is on disk. Only a super user may change super users and see secrets;
 other administrators see the rest.
 Source: RocketMQ 5.3 ``AdminBrokerProcessor``; 4.9.8 for the codes 50 to 53.
 """
@@ -69,7 +69,7 @@ class UserHandlers:
         self._changes.make(change, f"user {user.username}", request, connection)
 
     def update_user(self, request: RemotingCommand, connection: Connection) -> None:
-        """Change what is set of a user."""
+        """Change those fields of a user that are set."""
         user = _named_user(request)
         if user.user_type == SUPER and not _is_super(request):
             raise RequestRefusedError(
@@ -137,7 +137,7 @@ class UserHandlers:
 
 
 class PlainAclHandlers:
-    """Tells the version of plain-ACL files, and that they are the place to edit."""
+    """Serves the version of the plain-ACL files, and refuses to change them by requests."""
 
     def __init__(self, accounts: PlainAcl, broker_name: str, cluster_name: str) -> None:
         self._accounts = accounts
@@ -154,7 +154,7 @@ class PlainAclHandlers:
         }
 
     def refuse(self, _request: RemotingCommand, _connection: Connection) -> bytes:
-        """Say where accounts are edited."""
+        """Refuse with a remark that names the file to edit."""
         raise RequestRefusedError(
             ResponseCode.SYSTEM_ERROR,
             f"accounts are not changed by requests: edit {self._accounts.files[0]} on the broker's "

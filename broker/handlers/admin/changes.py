@@ -1,4 +1,4 @@
-"""Carries out administrative changes one after the other; each is answered when it is on disk."""
+"""Administrative changes, one after the other; each is answered when it is on disk."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ...ports import Connection
 logger = logging.getLogger(__name__)
 
 CHANGES_WAITING_MAX: Final = 64
-"""Changes that wait for the one before; each keeps its request in memory."""
+"""Changes running or waiting; each keeps its request in memory."""
 
 CHANGES_WAITING_BYTES_MAX: Final = 32 << 20
-"""Bytes of the bodies of their requests, of which one may have 16 MiB."""
+"""Bytes of the bodies of their requests; one may have 16 MiB."""
 
 
 class Changes:
@@ -39,7 +39,7 @@ class Changes:
         request: RemotingCommand,
         connection: Connection,
     ) -> None:
-        """Carry out a change after those before it; answer its request then.
+        """Run a change after the previous ones, then answer its request.
 
         ``change`` returns when the change is on disk, with the body of the answer if it has one, or
         raises RequestRefusedError. ``what`` names it in the log.

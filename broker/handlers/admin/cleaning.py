@@ -1,8 +1,8 @@
-"""Cleaning at an operator's wish: old files of the log (329), queue files (306, 316).
+"""Deletion of files on request: old files of the log (329), queue files (306, 316).
 
-RocketMQ's queues without messages, and those of topics that it does not know, stay until these
-requests; here the files of both go with the files of the log. What is left to do is a search for
-what an interrupted deletion has left.
+RocketMQ keeps queues without messages, and those of unknown topics, until these requests. Here
+their files are deleted with the files of the log, so 306 and 316 only delete what an interrupted
+deletion has left.
 
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor#cleanExpiredConsumeQueue`, `#cleanUnusedTopic`.
 """
@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 
 
 class CleaningHandlers:
-    """Has old files deleted; answers at once, as RocketMQ does."""
+    """Requests the deletion of files; answers at once, as RocketMQ does."""
 
     def __init__(
         self, delete_expired: Callable[[], None], delete_queue_files: Callable[[], None]
     ) -> None:
         """Wire it.
 
-        ``delete_expired`` has old files of the log deleted soon, whatever the hour, and
-        ``delete_queue_files`` those of queues that lead to nothing.
+        ``delete_expired`` starts the deletion of old files of the log, at any hour;
+        ``delete_queue_files`` deletes files of queues without messages.
         """
         self._delete_expired = delete_expired
         self._delete_queue_files = delete_queue_files
@@ -44,13 +44,13 @@ class CleaningHandlers:
         }
 
     def clean_log(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Have files of the log deleted that are old enough."""
+        """Delete files of the log that are older than the retention time."""
         logger.info("event=deletion_asked what=log peer=%s", connection.name)
         self._delete_expired()
         return encode_reply(request)
 
     def clean_queues(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Have queue files deleted whose messages are gone."""
+        """Delete queue files whose messages were deleted."""
         logger.info("event=deletion_asked what=queues peer=%s", connection.name)
         self._delete_queue_files()
         return encode_reply(request)

@@ -25,7 +25,7 @@ _EXTENSION_MAX: Final = -(2**31) - 1  # tags codes up to this are addresses of e
 
 
 class ConsumeQueueHandlers:
-    """Shows consume queues."""
+    """Serves entries of consume queues."""
 
     def __init__(self, registry: ClientRegistry, store: Store) -> None:
         self._registry = registry
@@ -36,7 +36,7 @@ class ConsumeQueueHandlers:
         return {RequestCode.QUERY_CONSUME_QUEUE: self.query}
 
     def query(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer entries from an index on, and how a group subscribes to the topic."""
+        """Answer with entries from an index on, and with a group's subscription to the topic."""
         header = request.header
         assert isinstance(header, QueryConsumeQueueRequestHeader)
         topic, queue_id = header.topic, header.queue_id
@@ -48,7 +48,7 @@ class ConsumeQueueHandlers:
         filter_data = subscription = None
         if header.consumer_group is not None:
             subscription = self._registry.subscription_of(header.consumer_group, topic)
-            # What RocketMQ answers for a filter by tags, of which it keeps no compiled form.
+            # RocketMQ's answer for a filter by tags, which has no compiled form.
             filter_data = "null"
             if subscription is None:
                 filter_data = f"{header.consumer_group}@{topic} is not online!"

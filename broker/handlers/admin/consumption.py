@@ -1,4 +1,4 @@
-"""How far groups are: offsets and lag by queue, of one group (208) or of all (317).
+"""Progress of groups: offsets and lag by queue, of one group (208) or of all (317).
 
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor#getConsumeStats`, `#fetchAllConsumeStatsInBroker`.
 """
@@ -39,17 +39,17 @@ ROWS_MAX: Final = 80_000
 """Queues in an answer, about 200 bytes each: clients take no frame of more than 16 MiB."""
 
 QUEUES_PER_STEP: Final = 64
-"""Queues looked at in one step, in some 0.3 ms."""
+"""Queues processed in one step, in some 0.3 ms."""
 
 _ASK_BY_GROUP: Final = "ask for one group after the other"
 _ASK_BY_TOPIC: Final = "ask for one topic after the other"
 
 _Part: TypeAlias = tuple[str, TopicConfig, int]
-"""A group, a topic, and how many of its queues are answered for."""
+"""A group, a topic, and the number of its queues in the answer."""
 
 
 class ConsumptionHandlers:
-    """Serves what operators ask about the progress of groups."""
+    """Serves queries about the progress of groups."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ConsumptionHandlers:
         }
 
     def consume_stats(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer where a group and the log are in each queue of one, several or all topics.
+        """Answer with the offsets of a group and of the log in the queues of one or more topics.
 
         Without a list, topics that a connected group does not subscribe to are left out.
         """
@@ -112,7 +112,7 @@ class ConsumptionHandlers:
         return encode_reply(request, body=encode_consume_stats_of(members, per_second))
 
     def all_consume_stats(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer where each group is in each topic in which it has offsets."""
+        """Answer with the progress of each group in each topic in which it has offsets."""
         header = request.header
         assert isinstance(header, GetBrokerConsumeStatsRequestHeader)
         batches = collect(
@@ -145,7 +145,7 @@ class ConsumptionHandlers:
         )
 
     def _consumed(self, keys: Sequence[str], *, ordered_only: bool) -> list[_Part]:
-        """Return groups and topics to answer for, and how many queues of each."""
+        """Return the groups and topics of the answer, and the number of queues of each."""
         pairs: list[_Part] = []
         for key in keys:
             name, _, group = key.partition("@")

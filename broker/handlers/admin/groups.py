@@ -1,6 +1,6 @@
 """Administration of consumer groups: create, update, delete (200, 225, 207), forbid topics (353).
 
-And who is connected, and how groups subscribe.
+Also queries of their members, producers and subscriptions.
 
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor`.
 """
@@ -58,14 +58,14 @@ GROUPS_PER_REQUEST_MAX: Final = 1_000
 """Groups in one UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST; each takes the event loop some 10 us."""
 
 GROUP_BYTES_MAX: Final = 16_384
-"""Bytes of the entry of one group; its retry policy may list delays, and it may list topics."""
+"""Bytes of the entry of one group, in which the retry policy lists delays and topics are listed."""
 
 _KEPT: Final = ("groupRetryPolicy", "subscriptionDataSet")
 """Fields that halfmq does not interpret and keeps for RocketMQ."""
 
 
 class GroupHandlers:
-    """Serves what operators ask about groups and their members, and changes groups."""
+    """Serves queries and changes of groups, and queries of their members."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class GroupHandlers:
     # --- changes
 
     def group_forbidden(self, request: RemotingCommand, connection: Connection) -> bytes | None:
-        """Answer whether a group may consume a topic, after forbidding or allowing it if asked."""
+        """Forbid or allow a group to consume a topic, if requested; answer whether it may."""
         header = request.header
         assert isinstance(header, GroupForbiddenRequestHeader)
         group, topic, readable = header.group, header.topic, header.readable
@@ -184,7 +184,7 @@ class GroupHandlers:
         return encode_reply(request, body=body)
 
     def group_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with one group, created if it is new and groups are created by use."""
+        """Answer with one group, which is created if groups are created at their first use."""
         header = request.header
         assert isinstance(header, GetSubscriptionGroupConfigRequestHeader)
         group = self._groups.ensure(header.group)
@@ -257,7 +257,7 @@ class GroupHandlers:
         }
 
     def groups_of_topic(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer which groups consume a topic: those that subscribe to it or have offsets in it."""
+        """Answer with the groups that subscribe to a topic or have offsets in it."""
         header = request.header
         assert isinstance(header, TopicRequestHeader)
         suffix, topic = f"{header.topic}@", header.topic
@@ -276,7 +276,7 @@ class GroupHandlers:
         return encode_reply(request, body=encode_group_list(sorted(names)))
 
     def topics_of_group(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer in which topics a group has offsets."""
+        """Answer with the topics in which a group has offsets."""
         header = request.header
         assert isinstance(header, GetSubscriptionGroupConfigRequestHeader)
         names = topics_of(request, connection, self._offsets, header.group)
@@ -284,7 +284,7 @@ class GroupHandlers:
         return encode_reply(request, body=body)
 
     def subscription(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer how a group subscribes to a topic; without data if it does not."""
+        """Answer with a group's subscription to a topic; without data if it does not subscribe."""
         header = request.header
         assert isinstance(header, GroupAndTopicRequestHeader)
         data = self._registry.subscription_of(header.group, header.topic)

@@ -25,7 +25,7 @@ from .changes import Changes
 
 
 class KvConfigHandlers:
-    """Keeps what operators set."""
+    """Serves queries and changes of the KV configuration."""
 
     def __init__(self, config: KvConfig, changes: Changes) -> None:
         self._config = config

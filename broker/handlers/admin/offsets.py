@@ -53,7 +53,7 @@ RESET_CLIENTS_MAX: Final = 256
 
 
 class GroupOffsetHandlers:
-    """Shows operators where groups are, and sends groups to other messages."""
+    """Serves queries and changes of the offsets of groups."""
 
     def __init__(
         self,
@@ -215,10 +215,9 @@ class GroupOffsetHandlers:
     # --- clone
 
     def clone(self, request: RemotingCommand, connection: Connection) -> None:
-        """Give a group the offsets that another one has, in one or all of its topics.
+        """Copy the offsets of one group to another, in one or all of its topics.
 
-        Unless ``offline``, topics are left out to which the other one is connected and does not
-        subscribe.
+        Unless ``offline``, leave out topics to which a connected source group does not subscribe.
         """
         header = request.header
         assert isinstance(header, CloneGroupOffsetRequestHeader)
@@ -251,9 +250,9 @@ class GroupOffsetHandlers:
     # --- queries
 
     def correction_offsets(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer the lowest offset that any group has in each queue of a topic.
+        """Answer with the lowest offset that any group has in each queue of a topic.
 
-        Where the group to compare with is lower, INT64_MAX: it holds the others up itself.
+        The answer is INT64_MAX for a queue in which the group to compare with has a lower offset.
         """
         header = request.header
         assert isinstance(header, QueryCorrectionOffsetHeader)
@@ -290,7 +289,7 @@ class GroupOffsetHandlers:
         return encode_reply(request, body=encode_correction_offsets(lowest))
 
     def time_spans(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer from when to when each queue has messages, and up to when a group is."""
+        """Answer with the times of the first, last and latest consumed message of each queue."""
         header = request.header
         assert isinstance(header, GroupAndTopicRequestHeader)
         topic = self._topics.get(header.topic)

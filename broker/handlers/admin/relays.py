@@ -1,8 +1,8 @@
-"""Questions that connected consumers answer: running info (307), one message (309), offsets (223).
+"""Requests relayed to connected consumers: running info (307), one message (309), offsets (223).
 
-The broker sends the question on the connection of the consumer's heartbeats and passes the answer
-on. The consumer may answer late, too much, or never, so the time of each question and the bytes of
-each answer are limited, and the number of questions that wait.
+The broker sends the request on the connection of the consumer's heartbeats and passes the answer
+on. The consumer may answer late, too much, or never. So the time and the bytes of each answer are
+limited, and the number of waiting requests.
 
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor#callConsumer`, `Broker2Client`.
 """
@@ -48,7 +48,7 @@ ANSWER_S: Final = 10.0
 STATUS_S: Final = 5.0
 """Seconds for a consumer to answer 221. Source: `Broker2Client.getConsumeStatus`."""
 
-QUESTIONS_MAX: Final = 64
+RELAYS_MAX: Final = 64
 """Requests that wait for consumers; with the largest answers they take 256 MiB."""
 
 ANSWER_BYTES_MAX: Final = 4 << 20
@@ -58,7 +58,7 @@ STATUS_BYTES_MAX: Final = 256 << 10
 """Bytes of an answer to 221 that is read: the offsets of some 3000 queues."""
 
 STATUS_CLIENTS_MAX: Final = 64
-"""Members of a group that are asked for one 223; of a larger group the client must be named."""
+"""Members of a group that are asked for one request 223; for a larger group, one must be named."""
 
 VERSION_MIN: Final = 62
 """V3_1_8_SNAPSHOT: older Java clients cannot answer. Source: `MQVersion`."""
@@ -67,7 +67,7 @@ _CODE_MAX: Final = 0x7FFF  # a ROCKETMQ header has 16 bits for it
 
 
 class RelayHandlers:
-    """Asks connected consumers what operators want to know."""
+    """Relays requests of operators to connected consumers."""
 
     def __init__(
         self,
@@ -95,13 +95,13 @@ class RelayHandlers:
     # --- requests
 
     def running_info(self, request: RemotingCommand, connection: Connection) -> None:
-        """Answer what a consumer says about itself: settings, queues, rates, perhaps its stacks."""
+        """Answer with a consumer's settings, queues and rates, and its stacks if requested."""
         header = request.header
         assert isinstance(header, GetConsumerRunningInfoRequestHeader)
         self._relay(request, connection, header, b"")
 
     def consume_directly(self, request: RemotingCommand, connection: Connection) -> None:
-        """Have a consumer process one stored message, and answer what came of it."""
+        """Let a consumer process one stored message; answer with the result."""
         header = request.header
         assert isinstance(header, ConsumeMessageDirectlyRequestHeader)
         try:
@@ -126,7 +126,7 @@ class RelayHandlers:
         self._relay(request, connection, filled, record)
 
     def consumer_status(self, request: RemotingCommand, connection: Connection) -> None:
-        """Answer the offsets that the members of a group, or one of them, have in a topic."""
+        """Answer with the offsets that one or all members of a group have in a topic."""
         header = request.header
         assert isinstance(header, GetConsumerStatusRequestHeader)
         group = self._registry.consumer_groups.get(header.group)
@@ -200,16 +200,16 @@ class RelayHandlers:
             for client_id, answer in zip(members, answers, strict=True)
             if answer is not None and answer.code == ResponseCode.SUCCESS
         }
-        # On a thread: to read a thousand queues in fastjson's dialect takes 20 ms.
+        # On a thread: decoding a thousand queues in fastjson's dialect takes 20 ms.
         return encode_reply(request, body=await asyncio.to_thread(_joined, bodies))
 
     def _start(
         self, answer: Coroutine[None, None, bytes], request: RemotingCommand, connection: Connection
     ) -> None:
-        if len(self._waiting) >= QUESTIONS_MAX:
+        if len(self._waiting) >= RELAYS_MAX:
             answer.close()
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY, f"{QUESTIONS_MAX} questions wait for consumers: try again"
+                ResponseCode.SYSTEM_BUSY, f"{RELAYS_MAX} questions wait for consumers: try again"
             )
         task = asyncio.create_task(self._finish(answer, request, connection))
         self._waiting.add(task)
@@ -254,7 +254,7 @@ async def _ask(
     """Return the consumer's answer; None if there is none in time.
 
     Raises:
-        RequestRefusedError: It does not read what it is sent; None instead with ``or_none``.
+        RequestRefusedError: The consumer does not read its requests; with ``or_none`` return None.
     """
     answered: asyncio.Future[RemotingCommand | None] = asyncio.get_running_loop().create_future()
     on_answer = partial(_set_result, answered)

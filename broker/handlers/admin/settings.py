@@ -23,11 +23,11 @@ from ...ports import Connection, Handler
 from .changes import Changes
 
 SETTINGS_BYTES_MAX: Final = 65_536
-"""Bytes of one request to change settings; all of them take a tenth."""
+"""Bytes of one request to change settings; all settings together have a tenth."""
 
 
 class SettingsHandlers:
-    """Shows and changes settings."""
+    """Serves queries and changes of settings."""
 
     def __init__(self, settings: LiveSettings, changes: Changes) -> None:
         self._settings = settings
@@ -49,11 +49,11 @@ class SettingsHandlers:
         return encode_reply(request, header=header, body=self._settings.text().encode())
 
     def get_of_name_server(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with the same without a version."""
+        """Answer with all settings as ``key=value`` lines, without a version."""
         return encode_reply(request, body=self._settings.text().encode())
 
     def update(self, request: RemotingCommand, connection: Connection) -> None:
-        """Change settings; all of the request or none."""
+        """Change all settings of the request, or none if one is refused."""
         if len(request.body) > SETTINGS_BYTES_MAX:
             raise _invalid(f"{len(request.body)} bytes, the limit is {SETTINGS_BYTES_MAX}")
         try:

@@ -1,4 +1,4 @@
-"""Answers about many things, collected over several turns of the event loop."""
+"""Answers with many items, collected over several turns of the event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class _Progress(msgspec.Struct):
-    """The stages of an answer: the things that each is about, and the results so far."""
+    """The stages of an answer: the items of each, and the results so far."""
 
     request: RemotingCommand
     stages: dict[int, tuple[Sequence[Any], list[Any]]] = msgspec.field(default_factory=dict)
@@ -27,32 +27,33 @@ class _Progress(msgspec.Struct):
 def collect(
     request: RemotingCommand,
     connection: Connection,
-    things: Callable[[], Sequence[T]],
+    items: Callable[[], Sequence[T]],
     result_of: Callable[[T], R],
     *,
     stage: int = 0,
     is_last: bool = True,
 ) -> list[R]:
-    """Return the result for each thing, in order; ``things`` is called once for a request.
+    """Return the result of each item, in order; ``items`` is called once per request.
 
-    An answer that needs the results of one call for the next numbers its stages. All but one of
-    them are not the last.
+    An answer may need several calls. It numbers them as stages and sets ``is_last`` for one, after
+    which the connection keeps no more results.
 
     Raises:
-        NotInMemoryError: ``result_of`` needs bytes that are not in memory; serve it again then.
-        UnfinishedError: There is more to do than one turn of the loop allows; likewise.
+        NotInMemoryError: ``result_of`` needs bytes that are not in memory. Serve the request again
+            when they are.
+        UnfinishedError: One turn of the loop is not enough. Serve the request again in the next.
     """
     progress = connection.unfinished
     if not isinstance(progress, _Progress) or progress.request is not request:
         progress = connection.unfinished = _Progress(request)
     if stage not in progress.stages:
-        progress.stages[stage] = things(), []
-    all_things, results = progress.stages[stage]
+        progress.stages[stage] = items(), []
+    all_items, results = progress.stages[stage]
     turn = Slice()
-    for number, thing in enumerate(all_things[len(results) :]):
+    for number, item in enumerate(all_items[len(results) :]):
         if number and turn.is_over:
             raise UnfinishedError
-        results.append(result_of(thing))
+        results.append(result_of(item))
     if is_last:
         connection.unfinished = None
     return results

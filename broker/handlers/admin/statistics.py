@@ -17,7 +17,7 @@ from ...tables.statistics import Statistics
 
 
 class StatisticsHandlers:
-    """Serves what operators ask about rates and counts."""
+    """Serves rates and counts."""
 
     def __init__(self, statistics: Statistics) -> None:
         self._statistics = statistics
@@ -27,7 +27,7 @@ class StatisticsHandlers:
         return {RequestCode.VIEW_BROKER_STATS_DATA: self.view}
 
     def view(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer what was counted of one topic, group or broker."""
+        """Answer with the counts and rates of one topic, group or broker."""
         header = request.header
         assert isinstance(header, ViewBrokerStatsDataRequestHeader)
         found = self._statistics.find(header.stats_name, header.stats_key)

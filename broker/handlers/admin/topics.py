@@ -1,7 +1,7 @@
 """Administration of topics: create, update, delete (17, 18, 215, 216), lists, queue offsets.
 
-The broker is its own name server, so the requests of both are here; a topic that is deleted has no
-route to this broker any more, and request 216 deletes those to brokers registered here.
+The broker is its own name server, so the requests to both are here. A deleted topic has no route to
+this broker any more; request 216 deletes its routes to brokers registered here.
 
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `DefaultRequestProcessor` of the name server.
 """
@@ -58,7 +58,7 @@ _UNIT_SUB: Final = 2
 
 
 class TopicHandlers:
-    """Serves what operators ask about topics, and changes them."""
+    """Serves queries and changes of topics."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class TopicHandlers:
         return encode_reply(request, body=encode_entry(topic.to_json()))
 
     def topic_stats(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer where each queue of a topic begins and ends, and when it got its last message."""
+        """Answer with the offset range of each queue, and the time of its last message."""
         header = request.header
         assert isinstance(header, TopicRequestHeader)
         topic = self._topics.get(header.topic)
@@ -242,7 +242,7 @@ class TopicHandlers:
         return encode_reply(request, body=encode_topic_list(sorted(names)))
 
     def cluster_topics(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer with the names of clusters and brokers, which are topics, and our address."""
+        """Answer with the names of clusters and brokers, which are topics, and this address."""
         others = self._brokers.brokers()
         clusters = {self._cluster_name, *(broker.cluster for broker in others)}
         names = [*sorted(clusters), self._broker_name, *(one.broker_name for one in others)]
@@ -261,7 +261,7 @@ class TopicHandlers:
         return self._names(request, lambda topic: topic.sys_flag & _UNIT_SUB != 0)
 
     def unit_sub_only_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with those of them that belong to no unit."""
+        """Answer with the topics to which consumers of units subscribe and that have no unit."""
         both = _UNIT | _UNIT_SUB
         return self._names(request, lambda topic: topic.sys_flag & both == _UNIT_SUB)
 

@@ -1,10 +1,10 @@
-"""What an operator asks: which transactions are undecided, what is to become of one, how it goes.
+"""Administration of transactions: list and decide them, resume their checks; runtime info.
 
-QUERY_TRANSACTIONS (9000) and DECIDE_TRANSACTION (9003) are ours, see ``docs/wire.md``;
+QUERY_TRANSACTIONS (9000) and DECIDE_TRANSACTION (9003) are halfmq's own, see ``docs/wire.md``;
 RESUME_CHECK_HALF_MESSAGE (323) and GET_BROKER_RUNTIME_INFO (28) are RocketMQ's.
 
-An operator's decision is a decision like a producer's: the first one wins, and its answer waits for
-the disk. Each is a line in the log, with the reason the operator gave.
+An operator's decision has the rules of a producer's: the first one wins, and its answer waits for
+the disk. Each is logged with the operator's reason.
 
 Source: RocketMQ ``AdminBrokerProcessor#resumeCheckHalfMessage``, ``#getBrokerRuntimeInfo``.
 """
@@ -47,8 +47,8 @@ ACTIONS: Final = ("commit", "rollback", RESUME)
 STATES: Final = ("prepared", "parked")
 
 
-class AdminHandlers:
-    """Serves operators and their tools."""
+class TransactionAdminHandlers:
+    """Serves queries and decisions of undecided transactions, and runtime info."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class AdminHandlers:
         }
 
     def get_runtime_info(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with what can be measured here, all values as text."""
+        """Answer with the runtime info; all values are text."""
         return encode_reply(request, body=encode_table(self._runtime_info()))
 
     def query_transactions(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with a page of undecided transactions, oldest first, or with the one asked for."""
+        """Answer with one undecided transaction, or with a page of them, the oldest first."""
         header = request.header
         assert isinstance(header, QueryTransactionsRequestHeader)
         if header.transaction_id is not None:
@@ -98,13 +98,13 @@ class AdminHandlers:
         )
 
     def decide_transaction(self, request: RemotingCommand, connection: Connection) -> None:
-        """Decide a transaction in its producers' place, or have them asked again."""
+        """Decide a transaction instead of its producers, or resume its checks."""
         header = request.header
         assert isinstance(header, DecideTransactionRequestHeader)
         offset, action = header.transaction_offset, header.action
         if action not in ACTIONS:
             raise _refused(f"action is {action!r}, expected one of {', '.join(ACTIONS)}")
-        self._group.append_staged()  # the first decision may be among what is staged
+        self._group.append_staged()  # a first decision may be staged
         try:
             if action == RESUME:
                 ended = self._actions.resume(offset)
@@ -125,7 +125,7 @@ class AdminHandlers:
         connection.respond(request, reply, ended.position)
 
     def resume_check(self, request: RemotingCommand, connection: Connection) -> None:
-        """Have the producers of a parked transaction asked again, as RocketMQ's tools want it."""
+        """Resume the checks of a parked transaction, by RocketMQ's request."""
         header = request.header
         assert isinstance(header, ResumeCheckHalfMessageRequestHeader)
         offset = self._half_offset(header.msg_id or "")
@@ -143,10 +143,10 @@ class AdminHandlers:
         connection.respond(request, encode_reply(request), ended.position)
 
     def _half_offset(self, message_id: str) -> int:
-        """Return the physical offset of the half that an id names, or whose parked copy it names.
+        """Return the physical offset of the half whose id, or whose parked copy's id, this is.
 
         Raises:
-            RequestRefusedError: It names neither.
+            RequestRefusedError: The id is invalid, or its transaction is not undecided.
         """
         try:
             offset = parse_offset_message_id(message_id).physical_offset

@@ -1,6 +1,6 @@
-"""Other brokers register here (103, 104, 217, 322, 901, 904): the name server's part towards them.
+"""This broker as a name server of others: they register here (103, 104, 217, 322, 901, 904).
 
-What they register is in the answers of ``routes``.
+The answers of ``routes`` contain what they register.
 
 Source: RocketMQ 5.3.3 `DefaultRequestProcessor` of the name server.
 """
@@ -46,14 +46,14 @@ from ...tables.broker_table import MASTER_ID, BrokerTable
 from ...tables.kv_config import KvConfig
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
-"""Namespace of the KV configuration that brokers get with each registration."""
+"""Namespace of the KV configuration that is in the answer to each registration."""
 
 CRC_MASK: Final = 0x7FFFFFFF
-"""Checksums of bodies are without the sign bit."""
+"""RocketMQ clears the sign bit of the checksum of a body."""
 
 
 class BrokerHandlers:
-    """Keeps the brokers of which this one is a name server."""
+    """Serves the registration of other brokers."""
 
     def __init__(self, brokers: BrokerTable, kv_config: KvConfig, identity: TopicDefaults) -> None:
         self._brokers = brokers
@@ -73,7 +73,7 @@ class BrokerHandlers:
         }
 
     def register(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Add a broker with its topics; answer where its master is."""
+        """Add a broker with its topics; answer with the address of its master."""
         header = request.header
         assert isinstance(header, RegisterBrokerRequestHeader)
         if header.body_crc32 and header.body_crc32 != crc32(request.body) & CRC_MASK:
@@ -103,7 +103,7 @@ class BrokerHandlers:
         )
 
     def unregister(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Remove a broker that stops."""
+        """Remove a broker."""
         header = request.header
         assert isinstance(header, BrokerIdentityRequestHeader)
         self._brokers.unregister(header.broker_name, header.broker_id)
@@ -136,7 +136,7 @@ class BrokerHandlers:
         )
 
     def heartbeat(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Note that a broker lives."""
+        """Renew the registration of a broker."""
         header = request.header
         assert isinstance(header, BrokerHeartbeatRequestHeader)
         self._brokers.renew(header.broker_name, header.broker_addr)

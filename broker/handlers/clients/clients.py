@@ -81,7 +81,7 @@ class ClientHandlers:
     def heartbeat(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Register the client's producers and consumers."""
         data = self._admitted(_decode_heartbeat(request))
-        # Of a heartbeat in version 1 the client ignores this; RocketMQ says true.
+        # Clients ignore it in the answer to a heartbeat of version 1; RocketMQ answers true.
         is_sub_change = data.heartbeat_fingerprint == 0 or (
             data.without_sub and not self._registry.knows_fingerprint(data)
         )
@@ -106,7 +106,7 @@ class ClientHandlers:
         return encode_reply(request, header=header)
 
     def unregister(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """End a registration; an unknown one is no error."""
+        """Remove a client from its groups; an unknown client is no error."""
         header = request.header
         assert isinstance(header, UnregisterClientRequestHeader)
         self._notify_members(
@@ -117,7 +117,7 @@ class ClientHandlers:
         return encode_reply(request)
 
     def consumer_list(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer the client ids of a group's consumers."""
+        """Answer with the client ids of a group's consumers."""
         header = request.header
         assert isinstance(header, GetConsumerListByGroupRequestHeader)
         client_ids = self._registry.consumer_ids(header.consumer_group)
@@ -128,7 +128,7 @@ class ClientHandlers:
         return encode_reply(request, body=encode_consumer_list(client_ids))
 
     def query_consumers(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer an operator with a page of the members of one or all groups."""
+        """Answer with a page of the members of one or all groups."""
         header = request.header
         assert isinstance(header, QueryConsumersRequestHeader)
         if not 1 <= header.max_count <= CONSUMERS_MAX:
@@ -151,7 +151,7 @@ class ClientHandlers:
         return encode_reply(request, header=following, body=encode_entries(entries))
 
     def check_client_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Refuse, before the consumer starts, a filter that pulls would refuse."""
+        """Refuse an invalid filter when a consumer starts, before its pulls are refused."""
         if request.body:
             subscription = _decode_subscription(request.body)
             if subscription.expression_type != TAG:
@@ -165,11 +165,11 @@ class ClientHandlers:
     # --- events
 
     def connection_lost(self, connection: Connection) -> None:
-        """Forget the clients of a lost connection and tell the others of their groups."""
+        """Remove the clients of a lost connection and notify the other members of their groups."""
         self._notify_members(self._registry.forget(connection))
 
     def expire(self) -> Iterator[None]:
-        """Forget clients without heartbeat, in steps; call it every `registry.SCAN_S` seconds."""
+        """Remove clients without heartbeat, in steps; call it every `registry.SCAN_S` seconds."""
         for group in self._registry.expire():
             if group is not None:
                 self._notify_members((group,))
@@ -178,21 +178,21 @@ class ClientHandlers:
     # --- helpers
 
     def _admitted(self, data: HeartbeatData) -> HeartbeatData:
-        """Return the heartbeat without consumers of groups that do not exist and are not made.
+        """Return the heartbeat without consumers whose groups do not exist and cannot be created.
 
-        Creates the groups and retry topics of the others. RocketMQ passes over the rest in silence
-        too: their pulls are then refused with the reason.
+        Create the groups and retry topics of the others. The heartbeat succeeds in any case, as in
+        RocketMQ; the pulls of the other consumers are refused with the reason.
         """
         if not data.client_id:
             return data
         admitted = tuple(
-            consumer for consumer in data.consumer_data_set if self._make_room_for(consumer)
+            consumer for consumer in data.consumer_data_set if self._ensure_group(consumer)
         )
         if len(admitted) < len(data.consumer_data_set):
             logger.warning("event=consumer_without_group client=%s", data.client_id)
         return replace(data, consumer_data_set=admitted)
 
-    def _make_room_for(self, consumer: ConsumerData) -> bool:
+    def _ensure_group(self, consumer: ConsumerData) -> bool:
         config = self._groups.ensure(consumer.group_name)
         if config is None:
             return False

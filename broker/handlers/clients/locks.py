@@ -17,7 +17,7 @@ from ...tables.queue_locks import QueueLocks
 
 
 class LockHandlers:
-    """Gives queues to one consumer of a group at a time."""
+    """Locks queues for one consumer of a group at a time."""
 
     def __init__(self, locks: QueueLocks) -> None:
         self._locks = locks
@@ -30,13 +30,13 @@ class LockHandlers:
         }
 
     def lock(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Lock queues, or renew; answer which of them the client owns now."""
+        """Lock queues or renew their locks; answer with those that the client holds now."""
         body = _decode(request)
         owned = self._locks.lock(body.consumer_group, body.client_id, body.mq_set)
         return encode_reply(request, body=encode_locked_queues(owned))
 
     def unlock(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Give up queues."""
+        """Unlock queues."""
         body = _decode(request)
         self._locks.unlock(body.consumer_group, body.client_id, body.mq_set)
         return encode_reply(request)

@@ -39,7 +39,7 @@ larger. Source: `accessMessageInMemoryMaxRatio` of `MessageStoreConfig`."""
 
 
 class OffsetHandlers:
-    """Answers where a group stands and where a queue begins and ends."""
+    """Serves the offsets of a group, and the first and last offsets of a queue."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class OffsetHandlers:
         *,
         young_bytes: int | None = None,
     ) -> None:
-        """`young_bytes` is how far back the log counts as young, by default a share of memory."""
+        """Wire it; `young_bytes` of log count as young, by default a share of the memory."""
         self._store = store
         self._offsets = offsets
         self._topics = topics
@@ -69,7 +69,7 @@ class OffsetHandlers:
         }
 
     def query_consumer_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with the committed offset; a new group begins at 0 if the queue still has all."""
+        """Answer with the committed offset; a new group begins at 0 in a young queue."""
         header = request.header
         assert isinstance(header, QueryConsumerOffsetRequestHeader)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
@@ -88,10 +88,10 @@ class OffsetHandlers:
         return encode_reply(request, header=QueryConsumerOffsetResponseHeader(offset=offset))
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
-        """Whether message 0 is still there and recent.
+        """Return whether the first message is still stored and recent.
 
-        A group that wants to begin at the end of a new topic would otherwise miss what was sent
-        before its first consumer came up.
+        Otherwise a group that begins at the end of a new topic would miss the messages sent before
+        its first consumer started.
         """
         first, end = self._store.queues.bounds(topic, queue_id)
         if first > 0 or end <= 0:
@@ -100,7 +100,7 @@ class OffsetHandlers:
         return bool(ranges) and self._store.write_offset - ranges[0][0] <= self._young_bytes
 
     def update_consumer_offset(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Keep where the group stands."""
+        """Commit the offset of a group."""
         header = request.header
         assert isinstance(header, UpdateConsumerOffsetRequestHeader)
         group, topic = header.consumer_group, header.topic
@@ -120,7 +120,7 @@ class OffsetHandlers:
         return encode_reply(request)
 
     def search_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer which message of a queue was stored at a time or first after it."""
+        """Answer with the offset of the first message that was stored at a time or after it."""
         header = request.header
         assert isinstance(header, SearchOffsetRequestHeader)
         offset = self._store.queues.offset_by_time(
@@ -129,21 +129,21 @@ class OffsetHandlers:
         return encode_reply(request, header=SearchOffsetResponseHeader(offset=offset))
 
     def max_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer which queue offset the next message will have."""
+        """Answer with the queue offset that the next message will have."""
         header = request.header
         assert isinstance(header, GetMaxOffsetRequestHeader)
         _, end = self._store.queues.bounds(header.topic, header.queue_id)
         return encode_reply(request, header=GetMaxOffsetResponseHeader(offset=end))
 
     def min_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer which is the first queue offset that still has a message."""
+        """Answer with the first queue offset that still has a message."""
         header = request.header
         assert isinstance(header, GetMinOffsetRequestHeader)
         first, _ = self._store.queues.bounds(header.topic, header.queue_id)
         return encode_reply(request, header=GetMinOffsetResponseHeader(offset=first))
 
     def earliest_store_time(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer when the first message of a queue was stored, -1 if there is none."""
+        """Answer with the time in ms at which the first message of a queue was stored, or -1."""
         header = request.header
         assert isinstance(header, GetEarliestMsgStoretimeRequestHeader)
         topic, queue_id = header.topic, header.queue_id
@@ -157,6 +157,6 @@ class OffsetHandlers:
 def _young_bytes() -> int:
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):  # not known here: 8 GiB is a small server
+    except (ValueError, OSError):  # unknown on this system: assume 8 GiB, a small server
         memory = 8 << 30
     return int(memory * YOUNG_SHARE_OF_MEMORY)

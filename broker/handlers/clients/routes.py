@@ -1,11 +1,11 @@
-"""The name server's part: routes (105), the cluster (106), all topics (206).
+"""Requests to the name server: routes (105), the cluster (106), all topics (206).
 
-An operator takes the write permission out of all routes before a broker is stopped (205), and puts
-it back (327); a restart puts it back too.
+Before a broker is stopped, an operator can remove the write permission from all its routes (205);
+request 327 or a restart restores it.
 
-The broker is its own name server, so a route comes straight from the topic table and is never
-stale. It names `brokerIP1`, or else the address by which the client came: that one the client can
-reach. Brokers that have registered here (`brokers`) are in the same answers.
+The broker is its own name server, so a route comes from the topic table and is never stale. Its
+address is `brokerIP1`, or the one by which the client has reached the broker. Brokers that have
+registered here (`brokers`) are in the same answers.
 
 Source: RocketMQ `ClientRequestProcessor`, `DefaultRequestProcessor` of the name server.
 """
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class RouteHandlers:
-    """Tells clients where topics are."""
+    """Serves routes and the lists of brokers and topics."""
 
     def __init__(self, topics: TopicTable, brokers: BrokerTable, identity: TopicDefaults) -> None:
         self._topics = topics
@@ -65,14 +65,14 @@ class RouteHandlers:
         }
 
     def route(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer where a topic's queues are; an unknown topic is never invented."""
+        """Answer with the brokers and queues of a topic; refuse if there is no such topic."""
         header = request.header
         assert isinstance(header, GetRouteInfoRequestHeader)
         found = self._brokers.route(header.topic)
         topic = self._topics.offered(header.topic)
         if topic is not None:
             found.insert(0, (self._broker(connection), self._queues(topic)))
-        # A topic whose name holds the mark gets the field too: no client minds.
+        # A topic whose name contains the mark gets the field too, which clients ignore.
         is_asked = RECOGNITION_FIELD.encode() in request.raw_header
         mark = {RECOGNITION_FIELD: "1"} if is_asked and self._brokers.all_halfmq else None
         if not found:
@@ -90,7 +90,7 @@ class RouteHandlers:
         return encode_reply(request, header=mark, body=encode_route(route))
 
     def cluster_info(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer which brokers there are: this one, and those that have registered here."""
+        """Answer with this broker and those that have registered here."""
         brokers = [self._broker(connection), *self._brokers.brokers()]
         clusters: dict[str, list[str]] = {}
         for broker in brokers:
@@ -108,13 +108,13 @@ class RouteHandlers:
         return encode_reply(request, body=encode_topic_list([*own, *others]))
 
     def wipe_write_permission(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Have producers go elsewhere; what is sent all the same is stored."""
+        """Remove the write permission from routes; messages that are still sent are stored."""
         count = self._set_writable(request, connection, is_writable=False)
         header = WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
         return encode_reply(request, header=header)
 
     def add_write_permission(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Show producers the broker again."""
+        """Restore the write permission in routes."""
         count = self._set_writable(request, connection, is_writable=True)
         header = AddWritePermOfBrokerResponseHeader(add_topic_count=count)
         return encode_reply(request, header=header)
@@ -122,7 +122,7 @@ class RouteHandlers:
     def _set_writable(
         self, request: RemotingCommand, connection: Connection, *, is_writable: bool
     ) -> int:
-        """Return the number of topics whose routes it is about: none of an unknown broker."""
+        """Return the number of topics whose routes have changed; 0 for an unknown broker."""
         header = request.header
         assert isinstance(header, BrokerNameRequestHeader)
         name = header.broker_name

@@ -25,8 +25,8 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 
 
-def test_the_broker_takes_the_descriptors_it_may_have() -> None:
-    """Shells give a process 1 024, which a thousand clients would use up."""
+def test_the_descriptor_limit_is_raised_to_the_hard_limit() -> None:
+    """Shells allow 1,024 descriptors, which a thousand clients would use up."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     may = cli.DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard
     done = subprocess.run(
@@ -51,7 +51,7 @@ print(open("/proc/self/status").read())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how large the table is")
 def test_the_descriptor_table_never_grows_under_load() -> None:
-    """To make it larger stops the thread that accepts a connection, which is the loop's."""
+    """Growing it stops the thread that accepts a connection, which is the event loop."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     may = max(soft, cli.DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard)
     done = subprocess.run(
@@ -84,7 +84,7 @@ def test_the_descriptor_table_never_grows_under_load() -> None:
 def test_a_broker_that_is_open_to_other_machines_says_so(
     settings: list[str], event: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At every start, unless requests are signed and rules are asked."""
+    """A warning at every start, unless requests are signed and policies are enforced."""
     config = load_config(None, settings).config
 
     with caplog.at_level(logging.WARNING):

@@ -37,7 +37,7 @@ def test_every_feature_in_the_document_has_a_test() -> None:
 
 
 def test_the_document_agrees_with_the_router(tmp_path: Path) -> None:
-    """Who reads that a request is served can rely on it, and finds every request."""
+    """A reader can rely on which requests are served, and finds every request."""
     found = ROW.findall(DOCUMENT.read_text())
     rows = {int(code): (name, state) for code, name, state, _ in found}
     network = NetworkConfig(listen_port=0, namesrv_listen_port=0)

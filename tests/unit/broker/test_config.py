@@ -27,8 +27,8 @@ def test_without_a_file_every_default_holds() -> None:
     assert (config.network.listen_port, config.network.namesrv_listen_port) == (10_911, 9_876)
 
 
-def test_a_rocketmq_file_is_understood(tmp_path: Path) -> None:
-    """Comments, blanks around the sign and RocketMQ's spelling are taken as RocketMQ takes them."""
+def test_a_rocketmq_file_is_read(tmp_path: Path) -> None:
+    """Comments, blanks around the sign and RocketMQ's spelling have RocketMQ's meaning."""
     text = "# a comment\n\nbrokerName = broker-b\nflushDiskType=ASYNC_FLUSH\n! another\n"
 
     loaded = load_config(_file(tmp_path, text))
@@ -55,8 +55,10 @@ def test_set_wins_over_the_file(tmp_path: Path) -> None:
         ("diskReserveBytes", "diskSpaceWarningLevelRatio"),
     ],
 )
-def test_a_setting_of_an_earlier_version_is_told(tmp_path: Path, key: str, instead: str) -> None:
-    """It is no typo: the warning says that it is ignored, and which setting counts."""
+def test_a_setting_of_an_earlier_version_is_a_warning(
+    tmp_path: Path, key: str, instead: str
+) -> None:
+    """It says that the setting is ignored, and which one to use."""
     (warning,) = load_config(_file(tmp_path, f"{key}=80\n")).warnings
 
     assert f"{key} is a setting of earlier versions; {instead} alone counts; ignored" in warning
@@ -83,7 +85,7 @@ def test_a_setting_of_an_earlier_version_is_told(tmp_path: Path, key: str, inste
 def test_a_wrong_value_says_where_and_what_was_expected(
     tmp_path: Path, line: str, expected: str
 ) -> None:
-    """File, line, key, value and expectation: enough to mend it without reading the code."""
+    """File, line, key, value and expectation are enough to correct it."""
     path = _file(tmp_path, f"# first line\n{line}\n")
 
     with pytest.raises(ConfigurationError) as caught:

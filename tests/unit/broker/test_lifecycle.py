@@ -48,7 +48,7 @@ async def test_services_stop_in_the_opposite_order() -> None:
 
 
 async def test_a_failed_start_stops_what_ran() -> None:
-    """A port that is taken must not leave the directory locked."""
+    """A port in use must not leave the directory locked."""
     events: list[str] = []
     stack = ServiceStack([Part("store", events), Part("server", events, fails=True)])
 
@@ -59,10 +59,10 @@ async def test_a_failed_start_stops_what_ran() -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-async def test_a_start_that_fails_behind_the_store_hides_no_kill(
+async def test_a_start_that_fails_after_recovery_keeps_the_store_unclean(
     tmp_path: Path, *, killed: bool
 ) -> None:
-    """The next one still has to make good what the kill took of the tables."""
+    """The next start must still restore tables that were lost by a kill."""
 
     def refuse() -> None:
         raise OSError(errno.EIO, "the test says no")
@@ -98,10 +98,10 @@ CALLS: Final = (
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_whatever_the_system_refuses_at_a_start_is_the_stores_error(
+async def test_a_failed_system_call_at_the_start_is_a_store_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Each call in turn fails once: the broker starts without it, or says that the store cannot."""
+    """Each call fails once: the broker starts without it, or reports what failed."""
     config = load_config(None, _settings(tmp_path / "store")).config
     ended = 0
     for turn in range(CALLS_MAX):

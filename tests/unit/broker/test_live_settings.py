@@ -71,8 +71,8 @@ async def test_a_change_is_kept_in_the_file_and_takes_effect(tmp_path: Path) -> 
     assert front.settings.data_version["counter"] == 1
 
 
-async def test_the_line_that_counts_is_replaced_and_line_ends_stay(tmp_path: Path) -> None:
-    """Of two lines of a key the last one counts; a file may come from Windows."""
+async def test_the_last_line_of_a_key_is_replaced_and_line_ends_stay(tmp_path: Path) -> None:
+    """The last of two lines of a key counts; a file may come from Windows."""
     front = Front(tmp_path, "deleteWhen=01\r\ndeleteWhen=02\r\nfileReservedTime=1")
     await front.settings.change({"deleteWhen": "03", "transactionCheckMax": "3"})
 
@@ -81,7 +81,7 @@ async def test_the_line_that_counts_is_replaced_and_line_ends_stay(tmp_path: Pat
     )
 
 
-async def test_a_link_to_the_file_stays_one(tmp_path: Path) -> None:
+async def test_a_symbolic_link_to_the_file_stays(tmp_path: Path) -> None:
     """Configurations are often linked into place."""
     front = Front(tmp_path)
     link = tmp_path / "link.conf"
@@ -96,7 +96,7 @@ async def test_a_link_to_the_file_stays_one(tmp_path: Path) -> None:
 async def test_a_change_is_logged_with_old_and_new_value(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who reads the log sees what was changed."""
+    """The log shows what was changed."""
     caplog.set_level("INFO")
     front = Front(tmp_path)
     await front.settings.change({"fileReservedTime": "24"})
@@ -114,10 +114,10 @@ async def test_a_change_is_logged_with_old_and_new_value(
         ("deleteWhen", "24", ResponseCode.INVALID_PARAMETER, "deleteWhen=24: expected hours"),
     ],
 )
-async def test_what_cannot_be_changed_is_refused_by_name(
+async def test_a_setting_that_cannot_be_changed_is_refused_by_name(
     tmp_path: Path, key: str, value: str, code: ResponseCode, remark: str
 ) -> None:
-    """And nothing else of the request is changed."""
+    """Nothing else of the request is changed."""
     front = Front(tmp_path)
     refusal = await front.refused(**{"fileReservedTime": "1", key: value})
 
@@ -125,7 +125,7 @@ async def test_what_cannot_be_changed_is_refused_by_name(
     assert remark in refusal.remark
 
 
-async def test_what_would_not_hold_after_a_restart_is_refused(tmp_path: Path) -> None:
+async def test_a_change_that_would_not_survive_a_restart_is_refused(tmp_path: Path) -> None:
     """A setting of --set, any without a file, and one whose file cannot be written."""
     front = Front(tmp_path, FILE, "fileReservedTime=9")
     assert "--set gives it" in (await front.refused(fileReservedTime="1")).remark
@@ -163,7 +163,7 @@ def _changed(value: Any) -> str:
 
 
 def test_every_live_setting_reaches_the_part_that_uses_it(tmp_path: Path) -> None:
-    """None is taken and ignored: something of the broker holds another value afterwards."""
+    """Each change is visible in a part of the broker."""
     for key, (_, item) in known_settings().items():
         if not item.is_live:
             continue
@@ -171,12 +171,12 @@ def test_every_live_setting_reaches_the_part_that_uses_it(tmp_path: Path) -> Non
         loaded = load_config(front.file)
         before, after = _held(Broker(loaded)), _held(broker := Broker(loaded))
         assert before == after
-        wanted = {key: _changed(item.default)}
-        broker._configure(broker._settings.check(wanted))
+        broker.configure(with_value(loaded.config, key, _changed(item.default)))
         assert _held(broker) != after, key
 
 
 def _held(broker: Broker) -> list[Any]:
+    """Return the settings of the parts; private, because parts only act on them."""
     tables = tables_of(broker)
     prepares, checker = broker.transactions.prepares, broker.transactions._checker
     retention = broker._retention
@@ -216,14 +216,14 @@ async def test_requests_show_and_change_settings(rig: Rig) -> None:
 
 
 @windowed()
-async def test_topics_are_created_as_soon_as_that_is_switched_on(rig: Rig) -> None:
-    """With the template that clients ask for, which a start without it does not make."""
+async def test_topics_are_created_as_soon_as_that_is_enabled(rig: Rig) -> None:
+    """With the template topic for clients, which a start without the setting does not create."""
     peer, config = await rig.peer(), rig.broker.config
-    rig.broker._configure(with_value(config, "autoCreateTopicEnable", "false"))
+    rig.broker.configure(with_value(config, "autoCreateTopicEnable", "false"))
     assert (await peer.plain("K", topic="new")).code == ResponseCode.TOPIC_NOT_EXIST
     await rig.restart()
-    del rig.tables.topics._topics["TBW102"]
-    rig.broker._configure(with_value(config, "autoCreateTopicEnable", "true"))
+    del rig.tables.topics._topics["TBW102"]  # as after a start with the setting from the beginning
+    rig.broker.configure(with_value(config, "autoCreateTopicEnable", "true"))
     peer = await rig.peer()
 
     assert rig.tables.topics.offered("TBW102") is not None

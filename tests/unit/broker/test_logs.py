@@ -42,8 +42,8 @@ def written() -> Written:
     return Written()
 
 
-def test_of_many_lines_alike_the_first_of_each_second_are_written(written: Written) -> None:
-    """A client may be refused ten thousand times a second; that is one fact, and not a gigabyte."""
+def test_the_first_lines_of_one_kind_in_each_second_are_written(written: Written) -> None:
+    """A client may be refused ten thousand times per second."""
     for second in range(3):
         written.clock.now = float(second)
         for number in range(1_000):
@@ -62,7 +62,7 @@ def test_of_many_lines_alike_the_first_of_each_second_are_written(written: Writt
 
 
 def test_other_lines_are_written_beside_a_flood(written: Written) -> None:
-    """What is rare must not be lost among what is frequent."""
+    """Rare lines must not be lost among frequent ones."""
     for number in range(1_000):
         written.log.warning("event=decision_refused half_offset=%d", number)
         if number % 100 == 99:
@@ -70,22 +70,22 @@ def test_other_lines_are_written_beside_a_flood(written: Written) -> None:
     assert len([line for line in written.lines if "half_unreadable" in line]) == 10
 
 
-def test_who_asks_for_details_gets_all_of_them(written: Written) -> None:
-    """DEBUG is switched on to see each event."""
+def test_debug_lines_are_never_omitted(written: Written) -> None:
+    """DEBUG is enabled to see each event."""
     for number in range(1_000):
         written.log.debug("event=transaction_check half_offset=%d", number)
     assert len(written.lines) == 1_000
 
 
-def test_what_operators_have_to_know_is_never_left_out(written: Written) -> None:
-    """Who decided what, and why; and what is left for them to decide."""
+def test_lines_marked_for_operators_are_never_omitted(written: Written) -> None:
+    """Who decided what and why, and what an operator has to decide."""
     for number in range(1_000):
         written.log.info("event=operator_decided half_offset=%d", number, extra=EACH)
     assert len(written.lines) == 1_000
 
 
-def test_a_traceback_stays_on_its_line(written: Written) -> None:
-    """Whoever reads the log line by line sees whole events."""
+def test_a_traceback_is_one_line(written: Written) -> None:
+    """A reader of single lines sees complete events."""
     try:
         int("one\ntwo")
     except ValueError:

@@ -93,8 +93,8 @@ def delays(store: MessageStore, root: Path, clock: Clock) -> DelayService:
     return made
 
 
-def test_what_waits_in_a_foreign_store_is_delivered_whole(opened: Open, clock: Clock) -> None:
-    """Level 16 to 18 waited when the official broker stopped; the rest it had delivered."""
+def test_delayed_messages_of_a_rocketmq_store_are_delivered(opened: Open, clock: Clock) -> None:
+    """Levels 16 to 18 were not delivered yet when the official broker stopped."""
     golden, store = opened("delay-retry-dlq")
     waiting = [
         message
@@ -134,7 +134,7 @@ def test_positions_follow_the_flush(opened: Open, clock: Clock) -> None:
     assert saved["offsetTable"] == {"1": 6, "2": 1, "3": 2, "16": 1, "17": 2, "18": 2}
 
 
-def test_our_own_delayed_message_goes_the_whole_way(opened: Open, clock: Clock) -> None:
+def test_a_new_delayed_message_is_stored_and_delivered(opened: Open, clock: Clock) -> None:
     """Stored, found by its queue, delivered into its topic, found there by a pull."""
     golden, store = opened("delay-retry-dlq")
     service = delays(store, golden.root, clock)
@@ -156,7 +156,7 @@ def test_our_own_delayed_message_goes_the_whole_way(opened: Open, clock: Clock) 
 
 
 def test_keys_find_what_the_official_broker_found(opened: Open) -> None:
-    """Without its doubles, and without messages whose keys only hash alike."""
+    """Without duplicates, and without messages whose keys only have equal hashes."""
     golden, store = opened("plain-clean")
     by_offset = {message["commitLogOffset"]: message for message in golden.messages}
     handlers = QueryHandlers(store).handlers()

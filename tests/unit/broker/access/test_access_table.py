@@ -10,7 +10,7 @@ from tests import access_table
 
 
 def test_the_committed_table_is_what_a_broker_does() -> None:
-    """A new request, or a changed rule, shows in `docs/access-table.md`; write it anew and look."""
+    """After a new request or rule, regenerate `docs/access-table.md` and review it."""
     measured = "\n".join(access_table.lines(access_table.measure())) + "\n"
 
     assert measured.splitlines() == access_table.DOCUMENT.read_text("utf-8").splitlines(), (
@@ -18,8 +18,8 @@ def test_the_committed_table_is_what_a_broker_does() -> None:
     )
 
 
-def test_nobody_without_a_valid_signature_is_served_at_all() -> None:
-    """Neither a request of any code, nor one that names a topic of its own."""
+def test_requests_without_a_valid_signature_are_refused() -> None:
+    """No request code is served, not even one that only names a topic of its own."""
     rows = access_table.measure()
 
     titles = [subject.title for subject in access_table.SUBJECTS]
@@ -35,6 +35,6 @@ def test_nobody_without_a_valid_signature_is_served_at_all() -> None:
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
     ],
 )
-def test_an_empty_list_is_not_a_request_for_everybody(code: RequestCode) -> None:
-    """It names nothing that a right could be asked on, so it needs one on the cluster."""
+def test_an_empty_list_needs_a_right_on_the_cluster(code: RequestCode) -> None:
+    """It names no resource, and would otherwise be allowed to every principal."""
     assert requirements_of(code, None, b"{}")

@@ -33,7 +33,7 @@ from halfmq.broker.access.addresses import (
         ("2001:db8::/32", ["2001:db8:1::1"], ["2001:db9::1"]),
     ],
 )
-def test_a_pattern_means_what_rocketmq_documents(
+def test_patterns_match_as_rocketmq_documents(
     pattern: str, inside: list[str], outside: list[str]
 ) -> None:
     """One host, a list, a set, a range, a star and a network, for IPv4 and IPv6."""
@@ -62,8 +62,8 @@ def test_a_pattern_means_what_rocketmq_documents(
         "10.1.2.0/33",
     ],
 )
-def test_what_is_no_pattern_is_refused_with_the_forms_there_are(text: str) -> None:
-    """A wrong pattern must never become one that matches nobody, or everybody."""
+def test_an_invalid_pattern_is_refused_with_the_valid_forms(text: str) -> None:
+    """An invalid pattern must not match nobody or everybody."""
     with pytest.raises(AddressPatternError, match="is not an address like") as caught:
         parse_address_pattern(text)
 

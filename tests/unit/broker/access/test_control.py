@@ -124,7 +124,7 @@ def signed(
 
 
 @pytest.mark.parametrize("header_type", HeaderType)
-def test_a_signed_request_gets_through_by_its_permissions(
+def test_a_signed_request_is_served_by_its_permissions(
     guarded: Guarded, header_type: HeaderType
 ) -> None:
     """PUB on T, DENY on secret, SUB on the rest; with each of the three headers."""
@@ -156,10 +156,10 @@ def test_a_refusal_names_subject_action_and_resource(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize("header_type", HeaderType)
-def test_who_does_not_sign_or_not_rightly_is_refused_before_anything_else(
+def test_an_invalid_signature_is_refused_before_anything_else(
     guarded: Guarded, header_type: HeaderType
 ) -> None:
-    """No key, an unknown one, a wrong secret; unknown request codes are not even named."""
+    """No key, an unknown key, a wrong secret; an unknown request code is not even mentioned."""
     route = GetRouteInfoRequestHeader(topic="T")
     unsigned = RemotingCommand(
         RequestCode.GET_ROUTEINFO_BY_TOPIC, header=route, header_type=header_type
@@ -186,8 +186,8 @@ def test_who_does_not_sign_or_not_rightly_is_refused_before_anything_else(
 
 
 @pytest.mark.parametrize("header_type", HeaderType)
-def test_a_body_changed_on_its_way_is_refused(guarded: Guarded, header_type: HeaderType) -> None:
-    """The signature covers it."""
+def test_a_changed_body_is_refused(guarded: Guarded, header_type: HeaderType) -> None:
+    """The signature covers the body."""
     command = signed(RequestCode.SEND_MESSAGE_V2, send("T"), b"body", header_type=header_type)
     command.body = b"bodY"
 
@@ -195,10 +195,10 @@ def test_a_body_changed_on_its_way_is_refused(guarded: Guarded, header_type: Hea
 
 
 @pytest.mark.parametrize("signs_it", [False, True])
-def test_a_query_by_key_is_believed_from_old_and_new_clients(
+def test_the_signature_of_a_query_by_key_is_valid_from_old_and_new_clients(
     guarded: Guarded, signs_it: bool
 ) -> None:
-    """Up to 4.9.3 they add a field after signing, later ones sign it."""
+    """Clients up to 4.9.3 add a field after signing, later ones sign it."""
     texts = {"topic": "other", "key": "K", "maxNum": "1", "beginTimestamp": "0"}
     texts |= {"endTimestamp": "9", "AccessKey": "RocketMQ"}
     unique = {"_UNIQUE_KEY_QUERY": "true"}
@@ -210,8 +210,8 @@ def test_a_query_by_key_is_believed_from_old_and_new_clients(
     assert guarded.code(command) == (ResponseCode.SUCCESS, "")
 
 
-def test_everybody_who_signs_may_send_traces_and_nothing_more(guarded: Guarded) -> None:
-    """With plain ACL, as in RocketMQ; to delete or read the topic is another matter."""
+def test_every_principal_of_a_plain_acl_may_send_traces(guarded: Guarded) -> None:
+    """As in RocketMQ; deleting or reading the trace topic needs a permission."""
     trace = "RMQ_SYS_TRACE_TOPIC"
     assert guarded.code(signed(RequestCode.SEND_MESSAGE_V2, send(trace), b"trace"))[0] == 0
 
@@ -221,7 +221,7 @@ def test_everybody_who_signs_may_send_traces_and_nothing_more(guarded: Guarded) 
 
 
 def test_trusted_addresses_need_no_signature(guarded: Guarded) -> None:
-    """Those of the file need nothing, that of an account needs its access key."""
+    """An address of the file needs no key, one of an account needs the access key."""
     unsigned = RemotingCommand(RequestCode.SEND_MESSAGE_V2, header=send("secret"))
     (received,) = FrameDecoder().receive_data(encode_frame(unsigned))
     of_account = signed(RequestCode.SEND_MESSAGE_V2, send("secret"), secret="wrong")
@@ -239,8 +239,8 @@ def test_a_refused_one_way_request_is_dropped_and_counted(guarded: Guarded) -> N
     assert guarded.control.refused == {"authorization": 1}
 
 
-def test_a_handler_can_ask_about_what_it_learns_late(guarded: Guarded) -> None:
-    """A decision names an offset; only its half tells the topic."""
+def test_a_handler_can_check_a_resource_found_in_a_record(guarded: Guarded) -> None:
+    """A decision names an offset; only its half has the topic."""
     guarded.answer(signed(RequestCode.SEND_MESSAGE_V2, send("T")))
     subject = guarded.served[0].subject
     assert isinstance(subject, Subject)
@@ -255,7 +255,7 @@ def test_a_handler_can_ask_about_what_it_learns_late(guarded: Guarded) -> None:
 def test_a_flood_of_refusals_does_not_flood_the_log(
     guarded: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Some lines a second; the next one says how many are missing."""
+    """Some lines per second are written; the next one has the number of omitted lines."""
     command = signed(RequestCode.SEND_MESSAGE_V2, send("secret"))
     with caplog.at_level(logging.WARNING):
         for _ in range(LINES_PER_SECOND_MAX + 90):
@@ -270,7 +270,7 @@ def test_a_flood_of_refusals_does_not_flood_the_log(
 
 
 def test_every_request_code_has_a_rule(tmp_path: Path) -> None:
-    """A request without a row would be open to everybody who signs, the day it is served."""
+    """Without a rule, a request would be open to every principal as soon as it is served."""
     file = tmp_path / "plain_acl.yml"
     file.write_text(ACCOUNTS)
     root = f"storePathRootDir={tmp_path}"
@@ -285,8 +285,8 @@ def test_every_request_code_has_a_rule(tmp_path: Path) -> None:
     assert frozenset().union(*served) <= set(RequestCode)
 
 
-def test_recorded_requests_get_through_where_rocketmq_let_them_through(guarded: Guarded) -> None:
-    """Frames of Java clients 4.9.8 and 5.3.3 and of mqadmin, and what RocketMQ 4.9.7 answered."""
+def test_recorded_requests_are_allowed_where_rocketmq_allows_them(guarded: Guarded) -> None:
+    """Frames of Java clients 4.9.8 and 5.3.3 and of mqadmin, with the answers of RocketMQ 4.9.7."""
     lines = recorded("broker-4.9.7-acl1")
     refused_there = {
         (line.connection, line.opaque)
@@ -357,17 +357,17 @@ def test_every_recorded_request_needs_a_right() -> None:
         (400, None, b'{"topic":"t","consumerGroup":"g"}', ["Topic:t Sub", "Group:g Sub"]),
     ],
 )
-def test_requests_whose_names_have_no_header_class(
+def test_requests_without_a_header_class_need_a_right(
     code: int, header: dict[str, str] | None, body: bytes, needs: list[str]
 ) -> None:
-    """RocketMQ 5.3.3 asks for nothing where it has no class: whoever signs may do these there."""
+    """RocketMQ 5.3.3 requires nothing there: every principal may send them."""
     needed = requirements_of(code, header, body) or ()
 
     assert [f"{one.resource} {one.actions[0]}" for one in needed] == needs
 
 
-def test_a_request_that_is_not_served_yet_is_refused_before_that_is_said(guarded: Guarded) -> None:
-    """What a broker does not offer is nobody's business without the right to use it."""
+def test_an_unserved_request_without_a_right_is_refused_by_its_rule(guarded: Guarded) -> None:
+    """The answer must not tell an unauthorized sender which requests are served."""
     texts = {"AccessKey": "RocketMQ"}
     texts["Signature"] = Signer("12345678").sign(signed_text(texts), b"brokerPermission=4")
     raw = encode_header(

@@ -255,7 +255,7 @@ CASES: Final = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
-def test_protection_that_cannot_be_in_force_stops_the_start(case: Case, tmp_path: Path) -> None:
+def test_protection_that_cannot_work_stops_the_start(case: Case, tmp_path: Path) -> None:
     """Exit code 2 and the cause in one line; a broker without the protection never serves."""
     settings = dict(case.settings(tmp_path))
     settings |= {"storePathRootDir": str(tmp_path / "store")}

@@ -79,19 +79,19 @@ def _account(acl: PlainAcl, name: str) -> Principal:
         (cluster(GET), False),
     ],
 )
-def test_an_account_may_do_what_its_permissions_say(
+def test_permissions_of_an_account_count_before_its_defaults(
     file: Path, requirement: Requirement, allowed: bool
 ) -> None:
-    """Named resources first, then the defaults; administration is for admins."""
+    """Named resources first, then the defaults; only admins may administrate."""
     account = _account(PlainAcl(file), "RocketMQ")
 
     assert (account.refusal(requirement, HERE) is None) is allowed
 
 
-def test_an_admin_administers_and_only_one_without_permissions_may_do_everything(
+def test_only_an_admin_without_permissions_may_do_everything(
     file: Path,
 ) -> None:
-    """As in RocketMQ 4.9: `admin` with `topicPerms` is bound by them."""
+    """As in RocketMQ 4.9: `topicPerms` limit an `admin` too."""
     acl = PlainAcl(file)
     operator, gatekeeper = _account(acl, "operator"), _account(acl, "gatekeeper")
 
@@ -175,10 +175,10 @@ def test_files_of_the_folder_beside_it_are_read_too(file: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_mistake(
+def test_an_invalid_file_is_refused_with_the_reason(
     tmp_path: Path, text: str, complaint: str
 ) -> None:
-    """RocketMQ reads most of these as DENY or as nobody; a typo must not lock out or let in."""
+    """RocketMQ reads most mistakes as DENY or drops the account; a typo must not do that."""
     path = tmp_path / "plain_acl.yml"
     path.write_text(text)
 
@@ -191,20 +191,20 @@ def test_a_wrong_file_is_refused_with_its_mistake(
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    """RocketMQ creates an empty one, which lets nobody in and says nothing."""
+    """RocketMQ silently creates an empty one, which refuses every request."""
     with pytest.raises(PlainAclError, match="there is no such file"):
         PlainAcl(tmp_path / "plain_acl.yml")
 
 
 def test_no_secret_is_shown(file: Path) -> None:
-    """A principal may turn up in a log line or a traceback."""
+    """A log line or a traceback may contain the object."""
     acl = PlainAcl(file)
 
     assert "12345678" not in repr(acl.find("RocketMQ")) + repr(acl.accounts)
 
 
 def test_a_changed_file_is_in_force_after_a_reload(file: Path) -> None:
-    """Keys are rotated without a restart."""
+    """Keys can be replaced without a restart."""
     acl = PlainAcl(file)
     assert not acl.reload()
 
@@ -215,8 +215,8 @@ def test_a_changed_file_is_in_force_after_a_reload(file: Path) -> None:
     assert acl.find("NewAccount") is not None
 
 
-def test_a_file_put_in_its_place_is_seen_even_if_it_is_as_old_and_as_large(file: Path) -> None:
-    """Editors and secret mounts replace files, sometimes with their times preserved."""
+def test_a_replaced_file_is_read_even_with_equal_time_and_size(file: Path) -> None:
+    """Editors and secret mounts replace files and may preserve their times."""
     acl = PlainAcl(file)
     status = file.stat()
     other = file.with_suffix(".new")
@@ -230,10 +230,10 @@ def test_a_file_put_in_its_place_is_seen_even_if_it_is_as_old_and_as_large(file:
 
 
 @pytest.mark.parametrize("broken", ["accounts: [", None])
-def test_accounts_stay_as_they_were_if_the_file_cannot_be_used(
+def test_accounts_stay_if_the_changed_file_is_invalid(
     file: Path, broken: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A half-written or deleted file neither locks everybody out nor lets anybody in; said once."""
+    """A half-written or deleted file changes nobody's access; it is logged once."""
     acl = PlainAcl(file)
     if broken is None:
         file.unlink()

@@ -144,7 +144,7 @@ async def _end_many(
 
 @guarded()
 async def test_only_the_principal_that_prepared_decides(guarded: Guarded) -> None:
-    """Not another one of the same topic, nor of another; the transaction stays as it was."""
+    """Any other principal is refused, and the transaction stays undecided."""
     publisher, colleague, stranger = [
         await guarded.peer(one) for one in (PUBLISHER, COLLEAGUE, STRANGER)
     ]
@@ -165,7 +165,7 @@ async def test_only_the_principal_that_prepared_decides(guarded: Guarded) -> Non
 async def test_a_refused_decision_is_logged_and_counted_once(
     guarded: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also one-way, as official clients send it: nobody would hear of it otherwise."""
+    """Also for one-way decisions, whose senders get no answer."""
     publisher, colleague = await guarded.peer(PUBLISHER), await guarded.peer(COLLEAGUE)
     half = await publisher.prepare("K1")
 
@@ -185,8 +185,10 @@ async def test_a_refused_decision_is_logged_and_counted_once(
 
 @pytest.mark.parametrize("killed", [False, True])
 @guarded()
-async def test_a_transaction_stays_bound_over_a_restart(guarded: Guarded, killed: bool) -> None:
-    """The half itself says who prepared it."""
+async def test_a_transaction_stays_bound_to_its_principal_after_a_restart(
+    guarded: Guarded, killed: bool
+) -> None:
+    """The half record names the principal."""
     publisher = await guarded.peer(PUBLISHER)
     half = await publisher.prepare("K1")
     await (guarded.rig.kill() if killed else guarded.rig.restart())
@@ -200,8 +202,8 @@ async def test_a_transaction_stays_bound_over_a_restart(guarded: Guarded, killed
 
 
 @guarded()
-async def test_an_answer_to_no_question_is_a_decision_like_any_other(guarded: Guarded) -> None:
-    """Nobody gets around the binding by calling a decision the answer to a check."""
+async def test_an_answer_without_a_check_is_an_ordinary_decision(guarded: Guarded) -> None:
+    """The binding cannot be evaded by marking a decision as the answer to a check."""
     publisher, colleague = await guarded.peer(PUBLISHER), await guarded.peer(COLLEAGUE)
     half = await publisher.prepare("K1")
 
@@ -214,10 +216,10 @@ async def test_an_answer_to_no_question_is_a_decision_like_any_other(guarded: Gu
 
 @pytest.mark.parametrize("ours", [False, True])
 @guarded()
-async def test_whoever_may_publish_to_the_real_topic_answers_checks(
+async def test_every_principal_that_may_publish_to_the_topic_can_answer_checks(
     guarded: Guarded, ours: bool
 ) -> None:
-    """An heir under another key; RocketMQ 5.3.3 asks for a right on the half topic instead."""
+    """A producer may have changed its key; RocketMQ 5.3.3 requires a right on the half topic."""
     publisher = await guarded.peer(PUBLISHER, ours=ours)
     await publisher.prepare("K1")
     await guarded.rig.lose(publisher)
@@ -229,8 +231,8 @@ async def test_whoever_may_publish_to_the_real_topic_answers_checks(
 
 
 @guarded()
-async def test_a_check_is_shown_only_to_who_may_publish_to_its_topic(guarded: Guarded) -> None:
-    """Its body is the message; a member of the group without the right never gets it."""
+async def test_checks_are_sent_only_to_producers_that_may_publish(guarded: Guarded) -> None:
+    """The check contains the message; a group member without the right never gets it."""
     publisher = await guarded.peer(PUBLISHER)
     half = await publisher.prepare("K1")
     await guarded.rig.lose(publisher)
@@ -248,8 +250,10 @@ async def test_a_check_is_shown_only_to_who_may_publish_to_its_topic(guarded: Gu
 
 
 @guarded()
-async def test_not_known_yet_counts_only_from_who_may_decide(guarded: Guarded) -> None:
-    """Others would put off the next question, or have the message parked."""
+async def test_an_unknown_decision_counts_only_from_a_principal_that_may_decide(
+    guarded: Guarded,
+) -> None:
+    """Others could delay the next check, or cause the message to be parked."""
     publisher = await guarded.peer(PUBLISHER, member=True)
     half = await publisher.prepare("K1")
     await guarded.rig.wait_for(lambda: bool(publisher.checks))
@@ -263,8 +267,8 @@ async def test_not_known_yet_counts_only_from_who_may_decide(guarded: Guarded) -
 
 
 @guarded(check_max=2)
-async def test_nobody_is_told_who_prepared(guarded: Guarded) -> None:
-    """Neither by the check, nor by the final message, nor by the copy that is parked."""
+async def test_the_principal_of_a_half_is_not_revealed(guarded: Guarded) -> None:
+    """Neither in the check, nor in the final message, nor in the parked copy."""
     publisher = await guarded.peer(PUBLISHER, member=True)
     committed = await publisher.prepare("K1")
     await publisher.end(committed, COMMIT)
@@ -282,8 +286,8 @@ async def test_nobody_is_told_who_prepared(guarded: Guarded) -> None:
 
 
 @guarded()
-async def test_a_client_does_not_say_who_prepared(guarded: Guarded) -> None:
-    """What it sends under that name counts for nothing."""
+async def test_the_principal_property_of_a_client_is_ignored(guarded: Guarded) -> None:
+    """Only the broker sets it."""
     colleague, publisher = await guarded.peer(COLLEAGUE), await guarded.peer(PUBLISHER)
     header, body = publisher.half_request("K1", TRANSACTION_PRINCIPAL=COLLEAGUE.name)
     answer = await publisher.call(RequestCode.SEND_MESSAGE_V2, header, body)
@@ -336,7 +340,7 @@ def _halves_of(answer: RemotingCommand, peer: SignedPeer, *keys: str) -> list[Ha
 
 @guarded()
 async def test_each_message_of_a_transaction_needs_its_right(guarded: Guarded) -> None:
-    """One that may not be sent refuses all of them."""
+    """If one message may not be sent, all are refused."""
     colleague, publisher = await guarded.peer(COLLEAGUE), await guarded.peer(PUBLISHER)
     messages = _message("orders", "K1"), _message("payments", "K2")
 
@@ -348,8 +352,8 @@ async def test_each_message_of_a_transaction_needs_its_right(guarded: Guarded) -
 
 
 @guarded()
-async def test_who_may_not_send_all_of_a_transaction_decides_none_of_it(guarded: Guarded) -> None:
-    """By whichever of its halves it is named, and as the answer to a check too."""
+async def test_deciding_a_transaction_needs_the_right_on_all_its_topics(guarded: Guarded) -> None:
+    """Whichever of its halves is named, and also as the answer to a check."""
     publisher = await guarded.peer(PUBLISHER)
     answer = await _prepare_several(publisher, _message("orders", "K1"), _message("payments", "K2"))
     leader, member = _halves_of(answer, publisher, "K1", "K2")
@@ -374,8 +378,8 @@ async def test_who_may_not_send_all_of_a_transaction_decides_none_of_it(guarded:
 
 
 @guarded()
-async def test_a_foreign_record_is_neither_shown_nor_sent_back(guarded: Guarded) -> None:
-    """Whoever knows or guesses an offset has no more rights than before."""
+async def test_a_record_of_another_topic_is_neither_shown_nor_sent_back(guarded: Guarded) -> None:
+    """Knowing or guessing an offset gives no rights."""
     publisher, subscriber = await guarded.peer(PUBLISHER), await guarded.peer(SUBSCRIBER)
     stranger = await guarded.peer(STRANGER)
     assert (await publisher.plain("K1", b"secret body", KEYS="order-1")).code == 0
@@ -400,7 +404,7 @@ async def test_a_foreign_record_is_neither_shown_nor_sent_back(guarded: Guarded)
 
 @guarded()
 async def test_a_half_message_is_shown_to_administrators_only(guarded: Guarded) -> None:
-    """It is a message that may never be delivered."""
+    """The message may never be delivered."""
     publisher, subscriber = await guarded.peer(PUBLISHER), await guarded.peer(SUBSCRIBER)
     half = await publisher.prepare("K1", b"not yet")
     view = ViewMessageRequestHeader(offset=half.offset)
@@ -414,7 +418,7 @@ async def test_a_half_message_is_shown_to_administrators_only(guarded: Guarded) 
 
 @guarded()
 async def test_a_query_by_key_finds_only_what_its_sender_may_read(guarded: Guarded) -> None:
-    """It names its topic, and finds messages of this topic alone."""
+    """It names its topic and finds messages of that topic only."""
     publisher, subscriber = await guarded.peer(PUBLISHER), await guarded.peer(SUBSCRIBER)
     stranger = await guarded.peer(STRANGER)
     await publisher.plain("K1", KEYS="order-1")
@@ -450,10 +454,10 @@ async def test_a_query_by_key_finds_only_what_its_sender_may_read(guarded: Guard
     ],
 )
 @guarded()
-async def test_what_belongs_to_others_is_not_pulled(
+async def test_internal_topics_and_retries_of_other_groups_are_not_pulled(
     guarded: Guarded, topic: str, right: str
 ) -> None:
-    """Neither the broker's own topics, which hold messages of all, nor another group's retries."""
+    """The broker's own topics hold messages of all others."""
     stranger = await guarded.peer(STRANGER)
     header = PullMessageRequestHeader(
         consumer_group="theirs",
@@ -474,8 +478,8 @@ async def test_what_belongs_to_others_is_not_pulled(
 
 
 @guarded()
-async def test_a_retry_that_names_a_foreign_message_does_not_bring_it(guarded: Guarded) -> None:
-    """A consumer's own retry takes the content from the half that it names."""
+async def test_a_retry_does_not_reveal_a_message_of_another_topic(guarded: Guarded) -> None:
+    """The broker takes the content of a retry from the half that it names."""
     publisher = await guarded.peer(PUBLISHER)
     half = await publisher.prepare("K1", b"secret body")
     await publisher.end(half, COMMIT)
@@ -507,8 +511,8 @@ def _heartbeat(*topics: str, group: str) -> bytes:
 
 
 @guarded()
-async def test_a_consumer_registers_for_its_own_topics_and_groups(guarded: Guarded) -> None:
-    """One foreign subscription refuses the heartbeat; nothing of it is registered."""
+async def test_a_heartbeat_with_a_forbidden_subscription_is_refused(guarded: Guarded) -> None:
+    """Nothing of the heartbeat is registered."""
     stranger = await guarded.peer(STRANGER)
 
     async def beat(body: bytes) -> RemotingCommand:
@@ -527,7 +531,7 @@ async def test_a_consumer_registers_for_its_own_topics_and_groups(guarded: Guard
 async def test_transactions_are_listed_to_their_group_and_to_administrators(
     guarded: Guarded,
 ) -> None:
-    """All of them only with a right on the broker."""
+    """Listing all of them needs a right on the broker."""
     publisher, stranger, admin = [await guarded.peer(one) for one in (PUBLISHER, STRANGER, ADMIN)]
     await publisher.prepare("K1")
     everything = QueryTransactionsRequestHeader()

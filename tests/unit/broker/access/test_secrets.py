@@ -147,7 +147,7 @@ async def test_no_log_line_and_no_answer_shows_a_secret(
 
 @windowed()
 async def test_only_a_super_user_is_shown_passwords(rig: Rig) -> None:
-    """As in RocketMQ; everybody else with the right sees the rest of a user."""
+    """As in RocketMQ; other users with the right see the rest of a user."""
     await _users(rig)
     root = await _connect(rig, ROOT)
     answer = await root.call(RequestCode.AUTH_GET_USER, UserRequestHeader(username=ROOT.name))
@@ -156,8 +156,8 @@ async def test_only_a_super_user_is_shown_passwords(rig: Rig) -> None:
 
 
 @windowed()
-async def test_the_files_with_secrets_belong_to_their_owner(rig: Rig) -> None:
-    """The table of users, what it was before, and a new one that is being written."""
+async def test_only_the_owner_can_read_the_files_with_secrets(rig: Rig) -> None:
+    """The table of users, its previous version, and a new one while it is written."""
     modes: dict[str, int] = {}
     rename = disk.replace
 
@@ -184,7 +184,7 @@ async def test_the_files_with_secrets_belong_to_their_owner(rig: Rig) -> None:
 def test_a_file_of_accounts_that_others_can_read_is_warned_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
 ) -> None:
-    """At the start, with the file's name and what to do."""
+    """A warning at the start names the file and the remedy."""
     file = tmp_path / "plain_acl.yml"
     file.write_text(f"accounts: [{{accessKey: someone, secretKey: {MARK}}}]")
     file.chmod(mode)

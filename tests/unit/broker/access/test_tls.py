@@ -127,8 +127,10 @@ async def _ask(server: Server, context: ssl.SSLContext | None) -> bytes:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_both_are_served_on_one_port(certificates: Certificates, loop: LoopFactory) -> None:
-    """Permissive: a client may speak TLS or not; large answers come whole either way."""
+def test_tls_and_plain_clients_are_served_on_one_port(
+    certificates: Certificates, loop: LoopFactory
+) -> None:
+    """In mode PERMISSIVE; large answers arrive complete either way."""
 
     async def scenario() -> None:
         async with _serving(TlsContext(certificates.config())) as server:
@@ -142,7 +144,7 @@ def test_both_are_served_on_one_port(certificates: Certificates, loop: LoopFacto
 def test_an_enforcing_broker_closes_plain_connections(
     certificates: Certificates, loop: LoopFactory
 ) -> None:
-    """An alert says why; as no frame begins so, every client gives up."""
+    """It sends an alert first, which no client takes for a frame."""
 
     async def scenario() -> None:
         async with _serving(TlsContext(certificates.config(TlsMode.ENFORCING))) as server:
@@ -158,10 +160,10 @@ def test_an_enforcing_broker_closes_plain_connections(
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_clients_can_be_asked_for_a_certificate(
+def test_clients_can_be_required_to_have_a_certificate(
     certificates: Certificates, loop: LoopFactory
 ) -> None:
-    """One that a trusted authority vouches for; without, the handshake fails."""
+    """It must be signed by a trusted authority; without one the handshake fails."""
 
     async def scenario() -> None:
         config = certificates.config(TlsMode.ENFORCING, ClientAuth.REQUIRE)
@@ -178,10 +180,10 @@ def test_clients_can_be_asked_for_a_certificate(
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_garbage_after_the_first_byte_harms_nobody(
+def test_broken_handshakes_do_not_affect_other_clients(
     certificates: Certificates, loop: LoopFactory
 ) -> None:
-    """Broken handshakes, half ones and silence; the next client is served as ever."""
+    """Invalid handshakes, incomplete ones and silence; the next client is served."""
 
     async def scenario() -> None:
         async with _serving(TlsContext(certificates.config())) as server:
@@ -202,7 +204,7 @@ def test_garbage_after_the_first_byte_harms_nobody(
 def test_a_new_certificate_is_used_after_a_reload(
     certificates: Certificates, loop: LoopFactory
 ) -> None:
-    """Without a restart; one that cannot be used leaves the one before in force."""
+    """Without a restart; an invalid one leaves the previous one in force."""
 
     async def scenario() -> None:
         tls = TlsContext(certificates.config())
@@ -235,7 +237,7 @@ def test_a_new_certificate_is_used_after_a_reload(
 def test_a_certificate_that_cannot_be_used_is_an_error_with_its_cause(
     certificates: Certificates, damage: str, complaint: str
 ) -> None:
-    """TLS that was asked for and is not there must not go unnoticed."""
+    """A broker must not run without the TLS that is configured."""
     folder = certificates.folder
     match damage:
         case "other key":
@@ -263,8 +265,8 @@ def test_a_certificate_that_cannot_be_used_is_an_error_with_its_cause(
         (["tlsConfigFile=/nowhere/tls.properties"], "a readable file"),
     ],
 )
-def test_settings_that_cannot_be_in_force_are_errors(settings: list[str], complaint: str) -> None:
-    """Each is told by its own key."""
+def test_contradictory_tls_settings_are_errors(settings: list[str], complaint: str) -> None:
+    """The error names the key."""
     with pytest.raises(ConfigurationError, match=complaint):
         load_config(None, settings)
 

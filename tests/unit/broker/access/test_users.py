@@ -51,8 +51,8 @@ def allowed(users: Users, requirement: object, address: object = HERE) -> bool:
     return principal.refusal(requirement, address) is None  # type: ignore[arg-type]
 
 
-async def test_nobody_may_anything_without_a_policy(users: Users) -> None:
-    """A new user is normal and enabled, and that is all."""
+async def test_a_user_without_policies_may_do_nothing(users: Users) -> None:
+    """A new user is normal and enabled."""
     assert not allowed(users, topic("T", PUB))
     assert not allowed(users, cluster(GET))
     user = users.user("alice")
@@ -84,8 +84,8 @@ async def test_the_most_specific_entry_decides(users: Users) -> None:
     assert not allowed(users, topic("acl_other", SUB))
 
 
-async def test_default_entries_count_where_no_custom_one_speaks(users: Users) -> None:
-    """A custom denial stands, whatever the defaults say."""
+async def test_default_entries_count_only_without_a_custom_one(users: Users) -> None:
+    """A custom denial wins over every default."""
     await users.put_acl(acl(entry("Topic:*", "Pub", "Sub"), kind="Default"))
     await users.put_acl(acl(entry("Topic:secret", "All", decision="Deny")))
 
@@ -94,7 +94,7 @@ async def test_default_entries_count_where_no_custom_one_speaks(users: Users) ->
 
 
 async def test_an_entry_may_be_bound_to_addresses(users: Users) -> None:
-    """From elsewhere it is as if it were not there."""
+    """For other addresses the entry is ignored."""
     await users.put_acl(acl(entry("Topic:T", "Pub", source_ips=("10.0.0.0/8", "127.0.0.1"))))
 
     assert allowed(users, topic("T", PUB))
@@ -102,10 +102,10 @@ async def test_an_entry_may_be_bound_to_addresses(users: Users) -> None:
     assert not allowed(users, topic("T", PUB), ipaddress.ip_address("192.168.0.1"))
 
 
-async def test_an_update_takes_the_place_of_the_entry_about_the_same_resource(
+async def test_an_update_replaces_the_entry_about_the_same_resource(
     users: Users,
 ) -> None:
-    """As in RocketMQ, where createAcl and updateAcl are one."""
+    """As in RocketMQ, where createAcl and updateAcl are the same."""
     await users.put_acl(acl(entry("Topic:T", "Pub"), entry("Topic:U", "Pub")))
     await users.put_acl(acl(entry("Topic:T", "Sub")))
 
@@ -115,7 +115,7 @@ async def test_an_update_takes_the_place_of_the_entry_about_the_same_resource(
 
 
 async def test_entries_are_deleted_by_resource_or_all_together(users: Users) -> None:
-    """The last one takes the ACL with it."""
+    """Deleting the last entry deletes the ACL."""
     await users.put_acl(acl(entry("Topic:T", "Pub"), entry("Topic:U", "Pub")))
 
     await users.delete_acl("User:alice", None, "Topic:T")
@@ -141,8 +141,8 @@ async def test_lists_are_filtered_by_parts_of_names(users: Users) -> None:
     assert [one.resource for one in found.policies[0].entries] == ["Topic:U"]
 
 
-async def test_a_restart_knows_what_was_answered(users: Users, tmp_path: Path) -> None:
-    """Users, secrets, states and policies; and nobody else on the machine may read them."""
+async def test_users_and_policies_survive_a_restart(users: Users, tmp_path: Path) -> None:
+    """With secrets and states; other users of the machine cannot read them."""
     file = tmp_path / "halfmqAccess.json"
     await users.put_acl(acl(entry("Topic:T", "Pub", source_ips=("127.0.0.1",))))
     await users.update_user(UserInfo(username="alice", user_status="disable"))
@@ -169,8 +169,8 @@ async def test_a_deleted_user_leaves_no_policies_behind(users: Users) -> None:
     assert not allowed(users, topic("T", PUB))
 
 
-async def test_what_could_not_be_saved_is_not_in_force(users: Users) -> None:
-    """Else a restart would forget it; the refusal says why."""
+async def test_a_change_that_is_not_saved_has_no_effect(users: Users) -> None:
+    """A restart would lose it; the refusal has the reason."""
     with (
         mock.patch.object(disk, "replace", side_effect=OSError(28, "No space left on device")),
         pytest.raises(RequestRefusedError, match="No space left"),
@@ -182,8 +182,8 @@ async def test_what_could_not_be_saved_is_not_in_force(users: Users) -> None:
     assert allowed(users, topic("T", PUB))
 
 
-async def test_changes_at_the_same_time_are_all_kept(users: Users, tmp_path: Path) -> None:
-    """Each begins with what the one before has left."""
+async def test_concurrent_changes_are_all_kept(users: Users, tmp_path: Path) -> None:
+    """Each change is applied to the result of the previous one."""
     await asyncio.gather(
         *(users.put_acl(acl(entry(f"Topic:T{number}", "Pub"))) for number in range(20))
     )
@@ -213,7 +213,9 @@ async def test_changes_at_the_same_time_are_all_kept(users: Users, tmp_path: Pat
         ),
     ],
 )
-async def test_a_wrong_policy_is_refused_whole(users: Users, wrong: AclInfo, remark: str) -> None:
+async def test_an_invalid_policy_is_refused_completely(
+    users: Users, wrong: AclInfo, remark: str
+) -> None:
     """With RocketMQ's code, and a remark that names the mistake."""
     with pytest.raises(RequestRefusedError) as caught:
         await users.put_acl(wrong)
@@ -246,7 +248,7 @@ async def test_a_wrong_user_is_refused(users: Users, wrong: UserInfo, remark: st
 
 
 def test_a_damaged_table_stops_the_start(tmp_path: Path) -> None:
-    """An empty one instead would let nobody in, or the first user be created again."""
+    """An empty table would refuse every request, or create the first user again."""
     file = tmp_path / "halfmqAccess.json"
     file.write_text('{"users":{"alice":{"password":7}},"acls":{}}')
 
@@ -255,5 +257,5 @@ def test_a_damaged_table_stops_the_start(tmp_path: Path) -> None:
 
 
 def test_no_secret_is_shown() -> None:
-    """A user may turn up in a log line or a traceback."""
+    """A log line or a traceback may contain the object."""
     assert "alice12345" not in repr(UserInfo(username="alice", password="alice12345"))

@@ -58,12 +58,12 @@ def test_an_order_matches(expression: str) -> None:
     ],
 )
 def test_an_order_does_not_match(expression: str) -> None:
-    """What RocketMQ does not deliver, however it surprises."""
+    """What RocketMQ does not deliver, even if that is surprising."""
     assert not parse(expression).matches(encode_properties(ORDER))
 
 
 def test_expressions_of_few_and_many_properties_read_the_same_values() -> None:
-    """Few are looked up one by one, many after all are decoded."""
+    """Few properties are searched one by one, many are decoded together."""
     few = " AND ".join(f"p{number} = {number}" for number in range(NAMES_FEW))
     many = " AND ".join(f"p{number} = {number}" for number in range(NAMES_FEW + 1))
     properties = encode_properties({f"p{number}": str(number) for number in range(9)} | ORDER)
@@ -96,7 +96,7 @@ def test_expressions_of_few_and_many_properties_read_the_same_values() -> None:
     ],
 )
 def test_an_error_names_the_character(expression: str, position: int, reason: str) -> None:
-    """The user sees where the expression is wrong, and what to write."""
+    """The message says where the expression is wrong and what to write."""
     with pytest.raises(FilterSyntaxError) as caught:
         parse(expression)
 
@@ -126,7 +126,7 @@ def test_pathological_expressions_are_refused(expression: str) -> None:
 
 
 def test_the_largest_expressions_are_evaluated() -> None:
-    """Up to the limits they work; brackets and long lists cost no operators."""
+    """Expressions at the limits work; brackets and long lists cost no operators."""
     half = OPERATORS_MAX // 2
     assert parse("a = 0" + " OR a = 1" * (half - 1)).accepts({"a": "1"})
     assert parse("NOT " * (DEPTH_MAX - 3) + "(a = 1)").accepts({"a": "2"})
@@ -156,7 +156,7 @@ def test_the_error_of_a_long_expression_is_short(expression: str) -> None:
 
 
 def test_a_long_string_is_no_number() -> None:
-    """Hundreds of operators may read it, and a property has up to 32 KiB."""
+    """Hundreds of operators may parse it, and a property has up to 32 KiB."""
     longest = "0" * (NUMBER_LENGTH_MAX - 1) + "5"
 
     for expression in ("a = 5", "a > 4", "a = 5.0", "a > 4.5"):

@@ -165,8 +165,8 @@ async def test_what_is_not_in_memory_is_fetched_by_threads(rig: Rig) -> None:
 
 
 @windowed()
-async def test_what_cannot_be_fetched_is_said_by_the_try_that_waits(rig: Rig) -> None:
-    """A thread's failure is no answer; the file may just have been deleted by age."""
+async def test_a_failed_fetch_is_answered_by_the_attempt_that_waits(rig: Rig) -> None:
+    """The fetch itself is no answer; the file may just have been deleted."""
     peer, offsets = await filled(rig)
     code = RequestCode.VIEW_MESSAGE_BY_ID
     with frozen() as ice:
@@ -178,10 +178,10 @@ async def test_what_cannot_be_fetched_is_said_by_the_try_that_waits(rig: Rig) ->
 
 
 @windowed()
-async def test_a_request_that_lacks_ever_more_is_served_in_the_end(
+async def test_a_request_whose_fetched_bytes_are_evicted_is_served(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory so short that what is fetched is dropped at once must not turn for ever."""
+    """Even if memory is so short that fetched bytes are evicted before they are used."""
     monkeypatch.setattr(connection_module, "FETCHES_MAX", 5)
     peer, offsets = await filled(rig)
     code = RequestCode.QUERY_MESSAGE
@@ -338,8 +338,8 @@ async def test_the_answer_to_a_check_is_counted_once_however_often_it_is_tried(r
 
 
 @windowed()
-async def test_a_half_whose_file_is_gone_is_refused_and_hurts_no_other(rig: Rig) -> None:
-    """It was deleted while its decision waited for the fetch."""
+async def test_a_half_whose_file_was_deleted_is_refused(rig: Rig) -> None:
+    """It was deleted while its decision waited for the fetch; others are decided."""
     peer, halves = await prepared(rig, 40, size=20_000)
     last = halves[-1]
     gone = rig.root / "commitlog" / f"{0:020d}"
@@ -360,8 +360,8 @@ async def test_a_half_whose_file_is_gone_is_refused_and_hurts_no_other(rig: Rig)
 
 
 @windowed()
-async def test_an_offset_made_up_leads_nowhere(rig: Rig) -> None:
-    """It is refused though it cannot be read, and holds up nobody."""
+async def test_an_invented_offset_is_refused(rig: Rig) -> None:
+    """Although it cannot be read; other requests are not delayed."""
     peer, (half,) = await prepared(rig, 1)
     with frozen() as ice:
         for offset in (-7, 1 << 62, half.offset + 1):
@@ -463,8 +463,8 @@ async def test_a_repeated_prepare_of_several_messages_fetches_them(rig: Rig) -> 
 
 
 @windowed()
-async def test_what_is_asked_about_is_fetched(rig: Rig) -> None:
-    """Nobody decided it for hours, so its half has left memory; each is asked about once."""
+async def test_halves_to_check_are_fetched(rig: Rig) -> None:
+    """They left memory after hours without a decision; each is checked once."""
     halves = await stored(rig, COUNT, size=5_000)
     with frozen() as ice:
         peer = await rig.peer(ours=True)
@@ -475,8 +475,8 @@ async def test_what_is_asked_about_is_fetched(rig: Rig) -> None:
 
 
 @windowed(check_max=1)
-async def test_what_is_given_up_is_fetched(rig: Rig) -> None:
-    """A copy of the message goes where operators look."""
+async def test_halves_to_park_are_fetched(rig: Rig) -> None:
+    """A copy of the message is stored for operators."""
     await stored(rig, 3, size=5_000)
     with frozen() as ice:
         await rig.peer(ours=True)
@@ -487,8 +487,8 @@ async def test_what_is_given_up_is_fetched(rig: Rig) -> None:
 
 
 @windowed()
-async def test_what_is_too_old_is_fetched_to_be_parked(rig: Rig) -> None:
-    """It keeps the log from being deleted, and is the coldest of all."""
+async def test_halves_that_are_too_old_are_fetched_and_parked(rig: Rig) -> None:
+    """They keep the log from being deleted, and are least likely to be in memory."""
     halves = await stored(rig, COUNT, size=5_000)
     with frozen() as ice:
         rig.service.on_retention_blocked(halves[-1].offset)
@@ -502,8 +502,8 @@ async def test_what_is_too_old_is_fetched_to_be_parked(rig: Rig) -> None:
 
 @pytest.mark.parametrize("melts", [True, False])
 @windowed()
-async def test_what_cannot_be_fetched_holds_up_nothing(rig: Rig, melts: bool) -> None:
-    """The disk refuses a half, or memory is so short that it is gone at once: others go on."""
+async def test_a_half_that_cannot_be_fetched_delays_no_other(rig: Rig, melts: bool) -> None:
+    """The disk refuses it, or it is evicted at once."""
     halves = await stored(rig, 3, size=5_000)
     with frozen() as ice:
         peer = await rig.peer(ours=True)
@@ -528,8 +528,8 @@ async def committed_to_wait(rig: Rig, count: int) -> list[bytes]:
 
 
 @windowed()
-async def test_what_is_due_is_fetched(rig: Rig) -> None:
-    """It may have waited for days; it is delivered once, in the order of its level."""
+async def test_delayed_messages_that_are_due_are_fetched(rig: Rig) -> None:
+    """Each is delivered once, in the order of its level."""
     bodies = await committed_to_wait(rig, COUNT)
     with frozen() as ice:
         await rig.wait_for(lambda: not rig.delays.waiting)
@@ -541,8 +541,10 @@ async def test_what_is_due_is_fetched(rig: Rig) -> None:
 
 @pytest.mark.parametrize("melts", [True, False])
 @windowed()
-async def test_what_is_due_and_cannot_be_fetched_is_delivered_later(rig: Rig, melts: bool) -> None:
-    """The disk refuses it, or memory is so short that it is gone at once."""
+async def test_a_due_message_that_cannot_be_fetched_is_delivered_later(
+    rig: Rig, melts: bool
+) -> None:
+    """The disk refuses it, or it is evicted at once."""
     bodies = await committed_to_wait(rig, COUNT)
     with frozen() as ice:
         ice.melts = melts
@@ -561,8 +563,8 @@ async def test_what_is_due_and_cannot_be_fetched_is_delivered_later(rig: Rig, me
 
 
 @windowed()
-async def test_a_connection_that_ends_drops_what_waits(rig: Rig) -> None:
-    """Its decisions were not taken; the producer is asked about them."""
+async def test_a_lost_connection_drops_its_waiting_decisions(rig: Rig) -> None:
+    """The decisions were not taken; the producer is asked about them."""
     peer, halves = await prepared(rig, 2)
     with frozen() as ice:
         ice.may_read.clear()

@@ -39,16 +39,16 @@ class Log:
 
 
 class Broker:
-    """Long polling whose looks find the first message of a queue that may be read."""
+    """Long polling that finds the first readable message of a queue."""
 
     def __init__(self) -> None:
         self.log = Log()
         self.polling = LongPolling()
         self.polling.answer_by(self._answer, self.log)
-        self.looks = 0
+        self.searches = 0
 
     def _answer(self, held: HeldPull, timed_out: bool) -> bytes | None:
-        self.looks += 1
+        self.searches += 1
         ends = self.log.messages.get(held.key, [])
         found = any(end <= self.log.readable_offset for end in ends)
         return b"found" if found else b"nothing" if timed_out else None
@@ -83,7 +83,7 @@ def broker() -> Iterator[Broker]:
 
 
 def test_a_message_answers_the_pull_after_its_flush(broker: Broker) -> None:
-    """Not before: it is not readable yet."""
+    """Before the flush the message cannot be read."""
     client = broker.hold()
     broker.log.append(broker.polling, QUEUE)
     assert client.written == []
@@ -103,7 +103,7 @@ def test_a_pull_between_append_and_flush_is_answered_after_the_flush(broker: Bro
     assert client.written == [b"found"]
 
 
-def test_a_flush_that_ends_between_look_and_hold_is_not_missed(broker: Broker) -> None:
+def test_a_flush_between_search_and_hold_is_not_missed(broker: Broker) -> None:
     """The flush thread moves the end of what is readable at any time."""
     broker.log.append(broker.polling, QUEUE)
     broker.log.readable_offset = 100
@@ -114,8 +114,8 @@ def test_a_flush_that_ends_between_look_and_hold_is_not_missed(broker: Broker) -
     assert client.written == [b"found"]
 
 
-def test_the_flush_of_an_earlier_group_forgets_no_waiter(broker: Broker) -> None:
-    """It was under way when the message came, and does not make it readable."""
+def test_the_flush_of_an_earlier_group_keeps_the_mark(broker: Broker) -> None:
+    """It began before the append, so the message is not readable after it."""
     client = broker.hold()
     broker.log.append(broker.polling, OTHER)
     broker.log.append(broker.polling, QUEUE)
@@ -127,8 +127,8 @@ def test_the_flush_of_an_earlier_group_forgets_no_waiter(broker: Broker) -> None
     assert client.written == [b"found"]
 
 
-def test_messages_that_keep_coming_do_not_put_the_answer_off(broker: Broker) -> None:
-    """Each flush looks, although the queue has younger messages that are not readable."""
+def test_further_messages_do_not_delay_the_answer(broker: Broker) -> None:
+    """Each flush starts a search, although later messages are not readable."""
     client = broker.hold()
     broker.log.append(broker.polling, QUEUE)
     broker.log.append(broker.polling, QUEUE)
@@ -138,55 +138,55 @@ def test_messages_that_keep_coming_do_not_put_the_answer_off(broker: Broker) -> 
     assert client.written == [b"found"]
 
 
-def test_queues_without_arrivals_are_left_alone(broker: Broker) -> None:
-    """A thousand idle consumers cost the busy ones nothing."""
+def test_queues_without_new_messages_are_not_searched(broker: Broker) -> None:
+    """A thousand idle consumers add no work for busy ones."""
     client = broker.hold(OTHER)
     broker.log.append(broker.polling, QUEUE)
     broker.log.flushed(broker.polling, 100)
 
-    assert broker.looks == 0
+    assert broker.searches == 0
     assert client.written == []
 
 
-def test_a_pull_that_finds_nothing_is_looked_at_once_more_and_no_more(broker: Broker) -> None:
-    """What was unreadable when it came may be for its queue; what is appended later is marked."""
+def test_a_pull_that_finds_nothing_is_searched_once_more(broker: Broker) -> None:
+    """For messages that were unreadable when it arrived; later appends mark the queue."""
     broker.log.append(broker.polling, OTHER)
     broker.hold()
     for offset in (100, 100, 100):
         broker.log.flushed(broker.polling, offset)
 
-    assert broker.looks == 1
+    assert broker.searches == 1
 
 
-async def test_however_many_pulls_are_answered_the_loop_serves_others_in_between(
+async def test_pulls_are_answered_in_slices(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One message may be awaited by thousands; each pass of the loop looks at some of them."""
+    """Thousands may wait for one message; each pass of the loop answers some of them."""
     monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one step each
     await broker.polling.start()
     clients = [broker.hold() for _ in range(5)]
     broker.log.append(broker.polling, QUEUE)
-    looks = []
+    searches = []
 
     broker.log.flushed(broker.polling, 100)
     for _ in range(6):
-        looks.append(broker.looks)
+        searches.append(broker.searches)
         await asyncio.sleep(0)
 
-    assert looks == [1, 2, 3, 4, 5, 5]
+    assert searches == [1, 2, 3, 4, 5, 5]
     assert [client.written for client in clients] == [[b"found"]] * 5
     await broker.polling.stop()
 
 
-async def test_a_message_that_comes_during_a_look_is_found(
+async def test_a_message_that_arrives_during_a_search_is_found(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is flushed before the look has come to the last pull, or after it."""
+    """Whether it is flushed before the search has reached the last pull, or after it."""
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     await broker.polling.start()
     broker.log.append(broker.polling, OTHER)
     clients = [broker.hold() for _ in range(4)]
-    broker.log.flushed(broker.polling, 100)  # looks at the first of them, in vain
+    broker.log.flushed(broker.polling, 100)  # a search finds nothing for the first of them
     await asyncio.sleep(0)
 
     broker.log.append(broker.polling, QUEUE)
@@ -202,16 +202,16 @@ async def test_a_message_that_comes_during_a_look_is_found(
 async def test_pulls_whose_time_is_up_are_answered_in_slices(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Consumers that came together time out together; a message is not kept waiting by that."""
+    """Consumers that started together time out together; messages are still delivered meanwhile."""
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     await broker.polling.start()
     idle = [broker.hold(OTHER, deadline=0.0) for _ in range(4)]
     patient = broker.hold(OTHER)
     waiting = broker.hold()
-    # Its timer is minutes away, by the real clock.
+    # The timer of the sweep must not depend on the real clock.
     broker.polling._sweep()
     await asyncio.sleep(0)
-    assert broker.looks < len(idle)
+    assert broker.searches < len(idle)
 
     broker.log.append(broker.polling, QUEUE)
     broker.log.flushed(broker.polling, 100)

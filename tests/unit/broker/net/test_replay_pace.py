@@ -105,7 +105,7 @@ def busy(replays: Replays) -> Replays:
 def test_replays_get_a_share_of_the_loop_while_messages_are_stored(
     busy: Replays, answer_s: float
 ) -> None:
-    """However long an answer takes: one may take more than there is, and others wait for it."""
+    """However long an answer takes: it may exceed the share, and later ones wait for that."""
     busy.answer_s = answer_s
     busy.ask(WAITING_MAX)
     start = busy.now
@@ -119,8 +119,8 @@ def test_replays_get_a_share_of_the_loop_while_messages_are_stored(
     assert busy.answered == list(range(len(busy.answered)))
 
 
-def test_who_asks_while_others_wait_waits_behind_them(busy: Replays) -> None:
-    """Otherwise who asks often would pass who waits."""
+def test_a_new_pull_waits_after_earlier_ones(busy: Replays) -> None:
+    """Otherwise frequent pulls would overtake waiting ones."""
     busy.ask(20)
     busy.end_slice(stored=True)
     before = len(busy.answered)
@@ -133,8 +133,8 @@ def test_who_asks_while_others_wait_waits_behind_them(busy: Replays) -> None:
     assert busy.answered == list(range(26))
 
 
-def test_what_is_sent_from_the_disk_counts(busy: Replays) -> None:
-    """A cold pull keeps the loop twice: when the disk is asked, and when it has answered."""
+def test_the_time_of_answers_from_disk_counts(busy: Replays) -> None:
+    """A cold pull occupies the loop twice: before and after the read."""
 
     def send() -> None:
         busy.now += SLICE_S
@@ -150,8 +150,8 @@ def test_what_is_sent_from_the_disk_counts(busy: Replays) -> None:
     assert len(busy.answered) > 1
 
 
-def test_a_machine_that_stood_still_changes_little(busy: Replays) -> None:
-    """Nobody caused that: the turn behind it is short, and replays are not kept waiting."""
+def test_a_suspended_machine_has_little_effect(busy: Replays) -> None:
+    """The next turn is short, and replays do not wait long."""
 
     def stand_still() -> None:
         busy.now += 60.0
@@ -168,8 +168,8 @@ def test_a_machine_that_stood_still_changes_little(busy: Replays) -> None:
     assert len(busy.answered) > 1 + turn
 
 
-def test_a_share_that_is_not_used_is_not_saved(busy: Replays) -> None:
-    """A turn is short whatever was before it, for the next message waits behind it."""
+def test_an_unused_share_is_not_carried_over(busy: Replays) -> None:
+    """Every turn must be short, because messages wait after it."""
     for _ in range(100):
         busy.ask()
         busy.end_slice(stored=True)
@@ -181,8 +181,8 @@ def test_a_share_that_is_not_used_is_not_saved(busy: Replays) -> None:
     assert busy.answer_s * (len(busy.answered) - before) <= LOOP_SHARE * SLICE_S * 2
 
 
-def test_nobody_waits_while_nothing_is_stored(replays: Replays) -> None:
-    """A replay at night has the broker to itself; those that wait are let go."""
+def test_pulls_do_not_wait_while_nothing_is_stored(replays: Replays) -> None:
+    """Waiting pulls are answered as well."""
     replays.ask(1_000)
     assert len(replays.answered) == 1_000
     replays.end_slice(stored=True)
@@ -195,8 +195,8 @@ def test_nobody_waits_while_nothing_is_stored(replays: Replays) -> None:
     assert replays.answered == list(range(3_000))
 
 
-def test_producers_who_wait_for_the_disk_still_send(replays: Replays) -> None:
-    """Between two of their groups nothing is stored for some slices, nor read for a replay."""
+def test_producers_that_wait_for_the_disk_count_as_sending(replays: Replays) -> None:
+    """Between two of their groups nothing is stored for some slices."""
     replays.ask()
     replays.end_slice(stored=True)
     for _ in range(5):

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.net import reply_release as release_module
 from halfmq.broker.net.reply_release import (
     PEERS_PER_TURN,
@@ -44,8 +45,8 @@ class Peer(FakeConnection):
         self.resumed += 1
 
 
-def _release(log: Log) -> ReplyRelease:
-    release = ReplyRelease(log)
+def _release(log: Log, refusal: SendRefusal | None = None) -> ReplyRelease:
+    release = ReplyRelease(log, refusal)
     release.attach(asyncio.get_running_loop())
     return release
 
@@ -69,7 +70,7 @@ async def test_a_reply_waits_for_its_position() -> None:
     assert not release.idle
 
 
-async def test_a_reply_that_has_nothing_to_wait_for_leaves_after_the_pass() -> None:
+async def test_a_reply_that_need_not_wait_is_written_after_the_pass() -> None:
     """The answer to a repeated request may name a position that was flushed long ago."""
     log, peer = Log(), Peer()
     log.durable_offset = 200
@@ -85,7 +86,7 @@ async def test_a_reply_that_has_nothing_to_wait_for_leaves_after_the_pass() -> N
 
 
 async def test_replies_of_a_pass_leave_in_one_write_for_each_peer() -> None:
-    """A written reply may cost the loop its processor, so all are written when it has no work."""
+    """A write may cost the loop its processor, so all are written after the other work."""
     release = _release(Log())
     peers = [Peer(), Peer()]
 
@@ -109,8 +110,10 @@ async def test_a_pass_ends_in_one_callback() -> None:
     assert peer.written == [b"stored"]
 
 
-async def test_replies_do_not_pile_up_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept for the end of a pass has a limit."""
+async def test_replies_kept_for_the_end_of_a_pass_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond the limit they are written at once."""
     monkeypatch.setattr(release_module, "READY_BYTES_MAX", 300)
     release, peer = _release(Log()), Peer()
 
@@ -168,7 +171,7 @@ async def test_replies_of_one_peer_leave_in_one_write() -> None:
 
 
 async def test_replies_of_many_peers_leave_in_several_turns_of_the_loop() -> None:
-    """Twenty thousand peers that waited for one flush do not stop all others meanwhile."""
+    """Twenty thousand replies after one flush must not stop other requests."""
     log, peers = Log(), [Peer() for _ in range(2 * PEERS_PER_TURN + 1)]
     release = _release(log)
     for position, peer in enumerate(peers):
@@ -187,7 +190,7 @@ async def test_replies_of_many_peers_leave_in_several_turns_of_the_loop() -> Non
     assert [peer.written for peer in peers] == [[b"stored"]] * len(peers)
 
 
-async def test_one_flush_is_asked_for_per_pass_of_the_loop() -> None:
+async def test_one_flush_is_requested_per_pass() -> None:
     """All sockets that were readable share one fdatasync."""
     log, peer = Log(), Peer()
     release = _release(log)
@@ -199,8 +202,8 @@ async def test_one_flush_is_asked_for_per_pass_of_the_loop() -> None:
     assert log.flushes == 1
 
 
-async def test_what_gathered_during_a_flush_asks_for_the_next() -> None:
-    """Nobody is left waiting when the flush that ran was too early for a reply."""
+async def test_appends_during_a_flush_request_the_next_one() -> None:
+    """A reply for which the running flush was too early is not forgotten."""
     log, peer = Log(), Peer()
     release = _release(log)
     release.respond(peer, REQUEST, b"a", 10)
@@ -231,13 +234,13 @@ async def test_a_slow_disk_stops_the_network() -> None:
     assert peer.resumed == 1
 
 
-async def test_a_disk_that_stays_behind_has_messages_refused_instead(
+async def test_messages_are_refused_while_the_disk_stays_too_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Peers are read again, so that decisions are served; nothing is dropped with them."""
+    """Peers are read again, so that decisions are served; nothing is dropped."""
     monkeypatch.setattr(release_module, "STALLED_S_MAX", 0.0)
-    log, first, second = Log(), Peer(), Peer()
-    release = _release(log)
+    log, first, second, refusal = Log(), Peer(), Peer(), SendRefusal()
+    release = _release(log, refusal)
     log.write_offset = UNFLUSHED_BYTES_MAX + 1
     release.stall(first.resume)
     release.stall(second.resume)
@@ -245,8 +248,7 @@ async def test_a_disk_that_stays_behind_has_messages_refused_instead(
 
     assert release.refusing
     assert (first.resumed, second.resumed) == (1, 1)
-    # The refusal as handlers get it; here there is none of them.
-    assert f"{UNFLUSHED_BYTES_MAX + 1} bytes wait for the disk" in release._refusal.refusal().remark
+    assert f"{UNFLUSHED_BYTES_MAX + 1} bytes wait for the disk" in refusal.refusal().remark
     assert not release.over_limit()  # there is room for decisions
 
     log.write_offset = UNFLUSHED_DECISIONS_MAX + 1
@@ -256,10 +258,10 @@ async def test_a_disk_that_stays_behind_has_messages_refused_instead(
     assert first.resumed == 1  # now nothing is read until the disk has caught up
 
 
-async def test_messages_are_taken_again_when_half_of_the_limit_is_free(
+async def test_messages_are_accepted_again_when_half_of_the_limit_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not at the limit itself, where it would begin anew with the next one."""
+    """At the limit itself, the next message would start the refusal again."""
     monkeypatch.setattr(release_module, "STALLED_S_MAX", 0.0)
     log = Log()
     release = _release(log)
@@ -279,10 +281,10 @@ async def test_messages_are_taken_again_when_half_of_the_limit_is_free(
     assert not release.refusing
 
 
-async def test_a_burst_that_the_disk_takes_in_time_is_not_refused(
+async def test_a_burst_that_the_disk_writes_in_time_is_not_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever was not read for a moment is none the wiser."""
+    """Peers are only not read for a moment."""
     monkeypatch.setattr(release_module, "STALLED_S_MAX", 0.0)
     log, peer = Log(), Peer()
     release = _release(log)
@@ -297,8 +299,8 @@ async def test_a_burst_that_the_disk_takes_in_time_is_not_refused(
     assert peer.resumed == 1
 
 
-async def test_the_flush_thread_may_come_late() -> None:
-    """A flush that ends after the loop was closed must not raise in its thread."""
+async def test_a_flush_that_ends_after_the_loop_raises_nothing() -> None:
+    """Its thread may be late when the broker stops."""
     release = ReplyRelease(Log())
 
     release.durable_from_thread(10)

@@ -1,4 +1,4 @@
-"""Sockets: what a peer sees that behaves, one that does not, and the stop."""
+"""Connections and listeners, seen from peers: usual ones, faulty ones, and the stop."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _echo(request: RemotingCommand, _connection: Connection) -> bytes | None:
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
 def test_requests_are_answered_whatever_the_split(loop_factory: LoopFactory) -> None:
-    """TCP may deliver half a frame, or three at once; each request gets its own answer."""
+    """TCP may deliver half a frame, or three at once; each request gets its answer."""
 
     async def main() -> None:
         async with _serving(_echo) as (server, _), _peer(server) as peer:
@@ -200,7 +200,7 @@ def test_a_one_way_request_gets_no_answer(loop_factory: LoopFactory) -> None:
     ],
 )
 async def test_an_error_of_one_request_is_its_answer(error: Exception, code: int) -> None:
-    """Whatever a handler raises, its peer is told and the connection lives on."""
+    """Whatever a handler raises, the peer gets an answer and the connection stays open."""
 
     def fails(request: RemotingCommand, _connection: Connection) -> bytes | None:
         if request.body == b"fail":
@@ -227,8 +227,8 @@ async def test_a_missing_field_is_named_in_the_answer() -> None:
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
-def test_the_stop_lets_replies_out_first(loop_factory: LoopFactory) -> None:
-    """What was stored is acknowledged, even when the stop comes between append and flush."""
+def test_a_stop_sends_waiting_replies_first(loop_factory: LoopFactory) -> None:
+    """Stored messages are acknowledged, even if the stop comes between append and flush."""
 
     async def main() -> None:
         log = Log()
@@ -256,7 +256,7 @@ def test_the_stop_lets_replies_out_first(loop_factory: LoopFactory) -> None:
 
 
 async def test_a_taken_port_is_named_with_its_setting() -> None:
-    """The operator reads which address, and which key mends it."""
+    """The operator reads which address is taken and which setting changes it."""
     async with _serving(_echo) as (server, _):
         second = Server(
             Router(),
@@ -274,7 +274,7 @@ async def test_a_taken_port_is_named_with_its_setting() -> None:
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
 def test_a_lost_connection_is_reported_once(loop_factory: LoopFactory) -> None:
-    """Registrations die with the connection, so the registry must hear of its end."""
+    """The registry removes the clients of a lost connection."""
 
     async def main() -> None:
         lost: list[Connection] = []
@@ -308,10 +308,10 @@ async def test_the_address_is_the_one_the_client_reached() -> None:
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
 @pytest.mark.parametrize("written", [False, True])
-def test_a_peer_that_does_not_read_is_not_served_on(
+def test_requests_of_a_peer_that_does_not_read_wait(
     loop_factory: LoopFactory, written: bool
 ) -> None:
-    """Its answers would fill the memory; it gets all of them once it reads, in order."""
+    """Its answers would fill the memory; it gets all of them when it reads, in order."""
     answer = bytes(1 << 20)
     requests = 200
     served: list[int] = []
@@ -346,10 +346,8 @@ def test_a_peer_that_does_not_read_is_not_served_on(
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
 @pytest.mark.parametrize("size", [1, 40_000, 3 << 20])
-def test_what_is_in_memory_used_again_comes_whole_and_in_order(
-    loop_factory: LoopFactory, size: int
-) -> None:
-    """Straight to the socket or, while the peer is slow, by way of the transport."""
+def test_views_are_written_completely_and_in_order(loop_factory: LoopFactory, size: int) -> None:
+    """Directly to the socket or, while the peer is slow, through the transport."""
     answers = 40
     choose = random.Random(size)
     content = choose.randbytes(size + answers)
@@ -414,10 +412,10 @@ def head_for(request: RemotingCommand, length: int) -> bytes:
     "failure", [None, BlockingIOError(), OSError(errno.EINVAL, "not from this file system")]
 )
 @pytest.mark.skipif(disk.sendfile is None, reason="the system sends nothing from files")
-def test_a_part_of_a_file_comes_whole_and_in_order(
+def test_parts_of_files_are_written_completely(
     loop_factory: LoopFactory, size: int, failure: OSError | None, tmp_path: Path
 ) -> None:
-    """Between other answers, to a peer that reads late, and where the system refuses to send it."""
+    """Between other answers, to a slow peer, and if the system refuses to send from the file."""
     answers = 40
     content = random.Random(size).randbytes(size)
     (tmp_path / "file").write_bytes(content + b"behind it")
@@ -482,12 +480,12 @@ def test_a_frame_whose_end_is_lost_ends_its_connection(
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
-def test_much_goes_past_a_transport_that_has_nothing_to_send(
+def test_large_writes_bypass_an_idle_transport(
     loop_factory: LoopFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would keep a copy of what the socket takes at once."""
+    """The transport would copy what the socket accepts at once."""
     straight: list[int] = []
-    # Which way bytes take to the peer shows in nothing that arrives.
+    # Whether bytes bypass the transport is visible in nothing that arrives.
     real = ClientConnection._connected_socket
 
     class Socket:
@@ -564,8 +562,8 @@ def _storing(
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
-def test_what_one_read_brings_is_served_as_the_disk_keeps_up(loop_factory: LoopFactory) -> None:
-    """Hundreds of decisions about large messages would keep the loop for seconds."""
+def test_requests_of_one_read_wait_while_the_disk_is_too_slow(loop_factory: LoopFactory) -> None:
+    """Hundreds of decisions about large messages would occupy the loop for seconds."""
     requests, size = 200, 4 << 20
     log = Log()
     served: list[int] = []
@@ -595,8 +593,8 @@ def test_what_one_read_brings_is_served_as_the_disk_keeps_up(loop_factory: LoopF
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_peer_with_little_to_say_is_stopped_as_well(loop_factory: LoopFactory) -> None:
-    """Not every read is worth a look at the disk; a few are, however small."""
+def test_small_requests_are_stopped_by_a_slow_disk_as_well(loop_factory: LoopFactory) -> None:
+    """Not every read tests the limit, but a few do, however small."""
     size = 4 << 20
     log = Log()
     served: list[int] = []
@@ -605,7 +603,7 @@ def test_a_peer_with_little_to_say_is_stopped_as_well(loop_factory: LoopFactory)
     async def main() -> None:
         async with _serving(store, log) as (server, release), _peer(server) as peer:
             sent = 0
-            # That reading stops shows to a peer by silence only.
+            # A peer notices that reading has stopped only by missing answers.
             while not release._stalled:
                 peer.writer.write(encode_request(105, opaque=sent, header=ROUTE))
                 sent += 1
@@ -617,7 +615,7 @@ def test_a_peer_with_little_to_say_is_stopped_as_well(loop_factory: LoopFactory)
             release.release()
             for opaque in range(sent):
                 assert (await peer.answer()).opaque == opaque
-            # What stays listed shows in no answer.
+            # A connection that stays in the list is visible in no answer.
             assert not release._stalled
 
     run_on(loop_factory, main())
@@ -646,10 +644,10 @@ class Chest:
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
 @pytest.mark.parametrize("at_once", [True, False])
-def test_what_is_fetched_for_one_peer_holds_up_no_other(
+def test_a_fetch_for_one_peer_delays_no_other(
     loop_factory: LoopFactory, at_once: bool, tmp_path: Path
 ) -> None:
-    """Its requests are served in their order all the same, whatever else resumes it."""
+    """The requests of that peer stay in order, even if something else resumes it."""
     chest = Chest(tmp_path)
     served: list[int] = []
 
@@ -682,7 +680,7 @@ def test_what_is_fetched_for_one_peer_holds_up_no_other(
                 one.writer.write(b"".join(requests[2:]))
             two.writer.write(encode_request(105, opaque=9, header=ROUTE))
             assert (await two.answer()).opaque == 9
-            # Each connection stops and goes on at a moment that the test chooses.
+            # A peer cannot tell when its connection stalls and resumes, so the test causes both.
             for connection in server._shared.connections:
                 connection._stall()
             release._resume_stalled()
@@ -697,7 +695,7 @@ def test_what_is_fetched_for_one_peer_holds_up_no_other(
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_request_of_many_turns_leaves_others_theirs(loop_factory: LoopFactory) -> None:
+def test_a_request_of_many_turns_delays_only_its_connection(loop_factory: LoopFactory) -> None:
     """Only its own connection waits until it is done."""
     turns = 200
     served: list[int] = []
@@ -726,10 +724,10 @@ def test_a_request_of_many_turns_leaves_others_theirs(loop_factory: LoopFactory)
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_peer_that_goes_while_something_is_fetched_is_served_no_more(
+def test_a_peer_that_is_lost_during_a_fetch_is_not_served(
     loop_factory: LoopFactory, tmp_path: Path
 ) -> None:
-    """What waits for it goes with it."""
+    """Its waiting requests are dropped."""
     chest = Chest(tmp_path)
     tried: list[int] = []
 
@@ -746,7 +744,7 @@ def test_a_peer_that_goes_while_something_is_fetched_is_served_no_more(
                 peer.writer.write(encode_request(105, opaque=1, header=ROUTE, body=b"cold"))
                 while not chest.fetches:  # noqa: ASYNC110  # a thread counts
                     await asyncio.sleep(0)
-                # Lost at the moment at which its request is being fetched.
+                # Which connection is waiting for a fetch is visible only inside of it.
                 next(one for one in server._shared.connections if one._fetching).abort()
                 while not lost:  # noqa: ASYNC110  # the server fills the list
                     await asyncio.sleep(0)
@@ -776,7 +774,7 @@ async def test_unfinished_frames_of_all_peers_are_bounded(monkeypatch: pytest.Mo
 
 
 async def test_a_silent_peer_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A half-open connection, whose peer vanished without a word, does not stay for ever."""
+    """A half-open connection, whose peer was lost without a word, must not stay open."""
     monkeypatch.setattr(server_module, "IDLE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(server_module, "IDLE_SCAN_S", 0.01)
     lost: list[Connection] = []
@@ -785,14 +783,19 @@ async def test_a_silent_peer_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(lost) == 1
 
 
-async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
-    """While it takes its answers no request of it is read, and it must not be closed for that."""
+def _connected(**transport: Mock) -> ClientConnection:
+    """Return a connection whose transport answers as the test says."""
+    addresses = {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}
     connection = ClientConnection(
         SharedState(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
     )
-    transport = Mock(get_write_buffer_size=Mock(side_effect=[900, 800, 800]))
-    # A transport that does as the test says, also what no socket does on demand.
-    connection._transport = transport
+    connection.connection_made(Mock(get_extra_info=addresses.get, **transport))
+    return connection
+
+
+async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
+    """While it reads its answers its requests are not read; it must not be closed for that."""
+    connection = _connected(get_write_buffer_size=Mock(side_effect=[900, 800, 800]))
     idle = []
     for _ in range(3):
         connection.last_seen = asyncio.get_running_loop().time() - 10
@@ -820,12 +823,8 @@ async def test_only_peers_that_wait_for_an_answer_are_traffic(frame: bytes, read
 
 
 async def test_a_peer_that_writes_is_not_silent() -> None:
-    """Until it writes nothing more, for as long as it takes to be."""
-    connection = ClientConnection(
-        SharedState(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
-    )
-    # A transport that does as the test says, also what no socket does on demand.
-    connection._transport = Mock(get_write_buffer_size=Mock(return_value=0))
+    """An incomplete frame counts as well."""
+    connection = _connected(get_write_buffer_size=Mock(return_value=0))
     idle = []
     for piece in (b"\0", b"", b"\0"):
         if piece:
@@ -844,10 +843,10 @@ async def test_a_peer_that_writes_is_not_silent() -> None:
         ({"header_type": HeaderType.MSGPACK}, (401, LanguageCode.PYTHON, True)),
     ],
 )
-async def test_what_a_peer_is_follows_its_latest_request(
+async def test_attributes_of_a_peer_follow_its_latest_request(
     change: dict[str, int], known: tuple[int, LanguageCode, bool]
 ) -> None:
-    """Version, language, and whether it is one of ours; any of them may change alone."""
+    """Version, language, and whether it is a halfmq client; each may change alone."""
     connection = ClientConnection(
         SharedState(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
     )
@@ -859,7 +858,7 @@ async def test_what_a_peer_is_follows_its_latest_request(
 
 
 class Asked:
-    """A connection of the broker to one peer, and what the peer answered to each question."""
+    """A connection of the broker to one peer, and the peer's answer to each request."""
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
@@ -891,8 +890,8 @@ async def _introduce(peer: Peer, header_type: int = HeaderType.MSGPACK) -> None:
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_question_gets_its_own_answer(loop_factory: LoopFactory) -> None:
-    """Answers come in any order, and only the opaque ties one to its question."""
+def test_a_request_to_a_peer_gets_its_own_answer(loop_factory: LoopFactory) -> None:
+    """Answers arrive in any order; only the opaque assigns one to its request."""
 
     async def main() -> None:
         asked = Asked()
@@ -914,10 +913,10 @@ def test_a_question_gets_its_own_answer(loop_factory: LoopFactory) -> None:
 @pytest.mark.parametrize(
     ("header_type", "acknowledges"), [(HeaderType.JSON, False), (HeaderType.MSGPACK, True)]
 )
-async def test_only_a_client_of_ours_is_known_to_answer(
+async def test_only_halfmq_clients_are_known_to_answer(
     header_type: int, acknowledges: bool
 ) -> None:
-    """Official clients never answer a check; ours shows itself by its header."""
+    """Official clients never answer a check; a halfmq client is recognized by its header."""
     asked = Asked()
     async with _serving(asked.remember) as (server, _), _peer(server) as peer:
         await _introduce(peer, header_type)
@@ -926,8 +925,8 @@ async def test_only_a_client_of_ours_is_known_to_answer(
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_lost_connection_answers_every_question(loop_factory: LoopFactory) -> None:
-    """Whoever asked must learn that no answer will come, and can ask another."""
+def test_a_lost_connection_ends_every_request_to_its_peer(loop_factory: LoopFactory) -> None:
+    """The caller learns that no answer will come, and can ask another peer."""
 
     async def main() -> None:
         asked = Asked()
@@ -944,8 +943,8 @@ def test_a_lost_connection_answers_every_question(loop_factory: LoopFactory) -> 
     run_on(loop_factory, main())
 
 
-async def test_a_question_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that hangs while its connection lives holds nothing up; its late answer is ignored."""
+async def test_an_unanswered_request_to_a_peer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the connection stays open; a late answer is ignored."""
     monkeypatch.setattr(asks_module, "EXPIRE_SCAN_S", 0.01)
     asked = Asked()
     async with _serving(asked.remember) as (server, _), _peer(server) as peer:
@@ -960,8 +959,8 @@ async def test_a_question_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPat
         assert asked.answers == [None, None]
 
 
-async def test_questions_to_one_peer_are_bounded() -> None:
-    """A peer that answers nothing cannot fill the memory; its answers make room again."""
+async def test_requests_to_one_peer_are_bounded() -> None:
+    """A peer that does not answer cannot fill the memory; its answers make room again."""
     asked = Asked()
     async with _serving(asked.remember) as (server, _), _peer(server) as peer:
         await _introduce(peer)
@@ -975,8 +974,8 @@ async def test_questions_to_one_peer_are_bounded() -> None:
         assert not asked.ask()
 
 
-async def test_answers_to_nothing_hurt_nobody() -> None:
-    """Strange peers answer one-way requests, twice, or what was never asked."""
+async def test_unexpected_answers_are_ignored() -> None:
+    """Peers may answer one-way requests, answer twice, or answer without a request."""
     asked = Asked()
     async with _serving(asked.remember) as (server, _), _peer(server) as peer:
         nobody = RemotingCommand(code=105, opaque=-5, header_type=HeaderType.MSGPACK)
@@ -992,8 +991,8 @@ async def test_answers_to_nothing_hurt_nobody() -> None:
         assert [one and one.code for one in asked.answers] == [-1]
 
 
-async def test_who_fails_at_an_answer_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """A defect in one place is told in the log; the connection and the others go on."""
+async def test_a_callback_that_fails_affects_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """The error is logged; the connection and the other callbacks continue."""
     asked = Asked()
     async with _serving(asked.remember) as (server, _), _peer(server) as peer:
         await _introduce(peer)
@@ -1013,7 +1012,7 @@ async def test_who_fails_at_an_answer_harms_no_other(caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
 def test_connections_of_one_address_can_be_limited(loop_factory: LoopFactory) -> None:
-    """One more is closed at once; when one has gone there is room again."""
+    """One more is closed at once; after one is closed there is room again."""
 
     async def served(peer: Peer) -> bool:
         peer.writer.write(encode_request(105, opaque=1, header=ROUTE))

@@ -136,7 +136,7 @@ async def test_a_change_is_in_force_at_once(rig: Rig) -> None:
     ],
 )
 @windowed()
-async def test_what_is_no_group_is_refused(
+async def test_an_invalid_group_is_refused(
     rig: Rig, fields: dict[str, Any], code: int, remark: str
 ) -> None:
     """The remark says what is wrong, and nothing is changed."""
@@ -213,8 +213,8 @@ async def test_a_change_is_not_made_if_it_cannot_be_saved(
 
 
 @windowed()
-async def test_an_unknown_group_is_created_by_looking_at_it(rig: Rig) -> None:
-    """As RocketMQ does it while groups are created by use; its name must be one."""
+async def test_a_query_creates_an_unknown_group(rig: Rig) -> None:
+    """As in RocketMQ, if groups are created automatically and the name is valid."""
     peer = await rig.peer()
     code = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG
     answer = await peer.call(code, GetSubscriptionGroupConfigRequestHeader(group="new"))
@@ -267,8 +267,8 @@ async def test_connected_members_are_shown(rig: Rig) -> None:
 
 
 @windowed()
-async def test_who_consumes_a_topic_is_who_subscribes_or_has_offsets(rig: Rig) -> None:
-    """Online or not; and the other way round, the topics of a group."""
+async def test_the_groups_of_a_topic_subscribe_to_it_or_have_offsets(rig: Rig) -> None:
+    """Connected or not; likewise the topics of a group."""
     peer, consumer = await rig.peer(), await rig.peer(member=False)
     await create(peer)
     await peer.plain("K1")
@@ -297,7 +297,7 @@ async def test_who_consumes_a_topic_is_who_subscribes_or_has_offsets(rig: Rig) -
 
 @windowed()
 async def test_the_progress_of_a_group_is_shown_by_queue(rig: Rig) -> None:
-    """Where the log is and where the group is, in all topics of its own or those asked for."""
+    """The offsets of the log and of the group, in all its topics or in the requested ones."""
     peer = await rig.peer()
     await create(peer)
     for number in range(3):
@@ -334,8 +334,8 @@ async def forbid(
 
 
 @windowed()
-async def test_a_group_is_kept_from_a_topic_until_it_is_allowed_again(rig: Rig) -> None:
-    """On disk as RocketMQ keeps it, with what else is forbidden there."""
+async def test_a_group_can_be_forbidden_to_consume_a_topic(rig: Rig) -> None:
+    """The file has RocketMQ's format and keeps what else is forbidden there."""
     peer = await rig.peer()
     await create(peer)
     for topic in ("orders", "bills"):
@@ -356,8 +356,8 @@ async def test_a_group_is_kept_from_a_topic_until_it_is_allowed_again(rig: Rig) 
 
 
 @windowed()
-async def test_only_existing_groups_are_kept_from_existing_topics(rig: Rig) -> None:
-    """Names that nobody knows would stay in the file for ever; to look at them is harmless."""
+async def test_only_existing_groups_and_topics_can_be_forbidden(rig: Rig) -> None:
+    """Unknown names would stay in the file for ever; queries about them are harmless."""
     peer = await rig.peer()
     await create(peer)
     await peer.plain("K")
@@ -370,7 +370,7 @@ async def test_only_existing_groups_are_kept_from_existing_topics(rig: Rig) -> N
 async def test_what_cannot_be_saved_is_not_forbidden(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator gets the reason, and consumers go on."""
+    """The operator gets the reason, and consumers continue."""
     peer = await rig.peer()
     await create(peer)
     await peer.plain("K")

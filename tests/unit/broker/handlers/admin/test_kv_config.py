@@ -89,7 +89,7 @@ async def test_a_value_that_cannot_be_saved_is_not_set(
 
 @windowed()
 async def test_the_write_permission_of_routes_is_wiped_and_restored(rig: Rig) -> None:
-    """As wipeWritePerm and addWritePerm do it; a name of another broker changes nothing."""
+    """By wipeWritePerm and addWritePerm; the name of another broker changes nothing."""
     peer = await rig.peer()
     await peer.plain("K1")
 

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from halfmq.broker.access.requirements import REQUIREMENTS
+from halfmq.broker.config_file import with_value
 from halfmq.broker.handlers.admin.offsets import GroupOffsetHandlers
 from halfmq.broker.net.connection import ClientConnection
 from halfmq.remoting.admin_headers import (
@@ -50,7 +51,7 @@ async def filled(rig: Rig) -> Peer:
     peer = await rig.peer()
     for number in range(3):
         await peer.plain(f"K{number}")
-    rig.broker._tables.groups.ensure("readers")
+    rig.tables.groups.ensure("readers")
     await commit(peer, 2)
     return peer
 
@@ -92,7 +93,7 @@ def pulled(answer: RemotingCommand) -> tuple[int, int, str | None]:
 
 
 def kept(rig: Rig) -> int:
-    return rig.broker._tables.offsets.query("readers", "orders", 0)
+    return rig.tables.offsets.query("readers", "orders", 0)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +107,10 @@ def kept(rig: Rig) -> int:
     ],
 )
 @windowed()
-async def test_offsets_are_set_and_on_disk_when_it_is_answered(
+async def test_a_reset_is_on_disk_when_it_is_answered(
     rig: Rig, fields: dict[str, Any], offsets: dict[int, int]
 ) -> None:
-    """By time, to the end, or to an offset of one queue; the answer says where."""
+    """By time, to the end, or to an offset of one queue; the answer has the new offsets."""
     peer = await filled(rig)
     answer = await reset(peer, **fields)
 
@@ -122,8 +123,8 @@ async def test_offsets_are_set_and_on_disk_when_it_is_answered(
 
 
 @windowed()
-async def test_a_connected_consumer_goes_there_at_its_next_pull(rig: Rig) -> None:
-    """What it commits before that is of where it was, and does not count."""
+async def test_a_connected_consumer_continues_there_at_its_next_pull(rig: Rig) -> None:
+    """Its earlier commits are ignored."""
     peer = await filled(rig)
     await reset(peer, timestamp=0)
 
@@ -138,8 +139,8 @@ async def test_a_connected_consumer_goes_there_at_its_next_pull(rig: Rig) -> Non
 
 
 @windowed()
-async def test_a_consumer_that_waits_for_messages_goes_there_at_once(rig: Rig) -> None:
-    """Its pull would be answered after 15 s only. One of another group keeps waiting."""
+async def test_a_held_pull_is_answered_after_a_reset(rig: Rig) -> None:
+    """Otherwise it would wait for 15 s. Pulls of other groups stay held."""
     peer, other = await filled(rig), await rig.peer()
     waiting = peer.send(RequestCode.PULL_MESSAGE, pulling(3, wait=True))
     elsewhere = replace(pulling(3, wait=True), consumer_group="others")
@@ -207,7 +208,7 @@ async def test_connected_consumers_are_told_where_to_go_if_the_broker_shall_not_
 ) -> None:
     """Each in the form that its client reads; the broker keeps what they have committed."""
     operator = await filled(rig)
-    rig.broker._group_offsets.in_broker = False
+    rig.broker.configure(with_value(rig.broker.config, "useServerSideResetOffset", "false"))
     java = await told(rig, "java", LanguageCode.JAVA)
     cpp = await told(rig, "cpp", LanguageCode.CPP)
     answer = await reset(operator, queue_id=0, **fields)
@@ -232,7 +233,7 @@ async def test_connected_consumers_are_told_where_to_go_if_the_broker_shall_not_
 async def test_consumers_that_cannot_be_told_where_to_go_are_named(rig: Rig) -> None:
     """With the codes and words of RocketMQ 5.3.3, on which mqadmin resets another way."""
     peer = await filled(rig)
-    rig.broker._group_offsets.in_broker = False
+    rig.broker.configure(with_value(rig.broker.config, "useServerSideResetOffset", "false"))
 
     async def refused(**fields: Any) -> tuple[int, str | None]:
         answer = await reset(peer, **fields)
@@ -276,7 +277,7 @@ async def test_a_reset_is_forgotten_with_its_group(rig: Rig) -> None:
     """A group of the same name is not sent anywhere."""
     peer = await filled(rig)
     await reset(peer, timestamp=0)
-    for _ in rig.broker._tables.offsets.forget(group="readers"):
+    for _ in rig.tables.offsets.forget(group="readers"):
         pass
 
     assert (await pull(peer, 3))[0] == ResponseCode.PULL_NOT_FOUND
@@ -289,7 +290,7 @@ async def clone(peer: Peer, **fields: Any) -> RemotingCommand:
 
 
 def offsets_of_others(rig: Rig) -> dict[str, int]:
-    offsets = rig.broker._tables.offsets
+    offsets = rig.tables.offsets
     return {topic: offsets.query("others", topic, 0) for topic in ("orders", "bills")}
 
 
@@ -297,9 +298,9 @@ async def two_topics(rig: Rig) -> Peer:
     """A group with offsets in two topics, and another one without."""
     peer = await filled(rig)
     await peer.plain("K", topic="bills")
-    rig.broker._tables.groups.ensure("others")
-    rig.broker._tables.offsets.commit("readers", "bills", 0, 1)
-    rig.broker._tables.offsets.commit("readers", "deleted", 0, 1)
+    rig.tables.groups.ensure("others")
+    rig.tables.offsets.commit("readers", "bills", 0, 1)
+    rig.tables.offsets.commit("readers", "deleted", 0, 1)
     return peer
 
 
@@ -363,7 +364,7 @@ async def test_the_lowest_offset_of_all_groups_is_found(rig: Rig) -> None:
     """Without groups that are left out, and none where the compared group is lower itself."""
     peer = await two_topics(rig)
     for group, offset in (("slow", 1), ("others", 3)):
-        rig.broker._tables.offsets.commit(group, "orders", 0, offset)
+        rig.tables.offsets.commit(group, "orders", 0, offset)
 
     async def lowest(compared: str, left_out: str | None = None) -> dict[str, int]:
         header = QueryCorrectionOffsetHeader(
@@ -377,14 +378,14 @@ async def test_the_lowest_offset_of_all_groups_is_found(rig: Rig) -> None:
     assert await lowest("none", "slow,nobody") == {"0": 2}
     assert await lowest("slow", "slow") == {"0": INT64_MAX}
     assert await lowest("slow") == {"0": 1}
-    assert rig.broker._tables.offsets.query("slow", "orders", 0) == 1  # RocketMQ would delete it
+    assert rig.tables.offsets.query("slow", "orders", 0) == 1  # RocketMQ would delete it
 
 
 @windowed()
 async def test_times_tell_how_late_a_group_is(rig: Rig) -> None:
     """From the first to the last message, and the one that the group has had last."""
     peer = await rig.peer()
-    rig.broker._tables.groups.ensure("readers")
+    rig.tables.groups.ensure("readers")
     for number in range(3):
         await peer.plain(f"K{number}")
         await rig.wait(1_000)

@@ -57,8 +57,8 @@ def offsets(*values: int) -> bytes:
 
 @pytest.mark.parametrize("ours", [False, True])
 @windowed()
-async def test_what_a_consumer_answers_is_passed_on(rig: Rig, ours: bool) -> None:
-    """Its code, remark and body, whatever they are; the question has the operator's fields."""
+async def test_the_answer_of_a_consumer_is_passed_on(rig: Rig, ours: bool) -> None:
+    """Any code, remark and body; the request has the operator's fields."""
     operator, asked = await rig.peer(), await consumer(rig, ours=ours)
     for code, remark, body in ((0, None, b"{{}:1}\n"), (1, "no such group", b""), (777, "", b"x")):
         opaque = operator.send(INFO, about())
@@ -72,8 +72,8 @@ async def test_what_a_consumer_answers_is_passed_on(rig: Rig, ours: bool) -> Non
 
 
 @windowed()
-async def test_a_consumer_that_does_not_answer_is_said_to_have_timed_out(rig: Rig) -> None:
-    """After ten seconds; other requests of the operator are served meanwhile."""
+async def test_a_consumer_that_does_not_answer_is_a_timeout(rig: Rig) -> None:
+    """After ten seconds, in which other requests of the operator are served."""
     operator, asked = await rig.peer(), await consumer(rig)
     opaque = operator.send(INFO, about())
     question = await asked.asked_for(INFO)
@@ -90,8 +90,8 @@ async def test_a_consumer_that_does_not_answer_is_said_to_have_timed_out(rig: Ri
 
 
 @windowed()
-async def test_a_consumer_that_vanishes_is_said_to_be_lost(rig: Rig) -> None:
-    """At once, without waiting for the time."""
+async def test_a_lost_consumer_is_reported_at_once(rig: Rig) -> None:
+    """Without waiting for the time-out."""
     operator, asked = await rig.peer(), await consumer(rig)
     opaque = operator.send(INFO, about())
     await asked.asked_for(INFO)
@@ -103,8 +103,8 @@ async def test_a_consumer_that_vanishes_is_said_to_be_lost(rig: Rig) -> None:
 
 
 @windowed()
-async def test_an_operator_that_vanishes_harms_nobody(rig: Rig) -> None:
-    """The answer has nobody to go to, and the place is free again."""
+async def test_a_lost_operator_frees_its_request(rig: Rig) -> None:
+    """The answer is dropped, and another request can be relayed."""
     operator, asked = await rig.peer(), await consumer(rig)
     operator.send(INFO, about())
     question = await asked.asked_for(INFO)
@@ -139,10 +139,10 @@ async def test_an_answer_with_an_odd_code_is_passed_on(rig: Rig, code: int) -> N
 
 
 @windowed()
-async def test_questions_that_wait_are_bounded(rig: Rig) -> None:
-    """More are refused at once, and served when others have ended."""
+async def test_relayed_requests_are_bounded(rig: Rig) -> None:
+    """More are refused at once, and served after others have ended."""
     operator, asked = await rig.peer(), await consumer(rig)
-    opaques = [operator.send(INFO, about()) for _ in range(relays.QUESTIONS_MAX)]
+    opaques = [operator.send(INFO, about()) for _ in range(relays.RELAYS_MAX)]
     busy = await operator.call(INFO, about())
     assert busy.code == ResponseCode.SYSTEM_BUSY
 
@@ -157,8 +157,8 @@ async def test_questions_that_wait_are_bounded(rig: Rig) -> None:
 
 @pytest.mark.parametrize("client", ["reader", "nobody", ""])
 @windowed()
-async def test_who_is_not_connected_is_not_asked(rig: Rig, client: str) -> None:
-    """The refusal is RocketMQ's."""
+async def test_a_request_for_an_unconnected_consumer_is_refused(rig: Rig, client: str) -> None:
+    """With RocketMQ's remark."""
     operator = await rig.peer()
     answer = await operator.call(INFO, about(client))
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -206,7 +206,7 @@ async def test_one_message_goes_to_one_consumer(rig: Rig) -> None:
     ],
 )
 @windowed()
-async def test_a_message_that_is_not_there_is_given_to_nobody(
+async def test_a_missing_message_is_relayed_to_nobody(
     rig: Rig, message_id: str | None, remark: str
 ) -> None:
     """The operator gets the reason."""

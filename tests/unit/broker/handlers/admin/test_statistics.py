@@ -164,8 +164,8 @@ async def test_what_is_not_counted_is_refused_by_name(rig: Rig) -> None:
 
 
 @windowed()
-async def test_consumers_are_shown_how_far_they_have_pulled(rig: Rig) -> None:
-    """What lies between is in flight: delivered, and not consumed yet."""
+async def test_the_pulled_offset_of_a_group_is_shown(rig: Rig) -> None:
+    """Messages between it and the committed offset are in flight."""
     peer = await filled(rig)
     group = GetConsumeStatsRequestHeader(consumer_group="readers")
     answer = await peer.call(RequestCode.GET_CONSUME_STATS, group)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from halfmq.broker.handlers.admin.transactions import AdminHandlers
+from halfmq.broker.handlers.admin.transactions import TransactionAdminHandlers
 from halfmq.broker.net.group_append import GroupAppend
 from halfmq.broker.net.router import Router
 from halfmq.broker.runtime_info import RuntimeInfo
@@ -117,7 +117,7 @@ class Front:
         self.connection = FakeConnection()
         self.group = GroupAppend(self.log, call_soon=lambda work: None)
         self._router = Router(
-            AdminHandlers(
+            TransactionAdminHandlers(
                 self.transactions,
                 self.transactions,
                 self.log.record_at,
@@ -160,8 +160,8 @@ class Front:
 
 
 @pytest.mark.parametrize("header_type", list(HeaderType))
-def test_pages_follow_each_other_until_all_was_told(header_type: HeaderType) -> None:
-    """Whatever the asker's header type, each page says where the next one begins."""
+def test_pages_list_every_transaction_once(header_type: HeaderType) -> None:
+    """With each header type, a page has the start of the next one."""
     front = Front(*[info(offset) for offset in (100, 200, 300, 400)])
 
     first, following = front.query(header_type, max_count=3)
@@ -188,8 +188,8 @@ def test_a_query_has_filters() -> None:
         ({"state": "odd"}, "state is 'odd', expected one of prepared, parked"),
     ],
 )
-def test_a_query_that_makes_no_sense_is_refused(fields: dict[str, object], remark: str) -> None:
-    """An operator is told what was expected instead of getting an empty list."""
+def test_an_invalid_query_is_refused(fields: dict[str, object], remark: str) -> None:
+    """The remark says what was expected, instead of an empty list."""
     header = QueryTransactionsRequestHeader(**fields)  # type: ignore[arg-type]
     answer = Front().ask(request(RequestCode.QUERY_TRANSACTIONS, header))
 
@@ -220,8 +220,8 @@ def test_an_operators_decision_that_is_on_disk_is_answered_at_once() -> None:
     assert front.transactions.done == [("rollback", 100)]
 
 
-def test_what_is_staged_is_decided_before_an_operator_decides() -> None:
-    """A producer's decision that came earlier in the same pass is the first one."""
+def test_a_staged_decision_counts_before_an_operators() -> None:
+    """A producer's decision that arrived earlier in the same pass wins."""
     front = Front(info(100))
     order: list[str] = []
     front.group.append_staged = lambda: order.append("staged")  # type: ignore[method-assign]
@@ -233,7 +233,7 @@ def test_what_is_staged_is_decided_before_an_operator_decides() -> None:
 
 
 def test_an_operators_decision_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
-    """Who decided over the producers' heads, and why, can be found afterwards."""
+    """So that it can be found later who decided instead of the producers, and why."""
     front = Front(info(100))
     with caplog.at_level("INFO"):
         front.decide(100, "resume", "the order exists")
@@ -267,7 +267,7 @@ def test_a_refused_decision_says_why(
 
 
 def test_an_unknown_action_is_refused() -> None:
-    """Nothing is guessed about somebody's money."""
+    """The broker does not guess."""
     answer = Front(info(100)).decide(100, "forget")
 
     assert answer is not None

@@ -134,10 +134,10 @@ def test_routes_name_all_brokers_that_have_a_topic(server: NameServer) -> None:
     assert "orders" in decode_topic_list(names.body)
 
 
-def test_a_broker_goes_with_its_connection_or_its_silence_or_when_it_says_so(
+def test_a_broker_is_removed_by_request_by_timeout_or_with_its_connection(
     server: NameServer,
 ) -> None:
-    """At once if the connection breaks; after two minutes if it is half open."""
+    """At once if the connection is lost, after two minutes if it is half open."""
     server.register()
     server.brokers.connection_lost(FakeConnection("127.0.0.1:50002"))
     assert server.names_of("orders") == ["broker-b"]
@@ -175,7 +175,7 @@ def test_a_registration_adds_to_the_one_before(server: NameServer) -> None:
 
 
 def test_one_topic_is_registered_alone(server: NameServer) -> None:
-    """By brokers that are known: what others say of theirs is not kept."""
+    """Only by registered brokers; what is said about other brokers is not stored."""
     queues = [
         QueueData(broker_name=name, perm=6, read_queue_nums=4, write_queue_nums=4)
         for name in ("broker-b", "unknown")
@@ -202,8 +202,8 @@ def test_a_broker_asks_whether_its_topics_have_changed(server: NameServer) -> No
     assert json.loads(answer.body) == {"counter": 1, "stateVersion": 0, "timestamp": 0}
 
 
-def test_a_replica_is_told_its_master(server: NameServer) -> None:
-    """And both are members of one broker; the replica's topics are the master's."""
+def test_the_answer_to_a_replica_names_its_master(server: NameServer) -> None:
+    """Both belong to one broker, and the topics of the replica are those of the master."""
     server.register()
     replica = server.register(
         brokerId="1", brokerAddr="10.0.0.3:10911", topics={"lost": (1, 6), "other": (1, 6)}
@@ -222,8 +222,8 @@ def test_a_replica_is_told_its_master(server: NameServer) -> None:
         assert json.loads(answer.body)["brokerMemberGroup"]["brokerAddrs"] == expected
 
 
-def test_halfmq_says_what_it_is_only_if_all_brokers_are(server: NameServer) -> None:
-    """A client would speak MSGPACK headers to RocketMQ's broker, which does not know them."""
+def test_routes_are_marked_only_if_all_brokers_are_halfmq(server: NameServer) -> None:
+    """A client would send MSGPACK headers to a RocketMQ broker, which cannot read them."""
 
     def is_marked() -> bool:
         fields = {"topic": "TBW102", RECOGNITION_FIELD: "1"}
@@ -247,8 +247,8 @@ def test_a_broker_of_the_same_name_is_refused_but_itself_is_not(server: NameServ
     assert server.names_of("TBW102") == ["halfmq-a"]
 
 
-def test_what_cannot_be_a_registration_is_refused(server: NameServer) -> None:
-    """Nothing of it is kept."""
+def test_an_invalid_registration_is_refused(server: NameServer) -> None:
+    """Nothing of it is stored."""
     body = registration(TOPICS)
     fields = identity_of("broker-b") | {"haServerAddr": "10.0.0.2:10912"}
     wrong = [

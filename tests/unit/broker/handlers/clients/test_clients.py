@@ -91,7 +91,7 @@ def parts(tmp_path: Path) -> Parts:
     return Parts(tmp_path)
 
 
-def test_a_first_heartbeat_makes_group_and_retry_topic(parts: Parts) -> None:
+def test_a_first_heartbeat_creates_group_and_retry_topic(parts: Parts) -> None:
     """A consumer needs both before its first pull."""
     answer = parts.beat(FakeConnection(), "a")
 
@@ -104,8 +104,8 @@ def test_a_first_heartbeat_makes_group_and_retry_topic(parts: Parts) -> None:
     assert parts.registry.producers_of("CLIENT_INNER_PRODUCER")
 
 
-def test_a_new_member_is_told_to_all_before_its_own_answer(parts: Parts) -> None:
-    """Everybody must share the queues anew, the new one included."""
+def test_all_members_are_notified_of_a_new_one_before_its_answer(parts: Parts) -> None:
+    """All of them must rebalance, the new one included."""
     first, second = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
     parts.beat(first, "a")
     assert first.requests == [TOLD]
@@ -116,8 +116,8 @@ def test_a_new_member_is_told_to_all_before_its_own_answer(parts: Parts) -> None
     assert second.requests == [TOLD]
 
 
-def test_a_changed_set_of_topics_is_told(parts: Parts) -> None:
-    """The other members may have to take over queues of the topic that was dropped."""
+def test_members_are_notified_of_changed_topics(parts: Parts) -> None:
+    """The other members may have to take over queues of a removed topic."""
     first, second = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
     parts.beat(first, "a")
     parts.beat(second, "b")
@@ -127,8 +127,8 @@ def test_a_changed_set_of_topics_is_told(parts: Parts) -> None:
     assert second.requests == [TOLD] * 2
 
 
-def test_a_broadcasting_group_shares_nothing(parts: Parts) -> None:
-    """So nobody is told about anybody."""
+def test_a_broadcasting_group_is_not_notified(parts: Parts) -> None:
+    """Its members do not share queues."""
     connection = FakeConnection()
     parts.beat(connection, "a", model="BROADCASTING")
 
@@ -136,8 +136,8 @@ def test_a_broadcasting_group_shares_nothing(parts: Parts) -> None:
     assert parts.registry.consumer_ids("g") == ["a"]
 
 
-def test_a_group_that_wants_no_notice_gets_none(tmp_path: Path) -> None:
-    """notifyConsumerIdsChangedEnable=false of the group's entry is honoured."""
+def test_notifications_can_be_disabled_for_a_group(tmp_path: Path) -> None:
+    """By notifyConsumerIdsChangedEnable=false in its settings."""
     path = config_path(tmp_path, "subscriptionGroup.json")
     path.parent.mkdir()
     entry = {"notifyConsumerIdsChangedEnable": False}
@@ -148,8 +148,8 @@ def test_a_group_that_wants_no_notice_gets_none(tmp_path: Path) -> None:
     assert connection.requests == []
 
 
-def test_a_member_that_goes_is_told_to_the_others(parts: Parts) -> None:
-    """By closing its connection, by unregistering, or by silence."""
+def test_members_are_notified_when_one_leaves(parts: Parts) -> None:
+    """By closing its connection, by unregistering, or by timing out."""
     left, stays = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
     for client_id in ("a", "b", "c"):
         parts.beat(left, client_id)
@@ -174,8 +174,8 @@ def test_a_member_that_goes_is_told_to_the_others(parts: Parts) -> None:
     assert parts.registry.consumer_ids("g") == ["stays"]
 
 
-def test_a_consumer_of_a_missing_group_is_passed_over(tmp_path: Path) -> None:
-    """Where groups are not created the heartbeat succeeds, and the pull says what is wrong."""
+def test_a_heartbeat_for_a_missing_group_succeeds_without_it(tmp_path: Path) -> None:
+    """If groups are not created automatically; the pull has the reason."""
     parts = Parts(tmp_path, auto_create=False)
     answer = parts.beat(FakeConnection(), "a")
 
@@ -185,8 +185,8 @@ def test_a_consumer_of_a_missing_group_is_passed_over(tmp_path: Path) -> None:
     assert parts.registry.producers_of("CLIENT_INNER_PRODUCER")
 
 
-def test_a_short_heartbeat_is_believed_only_when_the_whole_one_is_known(parts: Parts) -> None:
-    """Else the client is told to send its subscriptions again, and pulls heal at once."""
+def test_a_heartbeat_without_subscriptions_counts_only_if_they_are_known(parts: Parts) -> None:
+    """Otherwise the client is asked to send them again, and its pulls register it meanwhile."""
     connection = FakeConnection()
 
     def short() -> dict[str, str]:
@@ -199,8 +199,8 @@ def test_a_short_heartbeat_is_believed_only_when_the_whole_one_is_known(parts: P
     assert parts.registry.subscription_of("g", "T") is not None
 
 
-def test_a_heartbeat_is_told_how_another_member_differs(parts: Parts) -> None:
-    """In fields that official clients do not read, as long as it lasts."""
+def test_the_answer_to_a_heartbeat_names_a_differing_member(parts: Parts) -> None:
+    """In fields that official clients ignore, for as long as they differ."""
     first, second = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
     parts.beat(first, "a")
     told = parts.beat(second, "b", topics=("T", "U"))
@@ -246,7 +246,7 @@ def test_a_refused_heartbeat_registers_everything_else(tmp_path: Path) -> None:
 
 
 def test_consumers_are_listed_in_pages_of_whole_members(tmp_path: Path) -> None:
-    """Everybody once, also those who were refused or subscribe to nothing."""
+    """Each member once, even if it was refused or subscribes to nothing."""
     parts = Parts(tmp_path, refuse_unequal=True)
     for number in range(4):
         connection = FakeConnection(f"127.0.0.1:{number}")
@@ -279,7 +279,7 @@ def test_consumers_are_listed_in_pages_of_whole_members(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", ["0", "1001"])
-def test_a_page_of_consumers_has_its_limits(parts: Parts, count: str) -> None:
+def test_a_page_of_consumers_is_limited(parts: Parts, count: str) -> None:
     """One request must not keep the others waiting."""
     command = request(RequestCode.QUERY_CONSUMERS, {"maxCount": count})
     with pytest.raises(RequestRefusedError, match=f"maxCount is {count}, expected 1 to 1000"):
@@ -287,7 +287,7 @@ def test_a_page_of_consumers_has_its_limits(parts: Parts, count: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{nonsense", b"[]", b'{"producerDataSet":3}'])
-def test_a_body_that_is_no_heartbeat_is_refused(parts: Parts, body: bytes) -> None:
+def test_an_invalid_heartbeat_is_refused(parts: Parts, body: bytes) -> None:
     """With the reason, and without closing the connection."""
     with pytest.raises(RequestRefusedError) as refusal:
         parts.handlers[RequestCode.HEART_BEAT](
@@ -322,10 +322,10 @@ def test_the_members_of_an_unknown_group_are_an_error(parts: Parts) -> None:
         ),
     ],
 )
-def test_a_filter_that_pulls_would_refuse_stops_the_consumer_first(
+def test_an_invalid_filter_is_refused_when_the_consumer_starts(
     parts: Parts, subscription: dict[str, str], remark: str | None
 ) -> None:
-    """Its user learns it from `start`, and not from the absence of messages."""
+    """The user learns it from `start` instead of from missing messages."""
     body = json.dumps({"clientId": "a", "group": "g", "subscriptionData": subscription}).encode()
     command = request(RequestCode.CHECK_CLIENT_CONFIG, body=body)
     if remark is None:
@@ -338,7 +338,7 @@ def test_a_filter_that_pulls_would_refuse_stops_the_consumer_first(
 
 
 def test_queues_are_locked_for_one_client_at_a_time() -> None:
-    """The answer names what the client owns; what is missing it must not touch."""
+    """The answer lists the queues that the client holds; it must not consume others."""
     handlers = LockHandlers(QueueLocks(now_ms=Clock())).handlers()
 
     def ask(code: int, client_id: str, *queue_ids: int) -> bytes:

@@ -78,7 +78,7 @@ def parts(tmp_path: Path) -> Parts:
 
 
 def test_a_new_group_begins_at_zero_in_a_young_queue(parts: Parts) -> None:
-    """Or it would miss what was sent before its first consumer came up."""
+    """Otherwise it would miss messages sent before its first consumer started."""
     assert parts.query("new", 0) == "0"
 
 
@@ -111,7 +111,7 @@ def test_a_queue_whose_beginning_was_deleted_has_no_offset_for_a_new_group(parts
         parts.query("new", 1)
 
 
-def test_a_client_may_ask_for_no_zero(parts: Parts) -> None:
+def test_a_client_can_query_only_committed_offsets(parts: Parts) -> None:
     """It wants to know whether the group has ever committed."""
     with pytest.raises(RequestRefusedError) as refusal:
         parts.query("new", 0, setZeroIfNotFound="false")
@@ -164,8 +164,8 @@ def test_offsets_are_found_by_time(parts: Parts, elapsed: int, lower: int, upper
     assert parts.ask(search, 0, "none", timestamp=timestamp) == 0
 
 
-def test_how_far_back_is_young_depends_on_the_machine(parts: Parts, tmp_path: Path) -> None:
-    """By default four tenths of the memory, so the young part can be read from it."""
+def test_the_size_of_the_young_log_depends_on_the_memory(parts: Parts, tmp_path: Path) -> None:
+    """By default four tenths of it, so that the young part can be read from memory."""
     topics = TopicTable(config_path(tmp_path, "t.json"), identity(), now_ms=parts.clock)
     offsets = ConsumerOffsetTable(config_path(tmp_path, "o.json"), now_ms=parts.clock)
     groups = GroupTable(config_path(tmp_path, "g.json"), auto_create=True, now_ms=parts.clock)

@@ -87,8 +87,8 @@ async def test_cold_queue_entries_are_fetched_by_a_thread(rig: Rig) -> None:
 
 
 @windowed()
-async def test_queue_entries_that_cannot_be_fetched_are_looked_for_once_more(rig: Rig) -> None:
-    """A deleted file is told as such by the look that waits, which gets what there is."""
+async def test_queue_entries_that_cannot_be_fetched_are_read_once_more(rig: Rig) -> None:
+    """The second read waits for the disk and gets what there is, for example after a deletion."""
     with frozen() as ice:
         ice.failure = FileNotFoundError("gone")
         answer = await pulled(rig, pulling(2))
@@ -99,7 +99,7 @@ async def test_queue_entries_that_cannot_be_fetched_are_looked_for_once_more(rig
 
 @windowed()
 async def test_a_held_pull_does_not_wait_for_cold_entries(rig: Rig) -> None:
-    """What a message that comes leads to is nearly always there; else the client comes again."""
+    """Entries of a new message are nearly always in memory; otherwise the client pulls again."""
     consumer = await rig.peer()
     await consumer.prepare("0" * 32)
     opaque = consumer.send(RequestCode.PULL_MESSAGE, pulling(0, suspend_ms=15_000))

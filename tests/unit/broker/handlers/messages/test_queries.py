@@ -95,7 +95,7 @@ def test_an_answer_fits_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bodies(query(log, "k")) == [b"2"]
 
 
-def test_messages_whose_key_only_hashes_alike_are_left_out() -> None:
+def test_messages_with_only_an_equal_hash_are_left_out() -> None:
     """The index holds hashes: "Aa" and "BB" have the same."""
     log = log_with("Aa", "BB")
     first, second = sorted(log.records)
@@ -105,8 +105,8 @@ def test_messages_whose_key_only_hashes_alike_are_left_out() -> None:
     assert bodies(query(log, "BB")) == [b"1"]
 
 
-def test_nothing_found_is_said_with_both_fields() -> None:
-    """Clients read them without looking at the code."""
+def test_an_answer_without_messages_has_both_fields() -> None:
+    """Clients read the fields without testing the code."""
     answer = query(log_with("a"), "none")
 
     assert answer.code == ResponseCode.QUERY_NOT_FOUND
@@ -154,8 +154,8 @@ def route(topics: TopicTable, topic: str, **fields: str) -> RemotingCommand:
     return call(handlers, command, FakeConnection(address="192.0.2.7:10911"))
 
 
-def test_a_route_names_the_address_by_which_the_client_came(topics: TopicTable) -> None:
-    """Byte for byte the form of the official name server: some clients cut the text apart."""
+def test_a_route_has_the_address_that_the_client_reached(topics: TopicTable) -> None:
+    """In the exact form of the official name server: some clients split the text."""
     answer = route(topics, "orders")
 
     assert answer.body == (
@@ -167,7 +167,7 @@ def test_a_route_names_the_address_by_which_the_client_came(topics: TopicTable) 
     assert answer.header is None
 
 
-def test_the_route_of_an_unknown_topic_is_never_invented(topics: TopicTable) -> None:
+def test_an_unknown_topic_has_no_route(topics: TopicTable) -> None:
     """Clients create topics and find dead letters by this answer."""
     with pytest.raises(RequestRefusedError) as refusal:
         route(topics, "none")
@@ -191,8 +191,10 @@ def test_the_route_of_an_unknown_topic_is_never_invented(topics: TopicTable) -> 
         ("%DLQ%readers", False, "the first dead letter of its group"),
     ],
 )
-def test_no_route_says_why(tmp_path: Path, topic: str, cause: str, *, auto_create: bool) -> None:
-    """Official clients turn it into "No route info of this topic": mqadmin and logs have more."""
+def test_a_missing_route_has_a_reason(
+    tmp_path: Path, topic: str, cause: str, *, auto_create: bool
+) -> None:
+    """Official clients show "No route info of this topic"; mqadmin and logs show the reason."""
     path = config_path(tmp_path, "topics.json")
     table = TopicTable(path, identity(auto_create=auto_create), now_ms=Clock())
 
@@ -210,8 +212,8 @@ def test_the_template_is_shown_only_where_topics_are_created(tmp_path: Path) -> 
         route(closed_table, "TBW102")
 
 
-def test_a_client_of_ours_learns_that_we_are_ours(topics: TopicTable) -> None:
-    """Only then does it speak MSGPACK headers; official clients are not told."""
+def test_a_halfmq_client_recognizes_the_broker(topics: TopicTable) -> None:
+    """Only then does it send MSGPACK headers; official clients get no such field."""
     assert ext(route(topics, "orders", halfmq="1")) == {"halfmq": "1"}
     with pytest.raises(RequestRefusedError) as refusal:
         route(topics, "none", halfmq="1")

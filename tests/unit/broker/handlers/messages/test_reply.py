@@ -117,10 +117,10 @@ def test_a_reply_is_pushed_and_then_acknowledged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, RemotingCommand(code=ResponseCode.SYSTEM_ERROR)])
-def test_the_sender_hears_that_the_client_has_not_taken_it(
+def test_the_sender_of_a_reply_learns_that_it_was_not_delivered(
     tmp_path: Path, answer: RemotingCommand | None
 ) -> None:
-    """Because it is gone, hangs, or answers with an error."""
+    """Because the client is lost, hangs, or answers with an error."""
     replies = Replies(tmp_path)
     replies.send()
 
@@ -132,8 +132,8 @@ def test_the_sender_hears_that_the_client_has_not_taken_it(
     assert told.remark == "push reply message to requester@1fail."
 
 
-def test_a_client_that_reads_nothing_is_not_waited_for(tmp_path: Path) -> None:
-    """What it is sent would only fill the memory."""
+def test_a_reply_to_a_client_that_does_not_read_fails_at_once(tmp_path: Path) -> None:
+    """More replies would only fill the memory."""
     replies = Replies(tmp_path)
     replies.requester.writable = False
 
@@ -154,10 +154,10 @@ def test_a_client_that_reads_nothing_is_not_waited_for(tmp_path: Path) -> None:
         ({"body": bytes(10_001)}, ResponseCode.MESSAGE_ILLEGAL, "length limit"),
     ],
 )
-def test_what_cannot_be_passed_on_is_refused(
+def test_an_invalid_reply_is_refused(
     tmp_path: Path, how: dict[str, Any], code: ResponseCode, remark: str
 ) -> None:
-    """And neither stored nor pushed."""
+    """It is neither stored nor pushed."""
     replies = Replies(tmp_path)
 
     replies.send(**how)

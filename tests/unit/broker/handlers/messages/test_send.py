@@ -123,10 +123,10 @@ def test_delay_level_zero_delays_nothing(sends: Prepares) -> None:
         ({"TRANSACTION_DELAY_MS": "1", "TRANSACTION_DELIVER_MS": "1"}, "set one of them"),
     ],
 )
-def test_a_delivery_time_that_is_none_is_refused(
+def test_an_invalid_delivery_time_is_refused(
     sends: Prepares, properties: dict[str, Any], told: str
 ) -> None:
-    """With what was expected; a message delivered at the wrong time would tell nobody."""
+    """With what was expected; a message delivered at the wrong time would not be noticed."""
     code, remark = sends.refusal(**properties)
 
     assert code == ILLEGAL
@@ -149,7 +149,7 @@ def test_delivery_times_up_to_the_limit_are_taken(
 
 
 def test_a_half_without_a_group_is_refused(sends: Prepares) -> None:
-    """Nobody could be asked about it."""
+    """No producer could be asked about it."""
     code, remark = sends.refusal(group="")
 
     assert code == ILLEGAL
@@ -165,10 +165,10 @@ def test_transactions_can_be_forbidden(tmp_path: Path) -> None:
     assert "rejectTransactionMessage=true" in remark
 
 
-def test_an_immunity_that_is_no_number_is_the_default_and_logged(
+def test_an_invalid_immunity_time_is_the_default_and_logged(
     sends: Prepares, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """RocketMQ takes it so; the one who wonders finds why in the log, once."""
+    """As in RocketMQ; it is logged once."""
     caplog.set_level(logging.WARNING)
     for key in ("K1", "K2", "K3"):
         sends.prepare(key, CHECK_IMMUNITY_TIME_IN_SECONDS="soon")
@@ -232,8 +232,8 @@ def test_a_long_key_leaves_room_for_the_decision_as_well(
     assert len(final.properties) <= PROPERTIES_SIZE_MAX
 
 
-def test_what_is_ours_to_set_is_left_out_of_a_prepare(sends: Prepares) -> None:
-    """A consumed message that is sent on must not look like part of another transaction."""
+def test_properties_of_the_broker_are_removed_from_a_prepare(sends: Prepares) -> None:
+    """A forwarded message must not look like part of another transaction."""
     sends.prepare("K", TRANSACTION_GROUP="X,1,3", TRANSACTION_HALVES="1", TRANSACTION_HALF_ID="A")
 
     (half,) = sends.broker.records_of(HALF_TOPIC)

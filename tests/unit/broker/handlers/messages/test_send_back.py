@@ -124,8 +124,8 @@ def test_a_failed_message_waits_for_its_group(parts: Parts) -> None:
     assert parts.topics.get("%RETRY%g") is not None
 
 
-def test_a_failed_message_is_refused_while_messages_are(parts: Parts) -> None:
-    """The disk is full; its consumer keeps the message and consumes it again by itself."""
+def test_sending_back_is_refused_while_the_disk_is_full(parts: Parts) -> None:
+    """The consumer keeps the message and consumes it again."""
     offset = parts.store()
     parts.refusal.begin("disk_full", ResponseCode.SERVICE_NOT_AVAILABLE, "full")
     with pytest.raises(RequestRefusedError, match="full"):
@@ -139,7 +139,7 @@ def test_a_failed_message_is_refused_while_messages_are(parts: Parts) -> None:
 def test_the_delay_grows_unless_the_client_says_otherwise(
     parts: Parts, asked: int, times: int, given: int
 ) -> None:
-    """Level 3 at first, one more in each round, never beyond the last."""
+    """Level 3 at first, one more for each retry, at most the last."""
     message = draft(properties=MESSAGE.properties, reconsume_times=times)
     parts.send_back(parts.store(message), asked)
 
@@ -147,8 +147,8 @@ def test_the_delay_grows_unless_the_client_says_otherwise(
     assert parts.newest().reconsume_times == times + 1
 
 
-def test_the_second_round_remembers_the_first(parts: Parts) -> None:
-    """Topic and id of the message that the producer sent are what the listener is shown."""
+def test_a_second_retry_keeps_topic_and_id_of_the_original(parts: Parts) -> None:
+    """Listeners see the topic and the id of the message that the producer sent."""
     parts.send_back(parts.store())
     first = parts.newest().property_map
     parts.send_back(parts.newest_as_retry())
@@ -170,10 +170,10 @@ def test_the_second_round_remembers_the_first(parts: Parts) -> None:
         (0, 0, 479, {"maxReconsumeTimes": "0"}, True),
     ],
 )
-def test_a_message_is_dead_after_enough_rounds(
+def test_a_message_becomes_a_dead_letter_after_too_many_retries(
     parts: Parts, level: int, times: int, version: int, fields: dict[str, str], *, dead: bool
 ) -> None:
-    """By the group's limit, or by the client's where its version knows of one."""
+    """By the limit of the group, or of the client if its version has one."""
     message = draft(properties=MESSAGE.properties, reconsume_times=times)
     parts.send_back(parts.store(message), level, version, **fields)
     record = parts.newest()
@@ -198,7 +198,7 @@ def test_a_copy_of_a_commit_decides_nothing(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, 1, 10_000])
-def test_without_a_record_nothing_is_stored(parts: Parts, offset: int) -> None:
+def test_sending_back_without_a_record_is_refused(parts: Parts, offset: int) -> None:
     """The client then sends the message itself."""
     parts.store()
     with pytest.raises(RequestRefusedError, match="look message by offset failed") as refusal:
@@ -208,8 +208,8 @@ def test_without_a_record_nothing_is_stored(parts: Parts, offset: int) -> None:
 
 
 @pytest.mark.parametrize("topic", [HALF_TOPIC, SCHEDULE_TOPIC])
-def test_what_no_consumer_got_cannot_be_sent_back(parts: Parts, topic: str) -> None:
-    """Or it would be a way to consume a half message."""
+def test_records_that_no_consumer_reads_cannot_be_sent_back(parts: Parts, topic: str) -> None:
+    """Otherwise a half message could be consumed this way."""
     with pytest.raises(RequestRefusedError, match="look message by offset failed"):
         parts.send_back(parts.store(draft(topic)))
 
@@ -281,10 +281,10 @@ def retry_header(maximum: int | None = None) -> SendMessageRequestHeader:
     ("times", "maximum", "version", "dead"),
     [(16, None, 479, False), (17, None, 479, True), (2, 1, 479, True), (2, 1, 63, False)],
 )
-def test_a_retry_from_a_client_is_dead_by_the_same_rules(
+def test_a_retry_from_a_client_becomes_a_dead_letter_by_the_same_rules(
     parts: Parts, times: int, maximum: int | None, version: int, *, dead: bool
 ) -> None:
-    """It has counted this round already, so the limit itself still passes."""
+    """The client has counted this retry already, so the limit itself still passes."""
     sent = draft("%RETRY%g", properties=b"DELAY\x015\x02", reconsume_times=times)
     stored = parts.handler.retried(retry_header(maximum), sent, version)
 
@@ -293,7 +293,7 @@ def test_a_retry_from_a_client_is_dead_by_the_same_rules(
 
 
 def test_a_retry_of_an_orderly_group_goes_to_the_dead_letters(parts: Parts) -> None:
-    """While someone holds its queues: those behind it would overtake the message."""
+    """While a consumer holds its queues: later messages would overtake the retry."""
     queue = QueueKey(topic="orders", broker_name="broker-a", queue_id=0)
     parts.locks.lock("g", "a", [queue])
 

@@ -129,8 +129,8 @@ def next_of(answer: RemotingCommand) -> int:
 
 
 @windowed()
-async def test_a_pull_gets_what_matches_and_passes_over_the_rest(rig: Rig) -> None:
-    """All of it, in order, and no message twice, from one queue to its end."""
+async def test_a_pull_gets_all_matching_messages(rig: Rig) -> None:
+    """In order, and none twice, from the beginning of a queue to its end."""
     consumer = await consumer_of(rig)
     stored(rig, 1_000)
     await rig.wait(1_000)
@@ -188,7 +188,7 @@ async def test_a_search_that_matches_nothing_ends_in_time(
 
 @windowed()
 async def test_a_held_pull_is_answered_by_a_message_that_matches(rig: Rig) -> None:
-    """Others do not wake it, and it does not look at them again."""
+    """Other messages do not wake it, and it does not read them again."""
     consumer = await consumer_of(rig)
     opaque = consumer.send(RequestCode.PULL_MESSAGE, pulling(0, suspend_ms=15_000))
     await rig.settle()
@@ -204,8 +204,8 @@ async def test_a_held_pull_is_answered_by_a_message_that_matches(rig: Rig) -> No
 
 
 @windowed()
-async def test_a_held_pull_that_times_out_continues_after_what_it_has_seen(rig: Rig) -> None:
-    """Or each pull of a filter that matches nothing would search the same messages."""
+async def test_a_held_pull_that_times_out_continues_after_the_searched_messages(rig: Rig) -> None:
+    """Otherwise each pull of a filter that matches nothing would search the same messages."""
     consumer = await consumer_of(rig)
     opaque = consumer.send(RequestCode.PULL_MESSAGE, pulling(0, suspend_ms=2_000))
     await rig.settle()
@@ -244,7 +244,7 @@ async def test_messages_on_disk_are_read_by_a_thread(
 async def test_a_damaged_record_is_delivered_as_it_is(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot be filtered is for the consumer to report; the others are filtered."""
+    """The consumer reports it; the other messages are filtered."""
     consumer = await consumer_of(rig)
     stored(rig, 9)
     await rig.wait(1_000)
@@ -296,8 +296,8 @@ async def test_the_filter_of_a_heartbeat_is_used(rig: Rig) -> None:
 
 
 @windowed()
-async def test_what_is_no_filter_is_refused(rig: Rig) -> None:
-    """A wrong or huge expression, another language, and classes, by pulls and before them."""
+async def test_an_invalid_filter_is_refused(rig: Rig) -> None:
+    """A wrong or too long expression, another language, and classes."""
     consumer = await consumer_of(rig)
 
     async def refusal(header: PullMessageRequestHeader) -> tuple[int, str | None]:
@@ -347,7 +347,7 @@ PATHOLOGICAL = (
 
 @windowed()
 async def test_no_expression_stops_the_broker(rig: Rig) -> None:
-    """Garbage and the worst that fits: each is answered, and a proper filter works afterwards."""
+    """Garbage and the largest expressions are answered, and a valid filter works afterwards."""
     seed = run_seed()
     print(f"seed {seed}")
     rng = random.Random(seed)

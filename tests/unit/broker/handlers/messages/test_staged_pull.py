@@ -35,8 +35,10 @@ def pulling(offset: int, count: int) -> PullMessageRequestHeader:
 
 
 @windowed()
-async def test_many_large_answers_are_all_whole(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are read before the first is sent, as far as there is memory set aside for them."""
+async def test_many_large_answers_arrive_complete(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read before the first is sent, as far as the buffer allows."""
     steps: list[str] = []
     staged: list[int] = []
     # The order of reads and sends, and the bytes between them, show in no answer.
@@ -87,10 +89,10 @@ async def all_pulled(rig: Rig, consumer: Peer, bodies: list[bytes]) -> int:
 
 @pytest.mark.skipif(disk.sendfile is None, reason="the system sends nothing from files")
 @windowed()
-async def test_what_lies_in_one_piece_is_sent_from_the_file(
+async def test_contiguous_messages_are_sent_from_the_file(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it; what is not in memory is read by a thread. The log has many files here."""
+    """A thread reads what is not in memory. The log has many files here."""
     sent: list[int] = []
     now = 0.0
     monkeypatch.setattr(zero_copy, "monotonic", lambda: now)
@@ -129,10 +131,10 @@ async def test_what_lies_in_one_piece_is_sent_from_the_file(
 
 
 @windowed()
-async def test_too_many_pulls_of_what_is_on_disk_are_told_to_come_again(
+async def test_too_many_pulls_from_disk_are_refused(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when that shows only at the end of a pass of the loop."""
+    """Even if it is noticed only at the end of a pass of the loop."""
     monkeypatch.setattr("halfmq.broker.handlers.messages.pull.COLD_READS_MAX", 0)
     monkeypatch.setattr(LogReader, "file_part", lambda *_: None)
     monkeypatch.setattr(LogReader, "view", lambda *_, **__: None)

@@ -185,7 +185,7 @@ def _half_at(header: EndTransactionRequestHeader) -> bytes:
 
 
 def test_wrong_decisions_are_refused_like_by_the_official_broker(front: Front) -> None:
-    """Same code and, where it is not a Java stack trace, same remark; then what was expected."""
+    """Equal code and, unless it is a Java stack trace, equal remark; then what was expected."""
     front.broker.log.put(encode_record(_plain_record()))
     checked = 0
     for one, answer in ends("raw-5.3.3-offsets"):
@@ -216,7 +216,7 @@ def _plain_record() -> Record:
 
 
 def test_an_answer_waits_for_the_disk(front: Front) -> None:
-    """A client that was told "committed" may forget the transaction."""
+    """A client may forget the transaction after "committed"."""
     half = front.broker.prepare()
     assert front.end(half.physical_offset, half.queue_offset, 8) is None
     ((position, reply),) = front.connection.waiting
@@ -224,8 +224,8 @@ def test_an_answer_waits_for_the_disk(front: Front) -> None:
     assert response(reply).code == ResponseCode.SUCCESS
 
 
-def test_a_repeat_waits_for_the_same_record(front: Front) -> None:
-    """The retry must not overtake the decision it repeats."""
+def test_a_repeated_decision_waits_for_the_same_record(front: Front) -> None:
+    """It must not be answered before the decision that it repeats."""
     half = front.broker.prepare()
     for _ in range(3):
         assert front.end(half.physical_offset, half.queue_offset, 8) is None
@@ -240,7 +240,7 @@ def test_a_repeat_waits_for_the_same_record(front: Front) -> None:
     assert again.code == ResponseCode.SUCCESS
 
 
-def test_a_one_way_decision_asks_for_the_flush_itself(front: Front) -> None:
+def test_a_one_way_decision_requests_a_flush(front: Front) -> None:
     """No answer waits for the disk, but consumers do."""
     half = front.broker.prepare()
     assert front.end(half.physical_offset, half.queue_offset, 8, one_way=True) is None
@@ -264,8 +264,8 @@ def test_the_opposite_decision_is_an_illegal_operation(front: Front) -> None:
     assert front.broker.finals_of(half) == []
 
 
-def test_not_known_yet_is_answered(front: Front) -> None:
-    """The official broker leaves a two-way sender waiting; Go is one."""
+def test_an_unknown_decision_is_answered(front: Front) -> None:
+    """The official broker sends no answer, on which Go clients wait."""
     half = front.broker.prepare()
     answer = front.end(half.physical_offset, half.queue_offset, 0)
     assert isinstance(answer, RemotingCommand)

@@ -166,8 +166,8 @@ def front(tmp_path: Path) -> Front:
 
 
 @pytest.mark.parametrize("how", ["at once", "again", "after a restart", "from the index"])
-def test_a_client_of_ours_is_told_the_id_of_the_final_message(tmp_path: Path, how: str) -> None:
-    """The same each time, however the broker comes to know it."""
+def test_a_halfmq_client_gets_the_id_of_the_final_message(tmp_path: Path, how: str) -> None:
+    """Each time the same, wherever the broker finds it."""
     front = Front(tmp_path, decided=2)
     half = front.broker.prepare()
     front.end(half, COMMIT)
@@ -288,8 +288,8 @@ def test_a_batch_sent_again_gets_the_same_results(front: Front) -> None:
     assert front.broker.log.write_offset == end
 
 
-def test_what_is_wrong_with_one_decision_hurts_no_other(front: Front) -> None:
-    """Each is refused with the code it would get alone."""
+def test_a_refused_decision_of_a_batch_affects_no_other(front: Front) -> None:
+    """Each gets the code that it would get alone."""
     good, decided, foreign = (
         front.broker.prepare(),
         front.broker.prepare(),
@@ -366,8 +366,8 @@ def test_a_batch_that_cannot_be_appended_leaves_everything_undecided(front: Fron
     assert front.finals([*halves, *group]) == [1, 1, 1, 1]
 
 
-def test_a_message_without_a_place_waits_and_the_others_go(front: Front) -> None:
-    """A topic that cannot be created hurts only its own messages."""
+def test_a_message_whose_topic_cannot_be_created_affects_no_other(front: Front) -> None:
+    """Only messages of that topic wait."""
     half, group = front.broker.prepare(), front.broker.prepare_group(2)
     front.broker.destination.error = RequestRefusedError(ResponseCode.NO_PERMISSION, "no room")
 
@@ -390,8 +390,8 @@ def test_an_empty_batch_and_a_one_way_batch(front: Front) -> None:
     assert front.finals([half]) == [1]
 
 
-def test_a_body_that_is_none_is_refused(front: Front) -> None:
-    """Whoever sent it is told, and nothing is decided."""
+def test_an_invalid_body_is_refused(front: Front) -> None:
+    """Nothing is decided."""
     too_many = encode_entries([an_end(AppendResult(0, 0, 0, 0), COMMIT)] * 2_000)
     for body in (b"", b"\xc1", b"\x93\x01", too_many):
         front.send(
@@ -407,8 +407,8 @@ def test_a_body_that_is_none_is_refused(front: Front) -> None:
         assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_large_batches_do_not_pile_up(front: Front) -> None:
-    """What is staged is appended before it becomes too much for one turn."""
+def test_large_batches_are_appended_in_parts(front: Front) -> None:
+    """Staged records are appended before they are too many for one turn."""
     halves = [front.broker.prepare() for _ in range(GROUP_MAX + 10)]
     front.appends.clear()
     front.batch(*(an_end(half, COMMIT) for half in halves[: GROUP_MAX - 20]))
@@ -447,7 +447,7 @@ def test_a_batch_of_many_bytes_takes_several_turns(
 def test_a_part_that_cannot_be_appended_is_served_one_by_one(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each decision gets the answer it deserves, and what came before stays decided."""
+    """Each decision gets its own answer, and earlier parts stay decided."""
     monkeypatch.setattr(end_batch, "TURN_BYTES", 1_000)
     halves = front.restarted(9, size=400)
     append = front.broker.log.append
@@ -469,8 +469,8 @@ def test_a_part_that_cannot_be_appended_is_served_one_by_one(
     assert [one.code for one in front.results()] == [OK] * 9
 
 
-def test_large_messages_are_not_gathered(front: Front) -> None:
-    """Hundreds of decisions may come by one read, and all their messages would be in memory."""
+def test_decisions_about_large_messages_are_appended_at_once(front: Front) -> None:
+    """One read may contain hundreds of decisions, and all their messages would be in memory."""
     halves = front.restarted(3, size=LARGE_BODY + 1)
     for half in halves:
         front.end(half, COMMIT)

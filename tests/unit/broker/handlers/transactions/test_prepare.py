@@ -39,8 +39,8 @@ def _end(sends: Prepares, half: PreparedResult, event: Event, group: str = "pg")
     sends.broker.log.flush()
 
 
-def test_the_halves_lie_side_by_side_under_their_ids(sends: Prepares) -> None:
-    """The answer says of each where it is, in the order of the request."""
+def test_the_halves_are_contiguous_and_answered_by_their_ids(sends: Prepares) -> None:
+    """The answer has the position of each, in the order of the request."""
     results = sends.prepare_several(*THREE)
 
     halves = sends.broker.records_of(HALF_TOPIC)
@@ -86,10 +86,10 @@ def test_each_message_may_have_its_own_delay(sends: Prepares) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("event", [None, Event.COMMIT])
-def test_a_transaction_sent_again_is_the_same_one(
+def test_a_repeated_prepare_gets_the_ids_of_the_first(
     sends: Prepares, event: Event | None, restarted: bool
 ) -> None:
-    """Whose answer was lost gets the ids of the first attempt, for all messages."""
+    """For all messages of the transaction."""
     first = sends.prepare_several(*THREE)
     if event is not None:
         _end(sends, first[0], event)
@@ -133,8 +133,8 @@ def test_other_messages_under_the_same_key_are_another_transaction(
     assert not {one.message_id for one in first} & {one.message_id for one in again}
 
 
-def test_a_single_prepare_is_no_twin_of_one_of_several(sends: Prepares) -> None:
-    """Nor the other way round: what is decided with others is not decided alone."""
+def test_a_single_prepare_is_no_duplicate_of_one_of_several(sends: Prepares) -> None:
+    """Nor the other way round: a member of a group is not decided alone."""
     several = sends.prepare_several(*THREE)
     alone = sends.prepare("K0", b"row 0", queue_id=0)
     single = sends.prepare_several(part("K0", b"row 0", queue_id=0))
@@ -171,10 +171,10 @@ def test_a_member_cannot_be_decided_alone(sends: Prepares) -> None:
         (part("K9", b"x" * 9_000), None, ""),
     ],
 )
-def test_all_or_none(
+def test_a_transaction_is_prepared_completely_or_not_at_all(
     sends: Prepares, bad: PreparedMessage, code: ResponseCode | None, told: str
 ) -> None:
-    """A message that cannot be prepared has the others refused as well, and says why."""
+    """If one message is refused, all are, with the reason."""
     request = sends.several(THREE[0], bad, THREE[2])
     if code is None:
         (answer,) = sends.arrive(request)
@@ -185,8 +185,8 @@ def test_all_or_none(
         assert told in remark
 
 
-def test_together_they_must_fit_one_file_of_the_log(sends: Prepares) -> None:
-    """The finals too, and those are longer: else the transaction could never be committed."""
+def test_the_messages_of_a_transaction_must_fit_one_file_of_the_log(sends: Prepares) -> None:
+    """The finals too, which are longer: otherwise the transaction could never be committed."""
     code, remark = sends.refused(sends.several(*(part(f"K{n}", b"x" * 9_000) for n in range(10))))
 
     assert code == ILLEGAL
@@ -201,7 +201,7 @@ def test_a_transaction_without_a_group_is_refused(sends: Prepares) -> None:
     assert "producerGroup is empty" in remark
 
 
-def test_more_messages_than_allowed_are_no_request(sends: Prepares) -> None:
+def test_too_many_messages_in_a_transaction_are_refused(sends: Prepares) -> None:
     """The limit is part of the format."""
     code, _ = sends.refused(sends.several(*(part(f"K{n}") for n in range(GROUP_MESSAGES_MAX + 1))))
 
@@ -248,10 +248,10 @@ def test_beyond_the_limit_of_undecided_halves_prepares_are_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("transactional", [True, False])
-def test_messages_are_refused_while_the_disk_is_behind(
+def test_prepares_are_refused_while_the_disk_is_too_slow(
     sends: Prepares, transactional: bool
 ) -> None:
-    """Decisions are not: they come by another handler, which does not ask."""
+    """Decisions are accepted: their handler does not test this."""
     sends.overload.begin("disk_behind", ResponseCode.SYSTEM_BUSY, "the disk is behind")
     plain: dict[str, Any] = {} if transactional else {"TRAN_MSG": "", "sys_flag": 0}
 
