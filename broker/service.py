@@ -140,12 +140,7 @@ class Broker:
         )
         self._statistics = self._make_statistics()
         self._fetches = Fetches()
-        self._transaction_ticker = Ticker(
-            "transactions",
-            self._transactions_tick,
-            pause=PAUSE_S,
-            traffic=lambda: self._server.reads,
-        )
+        self._transaction_ticker = self._paced_ticker("transactions", self._transactions_tick)
         self.transactions = self._make_transactions()
         self._tables.registry.on_producer(self.transactions.on_producer)
         self._tables.registry.on_producer(
@@ -456,13 +451,11 @@ class Broker:
             self._delay_ticker,
             self._retention_ticker,
             Ticker("disk", self._disk_limits.tick),
-            Ticker(
+            self._paced_ticker(
                 "clients",
                 PeriodicWork(
                     SCAN_S, self._clients.expire, tables.locks.expire, tables.brokers.expire
                 ).tick,
-                pause=PAUSE_S,
-                traffic=lambda: self._server.reads,
             ),
             PersistTicker(
                 [
@@ -473,6 +466,10 @@ class Broker:
                 ]
             ),
         ]
+
+    def _paced_ticker(self, name: str, tick: Callable[[], float]) -> Ticker:
+        """Return a ticker that lets requests pass between two slices of its work."""
+        return Ticker(name, tick, pause=PAUSE_S, traffic=lambda: self._server.reads)
 
     def _make_registration(self) -> NameServerRegistration:
         network = self.config.network

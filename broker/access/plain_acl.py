@@ -156,7 +156,7 @@ class PlainAcl:
         # Cached, because it is called for each request: testing a few patterns takes as long as the
         # rest of the check, and a look-up in the cache a microsecond.
         trusted = accounts.trusted
-        self._trusts = lru_cache(maxsize=4096)(any_of(trusted)) if trusted else _nobody
+        self._trusts = lru_cache(maxsize=4096)(any_of(trusted)) if trusted else _none
 
     def reload(self) -> bool:
         """Read the files again if one has changed; return whether other accounts are in force.
@@ -182,7 +182,7 @@ class PlainAcl:
         return True
 
 
-def _nobody(_address: Address) -> bool:
+def _none(_address: Address) -> bool:
     return False
 
 

@@ -145,7 +145,7 @@ def _serve_later(
     connection: Connection,
     refusal: RequestRefusedError | None,
 ) -> None:
-    """Serve a deferred request, or refuse it with `refusal`; do nothing if its sender is gone."""
+    """Serve or refuse a deferred request; do nothing if its connection is closed."""
     if not connection.closed:
         serve(handler if refusal is None else _refusing(refusal), command, connection)
 

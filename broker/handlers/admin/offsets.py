@@ -151,10 +151,10 @@ class GroupOffsetHandlers:
     def _reset_in_clients(
         self, request: RemotingCommand, connection: Connection, header: ResetOffsetRequestHeader
     ) -> bytes:
-        """Send the connected consumers of a group to other offsets, and answer with them.
+        """Let the connected consumers of a group continue at other offsets; answer with these.
 
-        Queues in which the group has no offset are left out. Unless the reset is forced, nobody
-        goes forward.
+        Leave out queues in which the group has no offset. Unless the reset is forced, no consumer
+        is moved forward.
         """
         topic = self._topics.get(header.topic)
         if topic is None:
@@ -195,13 +195,13 @@ class GroupOffsetHandlers:
                     f"the client does not support this feature. version={member.version}",
                 )
         offsets = self._by_queue(header.topic, targets)
-        told = ResetOffsetRequestHeader(
+        notice = ResetOffsetRequestHeader(
             topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=False
         )
         table, listed = encode_offset_table(offsets), encode_offset_list(offsets)
         for member in members:
             body = listed if member.language == LanguageCode.CPP else table
-            member.send_request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, body)
+            member.send_request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, notice, body)
         return encode_reply(request, body=table)
 
     def _target_of_clients(self, header: ResetOffsetRequestHeader, queue_id: int) -> int | None:

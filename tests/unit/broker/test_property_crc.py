@@ -114,7 +114,7 @@ async def test_without_the_setting_no_record_ends_in_a_crc_it_brought(
 
 @windowed(append_property_crc=True, check_max=1)
 async def test_records_made_of_others_lose_the_crc_when_the_setting_is_off(rig: Rig) -> None:
-    """Delayed and committed messages outlive a change of the setting, and a kill behind it."""
+    """Delayed and committed messages survive a change of the setting and a kill after it."""
     producer = await rig.peer()
     half = await producer.prepare("T1", TRANSACTION_DELAY_MS="7000")
     await producer.plain("P1", DELAY="2")

@@ -81,7 +81,7 @@ class Guarded:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Guarded:
-    """A router behind the accounts above."""
+    """A router with access control by the accounts above."""
     return Guarded(tmp_path)
 
 

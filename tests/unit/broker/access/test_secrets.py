@@ -54,7 +54,7 @@ def _run(*command: str, **environment: str) -> str:
 
 
 class _Listening:
-    """What a client was told, over several requests."""
+    """The answers to a client's requests."""
 
     def __init__(self, peer: SignedPeer) -> None:
         self._peer = peer

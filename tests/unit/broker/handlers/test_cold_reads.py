@@ -59,7 +59,7 @@ async def filled(rig: Rig) -> tuple[Peer, list[int]]:
 
 
 async def stored(rig: Rig, count: int, *, size: int = 10) -> list[Half]:
-    """Store halves and restart, so that they are in the log only, and nobody can be asked."""
+    """Store halves and restart, so that they are only in the log and no producer is connected."""
     peer = await rig.peer(ours=True)
     halves = [await peer.prepare(f"{n:032X}", bytes([n + 1]) * size) for n in range(count)]
     await rig.restart()
@@ -124,7 +124,7 @@ def never_waited(ice: Ice) -> bool:
 
 
 def requests(offsets: list[int]) -> dict[int, Header | None]:
-    """One of each kind that looks for messages."""
+    """One request of each kind that reads messages."""
     return {
         RequestCode.VIEW_MESSAGE_BY_ID: ViewMessageRequestHeader(offset=offsets[3]),
         RequestCode.QUERY_MESSAGE: QueryMessageRequestHeader(
@@ -431,7 +431,7 @@ async def test_decisions_of_a_group_that_failed_are_tried_alone_without_their_ha
 
 @windowed()
 async def test_a_repeated_prepare_fetches_the_first(rig: Rig) -> None:
-    """Its half may have left memory; the producer is told its ids all the same."""
+    """Its half may have been evicted; the producer gets its ids nevertheless."""
     peer, halves = await prepared(rig, 2, size=10_000)
     with frozen() as ice:
         header, body = peer.half_request(halves[0].transaction_id, halves[0].body)

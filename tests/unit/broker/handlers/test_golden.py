@@ -271,7 +271,7 @@ def _names(command: RemotingCommand, request: RemotingCommand) -> set[str] | Non
 
 
 def test_every_code_is_among_the_recordings() -> None:
-    """The comparison above would prove nothing for a code that nobody sent."""
+    """The comparison above proves nothing about a code without a recording."""
     answered: dict[int, set[int]] = {}
     for file in OURS:
         for pair in pairs(file):

@@ -84,7 +84,7 @@ async def test_without_credentials_nothing_is_signed(tmp_path: Path) -> None:
 async def test_the_broker_is_registered_under_the_address_that_clients_reach(
     tmp_path: Path, advertised_host: str
 ) -> None:
-    """`brokerIP1`, or the address of the connection; replicas are told another port."""
+    """`brokerIP1`, or the address of the connection; the replication address has another port."""
     host = advertised_host or "127.0.0.1"
 
     register, leave = await _registered(tmp_path, advertised_host=advertised_host)

@@ -82,7 +82,7 @@ class Replays:
         self.slices.end()
 
     def be_quiet(self) -> None:
-        """Have nobody ask and nobody send, for as long as it takes to be noticed."""
+        """Let enough time pass without replays and messages to end the pacing."""
         self.end_slice(stored=False)
         self.now += QUIET_S
         self.end_slice(stored=False)

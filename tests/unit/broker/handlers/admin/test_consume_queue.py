@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from halfmq.broker.access.requirements import REQUIREMENTS
 from halfmq.broker.handlers.admin import consume_queue
-from halfmq.broker.handlers.admin.consume_queue import ConsumeQueueHandlers
 from halfmq.remoting.admin_headers import QueryConsumeQueueRequestHeader
 from halfmq.remoting.bodies import tag_code
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -98,9 +96,3 @@ async def test_a_queue_that_does_not_exist_is_refused(rig: Rig) -> None:
     """With RocketMQ's remark."""
     answer = await query(await rig.peer(), topic="none")
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "0@none is not exist!")
-
-
-def test_every_request_has_an_access_rule() -> None:
-    """A code without a rule would be open to everybody, or to nobody."""
-    handlers = ConsumeQueueHandlers.handlers(ConsumeQueueHandlers.__new__(ConsumeQueueHandlers))
-    assert handlers.keys() <= REQUIREMENTS.keys()

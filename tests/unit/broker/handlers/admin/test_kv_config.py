@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from halfmq.broker.access.requirements import REQUIREMENTS
-from halfmq.broker.handlers.admin.kv_config import KvConfigHandlers
 from halfmq.remoting.admin_headers import (
     BrokerNameRequestHeader,
     GetKVConfigResponseHeader,
@@ -106,9 +104,3 @@ async def test_the_write_permission_of_routes_is_wiped_and_restored(rig: Rig) ->
     assert (ext(wiped), await perm()) == ({"wipeTopicCount": count}, 4)
     added = await peer.call(RequestCode.ADD_WRITE_PERM_OF_BROKER, ours)
     assert (ext(added), await perm()) == ({"addTopicCount": count}, 6)
-
-
-def test_every_request_has_an_access_rule() -> None:
-    """A code without a rule would be open to everybody, or to nobody."""
-    handlers = KvConfigHandlers.handlers(KvConfigHandlers.__new__(KvConfigHandlers))
-    assert handlers.keys() <= REQUIREMENTS.keys()

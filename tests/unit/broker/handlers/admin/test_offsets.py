@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from halfmq.broker.access.requirements import REQUIREMENTS
 from halfmq.broker.config_file import with_value
-from halfmq.broker.handlers.admin.offsets import GroupOffsetHandlers
 from halfmq.broker.net.connection import ClientConnection
 from halfmq.remoting.admin_headers import (
     CloneGroupOffsetRequestHeader,
@@ -418,9 +416,3 @@ def local_time(time_ms: int) -> str:
     """As RocketMQ prints it."""
     seconds, milliseconds = divmod(time_ms, 1_000)
     return f"{time.strftime('%Y-%m-%d#%H:%M:%S', time.localtime(seconds))}:{milliseconds:03d}"
-
-
-def test_every_request_has_an_access_rule() -> None:
-    """A code without a rule would be open to everybody, or to nobody."""
-    handlers = GroupOffsetHandlers.handlers(GroupOffsetHandlers.__new__(GroupOffsetHandlers))
-    assert handlers.keys() <= REQUIREMENTS.keys()

@@ -109,7 +109,7 @@ class FakeTransactions(PendingView, OperatorActions):
 
 
 class Front:
-    """The handlers behind the broker's router."""
+    """The handlers, called as by the router."""
 
     def __init__(self, *infos: TransactionInfo) -> None:
         self.transactions = FakeTransactions(*infos)

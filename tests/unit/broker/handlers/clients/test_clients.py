@@ -35,7 +35,7 @@ TOLD = (
 
 
 class Parts:
-    """The handlers with the true tables behind them."""
+    """The handlers with real tables."""
 
     def __init__(
         self, root: Path, *, auto_create: bool = True, refuse_unequal: bool = False

@@ -83,7 +83,7 @@ class Replies:
         self._router.dispatch(command, self.replier)
 
     def answer(self) -> RemotingCommand:
-        """Return what the replier was told, after a flush."""
+        """Return the answer to the sender of the reply, after a flush."""
         frames = [reply for _, reply in self.replier.held] + self.replier.written
         (answer,) = FrameDecoder(responses_first=True).receive_data(b"".join(frames))
         return answer

@@ -32,7 +32,7 @@ def sends(tmp_path: Path) -> Prepares:
 
 
 def test_transaction_bits_without_the_property_are_refused(sends: Prepares) -> None:
-    """RocketMQ stores such a message where nobody ever sees it."""
+    """RocketMQ stores such a message where no consumer finds it."""
     code, remark = sends.refusal(TRAN_MSG="false")
 
     assert code == ILLEGAL

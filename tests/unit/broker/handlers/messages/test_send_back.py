@@ -42,7 +42,7 @@ MESSAGE = draft(
 
 
 class Parts:
-    """The handler with the true tables behind it."""
+    """The handler with real tables."""
 
     def __init__(self, root: Path, *, auto_create: bool = True, sync_flush: bool = False) -> None:
         self.clock = Clock()
@@ -72,7 +72,7 @@ class Parts:
     def send_back(
         self, offset: int, level: int = 0, version: int = 479, group: str = "g", **fields: str
     ) -> None:
-        """Ask for a record to be stored again, and be told that it was."""
+        """Send a record back, and expect success."""
         header = {"offset": str(offset), "group": group, "delayLevel": str(level), **fields}
         command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
         answer = call(self.handler.handlers(), command, self.connection)
@@ -236,7 +236,7 @@ def test_a_group_without_retry_queues_retries_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("level", "topic"), [(1, "%RETRY%g"), (-1, "%DLQ%g")])
 def test_a_topic_without_write_right_takes_nothing(tmp_path: Path, level: int, topic: str) -> None:
-    """The client is told, and keeps the message."""
+    """The client gets a refusal, and keeps the message."""
     path = config_path(tmp_path, "topics.json")
     path.parent.mkdir()
     path.write_text(json.dumps({"topicConfigTable": {topic: {"perm": 4}}}))

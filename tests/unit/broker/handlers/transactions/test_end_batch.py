@@ -36,7 +36,7 @@ COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 
 
 class Front:
-    """The handler behind the router; what is staged is appended when the pass ends."""
+    """The handler, called as by the router; staged records are appended at the end of a pass."""
 
     def __init__(self, directory: Path, *, decided: int = 1_000) -> None:
         self.broker = Broker(directory, decided=decided)
@@ -213,7 +213,7 @@ def test_official_clients_get_the_official_answer(front: Front, header_type: int
 
 
 def test_a_group_is_appended_with_what_else_is_staged(front: Front) -> None:
-    """Single decisions before and behind it keep their places, and all get their answers."""
+    """Single decisions before and after the batch keep their order, and all are answered."""
     broker = front.broker
     first, group, last = broker.prepare(), broker.prepare_group(3), broker.prepare()
     front.appends.clear()
@@ -257,7 +257,7 @@ def test_many_decisions_are_one_append_and_one_answer(front: Front) -> None:
 
 
 def test_a_batch_is_answered_when_all_of_it_is_on_disk(front: Front) -> None:
-    """A client that was told "committed" may forget the transaction."""
+    """A client may forget the transaction after "committed"."""
     halves = [front.broker.prepare() for _ in range(3)]
     front.batch(*(an_end(half, COMMIT) for half in halves))
     front.pass_ends()
@@ -331,7 +331,7 @@ def test_one_transaction_twice_in_a_batch_is_decided_once(front: Front) -> None:
 
 
 def test_batches_and_single_decisions_about_one_transaction_meet(front: Front) -> None:
-    """In one pass of the loop, whoever was staged first is the first."""
+    """The decision that was staged first in a pass of the loop wins."""
     halves = [front.broker.prepare() for _ in range(2)]
     group = front.broker.prepare_group(2)
     front.end(halves[0], COMMIT)
