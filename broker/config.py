@@ -53,44 +53,45 @@ class NetworkConfig:
         "bindAddress",
         "127.0.0.1",
         checked(ipaddress.ip_address, "an IP address of this machine, or 0.0.0.0 for all"),
-        "address that every listener binds",
+        "Address to which every listener binds.",
     )
     listen_port: int = setting(
         "listenPort",
         10_911,
         _PORT,
-        "requests of clients; listenPort - 2 serves the VIP channel of old clients, unless it is 0",
+        "Port for requests of clients; listenPort - 2 serves the VIP channel of old clients, "
+        "unless it is 0.",
     )
     namesrv_listen_port: int = setting(
         "namesrvListenPort",
         9_876,
         integer(0, 65_535, "0 serves name-server requests on listenPort only"),
-        "name-server requests",
+        "Port for name-server requests.",
     )
     connections_per_address: int = setting(
         "connectionsPerAddressMax",
         0,
         integer(0, 20_000, "connections; 0: no limit"),
-        "connections from one address; one more is closed at once",
+        "Maximum number of connections from one address; further ones are closed at once.",
     )
     advertised_host: str = setting(
         "brokerIP1",
         "",
         checked(lambda text: text and ipaddress.ip_address(text), "an IP address, or empty"),
-        "address of this broker in routes and registrations; empty: the one that each client or "
-        "name server has reached",
+        "Address of this broker in routes, in message ids and for name servers; empty: the "
+        "address by which each client came.",
     )
     namesrv_addr: str = setting(
         "namesrvAddr",
         "",
         pattern(_ADDRESS_LIST, "host:port, several separated by ;"),
-        "name servers to register with as well: RocketMQ's, or other halfmq brokers",
+        "Name servers with which the broker also registers: RocketMQ's, or other halfmq brokers.",
     )
     ha_listen_port: int = setting(
         "haListenPort",
         10_912,
         _PORT,
-        "port of the replication address in registrations; nothing listens there",
+        "Port of the replication address that name servers get; nothing listens there.",
     )
 
 
@@ -99,29 +100,30 @@ class TopicDefaults:
     """Names of this broker, and what it creates automatically."""
 
     broker_name: str = setting(
-        "brokerName", "broker-a", _BROKER_NAME, "name of this broker in routes"
+        "brokerName", "broker-a", _BROKER_NAME, "Name of this broker in routes."
     )
     broker_id: int = setting(
         "brokerId",
         0,
         integer(0, 2**31 - 1, "0: the master"),
-        "number of this process among those of its name; producers send to the master only",
+        "Number of this process among those of its name; producers send to the master, which "
+        "has 0.",
     )
     cluster_name: str = setting(
-        "brokerClusterName", "DefaultCluster", _BROKER_NAME, "name of its cluster in routes"
+        "brokerClusterName", "DefaultCluster", _BROKER_NAME, "Name of its cluster in routes."
     )
     auto_create: bool = setting(
         "autoCreateTopicEnable",
         True,
         SWITCH,
-        "create a topic at its first message",
+        "Create a topic on its first message.",
         live=True,
     )
     default_queue_nums: int = setting(
         "defaultTopicQueueNums",
         8,
         integer(1, 1_024, "queues"),
-        "most queues of such a topic",
+        "Maximum number of queues of such a topic.",
         live=True,
     )
     trace_topic: bool = setting(
@@ -134,14 +136,14 @@ class TopicDefaults:
         "autoCreateSubscriptionGroup",
         True,
         SWITCH,
-        "create a consumer group at its first use",
+        "Create a consumer group on its first use.",
         live=True,
     )
     store_replies: bool = setting(
         "storeReplyMessageEnable",
         True,
         SWITCH,
-        "also store replies of request-reply, in the topic <brokerClusterName>_REPLY_TOPIC",
+        "Also store replies of request-reply, in the topic <brokerClusterName>_REPLY_TOPIC.",
     )
 
 
@@ -153,22 +155,23 @@ class ConsumerConfig:
         "refuseUnequalSubscriptions",
         False,
         SWITCH,
-        "refuse a consumer whose topics or filters differ from those of its group's other members; "
-        "otherwise it is a warning, and the group misses messages while it lasts",
+        "Refuse a consumer whose topics or filters differ from those of other members of its "
+        "group. If false, this is a warning, and meanwhile the group misses messages.",
         live=True,
     )
     property_filter: bool = setting(
         "enablePropertyFilter",
         True,
         SWITCH,
-        "serve consumers that select messages by an SQL92 filter on their properties",
+        "Serve consumers that select messages by an SQL92 filter on their properties.",
     )
     server_side_reset: bool = setting(
         "useServerSideResetOffset",
         True,
         SWITCH,
-        "reset the offsets of a group in the broker, also without connected consumers; otherwise "
-        "connected consumers are told to reset theirs, which takes them ten seconds",
+        "Reset the offsets of a group in the broker, which also works without connected "
+        "consumers. If false, the broker tells connected consumers to reset their offsets, "
+        "which takes official ones ten seconds.",
         live=True,
     )
 
@@ -181,80 +184,84 @@ class StoreSettings:
         "storePathRootDir",
         Path("~/.halfmq/store").expanduser(),
         DIRECTORY,
-        "directory of all data; one broker at a time",
+        "Directory of all data; only one broker can use it at a time.",
     )
     commit_log_path: Path | None = setting(
         "storePathCommitLog",
         None,
         DIRECTORY,
-        "directory of the commit log (storePathRootDir/commitlog)",
+        "Directory of the commit log (storePathRootDir/commitlog).",
     )
     flush_mode: FlushMode = setting(
         "flushDiskType",
         _STORE.flush_mode,
         choice(FlushMode),
-        "SYNC_FLUSH: acknowledged means on disk. ASYNC_FLUSH: a power cut loses the last interval",
+        "SYNC_FLUSH: an acknowledged message is on disk. ASYNC_FLUSH: a power failure loses the "
+        "last interval.",
     )
     flush_interval_ms: int = setting(
         "flushIntervalCommitLog",
         _STORE.flush_interval_ms,
         duration(1, 60_000),
-        "ms between flushes with ASYNC_FLUSH",
+        "Time between flushes with ASYNC_FLUSH.",
     )
     flush_interval_consume_queue_ms: int = setting(
         "flushIntervalConsumeQueue",
         _STORE.flush_interval_consume_queue_ms,
         duration(10, 600_000),
-        "ms between queue flushes",
+        "Time between flushes of consume queues.",
     )
     commit_log_file_size: int = setting(
         "mappedFileSizeCommitLog",
         _STORE.commit_log_file_size,
         integer(4_096, 1 << 40, "bytes"),
-        "bytes of one log file; never change it for an existing store",
+        "Size of one log file; do not change it for an existing store.",
     )
     consume_queue_file_size: int = setting(
         "mappedFileSizeConsumeQueue",
         _STORE.consume_queue_file_size,
         integer(20, 1 << 34, "bytes"),
-        "bytes of one queue file, rounded up to a multiple of 20",
+        "Size of one consume queue file, rounded up to a multiple of 20.",
     )
     max_message_size: int = setting(
-        "maxMessageSize", 4_194_304, integer(1, 16_000_000, "bytes"), "bytes of the largest body"
+        "maxMessageSize",
+        4_194_304,
+        integer(1, 16_000_000, "bytes"),
+        "Maximum size of a message body.",
     )
     index_enabled: bool = setting(
-        "messageIndexEnable", _STORE.index_enabled, SWITCH, "find messages by key and unique id"
+        "messageIndexEnable", _STORE.index_enabled, SWITCH, "Index messages by key and unique id."
     )
     max_hash_slots: int = setting(
         "maxHashSlotNum",
         _STORE.max_hash_slots,
         integer(1, 500_000_000, "slots"),
-        "hash slots of an index file",
+        "Hash slots of an index file.",
     )
     max_index_items: int = setting(
         "maxIndexNum",
         _STORE.max_index_items,
         integer(2, 2_000_000_000, "items"),
-        "items of an index file",
+        "Items of an index file.",
     )
     append_property_crc: bool = setting(
         "enabledAppendPropCRC",
         _STORE.append_property_crc,
         SWITCH,
-        "a checksum over the whole record, not the body only",
+        "Store a checksum of the whole record, not only of the body.",
     )
     file_reserved_hours: int = setting(
         "fileReservedTime",
         72,
         integer(0, 1_000_000, "hours"),
-        "hours that messages are kept at least; then whole files of the log are deleted",
+        "Minimum time for which messages are kept; then whole log files are deleted.",
         live=True,
     )
     delete_when: str = setting(
         "deleteWhen",
         "04",
         pattern(_HOURS, "hours of the day from 00 to 23, several separated by ;"),
-        "local hours in which that happens; at any hour when the disk gets scarce",
+        "Local hours at which log files are deleted; at any hour if disk space runs low.",
         live=True,
     )
 
@@ -284,15 +291,15 @@ class DiskConfig:
         "diskMaxUsedSpaceRatio",
         75,
         _PERCENT,
-        "from here on a warning, and old files are deleted at any hour",
+        "Above this usage a warning is logged, and old files are deleted at any hour.",
         live=True,
     )
     refuse_ratio: int = setting(
         "diskSpaceWarningLevelRatio",
         90,
         _PERCENT,
-        "from here on messages and halves are refused with SERVICE_NOT_AVAILABLE, on which clients "
-        "try another broker; consumption, decisions and checks go on in what is left",
+        "Above this usage messages and half messages are rejected with SERVICE_NOT_AVAILABLE, "
+        "so that clients try another broker; consumption, decisions and checks continue.",
         live=True,
     )
 
@@ -305,59 +312,65 @@ class TransactionConfig:
         "transactionTimeOut",
         6_000,
         duration(1, 30 * _DAY_MS),
-        "ms; age at which the first check is due",
+        "Age at which the first check is due.",
         live=True,
     )
     check_interval_ms: int = setting(
         "transactionCheckInterval",
         30_000,
         duration(1, 30 * _DAY_MS),
-        "ms between two checks",
+        "Time between two checks.",
         live=True,
     )
     check_max: int = setting(
         "transactionCheckMax",
         15,
         integer(1, 1_000_000),
-        "delivered checks, then the message is parked",
+        "Number of delivered checks after which the message is parked.",
         live=True,
     )
     pending_max: int = setting(
         "transactionPendingMax",
         1_000_000,
         integer(1, 100_000_000, "halves"),
-        "undecided half messages, 300 MiB of memory per million; beyond, more are SYSTEM_BUSY",
+        "Maximum number of undecided half messages; further ones are rejected with SYSTEM_BUSY. "
+        "A million take 300 MiB of memory.",
         live=True,
     )
     group_pending_max: int = setting(
         "transactionPendingMaxPerGroup",
         0,
         integer(0, 100_000_000, "transactions; 0: no limit"),
-        "undecided transactions of one producer group; beyond, more of it are SYSTEM_BUSY",
+        "Maximum number of undecided transactions of one producer group; further ones are "
+        "rejected with SYSTEM_BUSY.",
         live=True,
     )
     reject: bool = setting(
         "rejectTransactionMessage",
         False,
         SWITCH,
-        "answer NO_PERMISSION to half messages",
+        "Reject half messages with NO_PERMISSION.",
         live=True,
     )
     unflushed_topics: frozenset[str] = setting(
         "transactionAsyncFlushTopics",
         frozenset(),
         _TOPICS,
-        "topics whose halves and decisions are answered before they are on disk, whatever "
-        "flushDiskType says: a power cut may lose a message whose row was written",
+        "Topics whose half messages and decisions are acknowledged before they are on disk, "
+        "independent of flushDiskType: a power failure may lose a message whose row was "
+        "committed.",
     )
     op_batch_size: int = setting(
-        "transactionOpMsgMaxSize", 4_096, integer(20, 1 << 20, "bytes"), "bytes of one op message"
+        "transactionOpMsgMaxSize",
+        4_096,
+        integer(20, 1 << 20, "bytes"),
+        "Maximum size of an op message.",
     )
     op_batch_interval_ms: int = setting(
         "transactionOpBatchInterval",
         3_000,
         duration(1, 600_000),
-        "ms until an op message is written",
+        "Maximum time until an op message is written.",
     )
 
 
@@ -369,7 +382,7 @@ class DelayConfig:
         "messageDelayLevel",
         DEFAULT_LEVELS,
         checked(parse_delay_levels, "times like 1s 5s 1m 2h 1d, separated by blanks"),
-        "delay of level 1, 2, …",
+        "Delays of the levels 1, 2, ….",
     )
 
 

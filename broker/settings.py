@@ -39,6 +39,7 @@ class Setting:
     kind: ValueKind
     default: Any
     note: str
+    """Its effect, in the words of `broker.conf`."""
     is_live: bool
     """Whether it can be changed while the broker runs."""
 
@@ -46,8 +47,8 @@ class Setting:
 _METADATA_KEY: Final = "halfmq.setting"
 
 
-def setting(key: str, default: T, kind: ValueKind, note: str = "", *, live: bool = False) -> T:
-    """Declare a field that `broker.conf` sets by `key`; `note` describes its unit or effect.
+def setting(key: str, default: T, kind: ValueKind, note: str, *, live: bool = False) -> T:
+    """Declare a field that `broker.conf` sets by `key`; `note` is its comment there.
 
     A `live` setting can be changed while the broker runs; the part that uses it has `configure`.
     """

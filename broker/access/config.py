@@ -42,19 +42,31 @@ class AccessConfig:
     """Who may use the broker; without these settings everybody who reaches its port."""
 
     acl_enabled: bool = setting(
-        "aclEnable", False, SWITCH, "accounts of plain_acl.yml, as in RocketMQ 4.4 to 5.2"
+        "aclEnable",
+        False,
+        SWITCH,
+        "Plain ACL, as in RocketMQ 4.4 to 5.2: requests must be signed, and plain_acl.yml has "
+        "the accounts and their permissions.",
     )
     plain_acl_file: Path | None = setting(
         "plainAclFile",
         None,
         FILE,
-        "the accounts (plain_acl.yml beside this file; without one, in the store's config/)",
+        "File of the accounts, read again when it changes; *.yml files in a folder acl/ next to "
+        "it are read too.",
     )
     authentication_enabled: bool = setting(
-        "authenticationEnabled", False, SWITCH, "users, as in RocketMQ 5.3: requests are signed"
+        "authenticationEnabled",
+        False,
+        SWITCH,
+        "Authentication of users, as in RocketMQ 5.3: requests must be signed. Cannot be "
+        "combined with aclEnable.",
     )
     authorization_enabled: bool = setting(
-        "authorizationEnabled", False, SWITCH, "and their policies say what they may do"
+        "authorizationEnabled",
+        False,
+        SWITCH,
+        "Authorization: the users' policies determine their permissions.",
     )
     initial_user: KeyPair | None = setting(
         "initAuthenticationUser",
@@ -63,7 +75,7 @@ class AccessConfig:
             partial(_credentials, "username", "password"),
             '{"username":"NAME","password":"SECRET"}, neither of them empty',
         ),
-        "a super user, created if there is no user of this name",
+        "A super user, created at the start if there is no user with this name.",
     )
     inner_credentials: KeyPair | None = setting(
         "innerClientAuthenticationCredentials",
@@ -72,7 +84,7 @@ class AccessConfig:
             partial(_credentials, "accessKey", "secretKey"),
             '{"accessKey":"NAME","secretKey":"SECRET"}, neither of them empty',
         ),
-        "the broker's own, for requests to name servers; a super user likewise",
+        "The broker's own credentials, for requests to name servers; also created as a super user.",
     )
 
     def contradiction(self) -> tuple[str, str] | None:
@@ -111,28 +123,33 @@ class TlsConfig:
         "tlsServerMode",
         None,
         choice(TlsMode),
-        "disabled, permissive or enforcing (permissive if there is a certificate)",
+        "Whether clients may (PERMISSIVE) or must (ENFORCING) use TLS.",
     )
     cert_path: Path | None = setting(
-        "tlsServerCertPath", None, FILE, "the broker's certificate and what vouches for it, PEM"
+        "tlsServerCertPath",
+        None,
+        FILE,
+        "The broker's certificate chain; read again when the file changes.",
     )
-    key_path: Path | None = setting(
-        "tlsServerKeyPath", None, FILE, "its private key, PEM (in tlsServerCertPath)"
-    )
+    key_path: Path | None = setting("tlsServerKeyPath", None, FILE, "The broker's private key.")
     key_password: str = setting(
-        "tlsServerKeyPassword", "", secret(str, "a text"), "the password of the key"
+        "tlsServerKeyPassword", "", secret(str, "a text"), "The password of the private key."
     )
     trust_cert_path: Path | None = setting(
-        "tlsServerTrustCertPath", None, FILE, "certificates that vouch for clients, PEM"
+        "tlsServerTrustCertPath", None, FILE, "Certificate authorities for certificates of clients."
     )
     client_auth: ClientAuth = setting(
         "tlsServerNeedClientAuth",
         ClientAuth.NONE,
         choice(ClientAuth),
-        "none, optional or require: whether clients show a certificate",
+        "Whether clients present a certificate.",
     )
     config_file: Path | None = setting(
-        "tlsConfigFile", None, FILE, "RocketMQ's tls.properties; keys of this file win over it"
+        "tlsConfigFile",
+        None,
+        FILE,
+        "A tls.properties file of RocketMQ with the same settings; settings in this file take "
+        "precedence.",
     )
 
     @property

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker.config_file import load_config
+from halfmq.broker.config_file import known_settings, load_config
 from halfmq.broker.errors import ConfigurationError
 from halfmq.store.config import FlushMode
 from tests.support.documents import ROOT
@@ -147,6 +147,26 @@ def test_print_config_shows_value_default_and_source(tmp_path: Path) -> None:
     assert f"listenPort=1234 default=10911 source={path}:1" in lines
     assert "brokerName=b default=broker-a source=--set" in lines
     assert "defaultTopicQueueNums=8 default=8 source=default" in lines
+
+
+def test_the_shipped_file_describes_each_setting_as_the_code_does() -> None:
+    """What a setting does and which values it takes stand in `config` and nowhere else."""
+    described: dict[str, tuple[str, str]] = {}
+    comment = ""
+    for line in (ROOT / "conf" / "broker.conf").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            comment = f"{comment} {line[3:]}".strip()
+        elif "=" in line:
+            note, _, expected = comment.partition(" Expected: ")
+            described[line.lstrip("#").partition("=")[0]] = note, expected.partition(". Default")[0]
+            comment = ""
+        else:
+            comment = ""
+
+    for key, (_, item) in known_settings().items():
+        note, expected = described[key]
+        assert note.partition(" Default: ")[0] == item.note
+        assert not expected or expected.startswith(item.kind.expected), key
 
 
 def test_the_shipped_file_lists_every_key_with_its_default() -> None:
