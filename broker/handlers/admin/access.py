@@ -44,7 +44,7 @@ class UserHandlers:
         self._changes = changes
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.AUTH_CREATE_USER: self.create_user,
             RequestCode.AUTH_UPDATE_USER: self.update_user,
@@ -145,7 +145,7 @@ class PlainAclHandlers:
         self._cluster_name = cluster_name
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: self.refuse,
             RequestCode.DELETE_ACL_CONFIG: self.refuse,

@@ -36,7 +36,7 @@ class CleaningHandlers:
         self._delete_queue_files = delete_queue_files
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.DELETE_EXPIRED_COMMITLOG: self.clean_log,
             RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,

@@ -32,7 +32,7 @@ class ConsumeQueueHandlers:
         self._store = store
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {RequestCode.QUERY_CONSUME_QUEUE: self.query}
 
     def query(self, request: RemotingCommand, _connection: Connection) -> bytes:

@@ -70,7 +70,7 @@ class ConsumptionHandlers:
         self._broker_name = identity.broker_name
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.GET_CONSUME_STATS: self.consume_stats,
             RequestCode.GET_BROKER_CONSUME_STATS: self.all_consume_stats,

@@ -32,7 +32,7 @@ class KvConfigHandlers:
         self._changes = changes
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.PUT_KV_CONFIG: self.put,
             RequestCode.GET_KV_CONFIG: self.get,

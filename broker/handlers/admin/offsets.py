@@ -82,7 +82,7 @@ class GroupOffsetHandlers:
         self._now_ms = now_ms
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
             RequestCode.CLONE_GROUP_OFFSET: self.clone,

@@ -85,7 +85,7 @@ class RelayHandlers:
         self._waiting: set[asyncio.Task[None]] = set()
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,

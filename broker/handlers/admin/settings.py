@@ -34,7 +34,7 @@ class SettingsHandlers:
         self._changes = changes
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.GET_BROKER_CONFIG: self.get,
             RequestCode.UPDATE_BROKER_CONFIG: self.update,

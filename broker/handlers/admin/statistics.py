@@ -23,7 +23,7 @@ class StatisticsHandlers:
         self._statistics = statistics
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {RequestCode.VIEW_BROKER_STATS_DATA: self.view}
 
     def view(self, request: RemotingCommand, _connection: Connection) -> bytes:

@@ -33,7 +33,7 @@ class TableHandlers:
         self._delay_offsets = delay_offsets
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.GET_ALL_CONSUMER_OFFSET: self.consumer_offsets,
             RequestCode.GET_ALL_DELAY_OFFSET: self.delay_offsets,

@@ -81,7 +81,7 @@ class TopicHandlers:
         self._cluster_name = identity.cluster_name
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.update_topic,
             RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.update_topics,

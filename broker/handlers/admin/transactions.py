@@ -65,7 +65,7 @@ class TransactionAdminHandlers:
         self._runtime_info = runtime_info
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.GET_BROKER_RUNTIME_INFO: self.get_runtime_info,
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume_check,

@@ -62,7 +62,7 @@ class BrokerHandlers:
         self._broker_id = identity.broker_id
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.REGISTER_BROKER: self.register,
             RequestCode.UNREGISTER_BROKER: self.unregister,

@@ -23,7 +23,7 @@ class LockHandlers:
         self._locks = locks
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.LOCK_BATCH_MQ: self.lock,
             RequestCode.UNLOCK_BATCH_MQ: self.unlock,

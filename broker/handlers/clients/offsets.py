@@ -58,7 +58,7 @@ class OffsetHandlers:
         self._young_bytes = _young_bytes() if young_bytes is None else young_bytes
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self.query_consumer_offset,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update_consumer_offset,

@@ -111,7 +111,7 @@ class PullHandler:
         long_polling.answer_by(self._answer_held, store)
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 
     async def start(self) -> None:

@@ -45,7 +45,7 @@ class QueryHandlers:
         self._store = store
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.VIEW_MESSAGE_BY_ID: self.view_message,
             RequestCode.QUERY_MESSAGE: self.query_message,
@@ -111,7 +111,7 @@ class QueryHandlers:
 
 
 def _has_key(record: Record, topic: str, key: str) -> bool:
-    """Whether the record has this key, and not only one with an equal hash."""
+    """Return whether the record has this key, and not only one with an equal hash."""
     if record.topic != topic:
         return False
     properties = record.property_map

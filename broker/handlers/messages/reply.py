@@ -84,7 +84,7 @@ class ReplyHandler:
         self._now_ms = now_ms
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.SEND_REPLY_MESSAGE: self.reply,
             RequestCode.SEND_REPLY_MESSAGE_V2: self.reply,

@@ -86,7 +86,7 @@ class SendBackHandler:
         self._count = count
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, request: RemotingCommand, connection: Connection) -> bytes | None:

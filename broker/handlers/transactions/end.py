@@ -60,7 +60,7 @@ class TransactionHandler:
         self._batches = EndBatches(decisions, group, lacking)
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {
             RequestCode.END_TRANSACTION: self.end_transaction,
             RequestCode.END_TRANSACTIONS: self._batches.end_transactions,

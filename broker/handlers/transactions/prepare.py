@@ -70,7 +70,7 @@ class PrepareHandler:
         self._log_file_size = log_file_size
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
+        """Return the handlers by request code."""
         return {RequestCode.PREPARE_TRANSACTION: self.prepare}
 
     def prepare(self, request: RemotingCommand, connection: Connection) -> None:
