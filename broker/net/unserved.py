@@ -1,6 +1,6 @@
 """Requests of RocketMQ 5.3.3 that are not served, and why; the answer says so.
 
-``docs/compatibility.md`` lists the same, and a test compares it with this table and the router.
+``docs/compatibility.md`` lists the same: ``python -m tests.compatibility`` writes it.
 
 Source: RocketMQ 5.3.3 ``RequestCode``.
 """

@@ -2,61 +2,36 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import Final
-
-from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
 from halfmq.broker.handlers.admin.access import PlainAclHandlers, UserHandlers
-from halfmq.broker.net.unserved import UNSERVED, WITHOUT_ACCESS, remark_of
-from halfmq.broker.service import Broker
-from halfmq.remoting.codes import RequestCode
-from tests.support.features import CLIENTS_OF, shown_by_tests
-
-DOCUMENT: Final = Path(__file__).parents[3] / "docs" / "compatibility.md"
-ROW: Final = re.compile(r"^\| (\d+) \| (\w+) \| ([^|]+?) \| (?:(.*?) ?)?\|$", re.MULTILINE)
-
-FEATURES: Final = re.compile(r"^\| feature \| (.+) \|\n\|[-| ]+\|\n((?:\|.+\|\n)+)", re.MULTILINE)
+from halfmq.broker.net.unserved import WITHOUT_ACCESS, remark_of
+from tests.compatibility import DOCUMENT, written
 
 
-def test_every_feature_in_the_document_has_a_test() -> None:
-    """A cell that is no hyphen stands for a test with that client, and each test for a cell."""
-    table = FEATURES.search(DOCUMENT.read_text())
-    assert table is not None
-    clients = table[1].split(" | ")
-    rows = [line.strip("| ").split(" | ") for line in table[2].splitlines()]
-    told = {
-        (name, client)
-        for name, *cells in rows
-        for client, cell in zip(clients, cells, strict=True)
-        if cell != "-"
-    }
-
-    assert set(clients) == {client for names in CLIENTS_OF.values() for client in names}
-    assert told == shown_by_tests()
-
-
-def test_the_document_agrees_with_the_router(tmp_path: Path) -> None:
+def test_the_page_is_what_tests_router_and_reasons_say() -> None:
     """A reader can rely on which requests are served, and finds every request."""
-    found = ROW.findall(DOCUMENT.read_text())
-    rows = {int(code): (name, state) for code, name, state, _ in found}
-    network = NetworkConfig(listen_port=0, namesrv_listen_port=0)
-    broker = Broker(BrokerConfig(network=network, store=StoreSettings(root=tmp_path)))
-    served = {code for code, (_, state) in rows.items() if state == "served"}
-    with_access = {code for code, (_, state) in rows.items() if state.startswith("served with")}
+    page = DOCUMENT.read_text(encoding="utf-8")
 
-    refused = {int(code): (name, why) for code, name, state, why in found if state == "refused"}
+    assert page == written(page), "run: python -m tests.compatibility"
 
-    assert {code: name for code, (name, _) in rows.items()} == {
-        **{int(code): code.name for code in RequestCode},
-        **{code: name for code, (name, _) in UNSERVED.items()},
-    }
-    assert served == broker.codes
-    assert refused == UNSERVED, "each refused request has its reason in broker/net/unserved.py"
+
+def test_a_row_that_is_missing_or_wrong_is_written() -> None:
+    """The state comes from the broker and the tests; the notes of people stay."""
+    page = DOCUMENT.read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("| 34 |")]
+    assert row == "| 34 | HEART_BEAT | served | |"
+
+    assert written(page.replace(row + "\n", "")) == page
+    assert written(page.replace(row, "| 34 | HEART_BEAT | refused | |")) == page
+    noted = page.replace(row, "| 34 | HEART_BEAT | served | a note |")
+    assert written(noted) == noted
+
+
+def test_what_needs_access_control_is_served_with_it() -> None:
+    """Without it, these requests are refused with the setting that is missing."""
     users = UserHandlers.handlers(UserHandlers.__new__(UserHandlers))
     accounts = PlainAclHandlers.handlers(PlainAclHandlers.__new__(PlainAclHandlers))
-    assert with_access == users.keys() | accounts.keys()
-    assert with_access == WITHOUT_ACCESS.keys()
+
+    assert users.keys() | accounts.keys() == WITHOUT_ACCESS.keys()
 
 
 def test_the_answer_to_a_refused_request_says_why() -> None:
