@@ -150,7 +150,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the slow tests, and leave out campaigns above the dose."""
+    """Mark the slow tests, leave out campaigns above the dose, and put those with Spark first.
+
+    One process runs them, for longest: begun last, it would run on when the others are done.
+    """
+    items.sort(key=lambda item: "spark" not in item.nodeid)
     for item in items:
         if item.nodeid.startswith(SLOW) and not item.nodeid.startswith(QUICK):
             item.add_marker("slow")
