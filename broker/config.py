@@ -130,7 +130,7 @@ class TopicDefaults:
         "traceTopicEnable",
         False,
         SWITCH,
-        "create RMQ_SYS_TRACE_TOPIC with one queue at start instead of on its first message",
+        "Create RMQ_SYS_TRACE_TOPIC with one queue at start instead of on its first message.",
     )
     auto_create_groups: bool = setting(
         "autoCreateSubscriptionGroup",
