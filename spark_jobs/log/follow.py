@@ -14,7 +14,6 @@ from halfmq.store.format.record import PREFIX
 from ..errors import DataLossError
 from .files import is_remote, open_remote
 from .log_end import APPEND_SIZE_MAX, NOTHING_KNOWN, LogEnd, extent_of, find_end
-from .rows import Rows
 from .segment_reader import SegmentReader
 from .segments import LogExtent, Segment
 
@@ -63,55 +62,40 @@ class LogFollower:
         with open_remote(segment.path) as file:
             return bytes(file.read_at(PREFIX.size, position)) == _UNWRITTEN
 
-    def _reader(self, segment: Segment, limit: int) -> SegmentReader:
-        return SegmentReader(segment, limit, memory_map=self._memory_map)
-
     def border(self, offset: int) -> int:
-        """Return the first border between records at or after ``offset``; it may be the end."""
+        """Return the first border between records at or after ``offset``; it may be the end.
+
+        This reads the segment up to there.
+        """
         extent = self.extent()
-        if offset >= extent.end_offset or offset <= extent.first_offset:
+        return self._border(extent, extent.first_offset, offset)
+
+    def _border(self, extent: LogExtent, known: int, offset: int) -> int:
+        """Search from the border ``known`` on, or from the segment's beginning."""
+        if not extent.first_offset < offset < extent.end_offset:
             return offset
         segment = extent.segment_at(offset)
         limit = extent.limit(segment)
-        position = offset - segment.base
-        if position >= limit:  # between two segments, of which there are others
-            return offset
-        return segment.base + self._reader(segment, limit).next_start(position)
+        border = max(known - segment.base, 0)
+        stop = offset - segment.base
+        reader = SegmentReader(segment, limit, memory_map=self._memory_map)
+        for item in reader.scan(border, stop, end=stop, aligned=True):
+            border = item.end
+        # A blank reaches to the end of its file, which may be after the next one's beginning.
+        return segment.base + min(border, limit)
 
     def end(self, start: int, bytes_max: int | None = None) -> int:
-        """Return how far can be read from the border ``start`` on: about ``bytes_max`` bytes.
+        """Return how far can be read from the border ``start`` on: ``bytes_max`` bytes.
 
-        At least one record, if there is one.
+        The last record may reach beyond that, so that there is at least one.
         """
         extent = self.extent()
         if bytes_max is None or extent.end_offset - start <= bytes_max:
             return max(start, extent.end_offset)
         # What lies between two segments cannot be read, and does not count.
-        begin = max(start, _first_after(extent, start).base)
-        target = begin + bytes_max
-        if target >= extent.end_offset:
-            return extent.end_offset
-        segment = extent.segment_at(target)
-        if segment.base <= begin:
-            return self._border_at(extent, segment, begin, target)
-        after = self._border_at(extent, segment, segment.base, target)
-        # The first record of the segment may be too large for what is left.
-        return after if after <= target else segment.base
-
-    def _border_at(self, extent: LogExtent, segment: Segment, start: int, target: int) -> int:
-        """Return the last border up to ``target``, or the first after ``start``."""
-        limit = extent.limit(segment)
-        border = position = start - segment.base
-        reader = self._reader(segment, limit)
-        for item in reader.scan(position, target - segment.base, aligned=True):
-            ends = item.ends.tolist() if isinstance(item, Rows) else [item.position + item.size]
-            within = [end for end in ends if segment.base + end <= target]
-            border = within[-1] if within else border
-            if len(within) < len(ends):
-                border = ends[0] if border == position else border
-                break
-        # A blank reaches to the end of its file, which may be after the next one's beginning.
-        return segment.base + min(border, limit)
+        first = next(one for one in extent.segments if one.base + extent.limit(one) > start)
+        begin = max(start, first.base)
+        return min(self._border(extent, begin, begin + bytes_max), extent.end_offset)
 
     def demand(self, start: int, stop: int | None = None) -> None:
         """Check that the log has what a stream needs: [start, stop), or all from ``start`` on.
@@ -134,25 +118,12 @@ class LogFollower:
     def demand_border(self, offset: int) -> None:
         """Check that an offset which once was a border between records still is one.
 
-        A log that was cut after a power loss and written on has other borders. This reads the
-        segment up to there.
+        A log that was cut after a power loss and written on has other borders.
 
         Raises:
             DataLossError: A record lies across it.
         """
-        extent = self.extent()
-        if not extent.first_offset < offset < extent.end_offset:
-            return
-        segment = extent.segment_at(offset)
-        position = offset - segment.base
-        reader = self._reader(segment, extent.limit(segment))
-        for item in reader.scan(0, position):
-            if isinstance(item, Rows) and int(item.ends[-1]) > position:
-                after = segment.base + int(item.ends[-1])
-                reason = f"a record lies across {offset}: the log was cut there and written anew"
-                raise DataLossError(self._path, offset, after, reason)
-
-
-def _first_after(extent: LogExtent, offset: int) -> Segment:
-    """Return the first segment with something after an offset that is not the log's end."""
-    return next(one for one in extent.segments if one.base + extent.limit(one) > offset)
+        border = self.border(offset)
+        if border != offset:
+            reason = f"a record lies across {offset}: the log was cut there and written anew"
+            raise DataLossError(self._path, offset, border, reason)

@@ -41,6 +41,7 @@ SETTLE_PAUSE: Final = 0.02  # seconds
 SETTLE_PAUSES: Final = 50  # a second in all, in which the broker gets its turn on a busy machine
 RECORD_SIZE_MAX: Final = (4 << 20) + (64 << 10)  # bytes; RocketMQ's default limit for a record
 TORN: Final = "a record that was not written completely"
+_NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 def survey(directory: str | Path, *, memory_map: bool = True) -> LogExtent:
@@ -116,49 +117,47 @@ def find_end(
     if may_be_live is None:
         folder = parent(reader.segment.path)
         may_be_live = exists(child(parent(folder), "abort"))
-    chunks, skipped = _read_from(reader, known.position)
+    rows, skipped = _read_from(reader, known.position)
     pauses = SETTLE_PAUSES if may_be_live else 0  # counted: the reads may take longer than a second
-    while pauses and _is_unsettled(chunks, skipped):
+    while pauses and _is_unsettled(rows, skipped):
         time.sleep(SETTLE_PAUSE)
         pauses -= 1
-        chunks, skipped = _read_from(reader, known.position)
-    if known.position and chunks and len(_steps_back(chunks, known.clocks)):
+        rows, skipped = _read_from(reader, known.position)
+    if known.position and len(_steps_back(rows, known.clocks)):
         # Whether these records are left over depends on all that precedes them.
         return find_end(reader, may_be_live=False)
-    return _end_of(reader, chunks, skipped, known)
+    return _end_of(reader, rows, skipped, known)
 
 
 def _end_of(
-    reader: SegmentReader, chunks: list[Rows], skipped: list[SkippedRange], known: LogEnd
+    reader: SegmentReader, rows: Rows, skipped: list[SkippedRange], known: LogEnd
 ) -> LogEnd:
     size = reader.segment.size
     has_blank = bool(skipped) and skipped[-1].reason is None
-    if not chunks:
+    if not len(rows):
         if has_blank or (not known.position and _is_garbage(reader)):
             return LogEnd(size, None, known.clocks)
         return known._replace(tail=_torn_at(known.position, skipped))
-    starts = np.concatenate([rows.starts for rows in chunks])
-    ends = np.concatenate([rows.ends for rows in chunks])
-    stored, born = _times(chunks)
+    stored, born = rows.field("store_timestamp"), rows.field("born_timestamp")
 
     def end_after(count: int, tail: str | None) -> LogEnd:
         if not count:
-            return LogEnd(known.position or int(starts[0]), tail, known.clocks)
+            return LogEnd(known.position or int(rows.starts[0]), tail, known.clocks)
         highest = max(known.clocks.born, int(born[:count].max()))
-        return LogEnd(int(ends[count - 1]), tail, Clocks(int(stored[count - 1]), highest))
+        return LogEnd(int(rows.ends[count - 1]), tail, Clocks(int(stored[count - 1]), highest))
 
-    kept = len(starts)
-    for place in _steps_back(chunks, known.clocks).tolist():
-        follows = starts[place] == (ends[place - 1] if place else known.position)
-        if not follows or _goes_back(chunks, place) or _goes_on_before_a_pause(stored, place):
+    for place in _steps_back(rows, known.clocks).tolist():
+        follows = rows.starts[place] == (rows.ends[place - 1] if place else known.position)
+        if not follows or _goes_back(rows, place) or _goes_on_before_a_pause(stored, place):
             return end_after(place, "older records, left from before the log was cut")
+    kept = len(rows)
     if has_blank:
         return end_after(kept, None)._replace(position=size)
-    while kept and not _is_whole(chunks, kept - 1):
+    while kept and not _is_whole(rows.at(np.array([kept - 1]))):
         kept -= 1
     found = end_after(kept, TORN)
     # What was seen in passing counts: a broker may have written more since.
-    is_torn = kept < len(starts) or _torn_at(found.position, skipped) is not None
+    is_torn = kept < len(rows) or _torn_at(found.position, skipped) is not None
     return found if is_torn else found._replace(tail=None)
 
 
@@ -167,23 +166,23 @@ def _torn_at(position: int, skipped: list[SkippedRange]) -> str | None:
     return TORN if is_torn else None
 
 
-def _read_from(reader: SegmentReader, position: int) -> tuple[list[Rows], list[SkippedRange]]:
-    chunks: list[Rows] = []
+def _read_from(reader: SegmentReader, position: int) -> tuple[Rows, list[SkippedRange]]:
+    bounds: list[tuple[Ints, Ints]] = [(_NONE, _NONE)]
     skipped: list[SkippedRange] = []
     for item in reader.scan(position, reader.segment.size, aligned=True):
         if isinstance(item, Rows):
-            chunks.append(item)
+            bounds.append((item.starts, item.ends))
         else:
             skipped.append(item)
-    return chunks, skipped
+    starts, ends = map(np.concatenate, zip(*bounds, strict=True))
+    return Rows(reader.bytes, starts, ends), skipped
 
 
-def _is_unsettled(chunks: list[Rows], skipped: list[SkippedRange]) -> bool:
+def _is_unsettled(rows: Rows, skipped: list[SkippedRange]) -> bool:
     """Tell whether a range near the end may be one that a broker is filling right now."""
-    if not chunks:
+    if not len(rows):
         return False
-    end = int(chunks[-1].ends[-1])
-    return any(one.reason and 0 < end - one.position <= APPEND_SIZE_MAX for one in skipped)
+    return any(one.reason and 0 < rows.end - one.position <= APPEND_SIZE_MAX for one in skipped)
 
 
 def _is_garbage(reader: SegmentReader) -> bool:
@@ -194,16 +193,11 @@ def _is_garbage(reader: SegmentReader) -> bool:
     return not begun
 
 
-def _times(chunks: list[Rows]) -> tuple[Ints, Ints]:
-    """Return when records were stored and born, ms."""
-    names = ("store_timestamp", "born_timestamp")
-    stored, born = (np.concatenate([rows.field(name) for rows in chunks]) for name in names)
-    return stored, born
-
-
-def _steps_back(chunks: list[Rows], before: Clocks) -> Ints:
+def _steps_back(rows: Rows, before: Clocks) -> Ints:
     """Find the records from which on all are older than what precedes them, by both clocks."""
-    stored, born = _times(chunks)
+    if not len(rows):
+        return _NONE
+    stored, born = rows.field("store_timestamp"), rows.field("born_timestamp")
     stored_later, born_later = _highest_after(stored), _highest_after(born)
     stored_before = np.concatenate([[before.stored], stored[:-1]])
     born_before = np.maximum.accumulate(np.concatenate([[before.born], born[:-1]]))
@@ -213,21 +207,16 @@ def _steps_back(chunks: list[Rows], before: Clocks) -> Ints:
     )
 
 
-def _goes_back(chunks: list[Rows], place: int) -> bool:
-    """Tell whether a queue has an offset again after ``place``, counted over all chunks.
+def _goes_back(rows: Rows, place: int) -> bool:
+    """Tell whether a queue has an offset again after ``place``: its first one there is known.
 
     Offset 0 proves nothing: a topic that was deleted and created anew begins with it.
     """
-    highest: dict[tuple[str, int], int] = {}
-    for rows in chunks:
-        before, after = np.split(np.arange(len(rows)), [max(place, 0)])
-        for queue, slots in _slots_by_queue(rows.at(before)):
-            highest[queue] = max(highest.get(queue, 0), int(slots.max()))
-        for queue, slots in _slots_by_queue(rows.at(after)):
-            if 0 < slots[0] <= highest.pop(queue, 0):  # only the first one after it counts
-                return True
-        place -= len(rows)
-    return False
+    before, after = np.split(np.arange(len(rows)), [place])
+    highest = {queue: slots.max() for queue, slots in _slots_by_queue(rows.at(before))}
+    return any(
+        0 < slots[0] <= highest.get(queue, 0) for queue, slots in _slots_by_queue(rows.at(after))
+    )
 
 
 def _goes_on_before_a_pause(stored: Ints, place: int) -> bool:
@@ -261,14 +250,10 @@ def _highest_after(values: Ints) -> Ints:
     return highest
 
 
-def _is_whole(chunks: list[Rows], index: int) -> bool:
+def _is_whole(record: Rows) -> bool:
     """Tell whether a record at the end of the log was written to its last byte.
 
     Its lengths fit already. Properties and topic have no CRC, but neither ends in a zero.
     """
-    for rows in chunks:
-        if index < len(rows):
-            stored = int(rows.field("body_crc")[index])
-            return rows.ends_written(index) and crc32(rows.body(index)) & CRC_MASK == stored
-        index -= len(rows)
-    raise IndexError(index)
+    stored = int(record.field("body_crc")[0])
+    return record.ends_written(0) and crc32(record.body(0)) & CRC_MASK == stored

@@ -149,6 +149,11 @@ class Rows:
         return self.starts[:count], self.ends[:count]
 
     @property
+    def end(self) -> int:
+        """Where the last record ends."""
+        return int(self.ends[-1])
+
+    @property
     def sizes(self) -> Ints:
         return self.ends - self.starts
 

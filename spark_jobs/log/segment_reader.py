@@ -50,6 +50,10 @@ class SkippedRange(NamedTuple):
     size: int
     reason: str | None  # None: the blank that properly ends the segment
 
+    @property
+    def end(self) -> int:
+        return self.position + self.size
+
 
 class SegmentReader:
     """Walks one segment, of which the first ``limit`` bytes belong to the log.
@@ -78,7 +82,7 @@ class SegmentReader:
         self._map = self._content.mapped
         if len(self._map) < limit:
             raise LogDirectoryError(segment.path, "has become shorter while it was read")
-        self._bytes = SegmentBytes(self._map, segment.base)
+        self.bytes = SegmentBytes(self._map, segment.base)
 
     def scan(
         self,
@@ -106,13 +110,13 @@ class SegmentReader:
         while position < stop:
             for rows in self._rows(position, stop, batch_rows, reach):
                 yield rows
-                position = int(rows.ends[-1])
+                position = rows.end
             if position >= stop:
                 break
             skipped = self._skipped(position)
             if skipped is not None:
                 yield skipped
-                position += skipped.size
+                position = skipped.end
             reach = SECTION_BYTES  # damage is rarely alone
         if position < end and not self._is_start(position):
             skipped = self._skipped(position)
@@ -130,11 +134,11 @@ class SegmentReader:
             walked = self._walk(position, min(stop, position + reach))
             for first in range(0, len(walked) - 1, batch_rows):
                 bounds = walked[first : first + batch_rows + 1]
-                rows = Rows(self._bytes, bounds[:-1], bounds[1:])
+                rows = Rows(self.bytes, bounds[:-1], bounds[1:])
                 sound = rows.sound_count()
                 if sound < len(rows):
                     if sound:
-                        yield Rows(self._bytes, bounds[:sound], bounds[1 : sound + 1])
+                        yield Rows(self.bytes, bounds[:sound], bounds[1 : sound + 1])
                     return
                 yield rows
             if len(walked) == 1:
@@ -147,7 +151,7 @@ class SegmentReader:
     def _walk(self, position: int, stop: int) -> Ints:
         """Step from size to size; see ``record_bounds``."""
         self._content.load(position, stop + RECORD_SIZE_MIN)
-        bounds = record_bounds(self._bytes, position, stop, self._limit)
+        bounds = record_bounds(self.bytes, position, stop, self._limit)
         self._content.load(position, int(bounds[-1]))
         return bounds
 
@@ -187,9 +191,9 @@ class SegmentReader:
         begin, end = start + MAGIC_AT, min(stop + MAGIC_AT, len(self._map) - _MAGIC.itemsize + 1)
         self._content.load(begin, end + _MAGIC.itemsize)
         # Comparing single bytes is many times faster than comparing numbers at every place.
-        first = self._bytes.view[begin:end]
+        first = self.bytes.view[begin:end]
         places = begin + np.flatnonzero(np.isin(first, _MAGICS >> 24))
-        places = places[np.isin(self._bytes.read(_MAGIC, places), _MAGICS)]
+        places = places[np.isin(self.bytes.read(_MAGIC, places), _MAGICS)]
         return (places - MAGIC_AT).tolist()
 
     def _is_blank(self, position: int) -> bool:
@@ -203,7 +207,7 @@ class SegmentReader:
     def record_at(self, position: int) -> Rows | None:
         """Return the record that begins at a position; None when none does."""
         bounds = self._walk(position, position + 1)
-        rows = Rows(self._bytes, bounds[:-1], bounds[1:])
+        rows = Rows(self.bytes, bounds[:-1], bounds[1:])
         return rows if len(rows) and rows.sound_count() else None
 
     def content(self, start: int, end: int) -> memoryview:
