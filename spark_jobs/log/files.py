@@ -12,6 +12,8 @@ ever filled, and are given back after the reader.
 import mmap
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -56,38 +58,62 @@ def parent(path: str) -> str:
     return urlunsplit(url._replace(path=url.path.rstrip("/").rpartition("/")[0]))
 
 
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Name the path in errors of the file system.
+
+    Raises:
+        LogDirectoryError: What is in the context could not read it.
+    """
+    try:
+        yield
+    except (OSError, ValueError, ImportError) as error:  # ArrowInvalid is a ValueError
+        named = getattr(error, "filename", None) or path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise LogDirectoryError(str(named), reason) from error
+
+
 @lru_cache(maxsize=_KNOWN_MAX)
 def file_system_of(path: str) -> "tuple[FileSystem, str]":
-    """Open the file system of a remote path; return it with the path inside.
+    """Open the file system of a path; return it with the path inside.
 
     Raises:
         LogDirectoryError: There is no such file system, or it cannot be reached.
     """
-    from pyarrow.fs import FileSystem  # noqa: PLC0415  local logs do without
+    from pyarrow.fs import FileSystem, LocalFileSystem  # noqa: PLC0415  takes long to import
 
-    try:
+    if not is_remote(path):
+        return LocalFileSystem(), path
+    with readable(path):
         return FileSystem.from_uri(path)  # type: ignore[no-any-return]
-    except (ValueError, OSError, ImportError) as error:  # ArrowInvalid is a ValueError
-        raise LogDirectoryError(path, str(error)) from error
 
 
 def exists(path: str) -> bool:
     """Tell whether there is something of this name."""
-    if not is_remote(path):
-        return Path(path).exists()
     return bool(_info(path).type.name != "NotFound")
 
 
 def is_folder(path: str) -> bool:
     """Tell whether this is a folder."""
-    if not is_remote(path):
-        return Path(path).is_dir()
     return bool(_info(path).type.name == "Directory")
 
 
 def _info(path: str):  # type: ignore[no-untyped-def]  # noqa: ANN202, RUF100  pyarrow is untyped
     system, inner = file_system_of(path)
     return system.get_file_info(inner)
+
+
+def folder_in(directory: str, name: str) -> str:
+    """Return the folder of this name in a directory; without one, the directory itself.
+
+    Raises:
+        LogDirectoryError: It is no directory.
+    """
+    if not is_folder(directory):
+        reason = "is not a directory" if exists(directory) else "no such directory"
+        raise LogDirectoryError(directory, reason)
+    inside = child(directory, name)
+    return inside if is_folder(inside) else directory
 
 
 def entries(folder: str, names: re.Pattern[str]) -> list[Entry]:
@@ -118,7 +144,7 @@ def local_entry(found: "os.DirEntry[str]") -> Entry | None:
 
 
 def _remote_entries(folder: str) -> list[Entry]:
-    from pyarrow.fs import FileSelector  # noqa: PLC0415  see file_system_of
+    from pyarrow.fs import FileSelector  # noqa: PLC0415  as above
 
     system, inner = file_system_of(folder)
     return [
@@ -138,20 +164,14 @@ def read_bytes(path: str) -> bytes:
     Raises:
         OSError: It cannot be read.
     """
-    if not is_remote(path):
-        return Path(path).read_bytes()
-    with open_remote(path) as file:
+    with open_file(path) as file:
         return bytes(file.read())
 
 
-def open_remote(path: str) -> "NativeFile":
-    """Open a file for reading anywhere in it; also a local one, without mapping it."""
-    if is_remote(path):
-        system, inner = file_system_of(path)
-        return system.open_input_file(inner)
-    from pyarrow import OSFile  # noqa: PLC0415  see file_system_of
-
-    return OSFile(path)
+def open_file(path: str) -> "NativeFile":
+    """Open a file for reading anywhere in it, without mapping it."""
+    system, inner = file_system_of(path)
+    return system.open_input_file(inner)
 
 
 class Content(Protocol):
@@ -187,10 +207,8 @@ class WindowedContent:
     """
 
     def __init__(self, path: str, size: int) -> None:
-        self._file = open_remote(path)
-        if self._file.size() < size:
-            raise ValueError("has become shorter while it was read")
-        self._size = size
+        self._file = open_file(path)
+        self._size = size = min(size, self._file.size())
         self.mapped = _reserved(size)
         self._is_loaded = bytearray(-(-size // WINDOW))
         self._released = 0  # windows in front of this one are not in memory
@@ -224,11 +242,11 @@ def _reserved(size: int) -> mmap.mmap:
 
 
 def open_content(path: str, size: int, *, memory_map: bool = True) -> Content:
-    """Open a file of which ``size`` bytes are known to exist.
+    """Open a file for its first ``size`` bytes; it may have become shorter.
 
     Raises:
         OSError: It cannot be opened.
-        ValueError: It is empty, or has become shorter.
+        ValueError: It is empty.
     """
     if memory_map and not is_remote(path):
         return MappedContent(path)

@@ -12,7 +12,7 @@ from typing import Final
 from halfmq.store.format.record import PREFIX
 
 from ..errors import DataLossError
-from .files import is_remote, open_remote
+from .files import is_remote, open_file
 from .log_end import APPEND_SIZE_MAX, NOTHING_KNOWN, LogEnd, extent_of, find_end
 from .segment_reader import SegmentReader
 from .segments import LogExtent, Segment
@@ -59,7 +59,7 @@ class LogFollower:
     def _is_unchanged(self, segment: Segment, position: int) -> bool:
         if position == segment.size or is_remote(segment.path):
             return True  # what is remote is replaced by something of another size, if at all
-        with open_remote(segment.path) as file:
+        with open_file(segment.path) as file:
             return bytes(file.read_at(PREFIX.size, position)) == _UNWRITTEN
 
     def border(self, offset: int) -> int:

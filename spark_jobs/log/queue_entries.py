@@ -22,7 +22,7 @@ from halfmq.store.format.record import RECORD_SIZE_MIN
 
 from ..errors import LogDirectoryError
 from .arrays import Ints
-from .files import child, entries, exists, is_folder, read_bytes
+from .files import entries, folder_in, read_bytes, readable
 from .segments import FILE_NAME, OFFSET_END
 
 Slots = npt.NDArray[np.void]
@@ -32,10 +32,6 @@ assert ENTRIES.itemsize == ENTRY_SIZE
 _ANY_NAME: Final = re.compile(r".+", re.DOTALL)
 _QUEUE_NAME: Final = re.compile(r"\d{1,9}")  # an int, as in RocketMQ
 
-NOT_A_PLACE: Final = "the file's name is not the place of an entry"
-CUT_SHORT: Final = "the file ends within an entry"
-NOT_AN_ENTRY: Final = "no record can be at this offset or have this size"
-
 
 class EntryKind(IntEnum):
     """What stands in the place of an entry."""
@@ -43,7 +39,10 @@ class EntryKind(IntEnum):
     ENTRY = 0
     PRE_BLANK = 1  # fills the queue up to its first message
     BLANK = 2  # nothing, in front of an entry
-    CORRUPT = 3
+    # What is corrupt:
+    NO_ENTRY = 3  # 20 bytes of something else
+    CUT_SHORT = 4  # less than 20 bytes, at the end of a file
+    NO_PLACE = 5  # a file whose name is not the place of an entry; its slot is -1
 
 
 class QueueFile(NamedTuple):
@@ -57,13 +56,12 @@ class QueueFile(NamedTuple):
 
 
 class EntryBatch(NamedTuple):
-    """Some entries of one file; of a range that is none, ``content`` is empty and ``error`` set."""
+    """Some entries of one file."""
 
     file: QueueFile
     slots: Ints  # queue offsets
-    content: Slots
-    kinds: npt.NDArray[np.int8]
-    error: str | None = None
+    content: Slots  # zeros where less than 20 bytes are there
+    kinds: npt.NDArray[np.int8]  # EntryKind
 
 
 def find_queue_files(directory: str, topics: frozenset[str] | None = None) -> list[QueueFile]:
@@ -72,21 +70,15 @@ def find_queue_files(directory: str, topics: frozenset[str] | None = None) -> li
     Raises:
         LogDirectoryError: The directory cannot be read, or holds no consume queue.
     """
-    try:
-        if not is_folder(directory):
-            reason = "is not a directory" if exists(directory) else "no such directory"
-            raise LogDirectoryError(directory, reason)
-        root = child(directory, "consumequeue")
-        root = root if is_folder(root) else directory
+    with readable(directory):
+        root = folder_in(directory, "consumequeue")
         queues = list(_queues(root))
-        if not queues:
-            reason = f"no consume queue (a folder TOPIC/NUMBER of files) in {root}"
-            raise LogDirectoryError(directory, reason)
         chosen = (one for one in queues if topics is None or one[0] in topics)
-        return [file for queue in chosen for file in _files(*queue)]
-    except OSError as error:
-        place = str(error.filename or directory)
-        raise LogDirectoryError(place, error.strerror or str(error)) from error
+        files = [file for queue in chosen for file in _files(*queue)]
+    if not queues:
+        reason = f"no consume queue (a folder TOPIC/NUMBER of files) in {root}"
+        raise LogDirectoryError(directory, reason)
+    return files
 
 
 def _queues(root: str) -> Iterator[tuple[str, int, str]]:
@@ -109,12 +101,10 @@ def read_entries(file: QueueFile, first: int = 0, end: int = OFFSET_END) -> Iter
     Raises:
         LogDirectoryError: The file cannot be read.
     """
-    try:
+    with readable(file.path):
         content = read_bytes(file.path)
-    except OSError as error:
-        raise LogDirectoryError(file.path, error.strerror or str(error)) from error
     if file.begin % ENTRY_SIZE or file.begin >= OFFSET_END:
-        yield _no_entry(file, None, NOT_A_PLACE)
+        yield _corrupt(file, -1, EntryKind.NO_PLACE)
         return
     count, rest = divmod(len(content), ENTRY_SIZE)
     slots = file.begin // ENTRY_SIZE + np.arange(count, dtype=np.int64)
@@ -129,12 +119,12 @@ def read_entries(file: QueueFile, first: int = 0, end: int = OFFSET_END) -> Iter
         yield EntryBatch(file, slots[wanted], found[wanted], kinds[wanted])
     last = file.begin // ENTRY_SIZE + len(found)
     if rest and first <= last < end:
-        yield _no_entry(file, last, CUT_SHORT)
+        yield _corrupt(file, last, EntryKind.CUT_SHORT)
 
 
 def _kinds(found: Slots) -> npt.NDArray[np.int8]:
     at, size, code = found["physical_offset"], found["size"], found["tags_code"]
-    kinds = np.full(len(found), EntryKind.CORRUPT, dtype=np.int8)
+    kinds = np.full(len(found), EntryKind.NO_ENTRY, dtype=np.int8)
     is_entry = (at >= 0) & (at < OFFSET_END) & (size >= RECORD_SIZE_MIN)
     kinds[is_entry & (size != PRE_BLANK.size)] = EntryKind.ENTRY
     kinds[(at == 0) & (size == PRE_BLANK.size) & (code == 0)] = EntryKind.PRE_BLANK
@@ -142,7 +132,6 @@ def _kinds(found: Slots) -> npt.NDArray[np.int8]:
     return kinds
 
 
-def _no_entry(file: QueueFile, slot: int | None, error: str) -> EntryBatch:
-    slots = np.array([] if slot is None else [slot], dtype=np.int64)
-    kinds = np.array([EntryKind.CORRUPT], dtype=np.int8)
-    return EntryBatch(file, slots, np.zeros(0, dtype=ENTRIES), kinds, error)
+def _corrupt(file: QueueFile, slot: int, kind: EntryKind) -> EntryBatch:
+    kinds = np.array([kind], dtype=np.int8)
+    return EntryBatch(file, np.array([slot]), np.zeros(1, dtype=ENTRIES), kinds)

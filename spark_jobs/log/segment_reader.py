@@ -28,7 +28,7 @@ from halfmq.store.format.record_fields import FIELDS
 
 from ..errors import LogDirectoryError
 from .arrays import Ints
-from .files import WINDOW, open_content
+from .files import WINDOW, open_content, readable
 from .rows import Rows, SegmentBytes
 from .segments import OFFSET_END, Segment
 from .walk import SECTION_BYTES, record_bounds
@@ -75,10 +75,8 @@ class SegmentReader:
         self._limit = limit
         self._keep = keep
         self._search_max = search_max
-        try:
+        with readable(segment.path):
             self._content = open_content(segment.path, limit, memory_map=memory_map)
-        except (OSError, ValueError) as error:
-            raise LogDirectoryError(segment.path, str(error)) from error
         self._map = self._content.mapped
         if len(self._map) < limit:
             raise LogDirectoryError(segment.path, "has become shorter while it was read")

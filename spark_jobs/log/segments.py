@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import LogDirectoryError
-from .files import child, entries, exists, is_folder
+from .files import entries, folder_in, readable
 
 FILE_NAME: Final = re.compile(r"\d{20}")  # where the file begins, in bytes
 OFFSET_END: Final = 1 << 62  # physical offsets have 64 bits, and are added to
@@ -80,20 +80,13 @@ def find_segments(directory: str | Path) -> list[Segment]:
         LogDirectoryError: The directory cannot be read, or there is no segment in it.
     """
     root = str(directory)
-    try:
-        if not is_folder(root):
-            reason = "is not a directory" if exists(root) else "no such directory"
-            raise LogDirectoryError(root, reason)
-        folder = child(root, "commitlog")
-        folder = folder if is_folder(folder) else root
+    with readable(root):
+        folder = folder_in(root, "commitlog")
         segments = [
             Segment(int(entry.name), entry.path, entry.size)
             for entry in entries(folder, FILE_NAME)
             if not entry.is_folder and int(entry.name) < OFFSET_END
         ]
-    except OSError as error:
-        place = str(error.filename or root)
-        raise LogDirectoryError(place, error.strerror or str(error)) from error
     if not segments:
         reason = f"no commit-log segment (a file named by 20 digits) in {folder}"
         raise LogDirectoryError(root, reason)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..audit.model import Kind
-from ..log.files import open_remote
+from ..log.files import open_file
 from ..log.lookup import Place
 from .kinds import KINDS, Explanation
 from .text import many, number
@@ -66,7 +66,7 @@ def dump(place: Place) -> Dump:
     where = f"{Path(place.file).name} at {place.position}, {size}"
     wanted = min(place.size or _BYTES_MAX, _BYTES_MAX)
     try:
-        with open_remote(place.file) as file:
+        with open_file(place.file) as file:
             content = bytes(file.read_at(wanted, place.position))
     except OSError as error:  # deleted since, for one
         return Dump(where, [error.strerror or str(error)])

@@ -20,7 +20,6 @@ from halfmq.store.format.queue_entry import ENTRY_SIZE
 
 from ..errors import CorruptLogError, in_one_sentence
 from ..log.queue_entries import (
-    NOT_AN_ENTRY,
     EntryBatch,
     EntryKind,
     QueueFile,
@@ -32,8 +31,17 @@ from .options import QueueOptions
 from .schema import arrow_schema, ddl
 
 QUEUE_FORMAT: Final = "rocketmq-consumequeue"
-# As they stand in the column entryType, by EntryKind.
-_KINDS: Final = ("entry", "preBlank", "blank", "corrupt")
+# The columns entryType and error, by EntryKind.
+_KINDS: Final = ("entry", "preBlank", "blank", "corrupt", "corrupt", "corrupt")
+_ERRORS: Final = (
+    None,
+    None,
+    None,
+    "no record can be at this offset or have this size",
+    "the file ends within an entry",
+    "the file's name is not the place of an entry",
+)
+_READ: Final = (EntryKind.ENTRY, EntryKind.NO_ENTRY)  # of which the fields are shown
 
 
 class QueueColumn(NamedTuple):
@@ -45,15 +53,10 @@ class QueueColumn(NamedTuple):
 
 
 def _field(name: str, kind: pa.DataType) -> Callable[[EntryBatch], pa.Array]:
-    """Take a field of the entries; null where there is no entry."""
-
-    def make(batch: EntryBatch) -> pa.Array:
-        if batch.error is not None:
-            return pa.nulls(1, kind)
-        is_blank = (batch.kinds == EntryKind.BLANK) | (batch.kinds == EntryKind.PRE_BLANK)
-        return pa.array(batch.content[name].astype(np.int64), mask=is_blank).cast(kind)
-
-    return make
+    """Take a field of the entries; null where there is nothing to read."""
+    return lambda batch: pa.array(
+        batch.content[name].astype(np.int64), mask=~np.isin(batch.kinds, _READ)
+    ).cast(kind)
 
 
 def _of_file(
@@ -62,33 +65,22 @@ def _of_file(
     return lambda batch: pa.repeat(pa.scalar(tell(batch.file), kind), len(batch.kinds))
 
 
-def _slots(batch: EntryBatch) -> pa.Array:
-    if not len(batch.slots):
-        return pa.nulls(1, pa.int64())
-    return pa.array(batch.slots)
-
-
-def _errors(batch: EntryBatch) -> pa.Array:
-    if batch.error is not None:
-        return pa.array([batch.error])
-    is_corrupt = (batch.kinds == EntryKind.CORRUPT).astype(np.int8)
-    return pa.array([None, NOT_AN_ENTRY]).take(pa.array(is_corrupt))
+def _by_kind(texts: Sequence[str | None]) -> Callable[[EntryBatch], pa.Array]:
+    return lambda batch: pa.array(texts).take(pa.array(batch.kinds))
 
 
 QUEUE_COLUMNS: Final[dict[str, QueueColumn]] = {
     "topic": QueueColumn("string", pa.string(), _of_file(lambda file: file.topic, pa.string())),
     "partition": QueueColumn("int", pa.int32(), _of_file(lambda file: file.queue, pa.int32())),
-    "offset": QueueColumn("bigint", pa.int64(), _slots),
+    "offset": QueueColumn(
+        "bigint", pa.int64(), lambda batch: pa.array(batch.slots, mask=batch.slots < 0)
+    ),
     "physicalOffset": QueueColumn("bigint", pa.int64(), _field("physical_offset", pa.int64())),
     "size": QueueColumn("int", pa.int32(), _field("size", pa.int32())),
     "tagsCode": QueueColumn("bigint", pa.int64(), _field("tags_code", pa.int64())),
     "file": QueueColumn("string", pa.string(), _of_file(lambda file: file.path, pa.string())),
-    "entryType": QueueColumn(
-        "string",
-        pa.string(),
-        lambda batch: pa.array(_KINDS).take(pa.array(batch.kinds)),
-    ),
-    "error": QueueColumn("string", pa.string(), _errors),
+    "entryType": QueueColumn("string", pa.string(), _by_kind(_KINDS)),
+    "error": QueueColumn("string", pa.string(), _by_kind(_ERRORS)),
 }
 
 
@@ -153,8 +145,7 @@ class ConsumeQueueReader(DataSourceReader):
 
 def _demand_entries(batch: EntryBatch) -> None:
     """Raise CorruptLogError at the first that is none."""
-    corrupt = np.flatnonzero(batch.kinds == EntryKind.CORRUPT)
-    if len(corrupt):
-        at = int(batch.slots[corrupt[0]]) * ENTRY_SIZE if len(batch.slots) else batch.file.begin
-        reason = batch.error or NOT_AN_ENTRY
-        raise CorruptLogError(batch.file.path, at, ENTRY_SIZE, reason)
+    for place in np.flatnonzero(batch.kinds >= EntryKind.NO_ENTRY)[:1].tolist():
+        slot, reason = int(batch.slots[place]), _ERRORS[batch.kinds[place]]
+        at = slot * ENTRY_SIZE if slot >= 0 else batch.file.begin
+        raise CorruptLogError(batch.file.path, at, ENTRY_SIZE, str(reason))
