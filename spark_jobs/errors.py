@@ -44,28 +44,11 @@ class OptionError(SparkJobsError):
 
 
 class CorruptLogError(SparkJobsError):
-    """``size`` bytes at ``offset`` are no record, and the mode is FAILFAST."""
-
-    def __init__(self, path: str, offset: int, size: int, reason: str) -> None:
-        super().__init__(path, offset, size, reason)
-        self.path, self.offset, self.size, self.reason = path, offset, size, reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.size} bytes at offset {self.offset}: {self.reason}"
+    """Bytes of a file are no record, and the mode is FAILFAST: its path, which, and the reason."""
 
 
 class DataLossError(SparkJobsError):
-    """The offsets that a stream reads next, ``start`` to ``end``, are no longer in the log."""
-
-    def __init__(self, path: str, start: int, end: int, reason: str) -> None:
-        super().__init__(path, start, end, reason)
-        self.path, self.start, self.end, self.reason = path, start, end, reason
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path}: the stream needs offsets {self.start} to {self.end}, but {self.reason};"
-            " failOnDataLoss=false continues with the next record in the log"
-        )
+    """The log of a path no longer has what a stream reads next: which offsets, and the reason."""
 
 
 class JavaNotFoundError(SparkJobsError):

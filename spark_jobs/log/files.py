@@ -6,7 +6,7 @@ file system are those of its URI, for example ``s3://bucket/store?region=eu-west
 
 The parser wants a file as one piece of memory. A local file is mapped. A remote one, or a local one
 that is not to be mapped, gets memory of its size of which only the windows that are looked at are
-ever filled, and are given back after the reader.
+ever filled: one reader holds no more than the part that it reads.
 """
 
 import mmap
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from ..errors import LogDirectoryError
@@ -174,80 +174,35 @@ def open_file(path: str) -> "NativeFile":
     return system.open_input_file(inner)
 
 
-class Content(Protocol):
-    """A file's bytes at their places in memory, as far as they have been loaded."""
+class Content:
+    """The first ``size`` bytes of a file at their places in memory; it may have become shorter.
 
-    mapped: mmap.mmap
-
-    def load(self, start: int, end: int) -> None:
-        """Have the bytes [start, end) in memory."""
-
-    def release(self, before: int) -> None:
-        """Give back memory in front of a place; what is there may be loaded again."""
-
-
-class MappedContent:
-    """A local file, mapped: everything is there."""
-
-    def __init__(self, path: str) -> None:
-        with Path(path).open("rb") as file:
-            self.mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def load(self, start: int, end: int) -> None:
-        """Nothing to do."""
-
-    def release(self, before: int) -> None:
-        """Nothing to do."""
-
-
-class WindowedContent:
-    """A file that is read in windows, into memory that is reserved at its full size.
-
-    Where the system can, reserved memory costs nothing before it is filled.
-    """
-
-    def __init__(self, path: str, size: int) -> None:
-        self._file = open_file(path)
-        self._size = size = min(size, self._file.size())
-        self.mapped = _reserved(size)
-        self._is_loaded = bytearray(-(-size // WINDOW))
-        self._released = 0  # windows in front of this one are not in memory
-
-    def load(self, start: int, end: int) -> None:
-        """Read the windows that hold these bytes, unless they are there."""
-        for window in range(start // WINDOW, -(-min(end, self._size) // WINDOW)):
-            if not self._is_loaded[window]:
-                place = window * WINDOW
-                wanted = min(WINDOW, self._size - place)
-                content = self._file.read_at(wanted, place)
-                self.mapped[place : place + len(content)] = content
-                self._is_loaded[window] = True
-                self._released = min(self._released, window)
-
-    def release(self, before: int) -> None:
-        """Give back whole windows."""
-        window = before // WINDOW
-        if window <= self._released or not hasattr(self.mapped, "madvise"):
-            return
-        start = self._released * WINDOW
-        self.mapped.madvise(mmap.MADV_DONTNEED, start, window * WINDOW - start)
-        self._is_loaded[self._released : window] = bytes(window - self._released)
-        self._released = window
-
-
-def _reserved(size: int) -> mmap.mmap:
-    if hasattr(mmap, "MAP_ANONYMOUS"):  # private, or memory that was given back would stay
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return mmap.mmap(-1, size)
-
-
-def open_content(path: str, size: int, *, memory_map: bool = True) -> Content:
-    """Open a file for its first ``size`` bytes; it may have become shorter.
+    A local file is mapped. What is not mapped is read in windows, into memory that is reserved at
+    its full size. Where the system can, reserved memory costs nothing before it is filled.
 
     Raises:
         OSError: It cannot be opened.
         ValueError: It is empty.
     """
-    if memory_map and not is_remote(path):
-        return MappedContent(path)
-    return WindowedContent(path, size)
+
+    def __init__(self, path: str, size: int, *, memory_map: bool = True) -> None:
+        self._missing: set[int] = set()  # windows
+        if memory_map and not is_remote(path):
+            with Path(path).open("rb") as file:
+                self.mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return
+        self._file = open_file(path)
+        self._size = min(size, self._file.size())
+        self.mapped = mmap.mmap(-1, self._size)
+        self._missing.update(range(-(-self._size // WINDOW)))
+
+    def load(self, start: int, end: int) -> None:
+        """Read the windows that hold the bytes [start, end), unless they are there."""
+        if not self._missing:
+            return
+        for window in range(start // WINDOW, -(-min(end, self._size) // WINDOW)):
+            if window in self._missing:
+                place = window * WINDOW
+                content = self._file.read_at(min(WINDOW, self._size - place), place)
+                self.mapped[place : place + len(content)] = content
+                self._missing.remove(window)

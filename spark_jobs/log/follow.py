@@ -51,7 +51,6 @@ class LogFollower:
             segment,
             segment.size,
             memory_map=self._memory_map,
-            keep=True,
             search_max=APPEND_SIZE_MAX,
         )
         return find_end(reader, known or NOTHING_KNOWN, may_be_live=True)
@@ -107,13 +106,13 @@ class LogFollower:
         stop = extent.end_offset if stop is None else stop
         if start < extent.first_offset:
             reason = f"the log begins at {extent.first_offset}: older segments have been deleted"
-            raise DataLossError(self._path, start, extent.first_offset, reason)
+            raise self._loss(start, extent.first_offset, reason)
         if max(start, stop) > extent.end_offset:
             reason = f"the log ends at {extent.end_offset}: it was cut, or it is another log"
-            raise DataLossError(self._path, start, max(start, stop), reason)
+            raise self._loss(start, max(start, stop), reason)
         for first, end in extent.gaps(start, stop):
             reason = f"no segment has the bytes from {first} to {end}"
-            raise DataLossError(self._path, first, end, reason)
+            raise self._loss(first, end, reason)
 
     def demand_border(self, offset: int) -> None:
         """Check that an offset which once was a border between records still is one.
@@ -126,4 +125,9 @@ class LogFollower:
         border = self.border(offset)
         if border != offset:
             reason = f"a record lies across {offset}: the log was cut there and written anew"
-            raise DataLossError(self._path, offset, border, reason)
+            raise self._loss(offset, border, reason)
+
+    def _loss(self, start: int, end: int, reason: str) -> DataLossError:
+        needed = f"the stream needs offsets {start} to {end}, but {reason}"
+        remedy = "failOnDataLoss=false continues with the next record in the log"
+        return DataLossError(self._path, f"{needed}; {remedy}")

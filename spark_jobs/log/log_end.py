@@ -57,7 +57,7 @@ def survey(directory: str | Path, *, memory_map: bool = True) -> LogExtent:
     """
 
     def end_of(segment: Segment) -> LogEnd:
-        reader = SegmentReader(segment, segment.size, memory_map=memory_map, keep=True)
+        reader = SegmentReader(segment, segment.size, memory_map=memory_map)
         return find_end(reader)
 
     extent = extent_of(directory, end_of)

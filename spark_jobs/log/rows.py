@@ -104,18 +104,19 @@ class Rows:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def select(self, wanted: Bools) -> "Rows":
-        """Return only the wanted records."""
-        return self if wanted.all() else Rows(self.segment, self.starts[wanted], self.ends[wanted])
+    def select(self, wanted: Bools | None) -> "Rows":
+        """Return only the wanted records; None: all."""
+        return self if wanted is None or wanted.all() else self.at(np.flatnonzero(wanted))
 
     def at(self, places: Ints) -> "Rows":
         """Return the records at these places, which are ascending."""
         return Rows(self.segment, self.starts[places], self.ends[places])
 
-    def in_topics(self, topics: frozenset[str]) -> "Rows":
-        """Return only the records of these topics."""
-        wanted = np.array([name in topics for name in self.topic_names], dtype=np.bool_)
-        return self.select(self.of_topics(wanted))
+    def are_in(self, topics: frozenset[str] | None) -> Bools | None:
+        """Tell which records are of these topics; None, if all are wanted."""
+        if topics is None:
+            return None
+        return self.of_topics(np.array([name in topics for name in self.topic_names], np.bool_))
 
     def queued(self) -> "Rows":
         """Return only the records that have a place in a queue: no rollbacks, no prepared ones."""

@@ -28,7 +28,7 @@ from halfmq.store.format.record_fields import FIELDS
 
 from ..errors import LogDirectoryError
 from .arrays import Ints
-from .files import WINDOW, open_content, readable
+from .files import WINDOW, Content, readable
 from .rows import Rows, SegmentBytes
 from .segments import OFFSET_END, Segment
 from .walk import SECTION_BYTES, record_bounds
@@ -58,8 +58,8 @@ class SkippedRange(NamedTuple):
 class SegmentReader:
     """Walks one segment, of which the first ``limit`` bytes belong to the log.
 
-    ``memory_map`` is for local files. What is not mapped is read in windows, and released after
-    the walk unless ``keep``. A search for the next record gives up after ``search_max`` bytes.
+    ``memory_map`` is for local files; what is not mapped is read in windows. A search for the next
+    record gives up after ``search_max`` bytes.
     """
 
     def __init__(
@@ -68,15 +68,13 @@ class SegmentReader:
         limit: int,
         *,
         memory_map: bool = True,
-        keep: bool = False,
         search_max: int = OFFSET_END,
     ) -> None:
         self.segment = segment
         self._limit = limit
-        self._keep = keep
         self._search_max = search_max
         with readable(segment.path):
-            self._content = open_content(segment.path, limit, memory_map=memory_map)
+            self._content = Content(segment.path, limit, memory_map=memory_map)
         self._map = self._content.mapped
         if len(self._map) < limit:
             raise LogDirectoryError(segment.path, "has become shorter while it was read")
@@ -127,8 +125,6 @@ class SegmentReader:
         ``reach`` is how many bytes are walked through at first.
         """
         while position < stop:
-            if not self._keep:
-                self._content.release(position)
             walked = self._walk(position, min(stop, position + reach))
             for first in range(0, len(walked) - 1, batch_rows):
                 bounds = walked[first : first + batch_rows + 1]

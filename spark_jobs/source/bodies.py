@@ -38,9 +38,7 @@ def unpacked(rows: Rows, topics: frozenset[str] | None) -> Bodies:
     Raises:
         TooMuchError: Ask for fewer records.
     """
-    is_wanted = None
-    if topics is not None:
-        is_wanted = rows.of_topics(np.array([name in topics for name in rows.topic_names]))
+    is_wanted = rows.are_in(topics)
     stored = rows.bodies(is_wanted)
     flags = rows.field("sys_flag")
     is_compressed = flags & COMPRESSED != 0
@@ -66,12 +64,6 @@ def unpacked(rows: Rows, topics: frozenset[str] | None) -> Bodies:
     failed[list(errors)] = True
     together = pa.concat_arrays([stored, pa.array(found, pa.binary())])
     return Bodies(together.take(pa.array(indices, mask=failed)), errors)
-
-
-def error_column(rows: Rows, topics: frozenset[str] | None) -> pa.Array:
-    """Say of each record why its body cannot be unpacked; null where it can."""
-    errors = unpacked(rows, topics).errors
-    return pa.array(map(errors.get, range(len(rows))), pa.string())
 
 
 def unpack(body: bytes | memoryview, sys_flag: int) -> bytes:

@@ -31,7 +31,7 @@ from .events import EVENT, HAS_KEY, NOTHING, BatchEvents, Halves, Records, read_
 from .options import EventOptions
 from .parts import Part, all_parts
 from .schema import arrow_schema, ddl
-from .splits import LogPartition, SegmentSplit, plan_partitions
+from .splits import SegmentSplit, parts_of, plan_partitions
 
 EVENT_FORMAT: Final = "rocketmq-transactions"
 
@@ -40,18 +40,11 @@ class EventColumn(NamedTuple):
     """A field of ``EVENT`` as a column."""
 
     spark_type: str
-    arrow_type: pa.DataType
 
 
-_TYPES: Final = {
-    "u8": EventColumn("bigint", pa.int64()),
-    "i8": EventColumn("bigint", pa.int64()),
-    "i4": EventColumn("int", pa.int32()),
-    "i1": EventColumn("tinyint", pa.int8()),
-    "b1": EventColumn("boolean", pa.bool_()),
-}
+_TYPES: Final = {"u8": "bigint", "i8": "bigint", "i4": "int", "i1": "tinyint", "b1": "boolean"}
 EVENT_COLUMNS: Final = {
-    name: _TYPES[EVENT[name].str[1:]] for name in EVENT.names or () if name != HAS_KEY
+    name: EventColumn(_TYPES[EVENT[name].str[1:]]) for name in EVENT.names or () if name != HAS_KEY
 }
 _NULLABLE: Final = ("halfOffset", "halfQueueOffset", "checkTimes")  # NOTHING in it is null
 
@@ -85,8 +78,7 @@ class EventReader(DataSourceReader):
         return plan_partitions(self._extent, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark replaces an empty list of partitions by one that says nothing.
-        for split in partition.splits if isinstance(partition, LogPartition) else ():
+        for split in parts_of(partition):
             for chunk in read_chunks(split, self._options):
                 yield event_batch(self._schema, chunk.events, self._options)
 

@@ -35,7 +35,7 @@ from .bodies import TooMuchError, unpacked
 from .columns import range_batch, record_batch
 from .options import ReadOptions
 from .schema import arrow_schema, full_ddl
-from .splits import LogPartition, SegmentSplit, in_times, plan_partitions
+from .splits import SegmentSplit, in_times, parts_of, plan_partitions
 
 FORMAT: Final = "rocketmq-commitlog"
 
@@ -69,16 +69,11 @@ class SplitReader:
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._schema = arrow_schema(schema)
-        self._options = options
-        wanted = options.wanted
-        if "value" not in self._schema.names:
-            wanted = replace(wanted, decompress=False)
-        self._wanted = wanted
+        has_bodies = "value" in self._schema.names
+        self._options = options if has_bodies else replace(options, decompress=False)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark replaces an empty list of partitions by one that says nothing.
-        splits = partition.splits if isinstance(partition, LogPartition) else ()
-        return chain.from_iterable(map(self._read, splits))
+        return chain.from_iterable(map(self._read, parts_of(partition)))
 
     def _read(self, split: SegmentSplit) -> Iterator[pa.RecordBatch]:
         options = self._options
@@ -96,16 +91,13 @@ class SplitReader:
                 yield from self._skipped(item, split.segment)
 
     def _rows(self, rows: Rows, segment: Segment) -> Iterator[pa.RecordBatch]:
-        topics = self._options.subscribe
-        if topics is not None:
-            rows = rows.in_topics(topics)
-        rows = self._in_time(rows)
+        rows = self._in_time(rows.select(rows.are_in(self._options.subscribe)))
         if not len(rows):
             return
         try:
-            if self._wanted.decompress and self._options.fail_fast:
+            if self._options.decompress and self._options.fail_fast:
                 self._demand_bodies(rows, segment)
-            yield record_batch(self._schema, rows, self._wanted)
+            yield record_batch(self._schema, rows, self._options)
         except TooMuchError:
             for half in np.array_split(np.arange(len(rows)), 2):
                 yield from self._rows(rows.at(half), segment)
@@ -119,9 +111,9 @@ class SplitReader:
         return rows.select(wanted if end is None else wanted & (stored < end))
 
     def _demand_bodies(self, rows: Rows, segment: Segment) -> None:
-        for place, reason in unpacked(rows, self._wanted.value_topics).errors.items():
+        for place, reason in unpacked(rows, self._options.bodies_of).errors.items():
             offset, size = int(rows.physical_offsets[place]), int(rows.sizes[place])
-            raise CorruptLogError(segment.path, offset, size, reason)
+            raise CorruptLogError(segment.path, f"{size} bytes at offset {offset}: {reason}")
 
     def _skipped(self, skipped: SkippedRange, segment: Segment) -> Iterator[pa.RecordBatch]:
         is_chosen = self._options.subscribe is not None or self._options.has_times
@@ -129,7 +121,8 @@ class SplitReader:
             return  # whoever asks for topics or times does not ask where files end
         if skipped.reason is not None and self._options.fail_fast:
             offset = segment.base + skipped.position
-            raise CorruptLogError(segment.path, offset, skipped.size, skipped.reason)
+            what = f"{skipped.size} bytes at offset {offset}"
+            raise CorruptLogError(segment.path, what, skipped.reason)
         yield range_batch(self._schema, skipped, segment)
 
 

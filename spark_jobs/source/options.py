@@ -13,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 from ..errors import OptionError
 from ..log.segment_reader import BATCH_ROWS
-from .columns import Wanted
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -90,6 +89,10 @@ class Options:
     max_partition_bytes: int = _option(_size, PARTITION_BYTES)
     min_partitions: int = _option(_size, 1)
 
+    def partition_size(self, total: int) -> int:
+        """Return how many bytes one task reads, of so many in all."""
+        return min(self.max_partition_bytes, max(1, -(-total // self.min_partitions)))
+
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
         """Check options under their case-insensitive names: those of the fields, in camel case.
@@ -161,12 +164,9 @@ class ReadOptions(EventOptions):
     fail_on_data_loss: bool = _option(_flag("true", "false"), default=True)
 
     @property
-    def wanted(self) -> Wanted:
-        return Wanted(
-            value_topics=None if self.include_value else self.value_topics,
-            verify_crc=self.verify_crc,
-            decompress=self.decompress,
-        )
+    def bodies_of(self) -> frozenset[str] | None:
+        """The topics whose bodies are read; None: all."""
+        return None if self.include_value else self.value_topics
 
     @property
     def from_latest(self) -> bool:

@@ -8,7 +8,7 @@ A queue that is being written is read up to the last entry of each file when its
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from ..log.queue_entries import (
 from ..log.segments import OFFSET_END
 from .options import QueueOptions
 from .schema import arrow_schema, ddl
+from .splits import packed, parts_of
 
 QUEUE_FORMAT: Final = "rocketmq-consumequeue"
 # The columns entryType and error, by EntryKind.
@@ -48,7 +49,6 @@ class QueueColumn(NamedTuple):
     """One column and how it is made of entries."""
 
     spark_type: str
-    arrow_type: pa.DataType
     make: Callable[[EntryBatch], pa.Array]
 
 
@@ -59,36 +59,23 @@ def _field(name: str, kind: pa.DataType) -> Callable[[EntryBatch], pa.Array]:
     ).cast(kind)
 
 
-def _of_file(
-    tell: Callable[[QueueFile], int | str], kind: pa.DataType
-) -> Callable[[EntryBatch], pa.Array]:
-    return lambda batch: pa.repeat(pa.scalar(tell(batch.file), kind), len(batch.kinds))
-
-
 def _by_kind(texts: Sequence[str | None]) -> Callable[[EntryBatch], pa.Array]:
     return lambda batch: pa.array(texts).take(pa.array(batch.kinds))
 
 
 QUEUE_COLUMNS: Final[dict[str, QueueColumn]] = {
-    "topic": QueueColumn("string", pa.string(), _of_file(lambda file: file.topic, pa.string())),
-    "partition": QueueColumn("int", pa.int32(), _of_file(lambda file: file.queue, pa.int32())),
-    "offset": QueueColumn(
-        "bigint", pa.int64(), lambda batch: pa.array(batch.slots, mask=batch.slots < 0)
+    "topic": QueueColumn("string", lambda batch: pa.repeat(batch.file.topic, len(batch.kinds))),
+    "partition": QueueColumn(
+        "int", lambda batch: pa.array(np.full(len(batch.kinds), batch.file.queue, np.int32))
     ),
-    "physicalOffset": QueueColumn("bigint", pa.int64(), _field("physical_offset", pa.int64())),
-    "size": QueueColumn("int", pa.int32(), _field("size", pa.int32())),
-    "tagsCode": QueueColumn("bigint", pa.int64(), _field("tags_code", pa.int64())),
-    "file": QueueColumn("string", pa.string(), _of_file(lambda file: file.path, pa.string())),
-    "entryType": QueueColumn("string", pa.string(), _by_kind(_KINDS)),
-    "error": QueueColumn("string", pa.string(), _by_kind(_ERRORS)),
+    "offset": QueueColumn("bigint", lambda batch: pa.array(batch.slots, mask=batch.slots < 0)),
+    "physicalOffset": QueueColumn("bigint", _field("physical_offset", pa.int64())),
+    "size": QueueColumn("int", _field("size", pa.int32())),
+    "tagsCode": QueueColumn("bigint", _field("tags_code", pa.int64())),
+    "file": QueueColumn("string", lambda batch: pa.repeat(batch.file.path, len(batch.kinds))),
+    "entryType": QueueColumn("string", _by_kind(_KINDS)),
+    "error": QueueColumn("string", _by_kind(_ERRORS)),
 }
-
-
-@dataclass
-class QueuePartition(InputPartition):
-    """What one task reads."""
-
-    files: list[QueueFile]
 
 
 class ConsumeQueueDataSource(DataSource):
@@ -116,23 +103,11 @@ class ConsumeQueueReader(DataSourceReader):
     @in_one_sentence
     def partitions(self) -> Sequence[InputPartition]:
         files = find_queue_files(self._options.path, self._options.subscribe)
-        total = sum(file.size for file in files)
-        share = -(-total // self._options.min_partitions)
-        room_max = min(self._options.max_partition_bytes, max(share, 1))
-        partitions: list[QueuePartition] = []
-        room = 0
-        for file in files:
-            if file.size > room:
-                partitions.append(QueuePartition([]))
-                room = room_max
-            partitions[-1].files.append(file)
-            room -= file.size
-        return partitions
+        size = self._options.partition_size(sum(file.size for file in files))
+        return packed(((file, file.size) for file in files), size)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark replaces an empty list of partitions by one that says nothing.
-        for file in partition.files if isinstance(partition, QueuePartition) else ():
-            yield from self._read(file)
+        return chain.from_iterable(map(self._read, parts_of(partition)))
 
     def _read(self, file: QueueFile) -> Iterator[pa.RecordBatch]:
         first, end = self._options.starting_offsets or 0, self._options.ending_offsets
@@ -148,4 +123,4 @@ def _demand_entries(batch: EntryBatch) -> None:
     for place in np.flatnonzero(batch.kinds >= EntryKind.NO_ENTRY)[:1].tolist():
         slot, reason = int(batch.slots[place]), _ERRORS[batch.kinds[place]]
         at = slot * ENTRY_SIZE if slot >= 0 else batch.file.begin
-        raise CorruptLogError(batch.file.path, at, ENTRY_SIZE, str(reason))
+        raise CorruptLogError(batch.file.path, f"{ENTRY_SIZE} bytes at offset {at}: {reason}")

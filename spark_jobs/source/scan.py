@@ -18,13 +18,13 @@ from halfmq.store.format.properties import PROPERTY_INNER_NUM
 from ..log.arrays import Ints, whole_numbers
 from ..log.rows import Rows, store_times
 from ..log.segments import LogExtent
-from .columns import tags_codes
+from .columns import ARROW_TYPES, tags_codes
 from .event_source import EVENT_COLUMNS, Chunk, event_batch, read_chunks
 from .events import HAS_KEY, BatchEvents
 from .options import PARTITION_BYTES, EventOptions
 from .python import use_this_python
 from .schema import ddl
-from .splits import LogPartition, plan_partitions
+from .splits import Partition, SegmentSplit, plan_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,13 +66,13 @@ LABEL: Final = "label"  # ``offset`` stands for the producer group ``text`` and 
 KEYLESS: Final = "keyless"  # so many events name a half in another split
 
 _TYPES: Final = {
-    **{name: ("string", pa.string()) for name in Note._fields[:3]},
-    "partition": ("int", pa.int32()),
-    **{name: ("bigint", pa.int64()) for name in Note._fields[4:]},
+    **dict.fromkeys(Note._fields[:3], "string"),
+    "partition": "int",
+    **dict.fromkeys(Note._fields[4:], "bigint"),
 }
-_NOTES_DDL: Final = ", ".join(f"{name}: {spark_type}" for name, (spark_type, _) in _TYPES.items())
+_NOTES_DDL: Final = ", ".join(f"{name}: {spark_type}" for name, spark_type in _TYPES.items())
 _NOTES: Final = pa.list_(
-    pa.field("element", pa.struct([pa.field(name, kind) for name, (_, kind) in _TYPES.items()]))
+    pa.field("element", pa.struct({name: ARROW_TYPES[kind] for name, kind in _TYPES.items()}))
 )
 
 
@@ -127,14 +127,14 @@ class LogScan:
         options = EventOptions(
             min_partitions=partitions, max_partition_bytes=partition_bytes, verify_crc=verify_crc
         )
-        fields = [pa.field(name, EVENT_COLUMNS[name].arrow_type) for name in columns]
+        fields = [pa.field(name, ARROW_TYPES[EVENT_COLUMNS[name].spark_type]) for name in columns]
         return cls(extent, options, pa.schema([*fields, pa.field("notes", _NOTES)]))
 
-    def partitions(self) -> list[LogPartition]:
+    def partitions(self) -> list[Partition[SegmentSplit]]:
         return plan_partitions(self.extent, self.options)
 
-    def read(self, partition: LogPartition) -> Iterator[pa.RecordBatch]:
-        for split in partition.splits:
+    def read(self, partition: Partition[SegmentSplit]) -> Iterator[pa.RecordBatch]:
+        for split in partition.parts:
             labels: set[int] = set()
             for chunk in read_chunks(split, self.options):
                 yield event_batch(self.schema, chunk.events, self.options)

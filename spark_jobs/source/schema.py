@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from ..errors import OptionError
-from .columns import COLUMNS
+from .columns import ARROW_TYPES, COLUMNS
 from .options import ReadOptions, unknown
 
 
@@ -17,10 +17,6 @@ class Typed(Protocol):
     @property
     def spark_type(self) -> str:
         """Its type as in DDL."""
-
-    @property
-    def arrow_type(self) -> pa.DataType:
-        """The same for Arrow."""
 
 
 def ddl(*names: str, columns: Mapping[str, Typed] = COLUMNS) -> str:
@@ -51,9 +47,8 @@ def arrow_schema(schema: StructType, columns: Mapping[str, Typed] = COLUMNS) -> 
     for column in schema.fields:
         if column.name not in columns:
             raise OptionError(unknown("column", column.name, list(columns)))
-        known = columns[column.name]
-        if column.dataType.simpleString() != known.spark_type:
-            asked = column.dataType.simpleString()
-            raise OptionError(f"column {column.name} is {known.spark_type}, not {asked}")
-        fields.append(pa.field(column.name, known.arrow_type, nullable=column.nullable))
+        known, asked = columns[column.name].spark_type, column.dataType.simpleString()
+        if asked != known:
+            raise OptionError(f"column {column.name} is {known}, not {asked}")
+        fields.append(pa.field(column.name, ARROW_TYPES[known], nullable=column.nullable))
     return pa.schema(fields)

@@ -1,8 +1,8 @@
 """How a log is divided among tasks: what each reads, and which segments nobody needs to read."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
@@ -14,6 +14,9 @@ from .options import EventOptions, ReadOptions
 # when a record does not fit, hence within the size of the largest record from the end.
 _LAST_SPLIT_MIN: Final = 8 << 20
 _CLOCK_STEP_MAX: Final = 600_000  # ms by which a broker's clock may be set back or forth
+
+
+Part = TypeVar("Part")
 
 
 class SegmentSplit(NamedTuple):
@@ -28,10 +31,28 @@ class SegmentSplit(NamedTuple):
 
 
 @dataclass
-class LogPartition(InputPartition):
-    """What one task reads: a part of a large segment, or several small segments."""
+class Partition(InputPartition, Generic[Part]):
+    """What one task reads, in order."""
 
-    splits: list[SegmentSplit]
+    parts: list[Part]
+
+
+def packed(parts: Iterable[tuple[Part, int]], size_max: int) -> list[Partition[Part]]:
+    """Pack parts, of which the sizes are given, into partitions: a large one, or several."""
+    partitions: list[Partition[Part]] = []
+    room = 0
+    for part, size in parts:
+        if size > room:
+            partitions.append(Partition([]))
+            room = size_max
+        partitions[-1].parts.append(part)
+        room -= size
+    return partitions
+
+
+def parts_of(partition: InputPartition) -> list[Any]:
+    """Return what to read; Spark replaces an empty list of partitions by one that says nothing."""
+    return partition.parts if isinstance(partition, Partition) else []
 
 
 def plan_partitions(
@@ -40,7 +61,7 @@ def plan_partitions(
     *,
     aligned: bool = False,
     chosen: Collection[Segment] | None = None,
-) -> list[LogPartition]:
+) -> list[Partition[SegmentSplit]]:
     """Divide the wanted range of the log into partitions of at most ``maxPartitionBytes``.
 
     ``aligned`` says that a record ends where the range starts; ``chosen`` are the segments that
@@ -50,9 +71,8 @@ def plan_partitions(
     last = extent.end_offset
     if options.ending_offsets is not None:
         last = min(last, options.ending_offsets)
-    step = min(options.max_partition_bytes, max(1, -(-(last - first) // options.min_partitions)))
-    partitions: list[LogPartition] = []
-    room = 0
+    step = options.partition_size(last - first)
+    splits: list[tuple[SegmentSplit, int]] = []
     for segment in extent.segments:
         if chosen is not None and segment not in chosen:
             continue
@@ -60,14 +80,10 @@ def plan_partitions(
         end = min(last - segment.base, limit)
         begin = max(first - segment.base, 0)
         for start, stop in cuts(begin, end, step):
-            if stop - start > room:
-                partitions.append(LogPartition([]))
-                room = step
             is_aligned = aligned and start == begin
             split = SegmentSplit(segment, start, stop, end, limit, is_aligned)
-            partitions[-1].splits.append(split)
-            room -= stop - start
-    return partitions
+            splits.append((split, stop - start))
+    return packed(splits, step)
 
 
 def in_times(extent: LogExtent, options: ReadOptions) -> Collection[Segment] | None:

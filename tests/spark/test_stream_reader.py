@@ -15,7 +15,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from halfmq.spark_jobs.errors import DataLossError
 from halfmq.spark_jobs.source.log_source import CommitLogDataSource, CommitLogReader
 from halfmq.spark_jobs.source.options import ReadOptions
-from halfmq.spark_jobs.source.splits import LogPartition
+from halfmq.spark_jobs.source.splits import parts_of
 from halfmq.spark_jobs.source.stream import OFFSET, CommitLogStreamReader
 from tests.support.log_writer import START, LogWriter
 
@@ -156,7 +156,7 @@ def test_times_bound_what_is_read_and_which_segments(tmp_path: Path) -> None:
     for given, opened in ((far, {2}), (near, {0, 1})):
         reader = CommitLogReader(SCHEMA, ReadOptions.parse_batch(given))
         planned = reader.partitions()
-        splits = [s for part in planned if isinstance(part, LogPartition) for s in part.splits]
+        splits = [split for partition in planned for split in parts_of(partition)]
         assert {split.segment.base // SEGMENT for split in splits} <= opened
         assert not read(reader, planned)
 

@@ -95,25 +95,6 @@ def test_damage_is_found_in_windows_too(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(found) == len(log.written) - 37
 
 
-def test_windows_behind_the_reader_are_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker does not keep the segment in memory; what it goes back to is read again."""
-    monkeypatch.setattr(files, "WINDOW", 1 << 12)
-    path = tmp_path / "file"
-    content = bytes(range(256)) * 256
-    path.write_bytes(content)
-    windowed = files.WindowedContent(str(path), len(content))
-
-    windowed.load(0, len(content))
-    windowed.release(3 * (1 << 12) + 5)
-
-    assert windowed.mapped[: 3 << 12] == bytes(3 << 12)
-    assert windowed.mapped[3 << 12 :] == content[3 << 12 :]
-    windowed.load(0, 10)
-    assert windowed.mapped[: 1 << 12] == content[: 1 << 12]
-
-
 def test_a_golden_store_in_a_bucket_reads_as_on_disk(bucket: Path, tmp_path: Path) -> None:
     """Its log and its queues, by the URI of its root."""
     store = golden_store.unpack("tx-midway-clean", tmp_path)

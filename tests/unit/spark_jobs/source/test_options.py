@@ -15,7 +15,7 @@ def test_names_of_options_do_not_depend_on_case() -> None:
     assert options.path == "/log"
     assert options.include_value
     assert options.value_topics == frozenset({"a", "b"})
-    assert options.wanted.value_topics is None  # all bodies include those of some topics
+    assert options.bodies_of is None  # all bodies include those of some topics
 
 
 def test_defaults_read_the_whole_log_without_bodies() -> None:
