@@ -100,6 +100,8 @@ class Rows:
         self.segment = segment
         self.starts = starts
         self.ends = ends
+        self._origin: tuple[Rows, Ints] | None = None  # of which these are most, and which
+        self._property_places: dict[str, tuple[Ints, Ints, Bools]] = {}
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -109,8 +111,14 @@ class Rows:
         return self if wanted is None or wanted.all() else self.at(np.flatnonzero(wanted))
 
     def at(self, places: Ints) -> "Rows":
-        """Return the records at these places, which are ascending."""
-        return Rows(self.segment, self.starts[places], self.ends[places])
+        """Return the records at these places, which are ascending.
+
+        If they are most of the records, topics and properties are looked for in all of them, once.
+        """
+        rows = Rows(self.segment, self.starts[places], self.ends[places])
+        if 2 * len(places) > len(self):
+            rows._origin = self, places
+        return rows
 
     def are_in(self, topics: frozenset[str] | None) -> Bools | None:
         """Tell which records are of these topics; None, if all are wanted."""
@@ -252,25 +260,30 @@ class Rows:
         return self.segment.cut(starts, starts + sizes, wanted)
 
     @cached_property
-    def topics(self) -> pa.DictionaryArray:
-        """The topics as codes into their few distinct values."""
+    def topics(self) -> tuple[pa.BinaryArray, npt.NDArray[np.int32]]:
+        """The distinct topics, and for each record the place of its topic among them."""
+        if self._origin is not None:
+            rows, places = self._origin
+            return rows.topics[0], rows.topics[1][places]
         starts = self._topic_starts
-        return self.segment.cut(starts, starts + self._topic_sizes).dictionary_encode()
+        topics = self.segment.cut(starts, starts + self._topic_sizes).dictionary_encode()
+        codes = np.frombuffer(topics.indices.buffers()[1], dtype=np.int32, count=len(self))
+        return topics.dictionary, codes
 
     @cached_property
     def topic_names(self) -> list[str]:
-        """The distinct topics, by the codes of ``topics``."""
-        return [str(name, "utf-8", "replace") for name in self.topics.dictionary.to_pylist()]
+        """The distinct topics."""
+        return [str(name, "utf-8", "replace") for name in self.topics[0].to_pylist()]
+
+    @property
+    def topic_codes(self) -> npt.NDArray[np.int32]:
+        """For each record the place of its topic in ``topic_names``."""
+        return self.topics[1]
 
     def of_topics(self, wanted: Bools) -> Bools:
         """Spread a decision per distinct topic over the records."""
         spread: Bools = wanted[self.topic_codes]
         return spread
-
-    @cached_property
-    def topic_codes(self) -> npt.NDArray[np.int32]:
-        """For each record the place of its topic in ``topic_names``."""
-        return np.frombuffer(self.topics.indices.buffers()[1], dtype=np.int32, count=len(self))
 
     @cached_property
     def properties(self) -> pa.BinaryArray:
@@ -285,22 +298,26 @@ class Rows:
     @cached_property
     def property_block(self) -> "PropertyBlock":
         """All property strings, joined and indexed."""
+        if self._origin is not None:
+            return self._origin[0].property_block
         return PropertyBlock(*joined(self.properties))
 
     def property_places(self, name: str) -> tuple[Ints, Ints, Bools]:
         """Find a property's value in each row: start, end, and whether it is there.
 
         Of two properties of one name the last wins. Where there is none, start and end are those
-        of an empty value at the beginning of the row.
+        of an empty value at the beginning of the row. Do not change the arrays: they are kept.
         """
-        row, begin, end = self.property_block.find(name)
-        starts = self.property_block.bounds[:-1].copy()
-        ends = starts.copy()
-        there = np.zeros(len(self), dtype=np.bool_)
-        starts[row] = begin  # rows are ascending: of repeated ones, numpy assigns the last
-        ends[row] = end
-        there[row] = True
-        return starts, ends, there
+        found = self._property_places.get(name)
+        if found is None:
+            if self._origin is not None:
+                rows, places = self._origin
+                starts, ends, there = rows.property_places(name)
+                found = starts[places], ends[places], there[places]
+            else:
+                found = self.property_block.find(name)
+            self._property_places[name] = found
+        return found
 
     def property_values(self, name: str) -> pa.BinaryArray:
         """Return the values of one property, null where a record has none."""
@@ -335,7 +352,7 @@ class PropertyBlock:
     """
 
     def __init__(self, data: Bytes, bounds: Ints) -> None:
-        self.bounds = bounds  # where each row begins, and the end of the last
+        self._bounds = bounds  # where each row begins, and the end of the last
         # Eight bytes can be read at every place, and a few times more after it.
         self.padded = np.zeros(len(data) + _WORDS_AFTER * WORD, dtype=np.uint8)
         self.padded[: len(data)] = data
@@ -351,8 +368,8 @@ class PropertyBlock:
         """The joined strings, for ``cut``."""
         return pa.py_buffer(self.padded)
 
-    def find(self, name: str) -> tuple[Ints, Ints, Ints]:
-        """Find a property: in which row, where its value starts and ends; in the order of rows.
+    def find(self, name: str) -> tuple[Ints, Ints, Bools]:
+        """Find a property; see ``Rows.property_places``.
 
         One without a value does not count, as in RocketMQ.
         """
@@ -362,13 +379,18 @@ class PropertyBlock:
         for place in range(WORD, len(wanted), WORD):
             here = self.words[self._starts[found] + place]
             found = found[_begins_with(here, wanted[place : place + WORD])]
-        starts = self._starts[found] + len(wanted)
-        ends = self._ends(found)
-        if not (starts < ends).all():
-            whole = starts < ends
-            found, starts, ends = found[whole], starts[whole], ends[whole]
-        row = np.searchsorted(self.bounds, self._starts[found], side="right") - 1
-        return row, starts, ends
+        begin, end = self._starts[found] + len(wanted), self._ends(found)
+        whole = begin < end
+        if not whole.all():
+            found, begin, end = found[whole], begin[whole], end[whole]
+        row = np.searchsorted(self._bounds, self._starts[found], side="right") - 1
+        starts = self._bounds[:-1].copy()
+        ends = starts.copy()
+        there = np.zeros(len(starts), dtype=np.bool_)
+        starts[row] = begin  # rows are ascending: of repeated ones, numpy assigns the last
+        ends[row] = end
+        there[row] = True
+        return starts, ends, there
 
     def _ends(self, places: Ints) -> Ints:
         following = self._starts[np.minimum(places + 1, len(self._starts) - 1)]

@@ -140,12 +140,10 @@ def tags_codes(rows: Rows) -> tuple[Ints, Bools]:
 
     Of a delayed message it says when it is due, which only the broker knew.
     """
-    block = rows.property_block
-    row, starts, ends = block.find(PROPERTY_TAGS)
-    tags = cut(block.buffer, starts, ends).dictionary_encode()
+    starts, ends, _ = rows.property_places(PROPERTY_TAGS)
+    tags = cut(rows.property_block.buffer, starts, ends).dictionary_encode()
     hashes = [tag_hash(str(tag, "utf-8", "replace")) for tag in tags.dictionary.to_pylist()]
-    codes = np.zeros(len(rows), dtype=np.int64)
-    codes[row] = np.array(hashes, dtype=np.int64)[tags.indices.to_numpy()]
+    codes = np.array(hashes, dtype=np.int64)[tags.indices.to_numpy()]
     waits = np.array([name == SCHEDULE_TOPIC for name in rows.topic_names], dtype=np.bool_)
     waiting = rows.of_topics(waits)
     codes[waiting] = 0
@@ -158,7 +156,7 @@ def _tags_code(rows: Rows, _: ReadOptions) -> pa.Array:
 
 
 def _topic(rows: Rows, _: ReadOptions) -> pa.Array:
-    return pa.array(rows.topic_names, pa.string()).take(rows.topics.indices)
+    return pa.array(rows.topic_names, pa.string()).take(pa.array(rows.topic_codes))
 
 
 def _host(name: str) -> Make:

@@ -139,6 +139,7 @@ class _Reader:
     def _read_keys(self) -> None:
         events = self.events
         starts, ends, has_key = self._rows.property_places(PROPERTY_UNIQ_KEY)
+        starts, ends, has_key = starts.copy(), ends.copy(), has_key.copy()
         self._read_group_marks(starts, ends, has_key)
         text = hashed(self._words, starts, ends)
         events["key"] = _mixed(text + self._group * _GOLDEN)
@@ -178,7 +179,7 @@ class _Reader:
         real_topic = self._hashes(PROPERTY_REAL_TOPIC)
         events["label"] = np.where(self._is_half, _mixed(real_topic + self._group * _GOLDEN), 0)
         is_moved = self._is_half | (events["part"] == Part.WAITING)
-        topic = _hashes_of(rows.topics.dictionary)[rows.topic_codes]
+        topic = _hashes_of(rows.topics[0])[rows.topic_codes]
         real_queue = self._numbers(PROPERTY_REAL_QID, NOTHING)
         has = np.isin(events["part"], WITH_CONTENT)
         events["topicHash"] = np.where(is_moved, real_topic, topic) * has
@@ -309,7 +310,6 @@ class Halves:
     def link(self, events: Records) -> Records:
         """Give op entries, and records that know only their half, the key of that half."""
         halves = np.concatenate(self._halves)
-        linked = events.copy()
         is_op = events["part"] == Part.OP
         for chosen, name, wanted in (
             (np.flatnonzero(is_op), "halfQueueOffset", "halfQueueOffset"),
@@ -321,10 +321,10 @@ class Halves:
             found = place < len(rising)
             found[found] = rising[place[found]] == events[wanted][chosen[found]]
             half = halves[order[place[found]]]
-            linked["key"][chosen[found]] = half["key"]
-            linked["halfOffset"][chosen[found]] = half["physicalOffset"]
-            linked[HAS_KEY][chosen[found]] = True
-        return linked
+            events["key"][chosen[found]] = half["key"]
+            events["halfOffset"][chosen[found]] = half["physicalOffset"]
+            events[HAS_KEY][chosen[found]] = True
+        return events
 
 
 # --- hashes

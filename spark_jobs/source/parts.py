@@ -139,12 +139,11 @@ def _marks_nothing(rows: Rows, is_op: Bools) -> Ints:
 
 def _has_marks(rows: Rows) -> Bools:
     """Tell which records have a mark of a message that was a half once."""
-    block = rows.property_block
-    marked = np.zeros(len(rows), dtype=np.bool_)
-    row, starts, _ = block.find(PROPERTY_TRAN_MSG)
-    marked[row] = block.words[starts] & _TRUE[1] == _TRUE[0]
-    marked[block.find(PROPERTY_TRANSACTION_HALF_ID)[0]] = True
-    return marked
+    starts, _, marked = rows.property_places(PROPERTY_TRAN_MSG)
+    is_true = rows.property_block.words[starts] & _TRUE[1] == _TRUE[0]
+    has_id = rows.property_places(PROPERTY_TRANSACTION_HALF_ID)[2]
+    found: Bools = (marked & is_true) | has_id
+    return found
 
 
 def _is_retry(rows: Rows, wanted: Bools) -> Bools:
