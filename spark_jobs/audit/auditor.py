@@ -171,7 +171,7 @@ def _audit(
         found.append(verdicts.where("kind is not null").select(*FINDING_COLUMNS))
     counts = statistics.counted(tally, notes.scale)
     prepared = transactions.where(~F.col("state").isin(*_VOID))
-    delays = statistics.delays(prepared, notes.labels)
+    delays = statistics.delays(prepared, LogLookup(extent.segments).names)
 
     stage("comparing queues with the log")
     ranges = keep(noted.where(F.col("what") == QUEUE))

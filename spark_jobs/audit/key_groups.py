@@ -268,13 +268,13 @@ def _verdict(
 ) -> Iterator[tuple[Any, ...]]:
     """Judge a key group; yield rows of ``VERDICT_DDL``."""
     events = [event_of(*row[:-1]) for row in history]
-    label = next((row[-1] for row in history if row[-1]), None)
-    first = min(event.offset for event in events)
+    labels = {event.offset: row[-1] for event, row in zip(events, history, strict=True)}
+    first = min(labels)
     times = {event.offset: event.time_ms for event in events if event.part is Part.HALF}
     verdict = judge(events, bounds, terms)
     for one in verdict.transactions:
         at = first if one.half is None else one.half
-        numbers = one.half, one.decided, one.took_ms, times.get(at), one.checks, one.halves, label
-        yield (str(one.state), at, *numbers, None, None, None)
+        numbers = one.half, one.decided, one.took_ms, times.get(at), one.checks, one.halves
+        yield (str(one.state), at, *numbers, labels.get(at), None, None, None)
     for finding in verdict.findings:
         yield (None, first, *[None] * 7, str(finding.kind), finding.offsets, finding.detail)

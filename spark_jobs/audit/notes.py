@@ -58,11 +58,6 @@ class Notes:
         return sum(note["records"] for note in self._of(source.KEYLESS))
 
     @property
-    def labels(self) -> dict[int, tuple[str, str]]:
-        """Producer groups and topics."""
-        return {note["offset"]: (note["text"], note["topic"]) for note in self._of(source.LABEL)}
-
-    @property
     def bounds(self) -> LogBounds:
         """Say which part of the log can be read, and who wrote which."""
         damage = [

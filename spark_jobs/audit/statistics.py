@@ -6,13 +6,14 @@ is a few hundred numbers, however long the log is. ``transactions`` have the col
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
+from ..log.lookup import Names
 from ..times import DAY, HOUR, MINUTE, SECOND
 from .model import State
 
@@ -148,13 +149,14 @@ def _interval(time: Column, on: Scale) -> Column:
     return F.when(time.isNotNull(), F.greatest(F.lit(0), F.least(place, F.lit(on.bins - 1))))
 
 
-def delays(transactions: DataFrame, names: Mapping[int, tuple[str, str]]) -> list[Delays]:
-    """Tell of each producer group and topic how decisions went; ``names`` are those of labels."""
+def delays(transactions: DataFrame, names: Callable[[int], Names]) -> list[Delays]:
+    """Tell of each producer group and topic how decisions went; ``names`` look at a half."""
     fractions = list(PERCENTILES.values())
     rows = (
         transactions.where("half is not null and label is not null")
         .groupBy("label")
         .agg(
+            F.min("half"),
             F.count("took"),
             F.percentile_approx(F.greatest("took", F.lit(0)), fractions, _ACCURACY),
             F.count("*"),
@@ -163,8 +165,10 @@ def delays(transactions: DataFrame, names: Mapping[int, tuple[str, str]]) -> lis
         .collect()
     )
     found = [
-        Delays(*names[label], decided, _named(took), prepared, _named(checks))
-        for label, decided, took, prepared, checks in rows
+        Delays(of.group or "", of.topic or "", decided, _named(took), prepared, _named(checks))
+        for of, decided, took, prepared, checks in (
+            (names(half), *numbers) for _, half, *numbers in rows
+        )
     ]
     return sorted(found, key=lambda delays: delays[:2])
 

@@ -147,15 +147,12 @@ class Rows:
         heads = self._head_sizes
         fits = self.sizes >= heads + _LENGTHS_MIN
         if not fits.all():  # a head must not be read past the end of its record
-            return Rows(self.segment, *self._first(int(np.argmin(fits)))).sound_count()
+            return self.at(np.arange(np.argmin(fits))).sound_count()
         sound = self.field("physical_offset") == self.segment.base + self.starts
         sound &= self.field("body_size") == self._body_sizes  # not clipped
         sound &= self._topic_sizes >= 0
         sound &= self.properties_starts + self._properties_sizes == self.ends
         return len(sound) if sound.all() else int(np.argmin(sound))
-
-    def _first(self, count: int) -> tuple[Ints, Ints]:
-        return self.starts[:count], self.ends[:count]
 
     @property
     def end(self) -> int:

@@ -114,11 +114,11 @@ def read_chunks(split: SegmentSplit, options: EventOptions) -> Iterator[Chunk]:
 
 def _read_events(rows: Rows, sound: Bools | None) -> BatchEvents:
     parts = all_parts(rows)
-    is_op = parts == Part.OP
-    if sound is not None:
-        return read_events(rows, parts, sound, sound[is_op])
-    sound_ops = sound_records(rows.select(is_op))
-    return read_events(rows, parts, np.ones(len(rows), dtype=np.bool_), sound_ops)
+    if sound is None:  # op records are checked all the same
+        is_op = parts == Part.OP
+        sound = np.ones(len(rows), dtype=np.bool_)
+        sound[is_op] = sound_records(rows.select(is_op))
+    return read_events(rows, parts, sound)
 
 
 def event_batch(schema: pa.Schema, events: Records, options: EventOptions) -> pa.RecordBatch:

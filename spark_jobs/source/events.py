@@ -83,22 +83,20 @@ class BatchEvents(NamedTuple):
     events: Records  # EVENT; of an op one for each entry, without a key
     unread_ops: Ints  # physical offsets of op records with something that is no queue offset
     marks: Records  # MARK, see ``audit/dialects.py``: those that may begin or end a range
-    labels: dict[int, tuple[str, str]]  # producer group and topic
 
 
-def read_events(rows: Rows, parts: Parts, sound: Bools, sound_ops: Bools) -> BatchEvents:
+def read_events(rows: Rows, parts: Parts, sound: Bools) -> BatchEvents:
     """Extract the events of transactions from a batch of records.
 
-    ``parts`` says what each record is, 0 for none; ``sound`` which match their CRC. ``sound_ops``
-    is the same of the op records among them: a damaged one is ignored, since one flipped bit would
-    roll back another transaction.
+    ``parts`` says what each record is, 0 for none; ``sound`` which match their CRC. A damaged op
+    record is ignored, since one flipped bit would roll back another transaction.
     """
     is_op = parts == Part.OP
-    ops, unread_ops = _op_entries(rows.select(is_op).select(sound_ops))
+    ops, unread_ops = _op_entries(rows.select(is_op & sound))
     chosen = (parts != 0) & ~is_op
     batch = _Reader(rows.select(chosen), parts[chosen], sound[chosen])
     events = np.concatenate([batch.events, batch.named(), ops])
-    return BatchEvents(events, unread_ops, batch.marks(), batch.labels())
+    return BatchEvents(events, unread_ops, batch.marks())
 
 
 class _Reader:
@@ -235,19 +233,6 @@ class _Reader:
         kept.append(others[_ends_of_runs(found["is_ours"][others])])
         ends: Records = found[np.unique(np.concatenate(kept))]
         return ends
-
-    def labels(self) -> dict[int, tuple[str, str]]:
-        """Return the producer groups and topics of halves."""
-        halves = np.flatnonzero(self._is_half)
-        _, firsts = np.unique(self.events["label"][halves], return_index=True)
-        firsts = halves[np.sort(firsts)]
-        named = self._rows.at(firsts)
-        groups, topics = (
-            [str(name or b"", "utf-8", "replace") for name in named.property_values(of).to_pylist()]
-            for of in (PROPERTY_PGROUP, PROPERTY_REAL_TOPIC)
-        )
-        labels = self.events["label"][firsts].tolist()
-        return dict(zip(labels, zip(groups, topics, strict=True), strict=True))
 
 
 def _ends_of_runs(values: Bools) -> Ints:

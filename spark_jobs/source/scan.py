@@ -20,7 +20,7 @@ from ..log.rows import Rows, store_times
 from ..log.segments import LogExtent
 from .columns import ARROW_TYPES, tags_codes
 from .event_source import EVENT_COLUMNS, Chunk, event_batch, read_chunks
-from .events import HAS_KEY, BatchEvents
+from .events import HAS_KEY
 from .options import PARTITION_BYTES, EventOptions
 from .python import use_this_python
 from .schema import ddl
@@ -62,7 +62,6 @@ HOLE: Final = "hole"  # [physicalOffset, lastPhysicalOffset) holds no record; ``
 UNSOUND: Final = "unsound"  # a record that does not match its CRC
 UNREAD_OP: Final = "unread op"  # an op record with something that is no queue offset
 MARK: Final = "mark"  # which broker wrote: ``records`` is 1 for halfmq, ``sum`` for a final
-LABEL: Final = "label"  # ``offset`` stands for the producer group ``text`` and the topic
 KEYLESS: Final = "keyless"  # so many events name a half in another split
 
 _TYPES: Final = {
@@ -135,10 +134,9 @@ class LogScan:
 
     def read(self, partition: Partition[SegmentSplit]) -> Iterator[pa.RecordBatch]:
         for split in partition.parts:
-            labels: set[int] = set()
             for chunk in read_chunks(split, self.options):
                 yield event_batch(self.schema, chunk.events, self.options)
-                notes = [*_notes(chunk, split.segment.base, labels)]
+                notes = [*_notes(chunk, split.segment.base)]
                 if notes:
                     yield self._batch(notes)
 
@@ -147,15 +145,18 @@ class LogScan:
         return pa.RecordBatch.from_arrays([*none, pa.array([notes], _NOTES)], schema=self.schema)
 
 
-def _notes(chunk: Chunk, base: int, labels: set[int]) -> Iterator[Note]:
-    """Describe a chunk; ``labels`` are those that the split has described already."""
+def _notes(chunk: Chunk, base: int) -> Iterator[Note]:
+    """Describe what a chunk of the segment at ``base`` holds beside events."""
     if chunk.skipped is not None:
         position, size, reason = chunk.skipped
         if reason is not None:
             start = base + position
             yield Note(HOLE, text=reason, physicalOffset=start, lastPhysicalOffset=start + size)
     elif chunk.rows is not None and chunk.found is not None:
-        yield from _of_events(chunk.found, labels)
+        for at in chunk.found.unread_ops.tolist():
+            yield Note(UNREAD_OP, physicalOffset=at)
+        for at, is_ours, is_final in chunk.found.marks.tolist():
+            yield Note(MARK, physicalOffset=at, records=int(is_ours), sum=int(is_final))
         yield from _clock_ranges(chunk.rows)
         if chunk.sound is not None and not chunk.sound.all():
             unsound = chunk.rows.physical_offsets[~chunk.sound].tolist()
@@ -163,18 +164,6 @@ def _notes(chunk: Chunk, base: int, labels: set[int]) -> Iterator[Note]:
         yield from queue_ranges(chunk.rows.queued())
     elif keyless := int((~chunk.events[HAS_KEY]).sum()):
         yield Note(KEYLESS, records=keyless)
-
-
-def _of_events(found: BatchEvents, labels: set[int]) -> Iterator[Note]:
-    for at in found.unread_ops.tolist():
-        yield Note(UNREAD_OP, physicalOffset=at)
-    for at, is_ours, is_final in found.marks.tolist():
-        yield Note(MARK, physicalOffset=at, records=int(is_ours), sum=int(is_final))
-    for label, (group, topic) in found.labels.items():
-        if label not in labels:
-            labels.add(label)
-            signed = int(np.uint64(label).astype(np.int64))
-            yield Note(LABEL, topic=topic, text=group, offset=signed)
 
 
 def _clock_ranges(rows: Rows) -> Iterator[Note]:

@@ -13,6 +13,7 @@ from halfmq.spark_jobs.audit.checks import Checks
 from halfmq.spark_jobs.audit.key_groups import TRANSACTION_COLUMNS, VERDICT_DDL
 from halfmq.spark_jobs.audit.model import State
 from halfmq.spark_jobs.audit.statistics import BINS_MAX, SHOWN, Scale
+from halfmq.spark_jobs.log.lookup import Names
 from tests.support import golden_store
 from tests.support.log_writer import START, LogWriter, Ours
 
@@ -24,7 +25,7 @@ DDL = ", ".join(VERDICT_DDL.split(", ")[: len(TRANSACTION_COLUMNS)])
 def transaction(
     state: State, time: int | None, took: int | None = None, label: int = 1, checks: int = 0
 ) -> tuple[object, ...]:
-    half = None if time is None else 7
+    half = None if time is None else 700 + label
     return (str(state), 7, half, None, took, time, checks, 1, label)
 
 
@@ -62,7 +63,9 @@ def test_delays_are_told_by_group_and_topic(spark: SparkSession) -> None:
     rows = [transaction(State.COMMITTED, 10, took) for took in range(100)]
     rows += [transaction(State.PENDING, 10), transaction(State.COMMITTED, 10, -5, 2, 3)]
 
-    told = statistics.delays(spark.createDataFrame(rows, DDL), {1: ("g", "b"), 2: ("g", "a")})
+    names = {701: Names(None, "b", "g"), 702: Names(None, "a", "g")}
+
+    told = statistics.delays(spark.createDataFrame(rows, DDL), names.__getitem__)
 
     assert [(one.topic, one.decided, one.prepared) for one in told] == [
         ("a", 1, 1),

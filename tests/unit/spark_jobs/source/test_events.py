@@ -29,9 +29,6 @@ def test_a_damaged_op_marks_nothing_as_decided(tmp_path: Path) -> None:
     (rows,) = SegmentReader(segment, extent.limit(segment)).scan(0, segment.size)
     assert isinstance(rows, Rows)
 
-    parts = all_parts(rows)
-    sound = sound_records(rows)
-
-    events = read_events(rows, parts, sound, sound[parts == Part.OP]).events
+    events = read_events(rows, all_parts(rows), sound_records(rows)).events
 
     assert events["halfQueueOffset"][events["part"] == Part.OP].tolist() == [0, 2]
