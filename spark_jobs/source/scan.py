@@ -5,7 +5,6 @@ reads a log once.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -89,60 +88,51 @@ def read_scan(
     source, which takes as long as to read a small log.
     """
     use_this_python(spark)
-    scan = LogScan.of(extent, columns, verify_crc=verify_crc, partitions=partitions)
-    planned = scan.partitions()
+    scan = EventScan(extent, columns, verify_crc=verify_crc, partitions=partitions)
 
     class Scan:
         def eval(self, numbers: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             for number in numbers.column(0).to_pylist():
-                yield from scan.read(planned[number])
+                yield from scan.read(scan.partitions[number])
 
     fields = [*(ddl(name, columns=EVENT_COLUMNS) for name in columns)]
     rows = ", ".join([*fields, f"notes array<struct<{_NOTES_DDL}>>"])
     read: Any = F.arrow_udtf(Scan, returnType=rows)  # PySpark's hints know it as a decorator only
-    one_each = spark.range(0, len(planned), 1, max(1, len(planned)))
-    found: DataFrame = read(one_each.asTable())
+    count = len(scan.partitions)
+    found: DataFrame = read(spark.range(0, count, 1, max(1, count)).asTable())
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class LogScan:
+class EventScan:
     """A scan of a log, divided into partitions."""
 
-    extent: LogExtent
-    options: EventOptions
-    schema: pa.Schema = field(repr=False)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         extent: LogExtent,
         columns: Sequence[str],
         *,
         verify_crc: bool,
         partitions: int = 1,
         partition_bytes: int = PARTITION_BYTES,
-    ) -> "LogScan":
-        options = EventOptions(
+    ) -> None:
+        self._options = EventOptions(
             min_partitions=partitions, max_partition_bytes=partition_bytes, verify_crc=verify_crc
         )
         fields = [pa.field(name, ARROW_TYPES[EVENT_COLUMNS[name].spark_type]) for name in columns]
-        return cls(extent, options, pa.schema([*fields, pa.field("notes", _NOTES)]))
-
-    def partitions(self) -> list[Partition[SegmentSplit]]:
-        return plan_partitions(self.extent, self.options)
+        self._schema = pa.schema([*fields, pa.field("notes", _NOTES)])
+        self.partitions = plan_partitions(extent, self._options)
 
     def read(self, partition: Partition[SegmentSplit]) -> Iterator[pa.RecordBatch]:
         for split in partition.parts:
-            for chunk in read_chunks(split, self.options):
-                yield event_batch(self.schema, chunk.events, self.options)
+            for chunk in read_chunks(split, self._options):
+                yield event_batch(self._schema, chunk.events, self._options)
                 notes = [*_notes(chunk, split.segment.base)]
                 if notes:
                     yield self._batch(notes)
 
     def _batch(self, notes: list[Note]) -> pa.RecordBatch:
-        none = (pa.nulls(1, kind) for kind in self.schema.types[:-1])
-        return pa.RecordBatch.from_arrays([*none, pa.array([notes], _NOTES)], schema=self.schema)
+        none = (pa.nulls(1, kind) for kind in self._schema.types[:-1])
+        return pa.RecordBatch.from_arrays([*none, pa.array([notes], _NOTES)], schema=self._schema)
 
 
 def _notes(chunk: Chunk, base: int) -> Iterator[Note]:

@@ -20,7 +20,7 @@ from halfmq.spark_jobs.audit.notes import Notes
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.store_files import StoreFiles
 from halfmq.spark_jobs.source.parts import Part
-from halfmq.spark_jobs.source.scan import QUEUE, LogScan
+from halfmq.spark_jobs.source.scan import QUEUE, EventScan
 
 OF_QUEUES = {
     Kind.OUT_OF_ORDER,
@@ -46,10 +46,10 @@ class Outcome:
 def audit_here(directory: Path, *, step: int = 1 << 20, checks: Checks = DEFAULT_CHECKS) -> Outcome:
     """Audit a store in splits of about ``step`` bytes."""
     extent, store = survey(directory), StoreFiles(directory)
-    reader = LogScan.of(extent, COLUMNS, verify_crc=checks.crc, partition_bytes=step)
+    reader = EventScan(extent, COLUMNS, verify_crc=checks.crc, partition_bytes=step)
     events: list[Row] = []
     notes: list[Row] = []
-    for partition in reader.partitions():
+    for partition in reader.partitions:
         for batch in reader.read(partition):
             for row in batch.to_pylist():
                 notes += [note for note in row["notes"] or () if note["what"] != QUEUE]
