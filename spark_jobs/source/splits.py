@@ -16,7 +16,7 @@ _LAST_SPLIT_MIN: Final = 8 << 20
 _CLOCK_STEP_MAX: Final = 600_000  # ms by which a broker's clock may be set back or forth
 
 
-Part = TypeVar("Part")
+_Part = TypeVar("_Part")
 
 
 class SegmentSplit(NamedTuple):
@@ -31,15 +31,15 @@ class SegmentSplit(NamedTuple):
 
 
 @dataclass
-class Partition(InputPartition, Generic[Part]):
+class Partition(InputPartition, Generic[_Part]):
     """What one task reads, in order."""
 
-    parts: list[Part]
+    parts: list[_Part]
 
 
-def packed(parts: Iterable[tuple[Part, int]], size_max: int) -> list[Partition[Part]]:
+def packed(parts: Iterable[tuple[_Part, int]], size_max: int) -> list[Partition[_Part]]:
     """Pack parts, of which the sizes are given, into partitions: a large one, or several."""
-    partitions: list[Partition[Part]] = []
+    partitions: list[Partition[_Part]] = []
     room = 0
     for part, size in parts:
         if size > room:
