@@ -37,7 +37,7 @@ BACKGROUND: Final = "background"
 """Prefix of the names of spans of background work; the ticker's or function's name follows."""
 
 TRACED: Final = (
-    ("store.log.commit_log", "CommitLog", ("_roll", "_look_up", "_create", "prepare_ahead")),
+    ("store.log.commit_log", "CommitLog", ("_roll", "_make_room", "_create", "prepare_ahead")),
     ("store.files.mapped_file", "LogFile", ("__init__", "make_ready", "close")),
     ("store.log.group_commit", "Flusher", ("_flush",)),
     ("store.files.maintenance", "Maintenance", ("_round",)),

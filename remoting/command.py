@@ -24,9 +24,9 @@ class RemotingCommand(msgspec.Struct, gc=False):
     remark: str | None = None
     header: object = None
     """The ext fields. A request with a known code has its typed struct
-    (``headers.REQUEST_HEADERS``); any other command has a ``dict[str, str]``, or None if the frame
-    had none. A response with a MSGPACK header has the undecoded ``msgspec.Raw``, because only the
-    caller of the request knows the class: see ``headers.response_header``."""
+    (``header_tables.REQUEST_HEADERS``); any other command has a ``dict[str, str]``, or None if the
+    frame had none. A response with a MSGPACK header has the undecoded ``msgspec.Raw``, because only
+    the caller of the request knows the class: see ``header_tables.response_header``."""
     body: bytes = b""
     """Empty if the frame had none: the wire does not distinguish an empty body from no body."""
     header_type: int = HeaderType.JSON

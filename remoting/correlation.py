@@ -30,15 +30,10 @@ class Correlation(Generic[T]):
         self._in_flight: dict[int, tuple[T, float]] = {}
         self._in_flight_max = in_flight_max
         self._next = first_opaque
-        self._earliest = inf
+        self._earliest = inf  # no request expires before this
 
     def __len__(self) -> int:
         return len(self._in_flight)
-
-    @property
-    def next_deadline(self) -> float:
-        """No request expires before this; infinite if none is in flight."""
-        return self._earliest
 
     def register(self, value: T, deadline: float) -> int:
         """Return the opaque with which to send a request, unique among those in flight.

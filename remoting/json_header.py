@@ -25,7 +25,7 @@ from .codes import FLAG_RESPONSE, HeaderType, LanguageCode
 from .command import RemotingCommand
 from .errors import HeaderError
 from .ext_fields import Int32
-from .headers import REQUEST_HEADERS, typed_request_header
+from .header_tables import REQUEST_HEADERS, typed_request_header
 
 LANGUAGE_NAMES: Final = {int(language): language.name for language in LanguageCode}
 _LANGUAGE_NUMBERS: Final = {name: number for number, name in LANGUAGE_NAMES.items()} | {

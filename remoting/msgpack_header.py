@@ -1,13 +1,13 @@
 """The MSGPACK header of halfmq: ``[code, opaque, flag, language, version, remark, ext]``.
 
-``ext`` is nil, or the array of the header's fields in the declared order of its class
-(``headers.REQUEST_HEADERS``, for a response ``RESPONSE_HEADERS`` of the request's code), or a map
-of text to text. The array holds native MSGPACK numbers and booleans. It may stop early if only
+``ext`` is nil, or the array of the header's fields in the declared order of its class (by request
+code in ``header_tables``: ``REQUEST_HEADERS``, for a response ``RESPONSE_HEADERS``), or a map of
+text to text. The array holds native MSGPACK numbers and booleans. It may stop early if only
 optional fields would follow, and a reader ignores fields it does not know, so fields can be added
 at the end of a class.
 
 Only the sender of a request knows the class of its response. So the ext of a response stays
-undecoded (``msgspec.Raw``) until ``headers.response_header`` decodes it.
+undecoded (``msgspec.Raw``) until ``header_tables.response_header`` decodes it.
 
 A signed request has two more elements: the access key, and the 20 bytes of its signature.
 """
@@ -23,7 +23,7 @@ from .codes import FLAG_RESPONSE, HeaderType
 from .command import RemotingCommand
 from .errors import HeaderError
 from .ext_fields import ARRAY_MARKS, MAP_MARKS, Header, Int32, array_variant, texts_of
-from .headers import REQUEST_HEADERS, typed_request_header
+from .header_tables import REQUEST_HEADERS, typed_request_header
 from .signature import DIGEST_SIZE, Signer
 
 _NINE: Final = 0x99  # a fixed array of nine: a signed request

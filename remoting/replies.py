@@ -25,13 +25,13 @@ from .codes import (
 )
 from .command import RemotingCommand
 from .ext_fields import Header, texts_of
-from .headers import RESPONSE_HEADERS, PullMessageResponseHeader, SendMessageResponseHeader
+from .header_tables import RESPONSE_HEADERS
+from .headers import PullMessageResponseHeader, SendMessageResponseHeader
 from .msgpack_header import sign
 from .serialization import FRAME_HEAD, encode_header, encode_texts, frame_head, join_frame
 from .signature import Identity, signed_fields
 
-DEFAULT_REGION: Final = "DefaultRegion"
-
+_REGION: Final = "DefaultRegion"
 _JSON: Final = int(HeaderType.JSON)
 _MSGPACK: Final = int(HeaderType.MSGPACK)
 _MSGPACK_TYPE: Final = _MSGPACK << 24
@@ -44,6 +44,12 @@ _PULL_TEMPLATE: Final = (
     b'"maxOffset":"%d","topicSysFlag":"0","groupSysFlag":"0"},"flag":1,"language":"PYTHON",'
     b'"opaque":%d,%b'
 ) + _JSON_TAIL
+_SEND_TEMPLATE: Final = (
+    b'{"code":0,"extFields":{"queueId":"%%d",%b"msgId":"%%b","queueOffset":"%%d","MSG_REGION":"'
+    b'DefaultRegion","TRACE_ON":"true"},"flag":1,"language":"PYTHON","opaque":%%d,' + _JSON_TAIL
+)
+_SEND_TEMPLATES: Final = _SEND_TEMPLATE % b"", _SEND_TEMPLATE % b'"transactionId":%b,'
+"""Header of a send's answer, without and with a transaction id."""
 _EMPTY: Final[Mapping[str, str]] = {}
 _HAVE_EXT_FIELDS: Final = frozenset(RESPONSE_HEADERS) - {RequestCode.END_TRANSACTION}
 """Requests whose official answer has a header class. The one for END_TRANSACTION is halfmq's."""
@@ -114,20 +120,17 @@ def encode_send_reply(
     queue_id: int,
     queue_offset: int,
     transaction_id: str | None,
-    region_id: str = DEFAULT_REGION,
-    code: int = _SUCCESS,
 ) -> bytes:
-    """Return the whole frame of the answer to a stored message (codes 0, 10, 11, 12).
+    """Return the whole frame of the answer to a stored message.
 
     ``msg_id`` is the offset message id; for a batch, all of them joined by commas. A transaction
     producer extracts the half message's physical offset from it.
     """
     if request.header_type == _JSON:
-        templates = _SEND_TEMPLATES.get(region_id) or _send_templates(region_id)
+        without_id, with_id = _SEND_TEMPLATES
         if transaction_id:
             # The client chose this text, so it is quoted; our own values need no escaping.
-            header = templates[1] % (
-                code,
+            header = with_id % (
                 queue_id,
                 _encode_json(transaction_id),
                 msg_id.encode(),
@@ -135,25 +138,22 @@ def encode_send_reply(
                 request.opaque,
             )
         else:
-            header = templates[0] % (code, queue_id, msg_id.encode(), queue_offset, request.opaque)
+            header = without_id % (queue_id, msg_id.encode(), queue_offset, request.opaque)
         size = len(header)
         return _pack_head(4 + size, size) + header
-    fields = (msg_id, queue_id, queue_offset, transaction_id, None, region_id, "true")
+    fields = (msg_id, queue_id, queue_offset, transaction_id, None, _REGION, "true")
     if request.header_type == _MSGPACK:
-        header = _encode_msgpack(
-            (code, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, None, fields)
-        )
+        header = _encode_msgpack((0, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, None, fields))
         size = len(header)
         return _pack_head(4 + size, _MSGPACK_TYPE | size) + header
     return encode_reply(
         request,
-        code,
         header=SendMessageResponseHeader(
             msg_id=msg_id,
             queue_id=queue_id,
             queue_offset=queue_offset,
             transaction_id=transaction_id,
-            msg_region=region_id,
+            msg_region=_REGION,
             trace_on="true",
         ),
     )
@@ -168,18 +168,6 @@ def encode_end_reply(request: RemotingCommand, message_id: str) -> bytes:
     header = _encode_msgpack((0, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, None, fields))
     size = len(header)
     return _pack_head(4 + size, _MSGPACK_TYPE | size) + header
-
-
-def encode_send_error(
-    request: RemotingCommand, code: int, remark: str, region_id: str = DEFAULT_REGION
-) -> bytes:
-    """Return the whole frame of the answer to a message that was not stored.
-
-    It has the ext fields of the official broker's answer.
-    """
-    return encode_reply(
-        request, code, header={"MSG_REGION": region_id, "TRACE_ON": "true"}, remark=remark
-    )
 
 
 def encode_pull_reply(
@@ -249,23 +237,3 @@ def _reply_header(
         remark,
         header,
     )
-
-
-def _send_templates(region_id: str) -> tuple[bytes, bytes]:
-    """Return the header templates of a send's answer, without and with a transaction id."""
-    region = _encode_json(region_id).replace(b"%", b"%%")
-
-    def template(transaction: bytes) -> bytes:
-        return (
-            b'{"code":%%d,"extFields":{"queueId":"%%d",%b"msgId":"%%b","queueOffset":"%%d",'
-            b'"MSG_REGION":%b,"TRACE_ON":"true"},"flag":1,"language":"PYTHON","opaque":%%d,%b'
-        ) % (transaction, region, _JSON_TAIL)
-
-    templates = template(b""), template(b'"transactionId":%b,')
-    if len(_SEND_TEMPLATES) < _REGIONS_MAX:
-        _SEND_TEMPLATES[region_id] = templates
-    return templates
-
-
-_REGIONS_MAX: Final = 16  # a broker has one
-_SEND_TEMPLATES: Final[dict[str, tuple[bytes, bytes]]] = {}

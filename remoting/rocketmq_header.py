@@ -20,7 +20,7 @@ from typing import Final
 from .codes import FLAG_RESPONSE, HeaderType
 from .command import RemotingCommand
 from .errors import HeaderError
-from .headers import typed_request_header
+from .header_tables import typed_request_header
 
 _FIXED: Final = Struct(">hBhiii")  # code, language, version, opaque, flag, remark length
 _KEY_LENGTH: Final = Struct(">H")

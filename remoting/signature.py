@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
-SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 -- the name of a field
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """Clients up to 4.9.3 add this field after signing, later ones sign it. (RocketMQ 4.9.8 always
 leaves it out of the signed text and so rejects queries of its own clients.)

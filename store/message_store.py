@@ -28,7 +28,6 @@ from .files.directory_lock import DirectoryLock
 from .files.durable_mark import DurableMark
 from .files.maintenance import Maintenance
 from .files.mapped_file import lacks_space, make_directory
-from .files.obsolete_files import remove_leftovers
 from .files.worker import ThreadWorker, WorkerFactory
 from .format.topics import SCHEDULE_TOPIC
 from .index.index_builder import IndexBuilder, KeyIndex, NoIndex
@@ -119,7 +118,7 @@ class MessageStore:
         self._flusher = Flusher(
             self._log,
             interval_ms=config.flush_interval_ms,
-            on_durable=self._durable,
+            on_durable=self._save_durable,
             on_failure=self._fail,
             fdatasync=fdatasync,
             worker=worker,
@@ -143,7 +142,7 @@ class MessageStore:
         self._maintenance: Maintenance | None = None
         self._checkpoint = Checkpoint()
         self._confirm_offset = 0  # begin of the last record that recovery found
-        self._upkeep_failed = False
+        self._maintenance_failed = False
         self._queues_durable = 0  # physical offset up to which the queues are on disk
         self._queued_record = -1  # last queued record at the last flush of the queues
         self._opened = False
@@ -195,7 +194,6 @@ class MessageStore:
         if missing is not None:
             raise UnusableFileError(files.path(missing), "is missing from the log")
         self._queue_table.load()
-        remove_leftovers(self._config)
         clean = not self._abort.is_set()
         # From here on files change; a crash during recovery must not look like a clean stop.
         self._abort.create()
@@ -235,7 +233,7 @@ class MessageStore:
         self._durable_mark.start(report.end_offset)
         return report
 
-    def _durable(self, offset: int) -> None:
+    def _save_durable(self, offset: int) -> None:
         """Save how far the log is on disk; called on the flusher's thread."""
         self._durable_mark.move(offset)
         self._on_durable(offset)
@@ -253,7 +251,7 @@ class MessageStore:
             interval_ms=self._config.flush_interval_consume_queue_ms,
             worker=self._worker,
         )
-        self._log.wake_helper = self._look_ahead
+        self._log.wake_helper = self._wake_helpers
         self._flusher.start()
         self._maintenance.start()
         self.retention.start()
@@ -288,7 +286,7 @@ class MessageStore:
     @property
     def _failed(self) -> bool:
         """Whether a write or flush has failed, so that later successes prove nothing."""
-        return self._failure is not None or self._upkeep_failed
+        return self._failure is not None or self._maintenance_failed
 
     def _close_derived(self) -> bool:
         """Flush queues, index and checkpoint; return whether they are complete."""
@@ -306,14 +304,14 @@ class MessageStore:
 
     def _maintain(self) -> None:
         """Flush queues and index and write the checkpoint; called on the maintenance thread."""
-        if self._upkeep_failed:
+        if self._maintenance_failed:
             return
         try:
             self._flush_derived()
             self._integrity.work(self._flusher.durable_offset, self.index.extents())
         except OSError as error:
             # The kernel may drop pages it could not write, so the checkpoint must not advance.
-            self._upkeep_failed = True
+            self._maintenance_failed = True
             logger.critical(
                 "event=upkeep_stopped error=%r Messages are stored and served as before, but "
                 "nothing is deleted by age, and the next start takes longer: restart the broker "
@@ -386,7 +384,7 @@ class MessageStore:
         if self._failure is not None:
             raise self._failure
 
-    def _look_ahead(self) -> None:
+    def _wake_helpers(self) -> None:
         """Prepare what the appender will need; the appender calls this every few MiB."""
         assert self._maintenance is not None
         self._maintenance.wake()

@@ -1,4 +1,4 @@
-"""Interfaces between the store and its rooms."""
+"""Interfaces between ``MessageStore`` and the folders below it."""
 
 from typing import Protocol
 

@@ -89,13 +89,13 @@ class Retention:
         self._index = index
         self._request_flush = request_flush
         # Requested begin of the log, and the offset that must be durable before.
-        self._wanted: list[tuple[int, int]] = []
+        self._requests: list[tuple[int, int]] = []
         self._first_times: dict[int, int] = {}  # ms, of the first record, by offset of file
         # Pieces of work for the helper, in order; each returns whether it is done.
         self._jobs: deque[Callable[[], bool]] = deque()
         self._deferred = DeferredDeletes()
-        self._doomed: deque[int] = deque()  # log files to unlink
-        self._begun: deque[tuple[ConsumeQueue, int]] = deque()  # queues and their new begin
+        self._to_unlink: deque[int] = deque()  # log files, by their first offsets
+        self._new_begins: deque[tuple[ConsumeQueue, int]] = deque()  # not yet applied
         self._worker = worker("store-retention", self._round, _IDLE)
 
     def start(self) -> None:
@@ -111,9 +111,9 @@ class Retention:
 
     def find_expired(self, stored_before_ms: int) -> None:
         """Start a search for log files without newer records; see ``expired_end``. No wait."""
-        if self._doomed:  # their deletion has failed, or is not finished
-            self._do(self._delete_log_file)
-        self._do(lambda: self._find_next_expired(stored_before_ms))
+        if self._to_unlink:  # their deletion has failed, or is not finished
+            self._enqueue(self._delete_log_file)
+        self._enqueue(lambda: self._find_next_expired(stored_before_ms))
 
     def delete_before(self, end: int) -> None:
         """Delete log files that end at or before ``end``, with their index and queue files.
@@ -122,7 +122,7 @@ class Retention:
         and continues on the helper thread. The last file always stays.
         """
         # The first waiting request is kept; otherwise frequent requests would postpone it forever.
-        self._wanted[1:] = [(end, self._log.write_offset)]
+        self._requests[1:] = [(end, self._log.write_offset)]
         self._request_flush()
 
     def clean_queues(self) -> None:
@@ -132,7 +132,7 @@ class Retention:
         """
         bases = self._files.bases
         if bases:
-            self._do(self._search_of_queues(bases[0]))
+            self._enqueue(self._queue_search_job(bases[0]))
 
     def set_urgent(self, *, is_urgent: bool) -> None:
         """Free the space of deleted files at once, which may stop the machine for a moment."""
@@ -150,28 +150,28 @@ class Retention:
 
         Log and queues are on disk up to ``durable_offset`` of the log.
         """
-        while self._begun:
-            queue, queue_offset = self._begun.popleft()
+        while self._new_begins:
+            queue, queue_offset = self._new_begins.popleft()
             paths = queue.begin_at(queue_offset)
             if paths:
-                self._do(self._deletion_of_queue_files(paths))
-        while self._wanted and self._wanted[0][1] <= durable_offset:
-            self._delete(self._wanted.pop(0)[0])
+                self._enqueue(self._queue_deletion_job(paths))
+        while self._requests and self._requests[0][1] <= durable_offset:
+            self._delete(self._requests.pop(0)[0])
 
     def _delete(self, end: int) -> None:
         gone = self._files.forget_before(end)
         if gone:
             start = self._files.bases[0]
             self._reader.forget_before(start)
-            self._doomed.extend(gone)
-            self._do(self._delete_log_file)
+            self._to_unlink.extend(gone)
+            self._enqueue(self._delete_log_file)
             for base in gone:
                 self._first_times.pop(base, None)
-            self._do(self._deletion_of_index_files(self._index.forget_before(start)))
-            self._do(self._search_of_queues(start))
+            self._enqueue(self._index_deletion_job(self._index.forget_before(start)))
+            self._enqueue(self._queue_search_job(start))
             logger.info("event=log_begins_later from=%d to=%d files=%d", gone[0], start, len(gone))
 
-    def _do(self, job: Callable[[], bool]) -> None:
+    def _enqueue(self, job: Callable[[], bool]) -> None:
         self._jobs.append(job)
         self._worker.wake()
 
@@ -222,20 +222,20 @@ class Retention:
 
     def _delete_log_file(self) -> bool:
         """Unlink the oldest log file; return whether all are unlinked."""
-        if not self._doomed:
+        if not self._to_unlink:
             return True
-        base = self._doomed[0]
+        base = self._to_unlink[0]
         path = self._files.path(base)
         self._deferred.keep(path)
         disk.remove(path)
         disk.sync_directory(self._files.directory)
-        self._doomed.popleft()
+        self._to_unlink.popleft()
         self.deleted.log_files += 1
         self.deleted.log_bytes += self._files.file_size
         logger.info("event=log_file_deleted offset=%d", base)
-        return not self._doomed
+        return not self._to_unlink
 
-    def _deletion_of_index_files(self, expired: list[IndexFile]) -> Callable[[], bool]:
+    def _index_deletion_job(self, expired: list[IndexFile]) -> Callable[[], bool]:
         def delete_next() -> bool:
             if expired:
                 file = expired.pop(0)
@@ -247,7 +247,7 @@ class Retention:
 
         return delete_next
 
-    def _search_of_queues(self, log_start: int) -> Callable[[], bool]:
+    def _queue_search_job(self, log_start: int) -> Callable[[], bool]:
         """Return a job that finds where queues begin in a log that begins at ``log_start``."""
         queues: list[ConsumeQueue] | None = None
 
@@ -262,9 +262,9 @@ class Retention:
     def _search(self, queue: ConsumeQueue, log_start: int) -> None:
         begin = queue.first_at_or_after(log_start)
         if begin > queue.min_offset or queue.has_obsolete_files:
-            self._begun.append((queue, begin))
+            self._new_begins.append((queue, begin))
 
-    def _deletion_of_queue_files(self, paths: list[Path]) -> Callable[[], bool]:
+    def _queue_deletion_job(self, paths: list[Path]) -> Callable[[], bool]:
         def delete(path: Path) -> None:
             disk.remove(path)
             self.deleted.queue_files += 1
@@ -273,16 +273,16 @@ class Retention:
         return lambda: _in_pieces(paths, delete)
 
 
-_Thing = TypeVar("_Thing")
+_Item = TypeVar("_Item")
 
 
-def _in_pieces(things: list[_Thing], work: Callable[[_Thing], None]) -> bool:
+def _in_pieces(items: list[_Item], work: Callable[[_Item], None]) -> bool:
     """Do the work for some items from the end of a list; return whether all are done."""
     deadline = time.monotonic() + PIECE_TIME
     for _ in range(PIECE_COUNT_MAX):
-        if not things:
+        if not items:
             return True
-        work(things.pop())
+        work(items.pop())
         if time.monotonic() >= deadline:
             break
-    return not things
+    return not items

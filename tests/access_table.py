@@ -44,12 +44,11 @@ from halfmq.remoting.bodies import (
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.ext_fields import Header, fields_of
 from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.header_tables import REQUEST_HEADERS, response_header
 from halfmq.remoting.headers import (
-    REQUEST_HEADERS,
     EndTransactionRequestHeader,
     SendMessageRequestHeader,
     SendMessageResponseHeader,
-    response_header,
 )
 from halfmq.remoting.replies import encode_request
 from halfmq.remoting.transaction_bodies import PreparedMessage, TransactionEnd, encode_entries

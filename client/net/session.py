@@ -26,11 +26,8 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.ext_fields import H, Header
-from halfmq.remoting.headers import (
-    HeartbeatRequestHeader,
-    UnregisterClientRequestHeader,
-    response_header,
-)
+from halfmq.remoting.header_tables import response_header
+from halfmq.remoting.headers import HeartbeatRequestHeader, UnregisterClientRequestHeader
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import DEFAULT_TOPIC
 

@@ -20,7 +20,7 @@ from ..format.crc import crc32
 from . import disk
 
 _LAYOUT: Final = Struct(">qqqqq")
-_FILE_SIZE: Final = 4096  # bytes; RocketMQ maps a page of the system
+FILE_SIZE: Final = 4096  # bytes; RocketMQ maps a page of the system
 assert _LAYOUT.size == 40
 _CLOSED_AT: Final = 64
 _CLOSED_MAGIC: Final = b"hmqc"
@@ -52,9 +52,9 @@ class Checkpoint:
         """Write the file and flush it. The content lies in one sector, so it cannot be torn."""
         fd = disk.open_file(path, disk.CREATE, disk.MODE)
         try:
-            created = disk.fstat(fd).st_size < _FILE_SIZE
+            created = disk.fstat(fd).st_size < FILE_SIZE
             if created:
-                disk.ftruncate(fd, _FILE_SIZE)
+                disk.ftruncate(fd, FILE_SIZE)
             *rocketmqs, closed_offset, digest, queues_offset, queue_entries, _ = astuple(self)
             closed = _CLOSED.pack(_CLOSED_MAGIC, closed_offset, digest)
             content = _LAYOUT.pack(*rocketmqs).ljust(_CLOSED_AT, b"\0") + closed

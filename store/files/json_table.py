@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 _PIECE_SIZE: Final = 6_000  # characters between two pauses; takes half a millisecond
 _PAUSE: Final = 0.001  # seconds
-_SORTED_MAX: Final = 4_096  # entries; sorting more holds the interpreter for over a millisecond
+SORTED_MAX: Final = 4_096  # entries; sorting more holds the interpreter for over a millisecond
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _ENTRY_INDENT: Final = "\n\t\t"
 _ENTRIES_PER_PAUSE: Final = 24  # of a patient ``EntryTexts``; encoding them takes a third of a ms
@@ -92,16 +92,6 @@ def read_table(path: Path, holds: str | None = None) -> LoadedTable:
         "" if table is None else "; the damaged file is kept as .bad",
     )
     return LoadedTable(backup, TableOrigin.BACKUP)
-
-
-def load_table(path: Path) -> dict[str, Any] | None:
-    """Return the table kept at ``path``, or its ``.bak``; None if there is neither.
-
-    Raises:
-        StoreError: As ``read_table``.
-    """
-    content, origin = read_table(path)
-    return None if origin is TableOrigin.NOTHING else content
 
 
 def set_aside(path: Path) -> None:
@@ -174,7 +164,7 @@ class EntryTexts:
         """
         before, now = self._texts, dict[str, tuple[object, str]]()
         encoded = 0
-        for name in sorted(entries) if len(entries) <= _SORTED_MAX else entries:
+        for name in sorted(entries) if len(entries) <= SORTED_MAX else entries:
             entry = entries[name]
             known = before.get(name)
             if known is None or known[0] is not entry:
@@ -198,7 +188,7 @@ def _pieces(table: Mapping[str, Any]) -> Iterator[str]:
         before = ","
         if isinstance(value, Mapping) and len(value) > 0:
             inner_before = "{"
-            for key in sorted(value) if len(value) <= _SORTED_MAX else value:
+            for key in sorted(value) if len(value) <= SORTED_MAX else value:
                 yield f"{inner_before}\n\t\t{_key(key)}:{_text(value[key], _ENTRY_INDENT)}"
                 inner_before = ","
             yield "\n\t}"

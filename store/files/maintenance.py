@@ -52,7 +52,7 @@ class Maintenance:
     def _attempt(self, work: Callable[[], None]) -> None:
         """Do the work and log a failure; the next round tries again.
 
-        Nobody waits for the result. If the disk is full, the append that needs the space fails.
+        No caller waits for the result. If the disk is full, the append that needs the space fails.
         """
         try:
             work()

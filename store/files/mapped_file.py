@@ -184,11 +184,12 @@ def write_again(path: Path, start: int, end: int) -> None:
             disk.write_all(fd, piece, position)
 
 
-def zero_tail(path: Path, start: int, *, anew: int = 0) -> int:
+def zero_tail(path: Path, start: int, *, rewritten: int = 0) -> int:
     """Zero the content from byte ``start`` on; return the number of bytes removed.
 
-    Holes and reserved space are skipped, so an unused tail costs nothing. In the first ``anew``
-    bytes zeros are written even over zeros: those of an earlier attempt may not be on disk.
+    Holes and reserved space are skipped, so an unused tail costs nothing. In the first
+    ``rewritten`` bytes zeros are written even over zeros: those of an earlier attempt may not be on
+    disk.
     """
     cut_end = start
     with disk.opened(path, disk.WRITE) as fd:
@@ -200,7 +201,7 @@ def zero_tail(path: Path, start: int, *, anew: int = 0) -> int:
                     break  # another program cut the file meanwhile
                 if piece != _ZEROS[: len(piece)]:
                     cut_end = position + len(piece.rstrip(b"\0"))
-                if position < start + anew:
+                if position < start + rewritten:
                     disk.write_all(fd, _ZEROS[: len(piece)], position)
                 elif cut_end > position:
                     disk.write_all(fd, _ZEROS[: cut_end - position], position)
@@ -334,9 +335,9 @@ class LogFile:
 
     def _work_ahead(self, fd: int, end: int, *, zeros: bool) -> None:
         while (start := self.ready_end) < end:
-            is_there = False
+            is_loaded = False
             with suppress(OSError):  # a range that cannot be read may still be writable
-                is_there = disk.load_pages(fd, start, self._piece_end(start, AHEAD_PIECE))
+                is_loaded = disk.load_pages(fd, start, self._piece_end(start, AHEAD_PIECE))
             while self._urgent:
                 time.sleep(_URGENT_PAUSE)
             with self._lock:
@@ -345,7 +346,7 @@ class LogFile:
                 start = self.ready_end
                 if start < end:
                     piece_end = self._piece_end(start, AHEAD_PIECE)
-                    if zeros or not is_there or not self._holds_zeros:
+                    if zeros or not is_loaded or not self._holds_zeros:
                         fill_with_zeros(fd, start, piece_end, self.path)
                     self.ready_end = piece_end
 

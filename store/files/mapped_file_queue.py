@@ -15,7 +15,7 @@ from .mapped_file import create_file
 
 logger = logging.getLogger(__name__)
 
-_NAME_DIGITS: Final = 20
+NAME_DIGITS: Final = 20
 
 
 class MappedFileQueue:
@@ -50,7 +50,7 @@ class MappedFileQueue:
         if not (path.name.isascii() and path.name.isdigit()):
             raise UnusableFileError(path, "is no data file, and nothing else may lie here")
         base = int(path.name)
-        if len(path.name) != _NAME_DIGITS or base % self.file_size:
+        if len(path.name) != NAME_DIGITS or base % self.file_size:
             raise UnusableFileError(path, f"is not named by a multiple of {self.file_size} bytes")
         size = disk.size_of(path)
         if size != self.file_size:
@@ -61,7 +61,7 @@ class MappedFileQueue:
 
     def path(self, base: int) -> Path:
         """Return the path of the file whose first byte has the offset ``base``."""
-        return self.directory / f"{base:0{_NAME_DIGITS}d}"
+        return self.directory / f"{base:0{NAME_DIGITS}d}"
 
     def base_of(self, offset: int) -> int:
         """Return the first offset of the file that ``offset`` falls into."""

@@ -26,9 +26,9 @@ from . import disk
 # Bytes of one question to the kernel. A block holds seven large answers, and counting its 64 pages
 # takes little longer than counting the nine of one answer.
 BLOCK_SIZE: Final = 256 << 10
-BELIEVED_S: Final = 0.1  # seconds for which an answer is used
+ANSWER_AGE_MAX: Final = 0.1  # seconds for which an answer is used
 BLOCKS_MAX: Final = 4096  # cached answers, for a gibibyte of log; above it all are dropped
-_CACHESTAT: Final = ctypes.c_long(451)  # number of the system call
+CACHESTAT: Final = ctypes.c_long(451)  # number of the system call
 _PAGE_SIZE: Final = 4096  # bytes
 _NO_FLAGS: Final = ctypes.c_uint(0)
 # Words of eight bytes: `struct cachestat_range` (offset, length) and `struct cachestat`, of which
@@ -73,7 +73,7 @@ class PageResidency:
         self._range, self._range_at = _words(_RANGE_WORDS)
         self._pages, self._pages_at = _words(_PAGES_WORDS)
         self._last_byte = (bytearray(1),)
-        self._believed_until: dict[int, float] = {}  # by the physical offset of a block
+        self._cached_until: dict[int, float] = {}  # by the physical offset of a block
         self.is_known = sys.platform == "linux"
         if self.is_known:
             # PyDLL does not release the interpreter, which would take longer than the call. The
@@ -90,9 +90,8 @@ class PageResidency:
         """Return how many bytes of a range are cached, in whole pages; None if unknown."""
         if not self.is_known:
             return None
-        asked = self._range
-        asked[0], asked[1] = position, length
-        if self._syscall(_CACHESTAT, fd, self._range_at, self._pages_at, _NO_FLAGS):
+        self._range[0], self._range[1] = position, length
+        if self._syscall(CACHESTAT, fd, self._range_at, self._pages_at, _NO_FLAGS):
             self.is_known = False  # an older kernel, or a file system without support
             return None
         return self._pages[0] * disk.PAGE_SIZE
@@ -106,15 +105,15 @@ class PageResidency:
         """Return whether a range of the file at ``base`` is, or was a moment ago, cached."""
         now = monotonic()
         for start in range(position - position % BLOCK_SIZE, position + length, BLOCK_SIZE):
-            if self._believed_until.get(base + start, 0.0) <= now:
-                if not self._is_there(fd, start, BLOCK_SIZE):
-                    return self._is_there(fd, position, length)
-                if len(self._believed_until) >= BLOCKS_MAX:
-                    self._believed_until.clear()
-                self._believed_until[base + start] = now + BELIEVED_S
+            if self._cached_until.get(base + start, 0.0) <= now:
+                if not self._is_cached(fd, start, BLOCK_SIZE):
+                    return self._is_cached(fd, position, length)
+                if len(self._cached_until) >= BLOCKS_MAX:
+                    self._cached_until.clear()
+                self._cached_until[base + start] = now + ANSWER_AGE_MAX
         return True
 
-    def _is_there(self, fd: int, position: int, length: int) -> bool:
+    def _is_cached(self, fd: int, position: int, length: int) -> bool:
         """Ask the kernel whether a range is cached.
 
         It counts pages that are still being read. It reads in order, so if the last page can be

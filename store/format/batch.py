@@ -1,4 +1,4 @@
-"""The body of a batch send: messages one after the other, each in a frame of its own.
+"""The body of a batch send: units one after another, each with its own lengths.
 
 Source: RocketMQ ``MessageDecoder.java`` (``encodeMessage``, ``decodeMessage``).
 """
@@ -28,7 +28,7 @@ def encode_batch(units: Iterable[BatchUnit]) -> bytes:
     """Return the body of a batch send.
 
     Raises:
-        ValueError: The properties of a unit are longer than an int16 can say.
+        ValueError: The properties of a unit exceed ``PROPERTIES_SIZE_MAX``.
     """
     parts: list[bytes] = []
     for flag, body, properties in units:
@@ -36,7 +36,7 @@ def encode_batch(units: Iterable[BatchUnit]) -> bytes:
             raise ValueError(f"properties of {len(properties)} bytes exceed {PROPERTIES_SIZE_MAX}")
         size = _UNIT_HEAD.size + len(body) + _LENGTH.size + len(properties)
         parts += (
-            _UNIT_HEAD.pack(size, 0, 0, flag, len(body)),  # magic and CRC are read by nobody
+            _UNIT_HEAD.pack(size, 0, 0, flag, len(body)),  # no reader uses magic and CRC
             body,
             _LENGTH.pack(len(properties)),
             properties,

@@ -1,7 +1,7 @@
 """The CRC-32 of records, digests and tables: that of ``java.util.zip.CRC32``.
 
-ISA-L's takes a sixth of zlib's time for a kibibyte. Every message pays it when it is written, every
-start for all that it scans. Where there is no wheel of ISA-L, zlib's is used.
+It is computed for every message that is written and for all that a start scans. ISA-L's takes a
+sixth of zlib's time for a kibibyte; zlib's is used if ISA-L is not installed.
 """
 
 __all__ = ["crc32"]

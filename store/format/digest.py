@@ -1,7 +1,7 @@
-"""The layout of a digest: a CRC-32 for each block of a file, up to where it was written.
+"""The layout of a digest file: a CRC-32 for each block of a data file, as far as that was written.
 
-Big-endian: a magic, the size of a block, the number of bytes covered, a CRC-32 for each block (of
-the last one, as far as it is covered), and a CRC-32 of all that.
+Big-endian: magic, block size, number of bytes covered, the CRC-32 of each block (of the last one,
+of its covered part), and a CRC-32 of everything before.
 """
 
 import sys
@@ -13,8 +13,8 @@ from typing import Final
 from .crc import crc32
 
 BLOCK: Final = 1 << 16  # bytes; zlib lets other threads run from 5 KiB on
-DIRECTORY: Final = "digests"  # below the root of a store; digests have the names of their files
-_HEAD: Final = Struct(">4sIQ")  # magic, block size, end
+DIRECTORY: Final = "digests"  # below a store's root; a digest has the name of its data file
+_HEAD: Final = Struct(">4sIQ")  # magic, block size, bytes covered
 _MAGIC: Final = b"hmqd"
 _CRC: Final = Struct(">I")
 _POLYNOMIAL: Final = 0xEDB8_8320  # of CRC-32, its bits reversed as zlib has them
@@ -30,9 +30,10 @@ def pack_digest(end: int, crcs: "array[int]") -> bytes:
 
 
 def unpack_digest(content: bytes) -> "tuple[int, array[int]] | None":
-    """Return how many bytes a digest covers, and the CRCs; None if it is incomplete."""
-    whole = len(content) >= _HEAD.size + _CRC.size
-    if not whole or crc32(content[: -_CRC.size]) != _CRC.unpack(content[-_CRC.size :])[0]:
+    """Return how many bytes a digest covers, and the CRCs; None if it is damaged."""
+    if len(content) < _HEAD.size + _CRC.size:
+        return None
+    if crc32(content[: -_CRC.size]) != _CRC.unpack(content[-_CRC.size :])[0]:
         return None
     magic, block, end = _HEAD.unpack_from(content)
     crcs = array("I")
@@ -49,8 +50,8 @@ def unpack_digest(content: bytes) -> "tuple[int, array[int]] | None":
 def find_flipped_bit(content: bytes, crc: int) -> tuple[int, int] | None:
     """Return byte and bit in which ``content`` differs from the content with this CRC-32.
 
-    None if it is not just one. ``content`` has ``BLOCK`` bytes at most. The first call takes a
-    tenth of a second.
+    None if they differ in more than one bit. ``content`` has at most ``BLOCK`` bytes. The first
+    call takes a tenth of a second.
     """
     wanted = array("I", [crc32(content) ^ crc]).tobytes()
     changes, end = _changes(), 8 * len(wanted) * len(content)
@@ -65,7 +66,7 @@ def find_flipped_bit(content: bytes, crc: int) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=1)  # two megabytes
 def _changes() -> bytes:
-    """Return how a flip of each bit changes a CRC-32, from the last byte backwards."""
+    """Return how a flip of each bit changes the CRC-32 of a block, last byte first."""
     table = [_shifted(value) for value in range(256)]
     nearer = [table[1 << bit] for bit in range(8)]
     changes = array("I", nearer)

@@ -1,6 +1,6 @@
 """The bits of a record's ``sys_flag``.
 
-Source: RocketMQ ``MessageSysFlag.java``. Bits that no name below covers are kept as they came.
+Source: RocketMQ ``MessageSysFlag.java``. Bits without a name here are stored unchanged.
 """
 
 from enum import IntEnum
@@ -9,12 +9,10 @@ from typing import Final
 from .ids import HOST_V4_SIZE
 
 COMPRESSED: Final = 0x0001  # the body is compressed, and the CRC covers the compressed bytes
-MULTI_TAGS: Final = 0x0002  # the topic's filter type is MULTI_TAG; changes no hash
 TRANSACTION_MASK: Final = 0x000C
 BORN_HOST_V6: Final = 0x0010
 STORE_HOST_V6: Final = 0x0020
 HOSTS_MASK: Final = BORN_HOST_V6 | STORE_HOST_V6
-NEED_UNWRAP: Final = 0x0040  # inner batch: consumers unpack the body
 INNER_BATCH: Final = 0x0080
 COMPRESSION_MASK: Final = 0x0700
 
@@ -51,16 +49,6 @@ def transaction_type(sys_flag: int) -> TransactionType:
 def with_transaction_type(sys_flag: int, kind: TransactionType) -> int:
     """Return the flags with the transaction bits replaced by ``kind``."""
     return (sys_flag & ~TRANSACTION_MASK) | kind
-
-
-def has_queue_entry(sys_flag: int) -> bool:
-    """Return whether a record with these flags has a consume-queue entry."""
-    return not sys_flag & NO_QUEUE_ENTRY
-
-
-def is_indexed(sys_flag: int) -> bool:
-    """Return whether such a record is indexed by key. Source: RocketMQ ``IndexService.java``."""
-    return sys_flag & TRANSACTION_MASK != TransactionType.ROLLBACK
 
 
 def with_host_bits(sys_flag: int, born_host: bytes, store_host: bytes) -> int:

@@ -1,12 +1,12 @@
 """The transaction of a record, as far as the broker has confirmed it.
 
 A committed message is known by the offset message id of its half. Its **final** record links to the
-half, so the id follows from the record alone. What the broker makes of a final links to nothing and
-carries the id in the property ``TRANSACTION_HALF_ID``: a **delayed** message on its delivery, a
+half, so the id follows from the record alone. Records that the broker derives from a final have no
+link and carry the id in the property ``TRANSACTION_HALF_ID``: a delivered **delayed** message, a
 **retry** and a **dead letter**. All of these kept ``TRAN_MSG=true`` of their half.
 
-Anybody may write a property, so on any other record it says nothing. The broker takes it off what
-clients send, and passes it on only where this module finds it.
+On any other record the property proves nothing, because any sender can write it. The broker removes
+it from messages that clients send, and copies it only if this module accepts it.
 """
 
 from typing import Final
@@ -28,7 +28,7 @@ def half_message_id(record: Record) -> str | None:
     bits = record.sys_flag & TRANSACTION_MASK
     if bits == TransactionType.COMMIT:
         linked = record.prepared_transaction_offset
-        # RocketMQ leaves the bits in retries, without a link; their transaction is unknown.
+        # RocketMQ keeps the bits in retries, without a link; their transaction is unknown.
         if linked == 0 and record.topic.startswith(_OF_GROUPS):
             return None
         return offset_message_id(record.store_host, linked)

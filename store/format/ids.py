@@ -127,15 +127,15 @@ def parse_offset_message_id(text: str) -> OffsetMessageId:
 
 
 class UniqueKeyFactory:
-    """Makes the ``UNIQ_KEY`` of every message that one process sends.
+    """Creates the ``UNIQ_KEY`` of every message that one process sends.
 
-    A key is address, process id (low 16 bits), 4 bytes that tell processes apart whose ids are
-    equal (Java puts the hash of a class loader there), milliseconds since the month began in
-    local time, and a counter of 16 bits. Tools read the time out of it. No key is made twice in
-    a month, however fast and whatever the clock does: each time the counter starts again, the
-    time goes on from the latest that was used.
+    A key is address, process id (low 16 bits), 4 bytes that distinguish processes with equal ids
+    (Java puts the hash of a class loader there), milliseconds since the month began in local time,
+    and a counter of 16 bits. Tools read the time from it. Keys are unique within a month, at any
+    rate and even if the clock steps back: when the counter wraps, the time continues after the
+    latest one used.
 
-    Use one per process: a forked child that kept its parent's factory would repeat keys.
+    Use one per process: a forked child that used its parent's factory would repeat keys.
     """
 
     def __init__(

@@ -29,11 +29,8 @@ ITEM: Final = Struct(">iqii")
 HEADER_SIZE: Final = HEADER.size
 SLOT_SIZE: Final = SLOT.size
 ITEM_SIZE: Final = ITEM.size
-assert (HEADER_SIZE, SLOT_SIZE, ITEM_SIZE) == (
-    40,
-    4,
-    20,
-)  # INDEX_HEADER_SIZE, hashSlotSize, indexSize
+# INDEX_HEADER_SIZE, hashSlotSize, indexSize
+assert (HEADER_SIZE, SLOT_SIZE, ITEM_SIZE) == (40, 4, 20)
 
 FIRST_ITEM: Final = 1
 _NAME_LENGTH: Final = 17
@@ -51,8 +48,8 @@ ITEMS: Final = np.dtype(
 )
 assert (SLOTS.itemsize, ITEMS.itemsize) == (SLOT_SIZE, ITEM_SIZE)
 
-# Bytes of text hashed in one call, with 20 bytes of memory each at most. The longest topic and key
-# fit in: the lengths of topic and properties are int16.
+# Most bytes of text hashed in one call, which takes up to 20 bytes of memory each. The longest
+# topic and key fit: the lengths of topic and properties are int16.
 HASHED_AT_ONCE: Final = 1 << 16
 
 
@@ -124,7 +121,7 @@ def index_file_size(slots: int, items: int) -> int:
 def index_file_name(now_ms: int, *, after: str = "") -> str:
     """Name a new file by local time, yyyyMMddHHmmssSSS, so that it sorts after another.
 
-    Two may be made within one millisecond, and the clock may step back; then the name counts on.
+    If both are created within a millisecond, or the clock steps back, it is the next number.
     """
     name = time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03d}"
     return name if name > after else f"{int(after) + 1:0{_NAME_LENGTH}d}"
@@ -163,7 +160,7 @@ def index_keys(properties: bytes) -> list[bytes]:
 
     A key that stands twice in KEYS is indexed twice, as RocketMQ does.
     """
-    # Calls would take half the time: ``get_property`` is for what these searches do not settle,
+    # Inlined, because calls would take half of the time. ``get_property`` handles the rare cases:
     # a longer name with the same end, or an empty value.
     keys: list[bytes] = []
     before, found, rest = properties.rpartition(_UNIQUE_KEY)
@@ -207,19 +204,19 @@ class HashedKeys(NamedTuple):
 def hashed_keys(records: Iterable[KeyedRecord], *, after: int) -> HashedKeys:
     """Return the hashed keys of records in log order, of those that lie after offset ``after``.
 
-    Rollback records have none. A record that does not lie after the one before it was there
-    already, and is passed over: log and index may be replayed from any older position.
+    Rollback records are not indexed. A record that does not lie after the previous one is skipped
+    as a repetition: the log may be replayed from any older position.
     """
     texts: list[bytes] = []
     physical_offsets: list[int] = []
     store_timestamps: list[int] = []
-    topic_before, beginning = None, b""
+    previous_topic, beginning = None, b""
     for topic, properties, physical_offset, store_timestamp, sys_flag in records:
         if physical_offset <= after or sys_flag & TRANSACTION_MASK == _ROLLBACK:
             continue
         after = physical_offset
-        if topic is not topic_before:
-            topic_before, beginning = topic, index_key(topic, "").encode()
+        if topic is not previous_topic:
+            previous_topic, beginning = topic, index_key(topic, "").encode()
         for key in index_keys(properties):
             texts.append(beginning + key)
             physical_offsets.append(physical_offset)
@@ -250,4 +247,4 @@ def index_key_hashes(texts: Sequence[bytes]) -> NDArray[np.int32]:
     ends = lengths.cumsum()
     sums = np.add.reduceat(units * _INVERSES[: len(units)], ends - lengths, dtype=np.uint32)
     hashes: NDArray[np.int32] = (sums * _POWERS[ends - 1]).view(np.int32)
-    return np.maximum(np.abs(hashes), 0)  # of -2**31 there is no absolute value
+    return np.maximum(np.abs(hashes), 0)  # -2**31 has no absolute value

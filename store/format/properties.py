@@ -1,8 +1,8 @@
 r"""Message properties: the string of names and values after the topic of every record.
 
 A property is ``name 0x01 value 0x02``; the last 0x02 may be missing (written so by RocketMQ
-4.9.1 to 5.1.4). Nothing is escaped. A reader drops a segment whose name or value is empty, the
-value begins after the *first* 0x01 and may hold more of them, and of two equal names the last
+4.9.1 to 5.1.4). Nothing is escaped. A reader ignores a property with an empty name or value. The
+value begins after the *first* 0x01 and may contain more of them. Of two equal names the last
 one wins. All functions work on the received bytes, which the store keeps unchanged: a round trip
 through a map would reorder them and cost more than the append.
 
@@ -21,8 +21,7 @@ PROPERTIES_SIZE_MAX: Final = 32_767  # bytes; the length is an int16
 KEY_SEPARATOR: Final = " "  # between the keys in KEYS
 _TAGS: Final = b"TAGS\x01"
 _TAGS_BETWEEN: Final = b"\x02TAGS\x01"
-_TAGS_MAX: Final = 4096  # distinct tags whose code is kept
-_NO_TAIL: Final = bytes(PROPERTIES_SIZE_MAX + 1)  # no properties end so
+_NO_TAIL: Final = bytes(PROPERTIES_SIZE_MAX + 1)  # too long to be the end of any properties
 
 PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_TAGS: Final = "TAGS"
@@ -41,7 +40,6 @@ PROPERTY_TRANSACTION_HALVES: Final = "TRANSACTION_HALVES"
 PROPERTY_TRANSACTION_HALF_ID: Final = "TRANSACTION_HALF_ID"
 PROPERTY_TRANSACTION_PRINCIPAL: Final = "TRANSACTION_PRINCIPAL"
 PROPERTY_TRANSACTION_PARKED: Final = "TRANSACTION_PARKED"
-PROPERTY_CHECK_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"
 PROPERTY_REAL_QID: Final = "REAL_QID"
 PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"
@@ -53,7 +51,6 @@ PROPERTY_MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
 PROPERTY_CLUSTER: Final = "CLUSTER"
 PROPERTY_MSG_REGION: Final = "MSG_REGION"
 PROPERTY_TRACE_ON: Final = "TRACE_ON"
-PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_CRC32: Final = "__CRC32#"
 PROPERTY_INNER_NUM: Final = "INNER_NUM"
 PROPERTY_INNER_BASE: Final = "INNER_BASE"
@@ -76,14 +73,14 @@ PROPERTY_TIMER_DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
 PROPERTY_TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
 PROPERTY_TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
 
-_TAGS_CACHED_MAX: Final = 4096  # distinct TAGS values whose hash is kept, about 200 bytes each
+_TAGS_CACHED_MAX: Final = 4096  # distinct TAGS values whose hash is cached, 200 bytes each
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     """Return the property string of a map, in the map's order; an empty value is left out.
 
     Raises:
-        ValueError: A name is empty or holds a separator, or a value holds 0x02: it could not
+        ValueError: A name is empty or contains a separator, or a value contains 0x02: it could not
             be read back.
     """
     parts: list[str] = []
@@ -99,7 +96,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 def decode_properties(raw: bytes | str) -> dict[str, str]:
     """Return the map of a property string; malformed parts are left out, as in Java."""
-    # Batch units are stored as they came, so the bytes may be no UTF-8: Java replaces these too.
+    # Batch units are stored unchanged, so the bytes may not be UTF-8; Java replaces these too.
     text = raw if isinstance(raw, str) else raw.decode(errors="replace")
     properties: dict[str, str] = {}
     for segment in text.split("\x02"):
@@ -111,8 +108,8 @@ def decode_properties(raw: bytes | str) -> dict[str, str]:
 
 def get_property(raw: bytes, name: bytes) -> bytes | None:
     """Return the bytes of one property without decoding the others; None when it is absent."""
-    # A name stands at the start or after a separator, and neither 0x01 nor 0x02 is part of one.
-    # So what is found after those is a property of exactly that name, and the last of several.
+    # A name is at the start or after a separator and contains neither 0x01 nor 0x02. So a match
+    # there is a property of exactly that name, and the last of several.
     named = name + b"\x01"
     before, found, after = raw.rpartition(named)  # twice as fast as a search and two slices
     if not found:
@@ -152,7 +149,7 @@ def terminated(raw: bytes) -> bytes:
 
 def tags_code(raw: bytes) -> int:
     """Return the hash of the whole TAGS value by which the broker filters; 0 without tags."""
-    # Between separators it is no longer name that ends so. Else it is the first one, or absent.
+    # Between separators it is the whole name. Otherwise TAGS is the first property, or absent.
     _, found, rest = raw.rpartition(_TAGS_BETWEEN)
     tags = rest.partition(b"\x02")[0] if found else None
     tags = tags or get_property(raw, b"TAGS")
@@ -160,9 +157,9 @@ def tags_code(raw: bytes) -> int:
 
 
 def tags_codes(raws: Sequence[bytes]) -> list[int]:
-    """Return ``tags_code`` of each, in a third of the time where there are few tags."""
+    """Return ``tags_code`` of each property string; three times as fast if tags repeat."""
     tags = [
-        # Without such a property the rest is all of it, which begins with a separator.
+        # Without TAGS the last part is the whole string, which begins with a separator.
         (b"\x02" + raw).rpartition(_TAGS_BETWEEN)[2].partition(PROPERTY_SEPARATOR)[0]
         for raw in raws
     ]
@@ -170,18 +167,18 @@ def tags_codes(raws: Sequence[bytes]) -> list[int]:
     return [codes[tag] if tag else tags_code(raw) for tag, raw in zip(tags, raws, strict=True)]
 
 
-class TagsCodes:
-    """``tags_code`` of many records, most of which have one of few tags."""
+class TagsCodeCache:
+    """Computes ``tags_code`` of many records, most of which share few tags."""
 
     def __init__(self) -> None:
         self._codes: dict[bytes, int] = {}
-        # How the last properties ended, from the separator before the tags on, and their code:
-        # what many senders write after the tags is the same in all their messages.
+        # The end of the previous properties, from the separator before the tags on, and their
+        # code: many senders write the same properties after the tags of all their messages.
         self._tail = _NO_TAIL
         self._code = 0
 
     def code_at(self, chunk: bytes, start: int, end: int) -> int:
-        """Return the code of the properties that stand there in a chunk."""
+        """Return the code of the properties from ``start`` to ``end`` of a chunk."""
         tail_at = end - len(self._tail)
         if tail_at >= start and chunk.startswith(self._tail, tail_at):
             return self._code
@@ -189,12 +186,12 @@ class TagsCodes:
         if tags_at < 0:
             return 0
         field = chunk[tags_at - 1 : chunk.find(b"\x02", tags_at, end) + 1]
-        # Both separators and a value: then nothing else in the properties matters.
+        # With both separators and a value, the code depends on nothing else in the properties.
         if len(field) <= len(_TAGS) + 2 or not field.startswith(b"\x02"):
             return tags_code(chunk[start:end])
         code = self._codes.get(field)
         if code is None:
-            if len(self._codes) >= _TAGS_MAX:
+            if len(self._codes) >= _TAGS_CACHED_MAX:
                 self._codes.clear()
             code = self._codes[field] = tags_code(chunk[start:end])
         self._tail, self._code = chunk[tags_at - 1 : end], code

@@ -4,8 +4,8 @@ The positions of the fields are in ``record_fields``. Version 2 differs from ver
 magic and in a topic length of two bytes instead of one; it is used when the topic has more than
 127 characters.
 
-The body CRC (31 bits) covers the stored body and nothing else: a topic or properties that a
-crash has left zero is not detected. With the setting ``enabledAppendPropCRC``, the properties end
+The body CRC (31 bits) covers only the stored body: it does not detect a topic or properties that a
+crash has left zero. With the setting ``enabledAppendPropCRC``, the properties end
 with a 20-byte property that holds a CRC of everything before it.
 
 A file ends with a blank: the number of bytes left, then a magic of its own. Unwritten space is
@@ -180,8 +180,8 @@ def record_size(
 def encode_record(record: Record) -> bytes:
     """Return the bytes of the file.
 
-    Total size and body CRC are computed, whatever the record says; all else is written as it
-    stands. ``with_crc_tail`` and ``seal_crc_tail`` add the CRC over everything.
+    Total size and body CRC are computed and not taken from the record; all other fields are written
+    unchanged. ``with_crc_tail`` and ``seal_crc_tail`` add the CRC over everything.
 
     Raises:
         ValueError: A host does not fit its bit in ``sys_flag``, a topic its version, or the
@@ -263,7 +263,7 @@ class _DefectError(Exception):
 def _decode(buffer: Buffer, position: int, *, check_crc: bool) -> Record:
     total_size, magic = PREFIX.unpack_from(buffer, position)
     if magic not in {MAGIC_V1, MAGIC_V2}:
-        raise _DefectError(_what_else(total_size, magic))
+        raise _DefectError(_non_record(total_size, magic))
     end = position + total_size
     if total_size < RECORD_SIZE_MIN or end > len(buffer):
         raise _DefectError(f"a size of {total_size} with {len(buffer) - position} bytes left")
@@ -297,7 +297,8 @@ def _decode(buffer: Buffer, position: int, *, check_crc: bool) -> Record:
     return Record._make((*fixed, body, topic, properties))
 
 
-def _what_else(total_size: int, magic: int) -> str:
+def _non_record(total_size: int, magic: int) -> str:
+    """Describe the bytes at a position where no record begins."""
     if magic == MAGIC_BLANK:
         return "a blank, which ends the file"
     if total_size == magic == 0:
@@ -305,8 +306,8 @@ def _what_else(total_size: int, magic: int) -> str:
     return f"unknown magic {magic:#010x}"
 
 
-def decode_records(buffer: Buffer, *, check_crc: bool = True) -> list[Record]:
-    """Read records that follow each other without a gap, as the body of a pull answer holds them.
+def decode_records(buffer: Buffer) -> list[Record]:
+    """Read records that follow each other without a gap, as in the body of a pull answer.
 
     Raises:
         CorruptRecordError: Somewhere there is no whole, valid record; ``offset`` counts from the
@@ -315,18 +316,18 @@ def decode_records(buffer: Buffer, *, check_crc: bool = True) -> list[Record]:
     records: list[Record] = []
     position = 0
     while position < len(buffer):
-        record = decode_record(buffer, position, check_crc=check_crc)
+        record = decode_record(buffer, position)
         records.append(record)
         position += record.total_size
     return records
 
 
 def properties_at(buffer: bytes, position: int) -> tuple[int, int, bytes]:
-    """Return size, queue offset and properties of a record; nothing else of it is decoded.
+    """Return size, queue offset and properties of a record without decoding the rest.
 
     Raises:
-        CorruptRecordError: There is no whole record here; no CRC is checked. The offset in it is
-            the position.
+        CorruptRecordError: There is no whole record here; no CRC is checked. ``offset`` is the
+            position.
     """
     try:
         size, magic, queue_offset, sys_flag, body_size = _SIZES.unpack_from(buffer, position)
@@ -368,9 +369,9 @@ def with_crc_tail(properties: bytes) -> bytes:
 
 
 def without_crcs(properties: bytes) -> bytes:
-    """Return the properties without any CRC of a whole record, wherever it stands.
+    """Return the properties without any CRC of a whole record, at the end or elsewhere.
 
-    A message that is stored again brings the CRC of the record that it was; a client may send one.
+    A message that is stored again has the CRC of its previous record, and a client may send one.
     """
     if CRC_TAIL_START not in properties:
         return properties

@@ -44,7 +44,7 @@ SYSTEM_TOPICS: Final = frozenset(
         TIMER_TOPIC,
     }
 )
-# Written by the broker alone; a client that sends here is answered NO_PERMISSION.
+# Only the broker writes to these; a client that does gets NO_PERMISSION.
 CLIENTS_MAY_NOT_SEND: Final = frozenset(
     {
         SCHEDULE_TOPIC,

@@ -1,7 +1,7 @@
-"""The end of the file in which the broker keeps its undecided transactions.
+"""The footer of the broker's snapshot of undecided transactions.
 
-What stands before it is the broker's own business. The end says of which log the file is, and holds
-a checksum of everything, so that it can be judged without being understood.
+Only the broker knows the format of the rows before it. The footer identifies the log that the file
+belongs to and has a checksum of everything, so that tools can verify the file without reading rows.
 """
 
 from struct import Struct
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 FILE_NAME: Final = "halfmqTransactions"  # below config/
 FOOTER: Final = Struct(">qqIqI")
-CRC_SIZE: Final = 4  # bytes; the last of the file, not covered by themselves
+CRC_SIZE: Final = 4  # bytes; the last field of the footer
 
 
 class SnapshotFooter(NamedTuple):

@@ -1,6 +1,6 @@
 """Build the key index, some time after records are appended.
 
-Nobody waits for an index item. So the keys of appended records are kept in memory and indexed in
+No sender waits for index items. So the keys of appended records are kept in memory and indexed in
 slices: when the event loop has time, before a look-up, or when too many are pending.
 
 An index that lacks much of the log, after a kill, a full disk or because it was deleted, *lags*:
@@ -37,7 +37,7 @@ SLICE_MS: Final = 1.0  # that an append, or a look-up in an index that lags, spe
 # and after a flush, each key touches a page of slots for the first time, which takes the kernel
 # 4 us: 512 records with two keys each took 5 ms, 128 take 1.5. The price of fewer is that numpy's
 # calls are shared by fewer: puts of 64 cost batches more processor time. The bytes stand for the
-# keys, of which one record may have thousands.
+# keys; one record may have thousands.
 RECORDS_PER_PUT: Final = 128
 PROPERTIES_PER_PUT: Final = 24 << 10  # bytes, unless one record has more
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log

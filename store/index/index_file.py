@@ -41,7 +41,7 @@ from ..format.index import (
     unpack_item,
 )
 
-_RESERVED_AHEAD: Final = 4 << 20  # bytes of items reserved at once, 210 000 items
+RESERVED_AHEAD: Final = 4 << 20  # bytes of items reserved at once, 210 000 items
 _READ_PIECE: Final = ITEM_SIZE * 65_536  # bytes read at once when all items are checked
 _PAGE: Final = 4096  # bytes of slots compared at once
 NEVER_FLUSHED: Final = 0x7FFF_FFFF_FFFF_FFFF  # end timestamp of a file that is being repaired
@@ -161,7 +161,7 @@ class IndexFile:
             self._reserved_end = items_start
         end = item_position(self.header.next_item + count, self.slots)
         if end > self._reserved_end:
-            reserved_end = min(end + _RESERVED_AHEAD, self._size)
+            reserved_end = min(end + RESERVED_AHEAD, self._size)
             reserve(self._fd, self._reserved_end, reserved_end, self.path)
             self._reserved_end = reserved_end
         if self._map is None:

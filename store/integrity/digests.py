@@ -35,7 +35,7 @@ class LogDigests:
         self._digest = Digest()
 
     def start(self, end_offset: int, damages: Iterable[Damage] = ()) -> None:
-        """Begin after a recovery that ended the log there and put fillers on ``damages``."""
+        """Begin after a recovery that found ``end_offset`` and put fillers on ``damages``."""
         active = self._files.base_of(end_offset)
         for path in _files_below(self._directory()):
             if path.name.isdecimal() and int(path.name) not in self._files.bases:
@@ -61,12 +61,12 @@ class LogDigests:
             if end <= self._digest.end:
                 break
             bytes_max -= end - self._digest.end
-            if self._take_in(end):
+            if self._extend_current(end):
                 self._digest.save(self._path(self._base))
                 if end == size:
                     self._base, self._digest = self._base + size, Digest()
 
-    def _take_in(self, end: int) -> bool:
+    def _extend_current(self, end: int) -> bool:
         """Extend the current digest up to byte ``end``; return False if the file is deleted."""
         try:
             _extend(self._digest, self._files.path(self._base), end)
@@ -88,11 +88,11 @@ class QueueDigests:
     def __init__(self, root: Path, queues: QueueTable) -> None:
         self._root = root
         self._queues = queues
-        self._taken: dict[ConsumeQueue, int] = {}  # queue offset up to which digests exist
+        self._covered: dict[ConsumeQueue, int] = {}  # queue offset up to which digests exist
 
     def start(self) -> None:
         """Begin with the current ends of the queues."""
-        self._taken = {
+        self._covered = {
             queue: min(queue.next_offset, queue.kept_end) for queue in self._queues.values()
         }
 
@@ -100,19 +100,19 @@ class QueueDigests:
         """Extend the digests of full files; with ``closing``, of all changed files."""
         for queue in list(self._queues.values()):
             end = queue.flushed_offset
-            taken = self._taken.get(queue, 0)
-            if end == taken:
+            covered = self._covered.get(queue, 0)
+            if end == covered:
                 continue
             per_file = queue.files.file_size // ENTRY_SIZE
-            first, last = min(taken, end) // per_file, -(-end // per_file)
+            first, last = min(covered, end) // per_file, -(-end // per_file)
             full = end // per_file
             for number in range(first, last if closing else full):
                 count = min(end - number * per_file, per_file)
-                self._take_in(queue, number * per_file * ENTRY_SIZE, count * ENTRY_SIZE)
-            if closing or full > taken // per_file:
-                self._taken[queue] = end if closing else full * per_file
+                self._extend_file(queue, number * per_file * ENTRY_SIZE, count * ENTRY_SIZE)
+            if closing or full > covered // per_file:
+                self._covered[queue] = end if closing else full * per_file
 
-    def _take_in(self, queue: ConsumeQueue, base: int, end: int) -> None:
+    def _extend_file(self, queue: ConsumeQueue, base: int, end: int) -> None:
         """Extend the digest of a file; its older part may not have been compared yet."""
         path = queue.files.path(base)
         kept = digest_path(self._root, path)
@@ -164,16 +164,16 @@ class IndexDigests:
         """Extend a full file's digest by at most ``bytes_max``; ``files`` are all, newest last."""
         full = [path for path, _ in files[:-1] if path not in self._done]
         if full:
-            self._take_in(full[0], disk.size_of(full[0]), bytes_max)
+            self._extend_file(full[0], disk.size_of(full[0]), bytes_max)
 
     def close(self, files: Sequence[IndexExtent]) -> None:
         """Complete all digests at a stop; that of the newest file covers its used part."""
         for path, used in files:
             if path not in self._done:
                 end = used if path == files[-1][0] else disk.size_of(path)
-                self._take_in(path, end, end)
+                self._extend_file(path, end, end)
 
-    def _take_in(self, path: Path, end: int, bytes_max: int) -> None:
+    def _extend_file(self, path: Path, end: int, bytes_max: int) -> None:
         if path != self.path:
             self.path, self.digest = path, Digest()
         digest = self.digest

@@ -22,7 +22,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from ..files import disk
 from ..format.filler import FILLER_BIT
 from ..format.flags import INNER_BATCH, NO_QUEUE_ENTRY, TRANSACTION_MASK
-from ..format.properties import TagsCodes
+from ..format.properties import TagsCodeCache
 from ..format.queue_entry import LAYOUT, PRE_BLANK, QueueEntry
 from ..format.record import RECORD_SIZE_MIN, Record, store_timestamp
 from ..format.topics import SCHEDULE_TOPIC, is_text
@@ -148,7 +148,7 @@ class ExpectedEntries(Generic[Q]):
         self._batch_queues = batch_queues
         self._scans: dict[tuple[bytes, int], QueueScan[Q]] = {}
         self._collected = 0  # entries
-        self._tags_codes = TagsCodes()
+        self._tags_codes = TagsCodeCache()
         self._transactions = transactions or TransactionRanges()
         self._collects = transactions is not None  # and has room for more of these ranges
         self._on_left_out = on_left_out

@@ -4,7 +4,7 @@ The format of the log has a checksum for bodies only; queues and index have none
 CRC-32 for each ``BLOCK`` of such a file, as far as the file is written. With it a start, or
 ``halfmq store verify``, finds every flipped bit. If only one bit is wrong, the CRC-32 shows which.
 
-A digest is not flushed and carries a checksum of its own; an incomplete one counts as missing.
+A digest is not flushed and has a checksum of its own; a damaged one counts as missing.
 Digests lie in ``digests/`` below the root, under the names of their files. Other brokers ignore
 them and may rewrite files, so the digests are deleted if another broker used the store last.
 """
@@ -94,7 +94,7 @@ class Digest:
 
 
 def load_digest(path: Path) -> Digest | None:
-    """Return the digest at ``path``; None if there is none or it is incomplete."""
+    """Return the digest at ``path``; None if there is none or it is damaged."""
     try:
         content = disk.read_bytes(path)
     except FileNotFoundError:

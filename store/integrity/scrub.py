@@ -164,10 +164,8 @@ def queue_targets(root: Path, queues: QueueTable, log: MappedFileQueue) -> Itera
     for queue, base in newest + older:
         path = queue.files.path(base)
         digest = digest_of(root, path)
-        if digest is not None:
-            digest.cut(
-                max(queue.kept_end * ENTRY_SIZE - base, 0)
-            )  # this start has written the rest
+        if digest is not None:  # this start has written the entries from ``kept_end`` on
+            digest.cut(max(queue.kept_end * ENTRY_SIZE - base, 0))
         used = queue.next_offset * ENTRY_SIZE - base  # the digest may be longer after a kill
         yield ScrubTarget(path, digest, 0, used, partial(_is_sound, queue, log, base), rebuild)
 

@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 # How far ahead of the appender space is prepared: a quarter second at 130 MB/s.
 READY_AHEAD: Final = 32 << 20  # bytes
 # The appender checks its limit and wakes the helper after this much; much less than READY_AHEAD.
-LOOK_UP_EVERY: Final = 4 << 20  # bytes
+WAKE_EVERY: Final = 4 << 20  # bytes
 _UNUSUAL: Final = NO_QUEUE_ENTRY | HOSTS_MASK  # flags that the fast path does not handle
 # Bytes of a record without body, properties and topic, at most.
 _BESIDE_MAX: Final = (
@@ -88,7 +88,7 @@ class CommitLog:
         self._append_property_crc = config.append_property_crc
         self._delay_levels_ms = config.delay_levels_ms
         self._active: LogFile | None = None  # None: the next append opens it
-        self._limit = 0  # physical offset up to which a record needs no ``_look_up``
+        self._limit = 0  # physical offset up to which a record needs no ``_make_room``
         self._spare: LogFile | None = None  # the next file, made by the helper
         self._zeros = True  # whether space is prepared with zeros
         self._files_lock = Lock()  # held while a file is created, by either thread
@@ -99,7 +99,7 @@ class CommitLog:
         self.last_record = last_record
         self.last_store_timestamp = last_store_timestamp
         try:
-            self._look_up(write_offset, write_offset)
+            self._make_room(write_offset, write_offset)
         except DiskFullError as error:
             # Stored messages can still be consumed; each append raises the error again.
             logger.warning("event=no_space error=%r", str(error))
@@ -139,7 +139,7 @@ class CommitLog:
         try:
             end = self._stage(group, now, done, roll=contiguous and self._must_roll(group))
         except BaseException as error:
-            self._take_back(error, start, group, done)
+            self._undo_failed(error, start, group, done)
             raise
         if done:
             self.last_record = done[-1].physical_offset
@@ -195,7 +195,7 @@ class CommitLog:
                     offset = chunk_start = self._roll(offset)
                     if special:
                         encoded = self._encode_special(request, queue, offset, now)
-                limit = self._look_up(offset, offset + size)
+                limit = self._make_room(offset, offset + size)
 
             in_queue = not sys_flag & NO_QUEUE_ENTRY
             queue_offset = queue.next_offset if in_queue else 0
@@ -293,7 +293,7 @@ class CommitLog:
             assert self._active is not None
             self._active.write(start - self._active.base, b"".join(parts))
 
-    def _take_back(
+    def _undo_failed(
         self,
         error: BaseException,
         start: int,
@@ -337,7 +337,7 @@ class CommitLog:
 
     # Files ---------------------------------------------------------------------------------
 
-    def _look_up(self, offset: int, end: int) -> int:
+    def _make_room(self, offset: int, end: int) -> int:
         """Prepare space for a record that ends at ``end``; return the new limit."""
         if self._active is None:
             self._active = self._open_active(offset)
@@ -346,7 +346,7 @@ class CommitLog:
         if active.ready_end < needed:
             active.make_ready(needed, zeros=self._zeros)
         self.wake_helper()
-        self._limit = min(active.base + active.ready_end - BLANK_SIZE, end + LOOK_UP_EVERY)
+        self._limit = min(active.base + active.ready_end - BLANK_SIZE, end + WAKE_EVERY)
         return self._limit
 
     def _open_active(self, offset: int) -> LogFile:

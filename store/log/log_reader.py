@@ -38,13 +38,11 @@ logger = logging.getLogger(__name__)
 
 DESCRIPTORS_MAX: Final = 64  # files kept open for reading; consumers rarely read more at a time
 SCRATCH_SIZE: Final = 1 << 20  # bytes; four pull answers of the largest size
-WARY_S: Final = 1.0  # seconds; see ``_is_cold``
+CHECK_FIRST_S: Final = 1.0  # seconds; see ``_is_cold``
 # Bytes between two ranges that are read to save a call, which costs a microsecond or two and may
 # lose the interpreter to another thread. Messages of eight queues in turn lie this far apart.
 GAP_MAX: Final = 16 << 10
-PARTS_MAX: Final = (
-    256  # ranges of one call; with the gaps between them, half of what systems accept
-)
+PARTS_MAX: Final = 256  # ranges of one call; with the gaps, half of what systems accept
 _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
 _SYS_FLAG: Final = struct_of("sys_flag")
 
@@ -80,10 +78,10 @@ class LogReader:
         self._descriptors: OrderedDict[int, int] = OrderedDict()  # by offset of the first byte
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
         self._viewed = 0  # bytes of it in use by views
-        self._unwanted = memoryview(bytearray(GAP_MAX))  # target for gaps between ranges
+        self._gap_target = memoryview(bytearray(GAP_MAX))  # gaps between ranges are read into it
         self._cached = CachedReads()
         self._residency = PageResidency()
-        self._wary_until = 0.0  # monotonic; 0: no read has missed the page cache lately
+        self._check_until = 0.0  # monotonic; 0: no read has missed the page cache lately
 
     def read(self, ranges: Sequence[Range], *, prefix: bytes = b"") -> bytes | None:
         """Return the bytes of all ranges joined, or None if some are not in the page cache.
@@ -139,7 +137,7 @@ class LogReader:
             reached = 0
             for start, end in parts:
                 if start > reached:
-                    targets.append(self._unwanted[: start - reached])
+                    targets.append(self._gap_target[: start - reached])
                 targets.append(joined[at : at + end - start])
                 at += end - start
                 reached = end
@@ -151,11 +149,11 @@ class LogReader:
         """Read ``length`` bytes of one file into targets; return False if not all is cached."""
         position = physical_offset % self._files.file_size
         fd = self._descriptor(physical_offset - position)
-        if self._wary_until and self._is_cold(fd, position, length):
+        if self._check_until and self._is_cold(fd, position, length):
             return False
         if self._cached.read_into(fd, targets, position) == length:
             return True
-        self._wary_until = monotonic() + WARY_S
+        self._check_until = monotonic() + CHECK_FIRST_S
         return False
 
     def _is_cold(self, fd: int, position: int, length: int) -> bool:
@@ -165,12 +163,12 @@ class LogReader:
         time of the caller: 30 ms were measured with 8 MiB of read-ahead.
         """
         now = monotonic()
-        if now >= self._wary_until:
-            self._wary_until = 0.0
+        if now >= self._check_until:
+            self._check_until = 0.0
             return False
         if not self._residency.lacks(fd, position, length):
             return False
-        self._wary_until = now + WARY_S
+        self._check_until = now + CHECK_FIRST_S
         return True
 
     def _descriptor(self, base: int) -> int:

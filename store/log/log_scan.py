@@ -42,7 +42,7 @@ from ..format.record_fields import (
     TOPIC_LENGTH_V2,
     struct_of,
 )
-from .resync import Damage, find_valid, what_is_wrong
+from .resync import Damage, find_valid, invalid_reason
 
 SECTOR: Final = 512  # bytes; a disk writes a sector as a whole
 SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not fit in the processor's cache
@@ -82,9 +82,8 @@ def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
             break
         body_at = position + _HEAD.size
         if sys_flag & HOSTS_MASK:
-            head = _BODY_SIZE[
-                sys_flag & HOSTS_MASK
-            ]  # the body length is the last field of the head
+            # The body length is the last field of the head.
+            head = _BODY_SIZE[sys_flag & HOSTS_MASK]
             body_at = position + head.size
             if body_at > chunk_size:
                 break
@@ -317,7 +316,7 @@ class LogScan:
         end = self._next_valid(start)
         if end is None:
             return False
-        self.damages.append(Damage(start, end - start, what_is_wrong(files, start)))
+        self.damages.append(Damage(start, end - start, invalid_reason(files, start)))
         self.end_offset = end
         return True
 

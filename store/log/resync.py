@@ -37,7 +37,7 @@ from ..format.record_fields import (
 )
 
 _PIECE: Final = 1 << 20  # bytes searched at once
-_PLACE: Final = struct_of("total_size", "magic", "physical_offset")
+_CANDIDATE: Final = struct_of("total_size", "magic", "physical_offset")
 _REASON_READ: Final = 8 << 20  # bytes of a damaged record that are read to find the reason
 
 
@@ -84,8 +84,8 @@ def find_valid(
         fd = disk.open_file(files.path(base), disk.READ)
         try:
             file = OpenLogFile(fd, base, limit)
-            places = _places(file, start - base) if base == first else candidates(file, 0)
-            for position in places:
+            positions = _positions(file, start - base) if base == first else candidates(file, 0)
+            for position in positions:
                 if is_valid_at(candidate_at(file, position), base + position):
                     return base + position
         finally:
@@ -93,7 +93,7 @@ def find_valid(
     return None
 
 
-def _places(file: OpenLogFile, damaged: int) -> Iterator[int]:
+def _positions(file: OpenLogFile, damaged: int) -> Iterator[int]:
     """Yield the positions after the damaged record at which a record may begin."""
     yield from sorted({end for end in _claimed_ends(file, damaged) if damaged < end < file.limit})
     yield from candidates(file, damaged + 1)
@@ -145,16 +145,16 @@ def candidates(file: OpenLogFile, start: int) -> Iterator[int]:
 
 def candidate_at(file: OpenLogFile, position: int) -> bytes:
     """Return the bytes of a candidate that holds its own physical offset; else no bytes."""
-    head = file.read(position, _PLACE.size)
-    if len(head) < _PLACE.size:
+    head = file.read(position, _CANDIDATE.size)
+    if len(head) < _CANDIDATE.size:
         return b""
-    size, magic, physical_offset = _PLACE.unpack(head)
+    size, magic, physical_offset = _CANDIDATE.unpack(head)
     if magic not in {MAGIC_V1, MAGIC_V2} or physical_offset != file.base + position:
         return b""
     return file.read(position, size) if 0 < size <= file.limit - position else b""
 
 
-def what_is_wrong(files: MappedFileQueue, offset: int) -> str:
+def invalid_reason(files: MappedFileQueue, offset: int) -> str:
     """Return why the bytes at an offset are not a valid record."""
     base = files.base_of(offset)
     with disk.opened(files.path(base)) as fd:
@@ -166,4 +166,4 @@ def what_is_wrong(files: MappedFileQueue, offset: int) -> str:
         return error.reason
     if record.physical_offset != offset:
         return f"a record that says it lies at {record.physical_offset}"
-    return "properties that were not written, or not as they are"
+    return "properties that were not written completely"

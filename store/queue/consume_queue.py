@@ -22,7 +22,6 @@ from ..files import disk
 from ..files.mapped_file import try_reserve, write_zeros, zero_tail
 from ..files.mapped_file_queue import MappedFileQueue
 from ..files.page_cache import CachedReads, read
-from ..format.properties import PROPERTIES_SIZE_MAX
 from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entry
 from ..format.record import HEAD_V4, MAGIC_V1, MAGIC_V2, TOPIC_LENGTH_V1_MAX, topic_field
 from ..format.record_fields import PROPERTIES_LENGTH
@@ -36,10 +35,7 @@ FRESH_BYTES: Final = 1 << 18
 WARMED_BYTES: Final = 1 << 18  # read at once, so that the next 13 000 entries are in memory too
 BLANKS_MAX: Final = 16 << 20  # most blank entries in a row: 320 MB
 _PAGE: Final = 4096
-assert PROPERTIES_SIZE_MAX < 1 << 15  # RocketMQ writes the length as int16
-
-
-# Stands for a map that is not open, so that the appender needs no test for None.
+# Used in place of a map that is not open, so that the appender needs no test for None.
 _CLOSED: Final = disk.Map(-1, ENTRY_SIZE)
 
 
@@ -170,10 +166,8 @@ class ConsumeQueue:
 
     # Writing -------------------------------------------------------------------------------
 
-    def grow(self, size: int = ENTRY_SIZE) -> None:
-        """Make room for ``size`` bytes of entries at ``position``, or up to the end of its file.
-
-        If the file is full, the next one is opened, so that there is room for one entry at least.
+    def grow(self) -> None:
+        """Make room for at least one entry at ``position``; if the file is full, in the next one.
 
         Raises:
             DiskFullError: There is no space; nothing has changed.
@@ -184,7 +178,7 @@ class ConsumeQueue:
             base, position = base + files.file_size, 0
         if base not in files.bases[-2:]:
             self._create(base)
-        self._reserved_end = self._map_active(base, position, size)
+        self._reserved_end = self._map_active(base, position)
         self._active_base, self.position = base, position
         self.limit = self._reserved_end // ENTRY_SIZE * ENTRY_SIZE
 
@@ -196,15 +190,15 @@ class ConsumeQueue:
         self._files.create(base)
         self._names_durable = False
 
-    def _map_active(self, base: int, position: int, room: int) -> int:
+    def _map_active(self, base: int, position: int) -> int:
         """Map the file for writing and reserve space from ``position`` on; return its end."""
         size = self._files.file_size
         reserved_end = self._reserved_end if base == self._active_base else 0
         path = self._files.path(base)
         fd = disk.open_file(path, disk.WRITE)
         try:
-            if reserved_end < min(position + room, size):
-                reserved_end = self._reserve(fd, position, room, path)
+            if reserved_end < min(position + ENTRY_SIZE, size):
+                reserved_end = self._reserve(fd, position, path)
             if self.map is _CLOSED or base != self._active_base:
                 _unmap(self.map)
                 self.map = disk.Map(fd, size)
@@ -214,9 +208,9 @@ class ConsumeQueue:
             disk.close(fd)
         return reserved_end
 
-    def _reserve(self, fd: int, position: int, room: int, path: Path) -> int:
+    def _reserve(self, fd: int, position: int, path: Path) -> int:
         """Reserve space from ``position`` on, more in longer files; return its end."""
-        step = max(min(max(position, _PAGE), RESERVE_STEP), room)
+        step = min(max(position, _PAGE), RESERVE_STEP)
         end = min((position + step + _PAGE) // _PAGE * _PAGE, self._files.file_size)
         try_reserve(fd, position - position % _PAGE, end, path)
         # A first touch through the map would read ahead, up to megabytes of empty file: 1.3 ms

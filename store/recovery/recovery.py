@@ -54,7 +54,7 @@ CHECKPOINT_MARGIN_MS: Final = 3000
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
 # Bytes after the log's end in which zeros are written again. More than a failed earlier start can
 # have cut, because a broker refuses requests when 128 MiB of log are not on disk.
-ZEROED_ANEW: Final = 256 << 20
+REWRITTEN_ZEROS: Final = 256 << 20
 _NO_END: Final = 1 << 63  # after every record
 DAMAGES_LOGGED_MAX: Final = 100  # damaged ranges logged in one start
 
@@ -91,9 +91,9 @@ class Recovery:
         files: MappedFileQueue,
         queues: QueueTable,
         reader: LogReader,
-        progress: Progress | None = None,
+        progress: Progress,
         *,
-        repair_log: Callable[[int], int] = lambda start: start,
+        repair_log: Callable[[int], int],
     ) -> None:
         """``repair_log`` repairs flipped bits in the log from a physical offset on.
 
@@ -103,7 +103,7 @@ class Recovery:
         self._files = files
         self._queues = queues
         self._reader = reader
-        self._progress = progress or Progress()
+        self._progress = progress
         self._repair_log = repair_log
         self._must_rebuild = rebuild_marker(config.root, "consumequeue")
         self._scan_start = 0
@@ -190,8 +190,7 @@ class Recovery:
         return trust._replace(fresh_offset=last.end, fresh_timestamp=first.store_timestamp)
 
     def _record_at(self, physical_offset: int) -> Record | None:
-        end = self._files.base_of(physical_offset) + self._files.file_size
-        return self._reader.record_at(physical_offset, end)
+        return self._reader.record_at(physical_offset, self._following(physical_offset))
 
     def _following(self, offset: int) -> int:
         """Return the physical offset of the next file."""
@@ -394,8 +393,8 @@ class Recovery:
         files.remove_from(base + 1)
         if base in files.bases:
             known = self._trust.durable_offset >= 0
-            anew = 0 if clean else ZEROED_ANEW if known else files.file_size
-            truncated += zero_tail(files.path(base), end - base, anew=anew)
+            rewritten = 0 if clean else REWRITTEN_ZEROS if known else files.file_size
+            truncated += zero_tail(files.path(base), end - base, rewritten=rewritten)
         self._rewrite(end)
         for scanned in [scanned for scanned in files.bases if scanned >= files.base_of(start)]:
             with disk.opened(files.path(scanned), disk.WRITE) as fd:

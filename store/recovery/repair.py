@@ -40,7 +40,7 @@ from .queue_rebuild import LastEntries
 logger = logging.getLogger(__name__)
 
 DAMAGED: Final = "damaged"  # directory below the root
-ASIDE_SIZE_MAX: Final = 64 << 20  # bytes of all damaged ranges that are kept
+COPIES_SIZE_MAX: Final = 64 << 20  # bytes of all copies of damaged ranges
 _COPY_SIZE: Final = 1 << 20  # bytes
 _FILLER_SIZE: Final = 1 << 20  # bytes
 _NO_END: Final = 1 << 63  # after every record
@@ -159,11 +159,11 @@ class Repair:
 
     # Writing --------------------------------------------------------------------------------
 
-    def write(self, aside: Path) -> None:
-        """Write all fillers durably; copy the damaged bytes to files in ``aside`` first."""
+    def write(self, copies: Path) -> None:
+        """Write all fillers durably; copy the damaged bytes to files in ``copies`` first."""
         for part in self._filled_ranges:
             with self._opened(part.start) as (fd, base):
-                _put_aside(fd, part.start - base, part, aside)
+                _keep_copy(fd, part.start - base, part, copies)
                 for offset, content in part.content():
                     disk.pwrite(fd, content, offset - base)
 
@@ -192,14 +192,14 @@ def _filled_ranges(damage: Damage, files: MappedFileQueue, timestamp: int) -> It
         start = end
 
 
-def _put_aside(fd: int, position: int, part: FilledRange, directory: Path) -> None:
+def _keep_copy(fd: int, position: int, part: FilledRange, directory: Path) -> None:
     """Keep a copy of damaged bytes for inspection, if there is room."""
     size = part.end - part.start
     target = directory / f"{part.start:020d}"
     try:
         make_directory(directory)
         kept = sum(disk.size_of(path) for path in disk.entries(directory))
-        if disk.exists(target) or kept + size > ASIDE_SIZE_MAX:
+        if disk.exists(target) or kept + size > COPIES_SIZE_MAX:
             logger.warning("event=damage_not_kept offset=%d length=%d", part.start, size)
             return
         with disk.NewFile(target) as file:

@@ -1,1 +1,1 @@
-"""Tools for people: they look at a store's files, also while a broker runs, and write none."""
+"""Read-only tools for operators; they work on a store's files, also while a broker runs."""

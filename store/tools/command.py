@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from ..errors import StoreError
 from ..log.resync import Damage
-from .copying import Border, copy_log
+from .copying import Bound, copy_log
 from .dump import Dumped, dump
 from .findings import StoreFinding
 from .verify import VerifyReport, verify
@@ -51,14 +51,14 @@ def add_nouns(nouns: Any) -> None:
     copying.add_argument("target", type=Path, metavar="TARGET", help="directory to be made")
     copying.add_argument(
         "--from",
-        type=_border,
+        type=_bound,
         dest="start",
         metavar="OFFSET|TIME",
         help="from the file on that holds this log offset, or this time (2030-01-31T12:00)",
     )
     copying.add_argument(
         "--to",
-        type=_border,
+        type=_bound,
         dest="end",
         metavar="OFFSET|TIME",
         help="records that begin before this log offset, or were stored until this time",
@@ -89,7 +89,7 @@ def _offset(text: str) -> int:
     return int(text)
 
 
-def _border(text: str) -> Border:
+def _bound(text: str) -> Bound:
     if text.isdecimal():
         return int(text)
     try:

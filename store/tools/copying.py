@@ -34,7 +34,7 @@ from .state import StoreState, read_condition
 _PIECE: Final = 1 << 20  # bytes copied at once
 _SUFFIX: Final = ".part"  # of the directory while it is filled
 
-Border = int | datetime
+Bound = int | datetime
 """A physical offset, or a store time."""
 
 Progress = Callable[[int, int], None]
@@ -55,8 +55,8 @@ def copy_log(
     target: Path,
     *,
     commit_log: Path | None = None,
-    start: Border | None = None,
-    end: Border | None = None,
+    start: Bound | None = None,
+    end: Bound | None = None,
     with_config: bool = False,
     with_queues: bool = False,
     progress: Progress = lambda done, total: None,
@@ -107,7 +107,7 @@ def copy_log(
 # What to copy ---------------------------------------------------------------------------------
 
 
-def _choose(files: MappedFileQueue, start: Border | None, end: Border | None) -> list[int]:
+def _choose(files: MappedFileQueue, start: Bound | None, end: Bound | None) -> list[int]:
     """Return the files to copy by their first offsets.
 
     Raises:
@@ -124,11 +124,11 @@ def _choose(files: MappedFileQueue, start: Border | None, end: Border | None) ->
     return chosen
 
 
-def _number_of(files: MappedFileQueue, begun: list[int], border: Border) -> int:
-    """Return the number of the last file that begins at or before a border; -1 if none does."""
-    if isinstance(border, int):
-        return bisect_right(begun, border) - 1
-    wanted = _milliseconds(border)
+def _number_of(files: MappedFileQueue, begun: list[int], bound: Bound) -> int:
+    """Return the number of the last file that begins at or before a bound; -1 if none does."""
+    if isinstance(bound, int):
+        return bisect_right(begun, bound) - 1
+    wanted = _milliseconds(bound)
     return bisect_right(begun, wanted, key=lambda base: _first_time(files, base) or 0) - 1
 
 
@@ -149,8 +149,8 @@ def _first_time(files: MappedFileQueue, base: int) -> int | None:
     return None
 
 
-def _milliseconds(border: datetime) -> int:
-    return int(border.timestamp() * 1000)
+def _milliseconds(bound: datetime) -> int:
+    return int(bound.timestamp() * 1000)
 
 
 # Copying --------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class _Stop(NamedTuple):
     damaged: int
 
 
-def _find_stop(files: MappedFileQueue, base: int, end: Border | None, *, live: bool) -> _Stop:
+def _find_stop(files: MappedFileQueue, base: int, end: Bound | None, *, live: bool) -> _Stop:
     walk = LogWalk(files, start=base, end=base + files.file_size, live=live)
     found, timestamp, damaged = base, 0, 0
     for part in walk:
@@ -182,7 +182,7 @@ def _find_stop(files: MappedFileQueue, base: int, end: Border | None, *, live: b
     return _Stop(found, timestamp, files.file_size if full else found - base, damaged)
 
 
-def _is_before(stop: _Stop, start: Border | None) -> bool:
+def _is_before(stop: _Stop, start: Bound | None) -> bool:
     """Return whether even the last record is before the range."""
     if start is None:
         return False
@@ -191,7 +191,7 @@ def _is_before(stop: _Stop, start: Border | None) -> bool:
     return stop.last_timestamp < _milliseconds(start)
 
 
-def _is_after(end: Border, offset: int, stored: int) -> bool:
+def _is_after(end: Bound, offset: int, stored: int) -> bool:
     return offset >= end if isinstance(end, int) else stored > _milliseconds(end)
 
 

@@ -3,13 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ..errors import UnusableFileError
 from ..files import disk
-from ..files.mapped_file_queue import MappedFileQueue
-
-_NAME_DIGITS: Final = 20
+from ..files.mapped_file_queue import NAME_DIGITS, MappedFileQueue
 
 
 class DataFiles(NamedTuple):
@@ -28,7 +26,7 @@ def list_files(directory: Path, file_size: int | None = None) -> DataFiles:
     unusable: list[tuple[Path, str]] = []
     sizes: dict[Path, int] = {}
     for path in disk.files(directory):
-        if len(path.name) == _NAME_DIGITS and path.name.isascii() and path.name.isdigit():
+        if len(path.name) == NAME_DIGITS and path.name.isascii() and path.name.isdigit():
             sizes[path] = disk.size_of(path)
         else:
             unusable.append((path, "is no data file, and nothing else may lie here"))

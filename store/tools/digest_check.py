@@ -64,7 +64,7 @@ class DigestCheck:
         flipped = block.flipped_bit()
         if flipped is None:
             start, stop = block.position, block.end
-            detail = f"some of the {min(stop, end) - start} bytes from here on are not as they were"
+            detail = f"some of the {min(stop, end) - start} bytes from here on have changed"
         else:
             start, bit = flipped
             stop = start + 1

@@ -15,7 +15,7 @@ from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.record import MAGIC_BLANK, PREFIX, store_timestamp
 from ..log.log_scan import Found, LogScan
-from ..log.resync import Damage, what_is_wrong
+from ..log.resync import Damage, invalid_reason
 
 _PIECE: Final = 1 << 20  # bytes read at once after the end of the log
 _ZEROS: Final = bytes(_PIECE)
@@ -122,7 +122,7 @@ class LogWalk:
             at, reason = self.files.base_of(at) + self.files.file_size, "the file is missing"
         else:
             later = self._reaches  # no later file has a record
-            reason = what_is_wrong(self.files, at) if at < later else ""
+            reason = invalid_reason(self.files, at) if at < later else ""
         return Damage(at, later - at, reason) if at < later else None
 
     def ends_with_blank(self, end: int) -> bool:

@@ -3,17 +3,14 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
 
 from ..files import disk
-from ..files.checkpoint import Checkpoint, closed_note_is_damaged, load_checkpoint
+from ..files.checkpoint import FILE_SIZE, Checkpoint, closed_note_is_damaged, load_checkpoint
 from ..files.directory_lock import is_held
 from ..files.mapped_file_queue import MappedFileQueue
 from ..log.log_reader import LogReader
 from ..recovery.recovery import checkpoint_start
 from .findings import Findings
-
-_CHECKPOINT_SIZE: Final = 4096  # bytes; RocketMQ maps a page of the system
 
 
 class StoreState(StrEnum):
@@ -44,8 +41,10 @@ def read_condition(root: Path, findings: Findings) -> Condition:
     if is_held(root):
         state = StoreState.OPEN
     path = root / "checkpoint"
-    if disk.exists(path) and disk.size_of(path) != _CHECKPOINT_SIZE:
-        findings.add("checkpoint_wrong", path, f"has {disk.size_of(path)} bytes instead of 4096")
+    if disk.exists(path) and disk.size_of(path) != FILE_SIZE:
+        findings.add(
+            "checkpoint_wrong", path, f"has {disk.size_of(path)} bytes instead of {FILE_SIZE}"
+        )
     if closed_note_is_damaged(path):
         findings.add("checkpoint_wrong", path, "the note of the last clean stop fails its CRC")
     return Condition(state=state, checkpoint=load_checkpoint(path))

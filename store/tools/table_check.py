@@ -175,7 +175,7 @@ def check_snapshot(
         found = record_crc(footer.anchor_offset)
         if found is not None and found != footer.anchor_crc:
             findings.add(
-                "snapshot_of_other_log", path, f"another record stands at {footer.anchor_offset}"
+                "snapshot_of_other_log", path, f"there is another record at {footer.anchor_offset}"
             )
     return True
 

@@ -19,7 +19,7 @@ from ..files import disk
 from ..format.crc import crc32
 from ..format.index import FIRST_ITEM, HEADER_SIZE, is_index_file_name, unpack_header
 from ..log.log_reader import LogReader
-from ..log.resync import Damage, what_is_wrong
+from ..log.resync import Damage, invalid_reason
 from .data_files import find_log, list_queues
 from .digest_check import DigestCheck
 from .findings import Findings
@@ -147,9 +147,8 @@ class _Verification:
         if self._condition.checkpoint.is_ours:  # RocketMQ does not update digests
             digests.check_index(self._index)
         self._queues.finish(log_start, walk.end_offset)
-        if (
-            not self._damaged_ranges or self._damaged_ranges[-1].end < walk.end_offset
-        ):  # the last record is there
+        # Only if the last record is intact.
+        if not self._damaged_ranges or self._damaged_ranges[-1].end < walk.end_offset:
             check_checkpoint(
                 self._condition,
                 self._root / "checkpoint",
@@ -220,7 +219,7 @@ class _Verification:
             self._findings.add(
                 "bytes_behind_log",
                 self._files.path(base),
-                f"{tail} bytes after the end at {end}: {what_is_wrong(self._files, end)}",
+                f"{tail} bytes after the end at {end}: {invalid_reason(self._files, end)}",
                 position=end - base,
                 offset=end,
                 harmless=True,

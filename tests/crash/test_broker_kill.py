@@ -29,17 +29,12 @@ from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support import crash_producer
 from tests.support.ledger import Ledger, consume_all, send_until
 from tests.support.patience import PATIENCE_S
+from tests.support.seeds import campaign_seconds, printed_seed
 
 ROOT = Path(__file__).parents[2]
 SENDERS = 8
 SMALL_FILES = {"mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20_000}
-"""Settings under which files roll many times within a round."""
-
-
-def _seed() -> int:
-    seed = int(os.environ.get("HALFMQ_SEED") or random.randrange(1 << 32))
-    print(f"HALFMQ_SEED={seed}")
-    return seed
+"""Settings with which a round fills many files."""
 
 
 def _config(broker: BrokerProcess) -> ClientConfig:
@@ -70,22 +65,22 @@ def _check_kills(tmp_path: Path, rounds: int, chance: random.Random) -> Ledger:
         )
     assert ledger.acknowledged
     assert ledger.acknowledged <= ledger.consumed.keys()
-    assert ledger.consumed.keys() <= ledger.sent  # nothing is delivered that nobody sent
+    assert ledger.consumed.keys() <= ledger.sent  # every delivered message was sent
     return ledger
 
 
 def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
-    """An answered send is on disk: kills at random moments under load lose none of them."""
-    ledger = _check_kills(tmp_path, 4, random.Random(_seed()))
+    """Answered sends are on disk; kills at random moments under load lose none of them."""
+    ledger = _check_kills(tmp_path, 4, random.Random(printed_seed()))
 
     print(f"acknowledged={len(ledger.acknowledged)} sent={len(ledger.sent)}")
 
 
 @pytest.mark.campaign
 def test_many_kills_lose_nothing(tmp_path: Path) -> None:
-    """The same for as long as the campaign lasts, each time on a fresh store."""
-    chance = random.Random(_seed())
-    end = time.monotonic() + float(os.environ.get("HALFMQ_CAMPAIGN_SECONDS", "60"))
+    """The same until the campaign ends, each time on a new store."""
+    chance = random.Random(printed_seed())
+    end = time.monotonic() + campaign_seconds()
     kills = acknowledged = 0
     while time.monotonic() < end:
         ledger = _check_kills(tmp_path / str(kills), 10, chance)
@@ -111,7 +106,7 @@ def _ledger_database(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _die_before_the_decision(broker: BrokerProcess, group: str, ledger: Path, *keys: str) -> None:
+def _kill_before_the_decision(broker: BrokerProcess, group: str, ledger: Path, *keys: str) -> None:
     environment = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
@@ -128,7 +123,7 @@ def _die_before_the_decision(broker: BrokerProcess, group: str, ledger: Path, *k
 
 
 def test_a_producer_killed_before_its_decision_has_its_message_delivered(tmp_path: Path) -> None:
-    """The row is committed, the decision never left: another producer of the group is asked."""
+    """The row is committed, the decision never sent: another producer of the group is checked."""
     path = tmp_path / "ledger.db"
     database = _ledger_database(path)
     asked: list[str] = []
@@ -138,21 +133,21 @@ def test_a_producer_killed_before_its_decision_has_its_message_delivered(tmp_pat
         row = database.execute("select 1 from ledger where key = ?", [message.keys]).fetchone()
         return Decision.COMMIT if row else Decision.ROLLBACK
 
-    async def heir(broker: BrokerProcess) -> bytes:
-        async with TransactionProducer("heirs", checker=checker, config=_config(broker)):
+    async def take_over(broker: BrokerProcess) -> bytes:
+        async with TransactionProducer("orders-group", checker=checker, config=_config(broker)):
             return await _next_body(broker, "readers", crash_producer.TOPIC)
 
     with broker_process(tmp_path / "broker", transactionTimeOut=300) as broker:
-        _die_before_the_decision(broker, "heirs", path, "o-1")
+        _kill_before_the_decision(broker, "orders-group", path, "o-1")
 
-        body = asyncio.run(heir(broker))
+        body = asyncio.run(take_over(broker))
 
     assert body == b"o-1"
     assert asked == ["o-1"]
 
 
 def test_producer_and_broker_killed_together_lose_nothing(tmp_path: Path) -> None:
-    """The undecided transaction survives in the log, and its question with it."""
+    """The undecided transaction is in the log, and is checked after the start."""
     path = tmp_path / "ledger.db"
     database = _ledger_database(path)
 
@@ -160,20 +155,20 @@ def test_producer_and_broker_killed_together_lose_nothing(tmp_path: Path) -> Non
         row = database.execute("select 1 from ledger where key = ?", [message.keys]).fetchone()
         return Decision.COMMIT if row else Decision.ROLLBACK
 
-    async def heir(broker: BrokerProcess) -> bytes:
-        async with TransactionProducer("heirs", checker=checker, config=_config(broker)):
+    async def take_over(broker: BrokerProcess) -> bytes:
+        async with TransactionProducer("orders-group", checker=checker, config=_config(broker)):
             return await _next_body(broker, "readers", crash_producer.TOPIC)
 
     with broker_process(tmp_path / "broker", transactionTimeOut=300) as broker:
-        _die_before_the_decision(broker, "heirs", path, "o-1")
+        _kill_before_the_decision(broker, "orders-group", path, "o-1")
         broker.kill()
         broker.start()
 
-        assert asyncio.run(heir(broker)) == b"o-1"
+        assert asyncio.run(take_over(broker)) == b"o-1"
 
 
 async def _decide(broker: BrokerProcess, count: int) -> tuple[set[bytes], set[bytes]]:
-    """Commit every other transaction and roll the rest back; all decisions are answered."""
+    """Commit every other transaction, roll the rest back, and await all answers."""
     committed: set[bytes] = set()
     rolled_back: set[bytes] = set()
 
@@ -194,11 +189,11 @@ async def _decide(broker: BrokerProcess, count: int) -> tuple[set[bytes], set[by
     return committed, rolled_back
 
 
-def test_what_was_decided_is_not_asked_again_after_a_kill(tmp_path: Path) -> None:
-    """Decisions answered and then `kill -9` at once: nobody is asked, and none is undone.
+def test_decided_transactions_are_not_checked_after_a_kill(tmp_path: Path) -> None:
+    """Decisions that were answered just before `kill -9` stay.
 
-    (Apache RocketMQ asks again about every one decided in the last seconds, and what it is then
-    told to commit it delivers a second time, rolled-back messages included.)
+    (Apache RocketMQ checks every transaction again that was decided in the last seconds, and
+    delivers those that are then committed a second time, rolled-back ones included.)
     """
     asked: list[str] = []
     undecided = asyncio.Event()
@@ -209,7 +204,7 @@ def test_what_was_decided_is_not_asked_again_after_a_kill(tmp_path: Path) -> Non
         return Decision.COMMIT
 
     async def after_the_kill(broker: BrokerProcess, committed: set[bytes]) -> list[bytes]:
-        """Wait until a later undecided one is asked about: earlier ones would come first."""
+        """Wait for the check of a later transaction: checks of earlier ones would come first."""
         bodies: list[bytes] = []
         config = _config(broker)
         producer = TransactionProducer("deciders", checker=checker, config=config)

@@ -1,4 +1,4 @@
-"""`kill -9` of the broker while it asks: what was asked counts, as far as a snapshot has it."""
+"""`kill -9` of the broker while it checks: checks that a snapshot has still count."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from halfmq.client import (
     TransactionProducer,
 )
 from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.patience import PATIENCE_S
 
 CHECK_MAX = 6
-PATIENCE_S = 60.0
 
 
 def _config(broker: BrokerProcess) -> ClientConfig:
@@ -33,14 +33,14 @@ async def _leave_undecided(broker: BrokerProcess) -> None:
         tx.decide(Decision.UNKNOWN)
 
 
-async def _asked_until_noted(broker: BrokerProcess) -> bool:
-    """Have the producer asked until a snapshot notes that; False when the broker gave up first."""
+async def _check_until_snapshot(broker: BrokerProcess) -> bool:
+    """Answer checks until a snapshot is taken; return False if the broker gives up before."""
     config = _config(broker)
     producer = TransactionProducer("pg", checker=_unknown, config=config)
     async with producer, Admin(config=config) as admin, asyncio.timeout(PATIENCE_S):
         while True:
-            (told,) = [one async for one in admin.transactions()]
-            if told.parked_reason:
+            (found,) = [one async for one in admin.transactions()]
+            if found.parked_reason:
                 return False
             (metrics,) = (await admin.metrics()).values()
             if int(metrics["halfmq.transactions.snapshots_taken"]):
@@ -49,7 +49,7 @@ async def _asked_until_noted(broker: BrokerProcess) -> bool:
 
 
 def test_checks_that_a_snapshot_has_count_after_a_kill(tmp_path: Path) -> None:
-    """A broker that is killed again and again, without other traffic, gives up in the end."""
+    """A broker that is killed repeatedly, without other traffic, finally gives up."""
     settings = {
         "transactionTimeOut": 100,
         "transactionCheckInterval": 1_000,
@@ -58,10 +58,10 @@ def test_checks_that_a_snapshot_has_count_after_a_kill(tmp_path: Path) -> None:
     kills = 0
     with broker_process(tmp_path, **settings) as broker:
         asyncio.run(_leave_undecided(broker))
-        while kills <= CHECK_MAX and asyncio.run(_asked_until_noted(broker)):
+        while kills <= CHECK_MAX and asyncio.run(_check_until_snapshot(broker)):
             broker.kill()
             kills += 1
             broker.start()
 
-    # Each time one check more is noted, at least; and none was asked before the first snapshot.
+    # Each run adds at least one check to the snapshot; there was none before the first.
     assert 0 < kills <= CHECK_MAX

@@ -1,16 +1,14 @@
-"""A small disk is filled under load: nothing acknowledged is lost, and decisions go on.
+"""A small disk is filled under load: nothing acknowledged is lost, and decisions continue.
 
-A real broker in a process of its own, real clients, a real file system that is mounted for the
-test (root on Linux; elsewhere it is skipped, and says so). The campaign repeats it, with kills and
-starts on the full disk, for `HALFMQ_CAMPAIGN_SECONDS` (60); the seed is printed and can be set by
-`HALFMQ_SEED`.
+The broker is a process, and the disk a file system that is mounted for the test (by root on Linux;
+elsewhere the test is skipped). The campaign repeats it, with kills and starts on the full disk, for
+`HALFMQ_CAMPAIGN_SECONDS` (60). The seed is printed and can be set by `HALFMQ_SEED`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import time
 from collections import Counter
@@ -35,14 +33,15 @@ from halfmq.client import (
 from halfmq.client.testing import BrokerProcess, BrokerStartError, broker_process
 from halfmq.remoting.codes import ResponseCode
 from tests.support.patience import PATIENCE_S
+from tests.support.seeds import campaign_seconds, printed_seed
 from tests.support.small_disk import KINDS, fill, small_disk
 
 MIB = 1 << 20
 DISK = 80 * MIB
-BALLAST = 24 * MIB  # somebody else's file, whose removal makes room
+FOREIGN = 24 * MIB  # a file of another program, whose removal makes room
 SENDERS = 4
 OPEN = 60  # transactions undecided while the disk fills
-HALF = 200_000  # bytes of each: more are decided on the full disk than the log has made ready
+HALF = 200_000  # bytes of each: together more than the log has reserved ahead
 SETTINGS = {
     "mappedFileSizeCommitLog": MIB,
     "mappedFileSizeConsumeQueue": 20_000,
@@ -57,21 +56,15 @@ SETTINGS = {
 }
 
 
-def _seed() -> int:
-    seed = int(os.environ.get("HALFMQ_SEED") or random.randrange(1 << 32))
-    print(f"HALFMQ_SEED={seed}")
-    return seed
-
-
 class Load:
-    """Clients of one broker, and what they know."""
+    """Clients of one broker, and the answers that they got."""
 
     def __init__(self, broker: BrokerProcess, chance: random.Random) -> None:
         self.broker = broker
         self.chance = chance
         self.acknowledged: set[bytes] = set()
         self.sent: set[bytes] = set()
-        self.decisions: dict[bytes, Decision] = {}  # as the application has made them
+        self.decisions: dict[bytes, Decision] = {}  # of the application
         self.committed: set[bytes] = set()
         self.rolled_back: set[bytes] = set()
         self.refusals: Counter[int] = Counter()
@@ -83,18 +76,18 @@ class Load:
     def config(self) -> ClientConfig:
         return ClientConfig(
             namesrv=self.broker.address,
-            send_attempts_max=1,  # a refusal is the test's to see
+            send_attempts_max=1,  # the test counts refusals
             reconnect_delay_min=0.02,
             reconnect_delay_max=0.1,
         )
 
     def body(self, kind: str, size: int) -> bytes:
-        """Return a body of its own, which no compression makes shorter."""
+        """Return a unique body that compression does not make shorter."""
         name = f"{kind}-{next(self._numbers)}-".encode()
         return name + self.chance.randbytes(size - len(name))
 
     async def send_until(self, stop: asyncio.Event) -> None:
-        """Send messages one after the other, as fast as they are taken."""
+        """Send messages one after the other, as fast as the broker accepts them."""
         async with Producer("full-producer", config=self.config) as producer:
             while not stop.is_set():
                 body = self.body("plain", self.chance.choice((100, 2_000, 20_000)))
@@ -110,7 +103,7 @@ class Load:
                     self.acknowledged.add(body)
 
     async def consume_until(self, stop: asyncio.Event) -> None:
-        """Consume whatever comes."""
+        """Consume all messages."""
         async with Consumer(
             "full-consumer", {"full": "*"}, start_from="first", config=self.config
         ) as consumer:
@@ -130,7 +123,7 @@ class Load:
             self.open.append((transaction, body))
 
     def decide(self, count: int) -> asyncio.Future[None]:
-        """Decide some of the open ones, two in three to be committed; done when all are."""
+        """Commit two in three of some open transactions, roll the rest back; await all answers."""
         chosen, self.open = self.open[:count], self.open[count:]
         for number, (transaction, body) in enumerate(chosen):
             decision = Decision.ROLLBACK if number % 3 == 2 else Decision.COMMIT
@@ -146,16 +139,16 @@ class Load:
                 self.note_decided(body)
 
     def note_decided(self, body: bytes) -> None:
-        """The broker has taken the decision."""
+        """Note that the broker has accepted the decision."""
         committed = self.decisions[body] is Decision.COMMIT
         (self.committed if committed else self.rolled_back).add(body)
 
     async def checked(self, message: MessageView) -> Decision:
-        """Tell the broker what the application has decided: a decision may have found no space."""
+        """Answer a check with the application's decision, which may have found no space."""
         return self.decisions.get(message.body, Decision.UNKNOWN)
 
     async def metrics(self) -> dict[str, int]:
-        """What the broker tells of its disk."""
+        """Return the broker's metrics of its disk."""
         async with Admin(config=self.config) as admin:
             (found,) = (await admin.metrics()).values()
         return {
@@ -165,35 +158,35 @@ class Load:
         }
 
     async def until_full(self, full: bool) -> None:
-        """Wait until messages are refused, or no more."""
+        """Wait until the broker refuses messages, or accepts them again."""
         deadline = time.monotonic() + PATIENCE_S
         while (found := await self.metrics())["is_full"] != full:
             assert time.monotonic() < deadline, f"it stays {found}"
             await asyncio.sleep(0.05)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is so."""
+        """Wait until the condition holds."""
         deadline = time.monotonic() + PATIENCE_S
-        while not condition():  # it is others who work
+        while not condition():
             assert time.monotonic() < deadline, "nothing happened"
             await asyncio.sleep(0.02)
 
     async def until_consumed(self) -> None:
-        """Wait until the consumer has all that is acknowledged or committed by now."""
+        """Wait until the consumer has all messages acknowledged or committed by now."""
         wanted = self.acknowledged | self.committed
         await self.until(lambda: wanted <= self.consumed.keys())
 
     async def until_all_decided(self) -> None:
-        """Wait until decisions that found no space are made after all."""
+        """Wait until decisions that found no space have succeeded."""
         for body in self.decisions:
             self.note_decided(body)
         await self.until_consumed()
 
-    async def restart(self, hog: Path) -> None:
-        """Kill the broker and start it on a full disk: it serves, or says how much to free."""
+    async def restart(self, rest: Path) -> None:
+        """Kill the broker and start it on a full disk: it serves, or logs how much to free."""
         await asyncio.to_thread(self.broker.kill)
         if not await asyncio.to_thread(self._starts):
-            await asyncio.to_thread(hog.unlink)
+            await asyncio.to_thread(rest.unlink)
             await asyncio.to_thread(self.broker.start)
 
     def _starts(self) -> bool:
@@ -209,10 +202,10 @@ class Load:
 
 
 async def _fill_and_recover(load: Load, disk: Path, *, kills: bool) -> None:
-    """Let the disk get full twice over, and empty again, with everybody at work."""
+    """Fill the disk twice, and empty it again, under load."""
     stop = asyncio.Event()
-    ballast, hog = disk / "ballast", disk / "hog"
-    fill(ballast, BALLAST)
+    foreign, rest = disk / "foreign", disk / "rest"
+    fill(foreign, FOREIGN)
     async with (
         TransactionProducer("full-tx", load.checked, config=load.config) as producer,
         asyncio.TaskGroup() as group,
@@ -222,7 +215,7 @@ async def _fill_and_recover(load: Load, disk: Path, *, kills: bool) -> None:
             group.create_task(load.send_until(stop))
         group.create_task(load.consume_until(stop))
 
-        # The messages themselves fill it: they are refused, and all else goes on.
+        # Messages fill it: further ones are refused, everything else continues.
         await load.until_full(True)
         await asyncio.sleep(0.3)
         before = len(load.acknowledged)
@@ -235,18 +228,18 @@ async def _fill_and_recover(load: Load, disk: Path, *, kills: bool) -> None:
         assert load.refusals[ResponseCode.SERVICE_NOT_AVAILABLE] > 0
         await load.until_consumed()
 
-        # Somebody else takes the rest: decisions wait for space, and consumption goes on.
-        fill(hog)
+        # Another program takes the rest: decisions wait for space, consumption continues.
+        fill(rest)
         if kills:
-            await load.restart(hog)
+            await load.restart(rest)
         waiting = load.decide(OPEN // 3)
         await load.until_consumed()
         assert kills or not waiting.done()
         assert load.broker.running
 
-        # There is room again, and nobody has to start anything.
-        hog.unlink(missing_ok=True)
-        ballast.unlink()
+        # There is room again: the broker continues without a restart.
+        rest.unlink(missing_ok=True)
+        foreign.unlink()
         pid = load.broker.pid
         await load.until_full(False)
         before = len(load.acknowledged)
@@ -260,9 +253,9 @@ async def _fill_and_recover(load: Load, disk: Path, *, kills: bool) -> None:
 
 
 async def _fill_at_once(load: Load, disk: Path) -> None:
-    """Let somebody else take the whole disk within a blink, at a moment of no warning."""
+    """Have another program fill the whole disk at once, at a random moment."""
     stop = asyncio.Event()
-    hog = disk / "hog"
+    rest = disk / "rest"
     async with (
         TransactionProducer("full-tx", load.checked, config=load.config) as producer,
         asyncio.TaskGroup() as group,
@@ -272,12 +265,12 @@ async def _fill_at_once(load: Load, disk: Path) -> None:
         group.create_task(load.consume_until(stop))
         await load.prepare(producer, 9)
         await asyncio.sleep(load.chance.random())
-        await asyncio.to_thread(fill, hog)
+        await asyncio.to_thread(fill, rest)
         await asyncio.sleep(load.chance.random())
         if load.chance.random() < 0.5:
-            await load.restart(hog)
+            await load.restart(rest)
         await load.until_consumed()
-        hog.unlink(missing_ok=True)
+        rest.unlink(missing_ok=True)
         await load.decide(len(load.open))
         before = len(load.acknowledged)
         await load.until(lambda: len(load.acknowledged) >= before + 20)
@@ -286,7 +279,7 @@ async def _fill_at_once(load: Load, disk: Path) -> None:
 
 
 async def _check(load: Load) -> None:
-    """Everything acknowledged is delivered, to those who were there and to those who come later."""
+    """Check that a new consumer gets everything acknowledged, once, and nothing rolled back."""
     wanted = load.acknowledged | load.committed
     seen: set[bytes] = set()
     async with Consumer(
@@ -333,21 +326,21 @@ def _run(tmp_path: Path, kind: str, seed: int, *, kills: bool, at_once: bool = F
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_disk_costs_nothing_acknowledged(tmp_path: Path, kind: str) -> None:
-    """Filled by messages, then to the last sector by others; recovered without a restart."""
-    _run(tmp_path, kind, _seed(), kills=False)
+    """Messages fill it, then another program to the last sector; no restart is needed."""
+    _run(tmp_path, kind, printed_seed(), kills=False)
 
 
 def test_a_broker_starts_on_a_full_disk(tmp_path: Path) -> None:
-    """Killed when nothing is left, it serves, or ends with exit code 4 and how much to free."""
-    _run(tmp_path, "ext4", _seed(), kills=True)
+    """It serves, or exits with code 4 and logs how much to free."""
+    _run(tmp_path, "ext4", printed_seed(), kills=True)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_full_disks_cost_nothing_acknowledged(tmp_path: Path, kind: str) -> None:
-    """The same again and again."""
-    seed = _seed()
-    end = time.monotonic() + float(os.environ.get("HALFMQ_CAMPAIGN_SECONDS", "60"))
+    """The same until the campaign ends."""
+    seed = printed_seed()
+    end = time.monotonic() + campaign_seconds()
     turn = 0
     while turn == 0 or time.monotonic() < end:
         directory = tmp_path / str(turn)

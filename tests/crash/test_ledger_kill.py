@@ -2,7 +2,7 @@
 
 Real processes, real sockets, real files. By default a few rounds; as a campaign as many as fit into
 `HALFMQ_CAMPAIGN_SECONDS` (60). The seed of each run is printed and can be set by `HALFMQ_SEED`; it
-fixes who is killed and what the local transactions do, and not the moment within a millisecond.
+determines which processes are killed and what the local transactions do, not the exact moments.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tests.support.ledger_database import LedgerDatabase
 from tests.support.ledger_log import LogTruth, read_log
 from tests.support.ledger_producer import GROUP, TOPICS, client_config
 from tests.support.patience import PATIENCE_S
+from tests.support.seeds import campaign_seconds, printed_seed
 
 ROOT: Final = Path(__file__).parents[2]
 PRODUCERS: Final = 3
 ROUND_SECONDS: Final = (0.1, 1.0)
-"""Time between two rounds of kills: from before a producer is up until after many checks."""
-"""How long the last questions and deliveries may take on a busy machine."""
+"""Time between two rounds of kills: from before a producer has started until after many checks."""
 CAMPAIGN_ROUNDS: Final = 20
 """Rounds on one store, so that a campaign needs little disk."""
 SETTINGS: Final = {
@@ -43,7 +43,7 @@ SETTINGS: Final = {
     "maxMessageSize": 65_536,
     "transactionTimeOut": 400,
     "transactionCheckInterval": 400,
-    "transactionCheckMax": 1_000_000,  # who is killed all the time answers few checks
+    "transactionCheckMax": 1_000_000,  # killed producers answer few checks
 }
 
 BROKER: Final = "broker"
@@ -60,7 +60,7 @@ VICTIMS: Final = (
 
 @dataclass
 class Campaign:
-    """Counts of one run, and what the consumer got."""
+    """Counts of one run, and the messages that the consumer got."""
 
     rounds: int = 0
     kills: Counter[str] = field(default_factory=Counter)
@@ -81,7 +81,7 @@ class Campaign:
 
 
 class Producers:
-    """The producer processes, each of them killed and started again."""
+    """The producer processes; each is killed and started again."""
 
     def __init__(self, broker: BrokerProcess, ledger: Path, chance: random.Random) -> None:
         self._broker, self._ledger, self._chance = broker, ledger, chance
@@ -90,7 +90,7 @@ class Producers:
         self._log = (broker.directory / "producers.log").open("ab")
 
     def start(self) -> int:
-        """Start those that do not run; return how many had ended by themselves."""
+        """Start those that are not running; return how many had ended by themselves."""
         ended = [key for key, process in self._processes.items() if process.poll() is not None]
         for key in ended:
             process = self._processes.pop(key)
@@ -124,7 +124,7 @@ class Producers:
 
 
 async def _consume(campaign: Campaign, broker: BrokerProcess) -> None:
-    """Note every delivery, over all restarts of the broker, until cancelled."""
+    """Record every delivery, over all restarts of the broker, until cancelled."""
     config = client_config(broker.address)
     async with Consumer(
         "ledger-readers", dict.fromkeys(TOPICS, "*"), start_from="first", config=config
@@ -167,17 +167,17 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
 async def _run(
     campaign: Campaign, broker: BrokerProcess, path: Path, rounds: int, chance: random.Random
 ) -> None:
-    """Kill in rounds; then let one heir answer for all the dead, and the consumer finish."""
+    """Kill in rounds; then let one more producer answer all checks, and the consumer finish."""
     ledger = LedgerDatabase(path)
     producers = Producers(broker, path, chance)
     consuming = asyncio.create_task(_consume(campaign, broker))
     try:
         await _kill_in_rounds(campaign, broker, producers, rounds, chance)
         producers.close()
-        heir = TransactionProducer(
+        last = TransactionProducer(
             GROUP, checker=ledger.checker(), config=client_config(broker.address)
         )
-        async with heir:
+        async with last:
             store = broker.directory / "store"
             await _until(lambda: not read_log(store).undecided, "a transaction is not decided")
         wanted = _bodies(ledger)
@@ -206,16 +206,16 @@ def _check(tmp_path: Path, rounds: int, chance: random.Random) -> Campaign:
         assert broker.stop() == 0
     truth = read_log(tmp_path / "broker" / "store")
     ledger = LedgerDatabase(path)
-    _judge(campaign, ledger, truth)
+    _compare(campaign, ledger, truth)
     ledger.close()
     return campaign
 
 
-def _judge(campaign: Campaign, ledger: LedgerDatabase, truth: LogTruth) -> None:
-    """A row is committed if and only if its message was consumed; a half is decided once.
+def _compare(campaign: Campaign, ledger: LedgerDatabase, truth: LogTruth) -> None:
+    """Check that exactly the messages of committed rows were consumed, and each half decided once.
 
-    A prepare sent again under the same key is no second transaction, and a message that is
-    delivered again has the id it had.
+    A prepare that is sent again with the same key must not be a second transaction, and a message
+    that is delivered again must have the same id.
     """
     campaign.committed, campaign.fenced = len(ledger.committed), ledger.fenced
     campaign.halves = len(truth.halves)
@@ -231,24 +231,18 @@ def _judge(campaign: Campaign, ledger: LedgerDatabase, truth: LogTruth) -> None:
     }
 
 
-def _seed() -> int:
-    seed = int(os.environ.get("HALFMQ_SEED") or random.randrange(1 << 32))
-    print(f"HALFMQ_SEED={seed}")
-    return seed
-
-
 def test_a_row_is_in_the_ledger_iff_its_message_is_consumed(tmp_path: Path) -> None:
-    """Broker and producers are killed at random moments: both or neither, and decided once."""
-    campaign = _check(tmp_path / "0", 5, random.Random(_seed()))
+    """Also if broker and producers are killed at random moments; and it is decided once."""
+    campaign = _check(tmp_path / "0", 5, random.Random(printed_seed()))
 
     assert campaign.halves > campaign.committed > 0
 
 
 @pytest.mark.campaign
 def test_many_kills_leave_ledger_and_messages_equal(tmp_path: Path) -> None:
-    """The same for as long as the campaign lasts, on a fresh store every so many rounds."""
-    chance = random.Random(_seed())
-    end = time.monotonic() + float(os.environ.get("HALFMQ_CAMPAIGN_SECONDS", "60"))
+    """The same until the campaign ends, with a new store after every few rounds."""
+    chance = random.Random(printed_seed())
+    end = time.monotonic() + campaign_seconds()
     rounds = 0
     while time.monotonic() < end:
         directory = tmp_path / str(rounds)

@@ -1,9 +1,9 @@
 """Blocks that are left in the middle, against a broker process: a row is there iff its message is.
 
-Time limits end blocks whose worker thread or database server goes on, drivers raise after their
-commit, signal handlers raise wherever they find a blocking program. By default a few rounds of each
+Time limits end blocks whose worker thread or database server continues, drivers raise after their
+commit, signal handlers raise at any point of a blocking program. By default a few rounds of each
 form; as a campaign `HALFMQ_ROUNDS` (2000). The seed is printed and can be set by `HALFMQ_SEED`; it
-fixes the times and not what they hit.
+determines the times, not the points that they hit.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.database_servers import postgresql
 from tests.support.interruptions import InterruptionError
 from tests.support.order_book import OrderBook
+from tests.support.seeds import printed_seed
 
 SETTINGS: Final = {
     "mappedFileSizeCommitLog": 16 << 20,
@@ -45,22 +46,22 @@ SETTINGS: Final = {
 }
 TOPIC: Final = "orders"
 QUEUES: Final = 4
-"""Of a topic that a first send creates."""
+"""Queues of a topic that the first send creates."""
 ROUNDS: Final = 40
 AT_ONCE: Final = 4
 """Blocks of one program at a time, so that they wait for each other's locks."""
 LIMIT: Final = (0.05, 1.3)
-"""When a block is ended, in parts of the time that a whole one takes."""
+"""Time until a block is ended, as a fraction of the time of a whole one."""
 AGAIN: Final = (0.01, 0.5)
-"""The same of a second signal, from the first one on."""
+"""The same for a second signal, after the first one."""
 WHOLE_EVERY: Final = 10
-"""One in so many blocks is left alone, to know how long they take …"""
+"""One block in so many is not interrupted, to measure how long they take …"""
 WHOLE_FIRST: Final = 20
-"""… and so many at first."""
+"""… and neither are the first so many."""
 PAUSE_SECONDS: Final = 0.05
 GROUP: Final = "left-blocks"
 ENDS: Final = (KeyboardInterrupt, InterruptionError)
-"""What the signal handlers raise."""
+"""Exceptions of the signal handlers."""
 
 
 class DriverError(Exception):
@@ -81,7 +82,7 @@ class Book(Protocol):
 
 
 class ServerBook:
-    """As :class:`OrderBook`, in PostgreSQL, with a driver that is awaited."""
+    """Like :class:`OrderBook`, in PostgreSQL with an asynchronous driver."""
 
     def __init__(self, psycopg: Any, port: int) -> None:
         self._psycopg = psycopg
@@ -96,7 +97,7 @@ class ServerBook:
         return self._psycopg.connect(self._address)
 
     async def save(self, transaction_id: str) -> None:
-        """The local transaction: an order under the transaction's id."""
+        """Run the local transaction: store an order with the transaction's id."""
         connection = await self._psycopg.AsyncConnection.connect(self._address)
         async with connection:
             await connection.execute("insert into orders values (%s)", [transaction_id])
@@ -115,18 +116,18 @@ class Run:
         self.broker, self.book, self.rounds = broker, book, rounds
         self.chance = random.Random(seed)
         self.ended: Counter[str] = Counter()
-        self.took: list[float] = []  # seconds of the blocks that were left alone
+        self.took: list[float] = []  # seconds of the whole blocks
 
     def message(self, number: int) -> Message:
         return Message(TOPIC, f"{number}".encode())
 
     def some_of_a_block(self, part: tuple[float, float]) -> float:
-        """A part of the time that the last whole blocks took."""
+        """Return a fraction of the time that the last whole blocks took."""
         return statistics.median(self.took[-WHOLE_FIRST:]) * self.chance.uniform(*part)
 
     @property
     def numbers(self) -> Iterator[tuple[int, bool]]:
-        """Of all blocks; with each, whether it is to be left alone."""
+        """The number of each block, and whether it stays whole."""
         for number in range(self.rounds + WHOLE_FIRST):
             yield number, number < WHOLE_FIRST or number % WHOLE_EVERY == 0
 
@@ -134,13 +135,13 @@ class Run:
         self.ended[ended] += 1
 
     async def settle(self) -> None:
-        """Wait until all is decided, and compare rows with what is delivered."""
+        """Wait until all transactions are decided; compare rows with deliveries."""
         address = self.broker.address
-        async with TransactionProducer(GROUP, self.book.check, namesrv=address) as heir:
-            while await heir.pending():  # noqa: ASYNC110 -- nothing tells when
+        async with TransactionProducer(GROUP, self.book.check, namesrv=address) as producer:
+            while await producer.pending():  # noqa: ASYNC110 -- there is no event for it
                 await asyncio.sleep(PAUSE_SECONDS)
-            # One in each queue behind all others: whoever has got these has got everything.
-            last = [await heir.send(Message(TOPIC, b"last")) for _ in range(QUEUES)]
+            # The last message of each queue: after these a consumer has everything.
+            last = [await producer.send(Message(TOPIC, b"last")) for _ in range(QUEUES)]
         ahead = {str(result.queue) for result in last}
         assert len(ahead) == QUEUES
         saved = self.book.saved
@@ -159,7 +160,7 @@ class Run:
 
 
 async def in_threads(run: Run, book: OrderBook) -> None:
-    """A time limit; what it cancels runs on in its thread."""
+    """Blocks with a time limit; the thread continues after it."""
 
     async def save(transaction_id: str) -> None:
         await asyncio.to_thread(book.save, transaction_id)
@@ -168,7 +169,7 @@ async def in_threads(run: Run, book: OrderBook) -> None:
 
 
 async def after_the_commit(run: Run, book: OrderBook) -> None:
-    """A driver that raises although it has committed."""
+    """Blocks whose driver raises although it has committed."""
 
     async def one(producer: TransactionProducer, number: int, _whole: bool) -> None:
         with contextlib.suppress(DriverError):
@@ -184,7 +185,7 @@ async def after_the_commit(run: Run, book: OrderBook) -> None:
 
 
 async def within_limits(run: Run, save: Callable[[str], Awaitable[None]]) -> None:
-    """Blocks with a time limit, after a few without one to know how long they take."""
+    """Blocks with a time limit, after a few without one to measure how long they take."""
 
     async def one(producer: TransactionProducer, number: int, whole: bool) -> None:
         seconds = None if whole else run.some_of_a_block(LIMIT)
@@ -219,7 +220,7 @@ async def at_once(
 
 
 def signalled(run: Run, book: OrderBook) -> None:
-    """Signal handlers that raise, often a second time soon after."""
+    """Blocks in which a signal handler raises, often a second time soon after."""
     again = False
 
     def handler(_number: int, _frame: FrameType | None) -> None:
@@ -246,12 +247,13 @@ def signalled(run: Run, book: OrderBook) -> None:
             run.note(type(error).__name__)
 
     before = signal.signal(signal.SIGALRM, handler)
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _lost: None  # hit in a finalizer
+    # A signal may hit a finalizer, whose exception is lost.
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _lost: None
     address = run.broker.address
     try:
         with blocking.TransactionProducer(GROUP, run.book.check, namesrv=address) as producer:
             for number, whole in run.numbers:
-                try:  # noqa: SIM105 -- a call that suppresses could be hit as well
+                try:  # noqa: SIM105 -- a signal could hit contextlib.suppress too
                     one(number, whole)
                 except ENDS:
                     pass
@@ -273,26 +275,20 @@ FORMS: Final[dict[str, Callable[[Run, OrderBook], None]]] = {
 }
 
 
-def seed() -> int:
-    chosen = int(os.environ.get("HALFMQ_SEED") or random.randrange(1 << 32))
-    print(f"HALFMQ_SEED={chosen}")
-    return chosen
-
-
 def check(tmp_path: Path, form: str, rounds: int) -> None:
     book = OrderBook(tmp_path / "orders.db")
     with broker_process(tmp_path / "broker", **SETTINGS) as broker:
-        run = Run(broker, book, rounds, seed())
+        run = Run(broker, book, rounds, printed_seed())
         FORMS[form](run, book)
         asyncio.run(run.settle())
 
 
 def check_with_a_server(tmp_path: Path, rounds: int) -> None:
-    """A time limit; what it cancels is a statement, or a commit, that a server works on."""
+    """Cancel statements and commits that a server executes, by a time limit."""
     psycopg = pytest.importorskip("psycopg")
     with postgresql() as port, broker_process(tmp_path / "broker", **SETTINGS) as broker:
         book = ServerBook(psycopg, port)
-        run = Run(broker, book, rounds, seed())
+        run = Run(broker, book, rounds, printed_seed())
         asyncio.run(within_limits(run, book.save))
         asyncio.run(run.settle())
 
@@ -300,7 +296,7 @@ def check_with_a_server(tmp_path: Path, rounds: int) -> None:
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_block_that_is_left_keeps_row_and_message_together(tmp_path: Path, form: str) -> None:
-    """Both or neither, whatever the block is left by and whatever runs on."""
+    """Both or neither exist, for every way to leave the block."""
     check(tmp_path, form, ROUNDS)
 
 
@@ -313,7 +309,7 @@ def test_a_block_that_awaits_its_driver_keeps_row_and_message_together(tmp_path:
 @pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the driver
 def test_many_blocks_that_await_their_driver_keep_row_and_message_together(tmp_path: Path) -> None:
-    """The same, more often."""
+    """The same with more rounds."""
     check_with_a_server(tmp_path, many())
 
 
@@ -321,7 +317,7 @@ def test_many_blocks_that_await_their_driver_keep_row_and_message_together(tmp_p
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("form", FORMS)
 def test_many_blocks_that_are_left_keep_row_and_message_together(tmp_path: Path, form: str) -> None:
-    """The same, more often."""
+    """The same with more rounds."""
     check(tmp_path, form, many())
 
 

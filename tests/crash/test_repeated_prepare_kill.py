@@ -1,4 +1,4 @@
-"""`kill -9` between a half and its answer: sent again, it is the same transaction.
+"""`kill -9` between a half and its answer: if sent again, it is the same transaction.
 
 Real processes, real sockets, real files. The seed of the pauses is printed and can be set by
 `HALFMQ_SEED`.
@@ -6,7 +6,6 @@ Real processes, real sockets, real files. The seed of the pauses is printed and 
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import time
@@ -26,9 +25,10 @@ from halfmq.store.format.properties import encode_properties
 from tests.support.ledger_log import read_log
 from tests.support.patience import PATIENCE_S
 from tests.support.prepares import part
+from tests.support.seeds import printed_seed
 
 ROUNDS = 4
-BURST = 40  # halves on their way at each kill
+BURST = 40  # halves in flight at each kill
 
 
 LARGE_BODY = bytes(300_000)
@@ -80,10 +80,8 @@ def _answers(connection: socket.socket, count: int) -> list[RemotingCommand]:
 
 
 def test_a_half_sent_again_after_a_kill_is_in_the_log_once(tmp_path: Path) -> None:
-    """Whether it was on disk or not when the broker died; for several messages as for one."""
-    seed = int(os.environ.get("HALFMQ_SEED") or random.randrange(1 << 32))
-    print(f"HALFMQ_SEED={seed}")
-    chance = random.Random(seed)
+    """Whether it was on disk before the kill or not; for one message and for several."""
+    chance = random.Random(printed_seed())
     duplicates = 0
     with broker_process(tmp_path, transactionTimeOut=3_600_000) as broker:
         with _connect(broker) as connection:  # so that the topic exists
@@ -96,7 +94,7 @@ def test_a_half_sent_again_after_a_kill_is_in_the_log_once(tmp_path: Path) -> No
             with _connect(broker) as connection:
                 for frame in frames:
                     connection.sendall(frame)
-                time.sleep(chance.choice([0, 0.001, 0.005, 0.02]))  # the moment is the point
+                time.sleep(chance.choice([0, 0.001, 0.005, 0.02]))  # the kill hits any step
                 broker.kill()
             broker.start()
             before = len(read_log(broker.directory / "store").halves)
@@ -109,7 +107,7 @@ def test_a_half_sent_again_after_a_kill_is_in_the_log_once(tmp_path: Path) -> No
         broker.stop()
 
     truth = read_log(tmp_path / "store")
-    # Of several messages a kill may leave a part, which is rolled back: that one does not count.
+    # A kill may leave a part of several messages, which is rolled back and does not count.
     undecided = Counter(truth.halves[half].property_map["UNIQ_KEY"] for half in truth.undecided)
     print(f"undecided={len(undecided)} recognised={duplicates} rolled_back={len(truth.rollbacks)}")
     assert {key for key, count in undecided.items() if count > 1} == set()

@@ -1,10 +1,9 @@
-"""kill -9 at random moments, and power cuts made from it: nothing acknowledged is lost.
+"""`kill -9` at random moments, and simulated power cuts: nothing acknowledged is lost.
 
-The campaign goes on for `HALFMQ_CAMPAIGN_SECONDS` (60) in each of its forms. The seed of each run
-is printed, and can be set by `HALFMQ_SEED`; the moments of the kills differ all the same.
+The campaign runs for `HALFMQ_CAMPAIGN_SECONDS` (60) in each of its forms. The seed of each run is
+printed and can be set by `HALFMQ_SEED`; it does not determine the moments of the kills.
 """
 
-import os
 import random
 import shutil
 import signal
@@ -21,16 +20,17 @@ from halfmq.store.files.checkpoint import load_checkpoint
 from halfmq.store.files.durable_mark import DurableMark
 from halfmq.store.format.queue_entry import ENTRY_SIZE, unpack_entries
 from halfmq.store.message_store import MessageStore
+from tests.support.seeds import campaign_seconds, printed_seed
 from tests.support.store_child import SteppingClock
 from tests.support.stores import everything, small_config
 
 REPOSITORY = Path(__file__).parents[2]
-LINES_BEFORE_KILL = 150  # acknowledged records in one life, at most
+LINES_BEFORE_KILL = 150  # acknowledged records of one process, at most
 PAGE = 4096
 
 
 class Acknowledged:
-    """What a child has told over all its lives."""
+    """The records that all child processes have acknowledged."""
 
     def __init__(self) -> None:
         self.records: dict[int, tuple[str, int, int, int]] = {}  # by physical offset
@@ -43,10 +43,10 @@ class Acknowledged:
         self.end = max(self.end, key + 1)
 
 
-def live_and_die(
-    root: Path, seed: int, choose: random.Random, told: Acknowledged, keep: int | None
+def run_and_kill(
+    root: Path, seed: int, choose: random.Random, acknowledged: Acknowledged, keep: int | None
 ) -> None:
-    """Let a child append, and kill it at a moment that it does not choose."""
+    """Let a child process append, and kill it at a random moment."""
     child = subprocess.Popen(
         [
             *(sys.executable, "-m", "tests.support.store_child", str(root), str(seed)),
@@ -60,25 +60,25 @@ def live_and_die(
     try:
         for _ in range(choose.randrange(1, LINES_BEFORE_KILL)):
             line = child.stdout.readline()
-            assert line, "the child has failed by itself"
-            told.add(line)
+            assert line, "the child process failed by itself"
+            acknowledged.add(line)
     finally:
         child.send_signal(signal.SIGKILL)
         rest, _ = child.communicate()
     for line in rest.splitlines(keepends=True):
-        if line.endswith("\n"):  # the last one may be cut, and was not told then
-            told.add(line)
+        if line.endswith("\n"):  # the last line may be incomplete
+            acknowledged.add(line)
 
 
-def cut_power(root: Path, choose: random.Random, told: Acknowledged) -> None:
-    """Change what no flush has covered, as a disk may leave it."""
+def cut_power(root: Path, choose: random.Random, acknowledged: Acknowledged) -> None:
+    """Change what no flush has covered, as a power cut may."""
     log_size = small_config(root).commit_log_file_size
-    # Of what was flushed last, the child may not have told any more.
+    # The child may not have acknowledged what it flushed last.
     marked = DurableMark(root / "checkpoint").load()
     for path in (root / "commitlog").iterdir():
         base = int(path.name)
-        durable = max(told.end - base, 0)
-        # The record that the last acknowledgement names is on disk to its end.
+        durable = max(acknowledged.end - base, 0)
+        # The last acknowledged record is on disk to its end.
         if durable < log_size:
             content = bytearray(path.read_bytes())
             if durable:
@@ -93,7 +93,7 @@ def cut_power(root: Path, choose: random.Random, told: Acknowledged) -> None:
         content = bytearray(path.read_bytes())
         used = len(content) // ENTRY_SIZE * ENTRY_SIZE
         for place, entry in enumerate(unpack_entries(bytes(content[:used]))):
-            # Entries of records that were deleted were on disk before that.
+            # Entries of deleted records were on disk before the deletion.
             is_old = entry.physical_offset < log_start
             if entry.is_valid and entry.physical_offset not in times and not is_old:
                 damage(content, place * ENTRY_SIZE, choose)
@@ -102,7 +102,7 @@ def cut_power(root: Path, choose: random.Random, told: Acknowledged) -> None:
 
 
 def stored_times(root: Path) -> dict[int, int]:
-    """Return when each record was stored, by physical offset, as far as the log is whole."""
+    """Return the store time of each record by physical offset, up to the first damage."""
     times: dict[int, int] = {}
     for path in sorted((root / "commitlog").iterdir()):
         content, base, position = path.read_bytes(), int(path.name), 0
@@ -116,7 +116,7 @@ def stored_times(root: Path) -> dict[int, int]:
 
 
 def damage(content: bytearray, start: int, choose: random.Random) -> None:
-    """Lose, garble or keep each page behind ``start``, apart from what precedes it in its page."""
+    """Zero, garble or keep each page from ``start`` on; bytes before it stay."""
     position = start
     while position < len(content):
         end = min(position - position % PAGE + PAGE, len(content))
@@ -128,8 +128,8 @@ def damage(content: bytearray, start: int, choose: random.Random) -> None:
         position = end
 
 
-def check(root: Path, told: Acknowledged, keep: int | None) -> None:
-    """Open the store as the next broker would, and look for everything that is to be kept."""
+def check(root: Path, acknowledged: Acknowledged, keep: int | None) -> None:
+    """Open the store as the next broker would; check that everything acknowledged is there."""
     config = small_config(root)
     store = MessageStore(config, now_ms=SteppingClock())
     report = store.open()
@@ -140,7 +140,7 @@ def check(root: Path, told: Acknowledged, keep: int | None) -> None:
         assert start <= max(store.write_offset - keep * config.commit_log_file_size, 0)
     served = everything(store)
     by_offset = {record.physical_offset: record for record in served}
-    for physical_offset, (topic, queue_id, queue_offset, crc) in told.records.items():
+    for physical_offset, (topic, queue_id, queue_offset, crc) in acknowledged.records.items():
         if physical_offset < start:
             continue
         record = by_offset.get(physical_offset)
@@ -170,37 +170,32 @@ def check(root: Path, told: Acknowledged, keep: int | None) -> None:
 def run(
     tmp_path: Path, seed: int, rounds: int, *, power: bool = False, keep: int | None = None
 ) -> None:
-    print(f"seed={seed}")
     choose = random.Random(seed)
-    told = Acknowledged()
+    acknowledged = Acknowledged()
     root = tmp_path / "store"
     for number in range(rounds):
-        live_and_die(root, seed * 1000 + number, choose, told, keep)
+        run_and_kill(root, seed * 1000 + number, choose, acknowledged, keep)
         if power:
-            cut_power(root, choose, told)
+            cut_power(root, choose, acknowledged)
         if number % 2:
-            check(root, told, keep)  # else the next child recovers
-    check(root, told, keep)
+            check(root, acknowledged, keep)  # else the next child recovers
+    check(root, acknowledged, keep)
     if keep is not None:
         assert min((root / "commitlog").iterdir()).name > f"{0:020d}"
 
 
-def new_seed() -> int:
-    return int(os.environ.get("HALFMQ_SEED") or random.randrange(1 << 30))
-
-
 @pytest.mark.parametrize("power", [False, True])
 def test_a_kill_loses_nothing_acknowledged(tmp_path: Path, *, power: bool) -> None:
-    """A process is killed again and again; once also with everything unflushed damaged."""
-    run(tmp_path, new_seed(), 4, power=power)
+    """After repeated kills, in one form with damage to everything unflushed."""
+    run(tmp_path, printed_seed(), 4, power=power)
 
 
 @pytest.mark.parametrize("power", [False, True])
 def test_a_kill_during_a_deletion_loses_nothing_that_is_kept(
     tmp_path: Path, *, power: bool
 ) -> None:
-    """Old files are deleted all the time: what is left is whole, and nothing young is gone."""
-    run(tmp_path, new_seed(), 6, power=power, keep=2)
+    """While old files are deleted: the rest is complete, and no recent file is missing."""
+    run(tmp_path, printed_seed(), 6, power=power, keep=2)
 
 
 @pytest.mark.campaign
@@ -209,9 +204,9 @@ def test_a_kill_during_a_deletion_loses_nothing_that_is_kept(
 def test_many_kills_lose_nothing_acknowledged(
     tmp_path: Path, *, power: bool, keep: int | None
 ) -> None:
-    """The same, longer, and again with other seeds while there is time."""
-    seed, rounds = new_seed(), 20
-    end = time.monotonic() + float(os.environ.get("HALFMQ_CAMPAIGN_SECONDS", "60"))
+    """The same for longer, with further seeds until the campaign ends."""
+    seed, rounds = printed_seed(), 20
+    end = time.monotonic() + campaign_seconds()
     for turn in count():
         run(tmp_path / str(turn), seed + turn, rounds, power=power, keep=keep)
         shutil.rmtree(tmp_path / str(turn))

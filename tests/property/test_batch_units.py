@@ -1,4 +1,4 @@
-"""The units of a batch are read as if each had come alone."""
+"""Batches: each unit is read like a single message."""
 
 import hypothesis.strategies as st
 import pytest
@@ -62,7 +62,7 @@ def plain(*all_properties: bytes) -> list[BatchUnit]:
     plain(b"TAGS\x01x\x02" + KEYED % (b"a" * 32), b"TAGS\x01y\x02" + KEYED % (b"b" * 32)), SUFFIX
 )
 def test_units_mean_the_same_together_as_each_alone(batch: list[BatchUnit], suffix: bytes) -> None:
-    """Stored properties and tag codes, whatever came before.
+    """Stored properties and tag codes do not depend on the units before.
 
     Without what only the broker sets, and otherwise as they were sent.
     """
@@ -84,7 +84,7 @@ def test_units_mean_the_same_together_as_each_alone(batch: list[BatchUnit], suff
 )
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_body_of_impossible_length_is_refused(at: int, length: int, count: int) -> None:
-    """It comes from the network."""
+    """Bytes from the network raise no other error."""
     batch = bytearray(encode_batch([BatchUnit(0, b"b", KEYED % (b"a" * 32))] * count))
     batch[at : at + 4] = length.to_bytes(4, "big", signed=True)
 
@@ -94,7 +94,7 @@ def test_a_body_of_impossible_length_is_refused(at: int, length: int, count: int
 
 @pytest.mark.parametrize("length", [-1, -22, -23, -(2**15), 2**15 - 1])
 def test_properties_of_impossible_length_are_refused(length: int) -> None:
-    """Also where it comes out as a unit without any bytes."""
+    """Also if its length gives a unit without any bytes."""
     batch = bytearray(encode_batch([BatchUnit(0, b"b", b"P\x01v\x02")]))
     batch[21:23] = length.to_bytes(2, "big", signed=True)
 

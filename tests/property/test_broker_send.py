@@ -1,4 +1,4 @@
-"""A sent message is stored and answered by what it says, whatever was sent before it."""
+"""Sends: what is stored and answered depends on the message alone, not on those before it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOPIC = TopicConfig(name="T", read_queue_nums=4, write_queue_nums=4)
 
 
 class Log:
-    """Keeps what is appended; refuses groups that hold a body it is told to refuse."""
+    """A store's log in memory; it refuses groups that contain the body ``refused``."""
 
     def __init__(self) -> None:
         self.drafts: list[AppendRequest] = []
@@ -62,10 +62,10 @@ class Log:
 
 
 class Topics(TopicTable):
-    """One topic."""
+    """A table with one topic."""
 
     def __init__(self) -> None:
-        """Have no file."""
+        """Skip the table's file."""
 
     def get(self, name: str) -> TopicConfig | None:
         return TOPIC if name == TOPIC.name else None
@@ -77,12 +77,12 @@ class Topics(TopicTable):
 
 
 class Halves(Prepares):
-    """Transactions that are only prepared; `entered` holds what the table would get."""
+    """Transactions that are only prepared; ``entered`` has the entries for their table."""
 
     unflushed_topics: frozenset[str] = frozenset()
 
     def refuse_prepares(self, group: str, broker_address: str) -> None:
-        """Nothing is refused here."""
+        """Accept all."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -100,7 +100,7 @@ class Halves(Prepares):
         return None if offset is None else [FirstHalf(offset, 0, 1, message.store_host)]
 
     def refuse_delays(self, sent: RequestedDelays) -> None:
-        """Every delay is taken here."""
+        """Accept all."""
 
     def half_of(
         self, message: AppendRequest, unique_key: str, *, reserve: int = 0
@@ -108,7 +108,7 @@ class Halves(Prepares):
         return half_request(message, unique_key)
 
     def committed_message(self, half_message_id: str) -> AppendRequest | None:
-        """Nothing is committed here."""
+        """Return None: no half has been committed."""
 
     def prepared(
         self,
@@ -192,7 +192,7 @@ _strings = st.lists(st.tuples(_names, _values), max_size=6).flatmap(
 
 
 def _meaning(sent: str, new_key: str) -> SentProperties:
-    """What properties say by the format's own functions, one after the other."""
+    """Read properties with the functions of the format, one after the other."""
     raw = without_broker_properties(terminated(sent.encode()))
     unique_key = get_property(raw, b"UNIQ_KEY")
     added = b"" if unique_key else b"UNIQ_KEY\x01%b\x02" % new_key.encode()
@@ -225,7 +225,7 @@ def _meaning(sent: str, new_key: str) -> SentProperties:
 @example(sent="WAIT\x01false\x02WAIT\x01true\x02DELAY\x013\x02TIMER_DELAY_MS\x01")
 @example(sent="KEYS\x01UNIQ_KEY\x01k\x02TAGS\x02TRANSACTION_HALF_ID\x01forged\x02TAGS\x01t")
 def test_properties_are_read_by_the_rules_of_the_format(sent: str) -> None:
-    """Empty values, repeated names, names that end alike, and a missing last separator included."""
+    """With empty values, repeated names, common endings of names, and no last separator."""
     read = read_properties(sent, OF_BROKER, lambda: "new")
 
     meaning = _meaning(sent, "new")
@@ -239,7 +239,7 @@ def test_properties_are_read_by_the_rules_of_the_format(sent: str) -> None:
 def test_a_message_is_stored_the_same_whatever_came_before(
     before: list[str], properties: str
 ) -> None:
-    """Nothing is remembered of the messages of others."""
+    """No state of earlier messages is used."""
 
     async def last_stored(*sent: str) -> tuple[list[AppendRequest], bool]:
         log = Log()
@@ -249,13 +249,12 @@ def test_a_message_is_stored_the_same_whatever_came_before(
         for request, connection in zip(requests, connections, strict=True):
             serve(handler.send, request, connection)
         refused = bool(connections[-1].written)
-        # The end of a pass of the loop; here there is none.
-        handler._group.append_staged()
+        await asyncio.sleep(0)  # staged messages are appended at the end of the loop's pass
         return log.drafts[-1:], refused
 
     half = "TRAN_MSG\x01" in properties
     alone, refused = asyncio.run(last_stored(properties))
-    if not (refused or half):  # what is refused is not stored, and a half may have a twin
+    if not (refused or half):  # a repeated half is not stored again
         assert asyncio.run(last_stored(*before, properties))[0] == alone
 
 
@@ -279,8 +278,8 @@ def _batch(units: Sequence[str], *, opaque: int = 0) -> RemotingCommand:
 @given(units=st.lists(_strings, min_size=1, max_size=4))
 @example(units=["A\x01b\x02UNIQ_KEY\x01k\x02", "A\x01b\x02UNIQ_KEY\x01k"])
 @example(units=["UNIQ_KEY\x01k", "UNIQ_KEY\x01l\x02DELAY\x011", "UNIQ_KEY\x01m\x02DELAY\x011"])
-def test_a_unit_is_stored_the_same_in_any_company(units: list[str]) -> None:
-    """What is looked at once for a batch must hold for each of its units, a refusal for all."""
+def test_a_unit_is_stored_the_same_in_every_batch(units: list[str]) -> None:
+    """If one unit is refused, the whole batch is."""
     together, alone = Log(), Log()
     connection = FakeConnection()
     refused: list[int] = []
@@ -300,7 +299,7 @@ def test_a_unit_is_stored_the_same_in_any_company(units: list[str]) -> None:
 
 
 async def test_messages_of_one_pass_are_one_group_in_order() -> None:
-    """Also when a batch, which is appended where it comes, is between them."""
+    """Also if a batch is between them, which is appended at once."""
     log = Log()
     handler = _handler(log)
     connection = FakeConnection()
@@ -312,8 +311,8 @@ async def test_messages_of_one_pass_are_one_group_in_order() -> None:
     assert [draft.body for draft in log.drafts] == [b"1", b"2", b"body", b"4"]
 
 
-async def test_one_refused_message_does_not_take_its_group_along() -> None:
-    """Each message of a group that cannot be appended is tried for itself, and answered."""
+async def test_one_refused_message_does_not_fail_its_group() -> None:
+    """Each message of a group that the log refuses is appended alone and has its own answer."""
     log = Log()
     log.refused = b"bad"
     handler = _handler(log)
@@ -329,7 +328,7 @@ async def test_one_refused_message_does_not_take_its_group_along() -> None:
 
 
 async def test_a_one_way_message_is_stored_and_not_answered() -> None:
-    """Nothing waits for the answer; it would be taken for that of another request."""
+    """The client would take an answer for that of another request."""
     log = Log()
     handler = _handler(log)
     connection = FakeConnection()
@@ -342,7 +341,7 @@ async def test_a_one_way_message_is_stored_and_not_answered() -> None:
 
 
 async def test_an_unexpected_error_of_a_group_is_answered_too() -> None:
-    """No sender waits for an answer that will never come, whatever went wrong."""
+    """Each sender gets an answer, after any error."""
     log, connection = Log(), FakeConnection()
     log.failure = OSError(24, "too many open files")
     handler = _handler(log)
@@ -355,7 +354,7 @@ async def test_an_unexpected_error_of_a_group_is_answered_too() -> None:
 
 @pytest.mark.parametrize("level", ["²", "--5", "9" * 5_000, "x", " "])
 async def test_a_delay_level_that_is_no_number_delays_nothing(level: str) -> None:
-    """The message is stored as if it had no level, as the schedule would read it."""
+    """The message is stored as one without a delay."""
     log, connection = Log(), FakeConnection()
     handler = _handler(log)
     handler.send(_request(f"DELAY\x01{level}\x02"), connection)

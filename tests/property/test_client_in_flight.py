@@ -1,4 +1,4 @@
-"""The commit offset against a model that keeps every message ever pulled."""
+"""The offset to commit, compared with a model that keeps every pulled message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 def test_nothing_unfinished_lies_below_the_commit_offset(
     start: int, steps: list[tuple[str, int]]
 ) -> None:
-    """A message below the committed offset is never delivered again: it must be finished."""
+    """Messages below the committed offset are not delivered again, so all must be finished."""
     window, unfinished = InFlightWindow(QUEUE, start, None), set[int]()
 
     for action, number in steps:
@@ -37,7 +37,7 @@ def test_nothing_unfinished_lies_below_the_commit_offset(
 
 @given(st.permutations(range(8)))
 def test_the_offset_moves_only_over_a_run_without_a_gap(order: list[int]) -> None:
-    """Acks come in any order; the first gap holds the offset back."""
+    """Acks may come in any order; the offset stays at the first gap."""
     window = InFlightWindow(QUEUE, 0, None)
     for offset in range(8):
         window.add(offset, size=1)
@@ -49,7 +49,7 @@ def test_the_offset_moves_only_over_a_run_without_a_gap(order: list[int]) -> Non
 
 
 def test_a_lost_queue_keeps_its_commit_offset_and_ignores_acks() -> None:
-    """The next owner starts there; a late ack must not move it over what was not consumed."""
+    """The next owner starts there; a late ack must not skip messages that are not consumed."""
     window = InFlightWindow(QUEUE, 0, None)
     for offset in range(3):
         window.add(offset, size=10)

@@ -1,4 +1,4 @@
-"""Messages survive the way through properties, batches and compression."""
+"""Messages survive encoding as properties, batches and compressed bodies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ messages = st.builds(
 
 @given(messages)
 def test_a_reader_gets_back_what_was_given(message: Message) -> None:
-    """Whatever the text, the broker's and Java's parser read the same values out of it."""
+    """The broker's and Java's parser read the same values from any text."""
     draft = encode_message(message, "ID", CONFIG)
 
     expected = {"UNIQ_KEY": "ID", **(message.properties or {})}
@@ -42,7 +42,7 @@ def test_a_reader_gets_back_what_was_given(message: Message) -> None:
 
 @given(st.lists(messages, min_size=1, max_size=5))
 def test_a_batch_holds_every_message_unchanged(batch: list[Message]) -> None:
-    """Order, bodies and properties."""
+    """In order, with bodies and properties."""
     draft = encode_message_batch(batch, [str(n) for n in range(len(batch))], CONFIG)
 
     units = decode_batch(draft.body)

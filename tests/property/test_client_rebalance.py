@@ -1,4 +1,4 @@
-"""The average strategy against the formula as the official client has it."""
+"""The average strategy, compared with the formula of the official client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IDS = st.lists(st.text("abc@1", min_size=1, max_size=4), min_size=1, max_size=9,
 
 
 def official(queues: list[int], clients: list[str], own_id: str) -> list[int]:
-    """AllocateMessageQueueAveragely, line by line."""
+    """Allocate as Java's ``AllocateMessageQueueAveragely``."""
     index, mod = clients.index(own_id), len(queues) % len(clients)
     if len(queues) <= len(clients):
         average = 1
@@ -27,7 +27,7 @@ def official(queues: list[int], clients: list[str], own_id: str) -> list[int]:
 def test_every_member_computes_what_the_official_client_computes(
     count: int, clients: list[str]
 ) -> None:
-    """A group may hold Java clients and ours; their shares must fit together."""
+    """A group may have Java clients too; each queue must have one owner."""
     queues = list(range(count))
 
     for own_id in clients:
@@ -38,7 +38,7 @@ def test_every_member_computes_what_the_official_client_computes(
 
 @given(count=st.integers(0, 40), clients=IDS)
 def test_every_queue_has_exactly_one_owner(count: int, clients: list[str]) -> None:
-    """An unowned queue is never read, one with two owners is read twice."""
+    """A queue without an owner is never read, one with two is read twice."""
     queues = list(range(count))
 
     shares = [allocate_averagely(queues, clients, own_id) for own_id in sorted(clients)]
@@ -48,5 +48,5 @@ def test_every_queue_has_exactly_one_owner(count: int, clients: list[str]) -> No
 
 @given(clients=IDS)
 def test_a_stranger_gets_nothing(clients: list[str]) -> None:
-    """Until the broker has seen its heartbeat, a member must not touch others' queues."""
+    """Until the broker has its heartbeat, a member must not take queues of others."""
     assert allocate_averagely([1, 2, 3], clients, "stranger") == []

@@ -1,4 +1,4 @@
-"""The index against a list of all records, through stops, kills and power cuts."""
+"""The key index, compared with a list of all records, over stops, kills and power cuts."""
 
 import random
 import shutil
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from halfmq.store.format.flags import is_indexed
+from halfmq.store.format.flags import TransactionType, transaction_type
 from halfmq.store.format.index import (
     HEADER,
     ITEM,
@@ -37,7 +37,7 @@ from tests.support.index_records import (
     service,
 )
 
-PAGE: Final = 64  # bytes; what the disk writes as a whole here, so that small files have many
+PAGE: Final = 64  # bytes that this disk writes at once; small, so that a file has many pages
 RECORD_SIZE: Final = 100
 KEY_NAMES: Final = [f"k{n}" for n in range(6)]
 KEYS = st.lists(st.sampled_from(KEY_NAMES), max_size=4).map(" ".join)
@@ -48,7 +48,7 @@ def snapshot(directory: Path) -> dict[str, bytes]:
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Everything put is found exactly once, whatever happens in between."""
+    """Each key is found exactly once, after any sequence of events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,32 +91,32 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 5))
     def put_again(self, back: int) -> None:
-        """Put records that are there."""
+        """Put records of the log."""
         self.index.put_group(self.log[-back:])
 
     @rule()
     def flush(self) -> None:
-        """Flush, and note what the checkpoint would."""
+        """Flush, and store the time that the checkpoint would get."""
         self.index_timestamp = self.index.flush()
         self.flushed = snapshot(self.directory)
 
     @rule(lost=st.integers(0, 4))
     def stop(self, lost: int) -> None:
-        """Stop in order; perhaps the end of the log is gone at the next start."""
+        """Stop cleanly; the log may lose its end before the next start."""
         self.index.close()
         self.lose(lost)
         self.recover(clean=True)
 
     @rule(lost=st.integers(0, 4))
     def kill(self, lost: int) -> None:
-        """Die; the page cache survives."""
-        self.index.close()  # writes nothing but what is in the cache already
+        """Kill the process; the page cache survives."""
+        self.index.close()  # writes nothing that is not in the cache already
         self.lose(lost)
         self.recover(clean=False)
 
     @rule(lost=st.integers(0, 4), seed=st.integers(0, 2**32 - 1))
     def power_cut(self, lost: int, seed: int) -> None:
-        """Die, and of what was not flushed any part is on disk."""
+        """Cut the power: of the unflushed pages any part is on disk."""
         written = snapshot(self.directory)
         self.index.close()
         rng = random.Random(seed)
@@ -135,7 +135,7 @@ class IndexMachine(RuleBasedStateMachine):
         if count:
             self.log = self.log[:-count]
             self.log_end = self.log[-1].physical_offset + RECORD_SIZE if self.log else 0
-            self.now_ms += 60_000  # what follows is stored later than what is gone
+            self.now_ms += 60_000  # later records have later times than the lost ones
 
     def recover(self, *, clean: bool) -> None:
         self.index = self.new_service()
@@ -146,7 +146,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert_finds_exactly(self.index, self.log)
         for key in KEY_NAMES:
             assert all(hit < self.log_end for hit in found(self.index, key))
-        # A checkpoint that promises more than is on disk now would be a lie.
+        # The checkpoint must not cover more than is on disk now.
         self.flush()
 
     def teardown(self) -> None:
@@ -164,11 +164,13 @@ def mixed(old: bytes, new: bytes, choose: Callable[[tuple[bytes, bytes]], bytes]
 
 
 def one_by_one(groups: list[list[IndexedRecord]], slots: int, items: int) -> list[bytes]:
-    """Return the files that hold records, made by RocketMQ's rules key after key."""
+    """Build the files of these records by RocketMQ's rules, key after key."""
     files: list[bytearray] = []
     header = (0, 0, 0, 0, 0, 1)
     for one in chain.from_iterable(groups):
-        for key in index_keys(one.properties) if is_indexed(one.sys_flag) else ():
+        if transaction_type(one.sys_flag) is TransactionType.ROLLBACK:
+            continue
+        for key in index_keys(one.properties):
             begin, end, begin_offset, end_offset, taken, number = header
             if not files or number == items:
                 files.append(bytearray(index_file_size(slots, items)))
@@ -209,7 +211,7 @@ def one_by_one(groups: list[list[IndexedRecord]], slots: int, items: int) -> lis
 def test_files_are_byte_for_byte_those_of_one_key_after_the_other(
     slots: int, items: int, several: list[list[tuple[str, str, str, int, int]]]
 ) -> None:
-    """Chains, times and headers, through collisions, new files and records without keys."""
+    """Chains, times and headers, with hash collisions, new files and records without keys."""
     offset, after_ms = 0, 0
     groups: list[list[IndexedRecord]] = []
     for group in several:
@@ -249,7 +251,7 @@ TestIndexMachine = IndexMachine.TestCase
 def test_no_damage_stops_the_start_or_hangs_a_look_up(
     damage: list[tuple[int, int]], clean: bool
 ) -> None:
-    """A look-up may then answer less or too much, until the file is gone; it always answers."""
+    """A query may then return too few or too many records, but never fails."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         records = [record(RECORD_SIZE * n, keys="k0 k1", after_ms=1000 * n) for n in range(20)]

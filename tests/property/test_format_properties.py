@@ -1,4 +1,4 @@
-"""Properties, batches and hashes against the plainest way to say what they mean."""
+"""Properties, batches and hashes, compared with the simplest code for them."""
 
 import numpy as np
 from hypothesis import example, given
@@ -22,7 +22,7 @@ from halfmq.store.format.index import (
     seconds_after,
 )
 from halfmq.store.format.properties import (
-    TagsCodes,
+    TagsCodeCache,
     decode_properties,
     encode_properties,
     get_property,
@@ -45,7 +45,7 @@ UNITS = st.builds(
 
 @given(properties=st.dictionaries(NAMES, VALUES, max_size=6))
 def test_properties_are_read_back_in_order(properties: dict[str, str]) -> None:
-    """Without its last separator, too."""
+    """Also without the last separator."""
     raw = encode_properties(properties)
 
     assert list(decode_properties(raw).items()) == list(properties.items())
@@ -54,7 +54,7 @@ def test_properties_are_read_back_in_order(properties: dict[str, str]) -> None:
 
 @given(parts=RAW, name=st.sampled_from(["K", "KE", "KEK", "TAGS"]))
 def test_one_property_is_what_the_map_has_under_its_name(parts: list[bytes], name: str) -> None:
-    """Whatever the bytes are."""
+    """No bytes raise an error."""
     raw = b"".join(parts)
     value = get_property(raw, name.encode())
 
@@ -71,8 +71,8 @@ SEGMENTS = st.lists(
 
 @given(many=st.lists(st.one_of(RAW, SEGMENTS), min_size=2, max_size=9))
 def test_the_codes_of_many_are_those_of_each(many: list[list[bytes]]) -> None:
-    """Whatever came before, and whatever stands around them in a chunk."""
-    codes = TagsCodes()
+    """Independent of earlier calls, and of the bytes around them in a chunk."""
+    codes = TagsCodeCache()
     for raw in map(b"".join, many):
         chunk = b"\x02TAGS\x01A\x02" + raw + b"\x02TAGS\x01B\x02"
         assert codes.code_at(chunk, 8, 8 + len(raw)) == tags_code(raw)
@@ -80,7 +80,7 @@ def test_the_codes_of_many_are_those_of_each(many: list[list[bytes]]) -> None:
 
 @given(parts=RAW, name=st.sampled_from(["K", "KE", "KEK", "TAGS"]))
 def test_what_is_taken_out_is_gone_and_nothing_else(parts: list[bytes], name: str) -> None:
-    """Whatever the bytes are."""
+    """No bytes raise an error."""
     raw = b"".join(parts)
     expected = decode_properties(raw)
     expected.pop(name, None)
@@ -90,7 +90,7 @@ def test_what_is_taken_out_is_gone_and_nothing_else(parts: list[bytes], name: st
 
 @given(units=st.lists(UNITS, max_size=6))
 def test_units_of_a_batch_are_read_back(units: list[BatchUnit]) -> None:
-    """In order, with bodies and properties as they were."""
+    """In order, with the same bodies and properties."""
     assert decode_batch(encode_batch(units)) == units
 
 
@@ -98,7 +98,7 @@ def test_units_of_a_batch_are_read_back(units: list[BatchUnit]) -> None:
 def test_a_damaged_batch_is_refused_or_read_to_its_end(
     units: list[BatchUnit], data: st.DataObject
 ) -> None:
-    """It comes from the network; nothing but ValueError may come out, and no byte twice."""
+    """Bytes from the network give ValueError or units that share no byte."""
     batch = bytearray(encode_batch(units))
     for _ in range(data.draw(st.integers(1, 4))):
         batch[data.draw(st.integers(0, len(batch) - 1))] = data.draw(st.integers(0, 255))
@@ -127,7 +127,7 @@ KEYS = st.one_of(
     st.text("0123456789ABCDEFabcdef", min_size=32, max_size=32),
     st.text(st.characters(exclude_characters="\x01\x02 ", codec="utf-8"), min_size=1, max_size=20),
 )
-KEY_BYTES = st.one_of(  # as they may come from the network, surrogates and all
+KEY_BYTES = st.one_of(  # as from the network, including surrogates
     KEYS.map(str.encode),
     st.text(st.characters(exclude_characters="\x01\x02 ")).map(
         lambda text: text.encode("utf-8", "surrogatepass")
@@ -141,7 +141,7 @@ KEY_BYTES = st.one_of(  # as they may come from the network, surrogates and all
 @example([("T", b"k" * 32_767), ("T", "\U0001f600".encode() * 8_000), ("中", b"k" * 32_767)])
 @example([(f"t{number % 7}", b"%d" % 7 ** (number % 40)) for number in range(5_000)])
 def test_keys_hashed_together_have_the_hashes_of_each(pairs: list[tuple[str, bytes]]) -> None:
-    """Any number of any length and any characters, over UTF-16 units as Java has them."""
+    """Any number of keys of any length, hashed over UTF-16 units as in Java."""
     texts = [f"{topic}#".encode() + key for topic, key in pairs]
 
     hashes = index_key_hashes(texts)
@@ -162,7 +162,7 @@ def test_keys_hashed_together_have_the_hashes_of_each(pairs: list[tuple[str, byt
 def test_the_keys_of_a_record_are_found_wherever_they_stand(
     unique_key: str, keys: list[str], repeated: bool, data: st.DataObject
 ) -> None:
-    """The last of equal names counts, unless it is empty; names that only end alike do not."""
+    """The last of equal names counts unless it is empty; other names with the same end do not."""
     parts = [
         f"UNIQ_KEY\x01{unique_key}\x02",
         f"KEYS\x01 {'  '.join(keys)}\x02" if keys else "KEYS\x01\x02",
@@ -201,7 +201,7 @@ def test_the_seconds_of_items_are_clamped(begin: int, times: list[int]) -> None:
     offsets=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4),
 )
 def test_ids_of_a_batch_are_those_of_its_messages(address: object, offsets: list[int]) -> None:
-    """With commas between them."""
+    """Separated by commas."""
     host = pack_host(str(address), 10_911)
 
     together = offset_message_ids(host, offsets)
@@ -217,7 +217,7 @@ def test_ids_of_a_batch_are_those_of_its_messages(address: object, offsets: list
 def test_an_offset_message_id_is_read_back(
     address: object, port: int, physical_offset: int
 ) -> None:
-    """Host and offset, for both address key_groups."""
+    """Host and offset, for address families."""
     host = pack_host(str(address), port)
     message_id = offset_message_id(host, physical_offset)
 

@@ -1,4 +1,4 @@
-"""Records: what is written is read back, and no damaged one passes for another."""
+"""Records: reading gives what was written, and no damaged record passes for another."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ TOPICS = st.one_of(
     st.text("%|-_aZ9", min_size=120, max_size=140),
     st.just("%RETRY%" + "g" * 248),
 )
-# Bits of the hosts are set by what the hosts are.
+# The bits for the hosts follow from the hosts.
 FLAGS = INT32.map(lambda flags: flags & ~HOSTS_MASK)
 
 records = st.builds(
@@ -53,7 +53,7 @@ records = st.builds(
 
 @given(record=records, before=st.binary(max_size=20), behind=st.binary(max_size=20))
 def test_what_is_written_is_read_back(record: Record, before: bytes, behind: bytes) -> None:
-    """Every version, every mix of hosts, every value, wherever it stands."""
+    """In every version, with every mix of hosts, every value, at every position."""
     encoded = encode_record(record)
 
     assert len(encoded) == record.total_size
@@ -66,7 +66,7 @@ def test_what_is_written_is_read_back(record: Record, before: bytes, behind: byt
 def test_properties_are_found_within_the_record_or_not_at_all(
     record: Record, position: int, value: int
 ) -> None:
-    """Whatever byte is wrong: a filter gets no bytes of another record, and no other error."""
+    """With any wrong byte, a filter gets no bytes of another record and no other error."""
     encoded = bytearray(encode_record(record))
     encoded[position % len(encoded)] = value
     try:
@@ -79,13 +79,13 @@ def test_properties_are_found_within_the_record_or_not_at_all(
 
 @given(several=st.lists(records, max_size=5))
 def test_records_in_a_row_are_read_back(several: list[Record]) -> None:
-    """As the answer to a pull holds them."""
+    """As in the answer to a pull."""
     assert decode_records(b"".join(map(encode_record, several))) == several
 
 
 @given(record=records)
 def test_the_crc_tail_matches_what_it_was_made_for(record: Record) -> None:
-    """And the properties in front of it are the same as before."""
+    """The properties before it stay the same."""
     tailed = record._replace(properties=with_crc_tail(record.properties))
     sealed = seal_crc_tail(encode_record(tailed))
     again = decode_record(sealed)
@@ -99,7 +99,7 @@ def test_the_crc_tail_matches_what_it_was_made_for(record: Record) -> None:
 
 @given(record=records, data=st.data())
 def test_a_flipped_bit_is_found_or_stays_in_its_field(record: Record, data: st.DataObject) -> None:
-    """Never a wrong body, never a wrong length, never more than the one field."""
+    """Body and length are never wrong, and at most one field differs."""
     encoded = bytearray(encode_record(record))
     bit = data.draw(st.integers(0, 8 * len(encoded) - 1))
     encoded[bit // 8] ^= 1 << bit % 8
@@ -111,7 +111,7 @@ def test_a_flipped_bit_is_found_or_stays_in_its_field(record: Record, data: st.D
     assert encode_record(damaged) == encoded
     assert damaged.total_size == record.total_size
     if (damaged.sys_flag ^ record.sys_flag) & HOSTS_MASK:
-        return  # all fields behind the hosts moved, and by chance it fits again
+        return  # all fields after the hosts moved, and by chance they are valid
     assert damaged.body == record.body
     differing = [name for name in Record._fields if getattr(damaged, name) != getattr(record, name)]
     assert len(differing) == 1
@@ -120,7 +120,7 @@ def test_a_flipped_bit_is_found_or_stays_in_its_field(record: Record, data: st.D
 
 @given(record=records, data=st.data())
 def test_the_crc_tail_finds_every_flipped_bit(record: Record, data: st.DataObject) -> None:
-    """In any field, which the CRC of the body does not."""
+    """In any field; the CRC of the body covers the body alone."""
     sealed = bytearray(
         seal_crc_tail(encode_record(record._replace(properties=with_crc_tail(record.properties))))
     )
@@ -132,7 +132,7 @@ def test_the_crc_tail_finds_every_flipped_bit(record: Record, data: st.DataObjec
 
 @given(record=records, cut=st.integers(0, 400))
 def test_a_cut_record_is_refused(record: Record, cut: int) -> None:
-    """At any byte."""
+    """The record may end at any byte."""
     encoded = encode_record(record)
     try:
         decode_record(encoded[: min(cut, len(encoded) - 1)])
@@ -152,7 +152,7 @@ def test_a_cut_record_is_refused(record: Record, cut: int) -> None:
 def test_noise_is_refused_or_read_but_never_anything_else(
     head: int, magic: int, noise: bytes, size: int, check_crc: bool
 ) -> None:
-    """Stale and garbled bytes stand behind the end of a log after a crash."""
+    """After a crash there are old and random bytes after the end of the log."""
     buffer = bytearray(noise)
     buffer[0:8] = size.to_bytes(4, "big", signed=True) + magic.to_bytes(4, "big")
     if len(buffer) >= 40:

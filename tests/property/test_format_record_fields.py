@@ -1,4 +1,4 @@
-"""The table of a record's fields says what stands in the files of released RocketMQ brokers."""
+"""The table of a record's fields agrees with the files of released RocketMQ brokers."""
 
 from functools import cache
 from pathlib import Path
@@ -27,12 +27,12 @@ from tests.support.golden_store import unpack
 STORES: Final = ("ipv6", "plain-clean", "tx-midway-clean", "v4-tx")  # versions, hosts, releases
 MAGICS: Final = {1: 0xDAA320A7, 2: 0xDAA320AB}
 
-Reported = dict[str, Any]  # what RocketMQ said of a message
+Reported = dict[str, Any]  # a message as RocketMQ's client decoded it
 
 
 @cache
 def messages() -> list[tuple[bytes, Reported]]:
-    """Give the bytes of each message in the files, with what RocketMQ's client decoded of it."""
+    """Yield the bytes of each message in the files, with what RocketMQ's client decoded."""
     found: list[tuple[bytes, Reported]] = []
     for name in STORES:
         with TemporaryDirectory() as directory:
@@ -47,7 +47,7 @@ def messages() -> list[tuple[bytes, Reported]]:
 
 
 def reported_fields(message: Reported) -> Reported:
-    """Return the fields of the head that this message has, in the form in which they are read."""
+    """Return the fields of the head of this message, in the form in which they are read."""
     return {
         "total_size": message["storeSize"],
         "magic": MAGICS[message["version"]],
@@ -73,7 +73,7 @@ def packed(host: str) -> bytes:
 
 
 def test_the_stores_hold_every_layout() -> None:
-    """Else the tests below would show less than they say."""
+    """So the tests below cover all of them."""
     found = messages()
 
     assert {message["version"] for _, message in found} == {1, 2}
@@ -84,7 +84,7 @@ def test_the_stores_hold_every_layout() -> None:
 def test_any_fields_are_read_as_rocketmq_reported_them(
     data: st.DataObject, names: set[str]
 ) -> None:
-    """Whichever are read at once, and wherever the record stands."""
+    """Any selection of fields, at any position of the record."""
     record, message = data.draw(st.sampled_from(messages()))
     before = data.draw(st.binary(max_size=9))
     hosts = record[HOST_BITS_AT] & HOSTS_MASK
@@ -97,7 +97,7 @@ def test_any_fields_are_read_as_rocketmq_reported_them(
 
 
 def test_every_field_of_every_record_is_read_through_numpy() -> None:
-    """With the types that the table gives them, one after the other."""
+    """In order, with the types of the table."""
     for record, message in messages():
         fields = LAYOUTS[message["sysFlag"] & HOSTS_MASK].values()
         kind = np.dtype([(field.name, field.dtype) for field in fields])
@@ -109,7 +109,7 @@ def test_every_field_of_every_record_is_read_through_numpy() -> None:
 
 
 def test_topic_and_properties_stand_after_the_body() -> None:
-    """Each after its length, up to the end of the record."""
+    """Each follows its length, up to the end of the record."""
     for record, message in messages():
         reported = reported_fields(message)
         head_size = LAYOUTS[message["sysFlag"] & HOSTS_MASK]["body_size"].end
@@ -124,6 +124,6 @@ def test_topic_and_properties_stand_after_the_body() -> None:
 
 
 def test_fields_out_of_order_are_refused() -> None:
-    """A struct cannot go back."""
+    """A struct reads forward only."""
     with pytest.raises(ValueError, match="magic"):
         struct_of("sys_flag", "magic")

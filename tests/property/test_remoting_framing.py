@@ -1,4 +1,4 @@
-"""TCP may cut anywhere, and peers may send anything."""
+"""Frames split at any byte, and any bytes that a peer may send."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMANDS = requests() | responses()
 
 
 def comparable(command: RemotingCommand) -> tuple[object, ...]:
-    """Return what a command means: an array twin equals the header it was made of."""
+    """Return comparable values: the array variant of a header equals the header."""
     header = command.header
     if isinstance(header, Header):
         header = msgspec.structs.asdict(header)
@@ -50,7 +50,7 @@ def read(decoder: FrameDecoder, stream: bytes, step: int) -> list[tuple[object, 
 
 @given(sent=st.lists(COMMANDS, max_size=5), step=st.integers(min_value=1, max_value=600))
 def test_any_split_yields_the_same_commands(sent: list[RemotingCommand], step: int) -> None:
-    """TCP may cut anywhere; neither kind of decoder may notice."""
+    """TCP may split the stream at any byte; both kinds of decoder return the same commands."""
     stream = b"".join(map(encode_frame, sent))
     expected = [comparable(command) for command in sent]
 
@@ -62,7 +62,7 @@ def test_any_split_yields_the_same_commands(sent: list[RemotingCommand], step: i
 
 @given(sent=requests())
 def test_typed_requests_survive_the_wire(sent: RemotingCommand) -> None:
-    """Any header of any class, in any encoding, with any text, comes back equal.
+    """A header of any class, with any texts, survives every encoding.
 
     The exception is the ROCKETMQ header, to which empty texts and absent ones are the same only
     where a number or boolean is declared, which our headers never leave empty.
@@ -80,7 +80,7 @@ def test_typed_requests_survive_the_wire(sent: RemotingCommand) -> None:
 def test_ext_fields_nobody_declared_survive_too(
     texts: dict[str, str], header_type: HeaderType
 ) -> None:
-    """They are part of what is signed."""
+    """Signatures cover them."""
     sent = RemotingCommand(9999, header=texts, header_type=header_type)
     (received,) = FrameDecoder().receive_data(encode_frame(sent))
 
@@ -88,7 +88,7 @@ def test_ext_fields_nobody_declared_survive_too(
 
 
 def check_garbage(stream: bytes, step: int) -> None:
-    """Feed a decoder; whatever happens must be commands or a ProtocolError, in bounded memory."""
+    """Feed a decoder: it gives commands or a ProtocolError, in bounded memory."""
     frame_size_max = 4096
     for responses_first in (False, True):
         decoder = FrameDecoder(frame_size_max=frame_size_max, responses_first=responses_first)
@@ -100,7 +100,7 @@ def check_garbage(stream: bytes, step: int) -> None:
 
 @given(stream=st.binary(max_size=300), step=st.integers(min_value=1, max_value=300))
 def test_garbage_is_a_protocol_error_and_nothing_else(stream: bytes, step: int) -> None:
-    """No byte sequence makes the decoder fail in a way that its owner does not expect."""
+    """No bytes raise any other error."""
     check_garbage(stream, step)
 
 
@@ -113,7 +113,7 @@ def test_garbage_is_a_protocol_error_and_nothing_else(stream: bytes, step: int) 
 def test_garbage_in_a_whole_frame_is_a_protocol_error(
     header_type: int, header: bytes, body: bytes, lie: int
 ) -> None:
-    """Garbage that reaches a header reader is refused there."""
+    """Bytes after a valid frame head reach the header readers."""
     size = max(0, len(header) + lie)
     head = struct.pack(">iI", 4 + len(header) + len(body), header_type << 24 | size)
     check_garbage(head + header + body, 10_000)
@@ -123,7 +123,7 @@ def test_garbage_in_a_whole_frame_is_a_protocol_error(
 def test_a_garbled_frame_is_a_command_or_a_protocol_error(
     data: st.DataObject, sent: RemotingCommand
 ) -> None:
-    """Bits flip, bytes get lost: the decoder reads something, or says that it cannot."""
+    """After flipped bits and lost bytes, the decoder gives commands or a ProtocolError."""
     frame = bytearray(encode_frame(sent))
     for _ in range(data.draw(st.integers(min_value=1, max_value=3))):
         position = data.draw(st.integers(min_value=0, max_value=len(frame) - 1))
@@ -157,7 +157,7 @@ ENVELOPE_KEYS = ["code", "opaque", "flag", "language", "version", "remark", "ext
 def test_odd_json_headers_are_commands_or_protocol_errors(
     code: object, fields: dict[str, object], ext: dict[str, object]
 ) -> None:
-    """Valid JSON of any shape meets every branch of the tolerant reader."""
+    """Valid JSON of any shape reaches every branch of the tolerant reader."""
     header = msgspec.json.encode({"code": code, "extFields": ext} | fields)
     check_garbage(struct.pack(">iI", 4 + len(header), len(header)) + header, 10_000)
 
@@ -166,10 +166,10 @@ def test_odd_json_headers_are_commands_or_protocol_errors(
 def test_odd_msgpack_headers_are_commands_or_protocol_errors(
     items: list[object], start: list[object]
 ) -> None:
-    """The same for our own header."""
+    """The same for MSGPACK headers."""
     try:
         header = msgspec.msgpack.encode(start + items)
-    except OverflowError:  # an integer beyond 64 bits cannot be written
+    except OverflowError:  # MSGPACK has no integers beyond 64 bits
         return
     head = struct.pack(">iI", 4 + len(header), HeaderType.MSGPACK << 24 | len(header))
     check_garbage(head + header, 10_000)
@@ -179,13 +179,13 @@ def test_odd_msgpack_headers_are_commands_or_protocol_errors(
     body=st.binary(max_size=60) | st.text('{}[]:,"0129.-eEx$ref\\ \n', max_size=60).map(str.encode)
 )
 def test_bodies_are_values_or_body_errors(body: bytes) -> None:
-    """No body makes a reader fail in a way that a handler does not expect."""
+    """No body raises any other error."""
     for decode in (
         fastjson.parse,
         bodies.decode_heartbeat,
         bodies.decode_route,
         bodies.decode_lock_batch,
-        bodies.decode_offset_table,
+        bodies.decode_consumer_status,
     ):
         with suppress(BodyError):
             decode(body)
@@ -196,7 +196,7 @@ def test_odd_json_bodies_are_values_or_body_errors(value: object) -> None:
     """Valid JSON of any shape, where a known body is expected."""
     for name in (
         "consumerDataSet",
-        "offsetTable",
+        "messageQueueTable",
         "mqSet",
         "queueDatas",
         "brokerDatas",
@@ -207,8 +207,7 @@ def test_odd_json_bodies_are_values_or_body_errors(value: object) -> None:
             bodies.decode_heartbeat,
             bodies.decode_route,
             bodies.decode_lock_batch,
-            bodies.decode_offset_table,
-            bodies.decode_consume_stats,
+            bodies.decode_consumer_status,
         ):
             with suppress(BodyError):
                 decode(body)
@@ -225,9 +224,9 @@ def test_odd_json_bodies_are_values_or_body_errors(value: object) -> None:
     )
 )
 def test_correlation_behaves_like_a_plain_dict(steps: list[tuple[str, int]]) -> None:
-    """Looking at deadlines lazily changes nothing that can be seen."""
+    """Requests expire as if every deadline were checked each time."""
     correlation: Correlation[int] = Correlation()
-    model: dict[int, int] = {}  # opaque to deadline, which is the value too
+    model: dict[int, int] = {}  # opaque to deadline, which is also the value
     for step, number in steps:
         if step == "register":
             model[correlation.register(number, number)] = number
@@ -238,5 +237,4 @@ def test_correlation_behaves_like_a_plain_dict(steps: list[tuple[str, int]]) -> 
             assert correlation.expire(number) == list(late.values())
             model = {opaque: deadline for opaque, deadline in model.items() if opaque not in late}
         assert len(correlation) == len(model)
-        assert correlation.next_deadline <= min(model.values(), default=float("inf"))
     assert correlation.fail_all() == list(model.values())

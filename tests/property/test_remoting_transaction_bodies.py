@@ -1,4 +1,4 @@
-"""Bodies of our own requests: what went in comes out, and garbage is only ever a BodyError."""
+"""Bodies of halfmq's own requests survive encoding; any other bytes are a BodyError."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ every_body = pytest.mark.parametrize(("decode", "entry", "least", "most"), BODIE
 def test_what_went_in_comes_out(
     decode: Decode, entry: st.SearchStrategy[Entry], least: int, most: int, data: st.DataObject
 ) -> None:
-    """Broker and client see the same entries in the same order."""
+    """Broker and client have the same entries in the same order."""
     entries = data.draw(st.lists(entry, min_size=least, max_size=5))
 
     assert decode(encode_entries(entries)) == entries
@@ -76,7 +76,7 @@ def test_what_went_in_comes_out(
 def test_garbage_is_a_body_error(
     decode: Decode, entry: object, least: int, most: int, garbage: bytes
 ) -> None:
-    """No bytes of a peer raise anything that a server does not expect."""
+    """No bytes of a peer raise any other error."""
     with suppress(BodyError):
         decode(garbage)
 
@@ -86,7 +86,7 @@ def test_garbage_is_a_body_error(
 def test_a_damaged_body_is_a_body_error_or_other_entries(
     decode: Decode, entry: st.SearchStrategy[Entry], least: int, most: int, data: st.DataObject
 ) -> None:
-    """Bytes that were nearly right are the likeliest to slip through."""
+    """Bytes that are nearly valid are the likeliest to be accepted."""
     body = bytearray(encode_entries(data.draw(st.lists(entry, min_size=1, max_size=3))))
     at = data.draw(st.integers(min_value=0, max_value=len(body) - 1))
     body[at] = data.draw(st.integers(min_value=0, max_value=255))
@@ -100,21 +100,21 @@ def test_a_damaged_body_is_a_body_error_or_other_entries(
 def test_more_entries_than_allowed_are_refused(
     decode: Decode, entry: st.SearchStrategy[Entry], least: int, most: int, data: st.DataObject
 ) -> None:
-    """The bound holds at the bound, and is checked before anything is built."""
+    """The limit is exact, and is checked before entries are built."""
     one = data.draw(entry)
 
     assert len(decode(encode_entries([one] * most))) == most
     with pytest.raises(BodyError):
         decode(encode_entries([one] * (most + 1)))
     with pytest.raises(BodyError):
-        decode(b"\xdd\xff\xff\xff\xff")  # an array of four thousand million entries
+        decode(b"\xdd\xff\xff\xff\xff")  # an array of 2^32 - 1 entries
     if least:
         with pytest.raises(BodyError):
             decode(encode_entries([]))
 
 
 def test_deep_nesting_is_a_body_error() -> None:
-    """A field that nobody knows is skipped, but not at the price of the stack."""
+    """An unknown field is skipped without recursion."""
     nested = b"\x91" * 100_000
 
     with pytest.raises(BodyError):
@@ -122,14 +122,14 @@ def test_deep_nesting_is_a_body_error() -> None:
 
 
 def test_numbers_beyond_java_are_a_body_error() -> None:
-    """Offsets and codes go into records and files of fixed widths."""
+    """Records and files have fixed widths for offsets and codes."""
     for end in ([1 << 63, 0, 8], [0, 1 << 63, 8], [0, 0, 1 << 31]):
         with pytest.raises(BodyError):
             decode_ends(msgspec.msgpack.encode([end]))
 
 
 def test_entries_may_be_longer_or_shorter_than_the_class() -> None:
-    """So a newer peer can add fields at the end, and an older one lack them."""
+    """A newer peer may send more fields, an older one fewer."""
     newer = msgspec.msgpack.encode([[1, 2, 8, "id", True, "a new field"]])
     older = msgspec.msgpack.encode([[1, 2, 8]])
 

@@ -1,4 +1,4 @@
-"""SQL92 filters against a plain model that walks a tree, and against garbage."""
+"""SQL92 filters, compared with a model that walks the tree; and arbitrary texts."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ TREES: st.SearchStrategy[Tree] = st.recursive(
 
 
 class NoMatchError(Exception):
-    """A string is not the number that it is compared with."""
+    """A string was compared with a number."""
 
 
 def written(tree: Tree) -> str:
-    """The tree as an expression."""
+    """Return the tree as an expression."""
     match tree:
         case ("compare", name, sign, number):
             return f"{name} {sign} {number}"
@@ -73,7 +73,7 @@ def quoted(text: str) -> str:
 
 
 def value_of(tree: Tree, properties: Mapping[str, str]) -> bool | None:
-    """What SQL says, node by node and with three values."""
+    """Evaluate the tree node by node, with SQL's three values."""
     match tree:
         case ("NOT", tuple(inner)):
             value = value_of(inner, properties)
@@ -119,7 +119,7 @@ def model(tree: Tree, properties: Mapping[str, str]) -> bool:
 
 @given(tree=TREES, properties=PROPERTIES)
 def test_a_filter_says_what_its_tree_says(tree: Tree, properties: dict[str, str]) -> None:
-    """Printed, parsed, compiled and evaluated, it is the same logic."""
+    """The printed tree, parsed and compiled, gives the value of the tree."""
     assert parse(written(tree)).accepts(properties) is model(tree, properties)
 
 
@@ -138,7 +138,7 @@ WORDS = st.sampled_from(
     properties=st.dictionaries(NAMES, st.text(max_size=9)),
 )
 def test_garbage_is_refused_or_evaluated(expression: str, properties: dict[str, str]) -> None:
-    """Whatever a client sends: one kind of error, with a place in the expression, or a filter."""
+    """A text is a filter, or an error that gives the position in the expression."""
     position = 0
     try:
         compiled = parse(expression)

@@ -1,4 +1,4 @@
-"""Any damage to the log of a stopped store costs the records it touches, and no other."""
+"""Damage to the log of a stopped store loses the records it hits, and no others."""
 
 import os
 import random
@@ -24,13 +24,13 @@ SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
 NO_QUEUE = {TransactionType.PREPARED, TransactionType.ROLLBACK}
 DERIVED = ("consumequeue", "index", "checkpoint", "digests")
-COUNT = 80  # records of a store that is damaged
+COUNT = 80  # records of each store
 EXAMPLES = int(os.environ.get("DAMAGE_EXAMPLES", "15"))  # .ci/run takes more
-SEEDS = 6  # such stores
+SEEDS = 6  # number of stores
 
 
 class Damage(NamedTuple):
-    """Bytes that take the place of others."""
+    """Bytes that overwrite others."""
 
     offset: int  # physical
     content: bytes
@@ -43,7 +43,7 @@ def open_store(root: Path) -> tuple[MessageStore, RecoveryReport]:
 
 
 def write_log(root: Path, seed: int) -> list[Record]:
-    """Leave a stopped store with all kinds of records; return them in log order."""
+    """Create a stopped store with all kinds of records; return them in log order."""
     chance = random.Random(seed)
     store, _ = open_store(root)
     done = [one.physical_offset for one in store.append([draft(HALF)])]
@@ -75,7 +75,7 @@ def write_log(root: Path, seed: int) -> list[Record]:
 
 
 class Logs:
-    """Some stopped stores with what is in them; a class, so that no failure prints all of it."""
+    """Stopped stores and their records; a class, so that a failure does not print them all."""
 
     def __init__(self, directory: Path) -> None:
         self._logs = [
@@ -93,7 +93,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Logs:
 
 @contextmanager
 def copied(original: Path) -> Iterator[Path]:
-    """Give a copy that may be damaged."""
+    """Yield a copy to damage."""
     directory = Path(tempfile.mkdtemp(prefix="store-damage-"))
     try:
         yield shutil.copytree(original, directory / "store")
@@ -130,7 +130,7 @@ def in_queues(records: list[Record]) -> list[Record]:
 
 
 def scanned_by_rocketmq(root: Path, end: int) -> list[Record]:
-    """Return what a recovery of RocketMQ dispatches, which stops at the first bad record."""
+    """Return what RocketMQ's recovery dispatches; it stops at the first bad record."""
     records: list[Record] = []
     offset = 0
     while offset < end:
@@ -149,11 +149,11 @@ def scanned_by_rocketmq(root: Path, end: int) -> list[Record]:
 
 
 def check(root: Path, records: list[Record], lost: set[int], *, ends_known: bool) -> None:
-    """Open the store, twice, and compare with what was in it."""
+    """Open the store twice; compare its records with the original ones."""
     kept = [record for record in records if record.physical_offset not in lost]
     ends = {(one.topic, one.queue_id): one.queue_offset + 1 for one in in_queues(records)}
     last = max(record.end for record in kept)
-    # The first message of a queue may seem to be that of another one, and nothing contradicts it.
+    # The first message of a queue may seem to belong to another queue: nothing contradicts that.
     headless = {
         (one.topic, one.queue_id)
         for one in records
@@ -187,7 +187,7 @@ def check(root: Path, records: list[Record], lost: set[int], *, ends_known: bool
 
 
 def check_without_digest(root: Path, records: list[Record], lied: int) -> None:
-    """Open the store, twice: but for one record that lies, one message at most has lost its place.
+    """Open the store twice: except for one wrong record, at most one message has lost its place.
 
     Where a record belongs is protected by digests alone, so it may take another one's place.
     """
@@ -206,7 +206,7 @@ def check_without_digest(root: Path, records: list[Record], lied: int) -> None:
 
 
 def send_to_all(store: MessageStore) -> None:
-    """Each queue takes another message behind those that it has."""
+    """Append another message to each queue."""
     keys = list(bounds(store))
     done = append_durably(store, *(draft(*key) for key in keys))
     assert [one.queue_offset for one in done] == [bounds(store)[key][1] - 1 for key in keys]
@@ -231,12 +231,12 @@ def send_to_all(store: MessageStore) -> None:
 @example(seed=5, number=64, at=27, bit=0, without={"consumequeue", "digests"})
 @example(seed=0, number=65, at=27, bit=1, without={"digests"})
 @example(seed=0, number=78, at=27, bit=2, without={"digests"})
-# The topic of a record in no queue is no text any more.
+# The topic of a record in no queue is not valid UTF-8 any more.
 @example(seed=4, number=9, at=92, bit=7, without={"digests"})
 def test_a_flipped_bit_costs_no_message_where_a_digest_reaches(
     logs: Logs, seed: int, number: int, at: int, bit: int, without: set[str]
 ) -> None:
-    """Wherever it is, and whatever of queues, index and checkpoint is left; else it costs one.
+    """With any of queues, index and checkpoint present; otherwise one message is lost.
 
     Two, if it says where the message belongs, and there is no digest.
     """
@@ -271,7 +271,7 @@ def test_lost_sectors_cost_what_lay_in_them(
 ) -> None:
     """Zeros or garbage, at several places, also at the ends of files."""
     original, records = logs[seed]
-    sectors = records[-2].physical_offset // size  # in front of the last record
+    sectors = records[-2].physical_offset // size  # before the last record
     chance = random.Random(seed)
     damages = [
         Damage(sector * size, chance.randbytes(size) if garbled else bytes(size))
@@ -286,7 +286,7 @@ def test_lost_sectors_cost_what_lay_in_them(
 
 
 def says_where(record: Record, position: int) -> bool:
-    """Tell whether a byte of a record is part of its topic, queue id or queue offset."""
+    """Return whether a byte of a record belongs to its topic, queue id or queue offset."""
     topic_at = record.total_size - len(record.properties) - 2 - len(record.topic)
     return (
         12 <= position < 16

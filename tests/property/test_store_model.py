@@ -1,4 +1,4 @@
-"""The store against a dictionary: any sequence of appends, stops and kills."""
+"""The store, compared with a dictionary over any sequence of appends, stops and kills."""
 
 import os
 import shutil
@@ -76,7 +76,7 @@ drafts = st.builds(
 
 
 def is_whole(encoded: bytes) -> bool:
-    """Tell whether a reader would take this for a record."""
+    """Return whether a reader would accept this as a record."""
     try:
         return decode_record(encoded).total_size == len(encoded)
     except CorruptRecordError:
@@ -84,7 +84,7 @@ def is_whole(encoded: bytes) -> bool:
 
 
 class StoreModel(RuleBasedStateMachine):
-    """What was appended, in a list and a dictionary, must be what is found."""
+    """A store and, in a list and a dictionary, what was appended to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @property
     def start(self) -> int:
-        """Where the log begins; records before that are deleted, but may come back by a kill."""
+        """Return where the log begins; deleted records before that may return after a kill."""
         return self.store.min_offset
 
     @rule(group=st.lists(drafts, min_size=1, max_size=12), contiguous=st.booleans())
@@ -153,7 +153,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(part=st.floats(0, 1), finish=st.booleans())
     def delete(self, part: float, *, finish: bool) -> None:
-        """Delete the oldest files, and perhaps go on before all of that has happened."""
+        """Delete the oldest files; perhaps continue before the deletion is complete."""
         before = self.store.min_offset
         wanted = int(part * self.store.write_offset)
         self.store.retention.delete_before(wanted)
@@ -173,7 +173,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule()
     def finish_deletion(self) -> None:
-        """After that queues begin with their first message, and no file is left over."""
+        """After that queues begin with their first message, and no other file is left."""
         for _ in range(2):
             while self.helper.step():
                 pass
@@ -186,12 +186,12 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule()
     def look_for_old_files(self) -> None:
-        """All but the last are, when everything is."""
+        """If all files are old, all but the last are deleted."""
         self.store.retention.find_expired(1 << 60)
         while self.helper.step():
             pass
         bases = log_of(self.store).files.bases
-        # In the last one there may be no record by which to tell the age of those before it.
+        # The age of a file follows from the first record of the next one, which may have none.
         assert max(self.store.retention.expired_end, bases[0]) in bases[-2:]
         assert self.store.retention.expired_end <= bases[-1]
 
@@ -210,7 +210,7 @@ class StoreModel(RuleBasedStateMachine):
         self.open()
 
     def kill(self) -> None:
-        """Go on with what a killed process would have left."""
+        """Continue with the files that a killed process would leave."""
         self.lives += 1
         copy = crash(self.root, self.directory / str(self.lives))
         self.store.close()
@@ -225,7 +225,7 @@ class StoreModel(RuleBasedStateMachine):
         elif lost:
             shutil.rmtree(self.root / lost)
         self.open()
-        if lost == "consumequeue":  # where they ended is known from their messages alone
+        if lost == "consumequeue":  # their ends are known only from their messages
             for queue in self.queues.values():
                 if all(physical < self.start for physical in queue):
                     queue.clear()
@@ -233,7 +233,7 @@ class StoreModel(RuleBasedStateMachine):
     @rule(part=st.floats(0, 1, exclude_max=True))
     @precondition(lambda self: self.log and self.log[-1][0] >= self.start)
     def tear_last_record(self, part: float) -> None:
-        """Kill, and lose the last record from some byte on, as by a power cut."""
+        """Kill, and lose the last record from some byte on, as after a power cut."""
         self.kill()
         physical_offset, draft, _ = self.log.pop()
         if not draft.sys_flag & 4:
@@ -245,7 +245,7 @@ class StoreModel(RuleBasedStateMachine):
         cut = start + int(part * (end - start))
         content[cut:end] = bytes(end - cut)
         if is_whole(bytes(content[start:end])):
-            content[start:end] = bytes(end - start)  # no check covers what was lost: lose it all
+            content[start:end] = bytes(end - start)  # no checksum covers the loss: lose it all
         path.write_bytes(content)
         self.open()
 
@@ -326,7 +326,7 @@ class StoreModel(RuleBasedStateMachine):
 
 
 def test_no_sequence_of_steps_makes_store_and_model_differ() -> None:
-    """Appends, deletions, pulls, look-ups, stops, kills and torn ends, in any order."""
+    """Appends, deletions, pulls, queries, stops, kills and torn ends, in any order."""
     run_state_machine_as_test(
         StoreModel,
         settings=settings(

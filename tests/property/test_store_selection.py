@@ -1,4 +1,4 @@
-"""What a pull gets: every message that it wants, in order and once, whatever lies between."""
+"""Pulls get every selected message once and in order, with any others between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOG_START = 5_000
 
 
 def entries(choose: random.Random, count: int) -> list[QueueEntry]:
-    """Return some as a broker writes them, in stretches of one kind."""
+    """Return entries as a broker writes them, in runs of one kind."""
     made: list[QueueEntry] = []
     end = choose.choice([0, LOG_START])
     while len(made) < count:
@@ -63,7 +63,7 @@ def merged(found: list[QueueEntry]) -> list[tuple[int, int]]:
 def pulled(
     queue: ConsumeQueue, offset: int, choose: random.Random, tag_codes: frozenset[int] | None
 ) -> Iterator[tuple[int, int, int, GetResult]]:
-    """Pull from an offset to the end; give each pull's offset and limits, and what came."""
+    """Pull from an offset to the end; yield each pull's offset, limits and result."""
     while offset < queue.next_offset:
         count, size = choose.choice([1, 31, 32, 64, 100]), choose.choice([500, 6_000, 1 << 18])
         found = select(
@@ -89,6 +89,7 @@ def pulled(
 def test_each_message_comes_once_and_in_order(
     seed: int, tag_codes: frozenset[int] | None, reopened: bool
 ) -> None:
+    """With any tags, before and after a restart."""
     choose = random.Random(seed)
     made = entries(choose, choose.choice([3, 300, 1_500]))
     with tempfile.TemporaryDirectory() as home:

@@ -1,4 +1,4 @@
-"""One flipped bit in a used part of a stopped store is found; in queue or index it is mended."""
+"""One flipped bit in a used part of a stopped store is found; in queue or index it is repaired."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from tests.support.damage import flip
 from tests.support.stores import Clock, draft, everything, flush, small_config
 
 EXAMPLES = int(os.environ.get("DAMAGE_EXAMPLES", "20"))  # .ci/run takes more
-SEEDS = 4  # stores that are damaged
+SEEDS = 4  # number of stores
 COUNT = 120  # groups appended to each
 SLOTS, ITEMS = 50, 200  # of an index file
 TOPICS = ("A", "B", "long-" + "t" * 140, "SCHEDULE_TOPIC_XXXX")
@@ -30,10 +30,10 @@ TOPICS = ("A", "B", "long-" + "t" * 140, "SCHEDULE_TOPIC_XXXX")
 
 @dataclass(frozen=True, repr=False)
 class Store:
-    """A stopped store, and what is in it: too much to be printed with a failing example."""
+    """A stopped store and its messages; a class, so that a failure does not print them all."""
 
     root: Path
-    used: dict[Path, list[range]]  # file → bytes that mean something
+    used: dict[Path, list[range]]  # file → bytes in use
     records: list[Record]
 
 
@@ -43,7 +43,7 @@ def settings_of(root: Path) -> MessageStore:
 
 
 def fill(root: Path, seed: int) -> list[Record]:
-    """Leave a store whose files rolled; return its messages."""
+    """Create a stopped store with several files of each kind; return its messages."""
     chance = random.Random(seed)
     store = settings_of(root)
     store.open()
@@ -72,7 +72,7 @@ def fill(root: Path, seed: int) -> list[Record]:
 
 
 def used_parts(root: Path) -> dict[Path, list[range]]:
-    """Say which bytes carry information.
+    """Return the bytes in use of each file.
 
     Not: what follows the blank of a full log file, item 0 of an index file, and all that no
     record, entry or item was written to yet.
@@ -100,7 +100,7 @@ def used_parts(root: Path) -> dict[Path, list[range]]:
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Store]:
-    """Give some stopped stores."""
+    """Yield some stopped stores."""
     made: list[Store] = []
     for seed in range(SEEDS):
         root = tmp_path_factory.mktemp("verified") / "store"
@@ -112,7 +112,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Store]:
 
 @contextmanager
 def damaged(original: Store, path: Path, position: int, bit: int) -> Iterator[Path]:
-    """Give a copy in which one bit is flipped."""
+    """Yield a copy with one flipped bit."""
     directory = Path(tempfile.mkdtemp(prefix="store-verify-"))
     try:
         root = shutil.copytree(original.root, directory / "store")
@@ -144,7 +144,7 @@ common = settings(max_examples=EXAMPLES)
     choice=st.integers(0, 2**32 - 1),
 )
 def test_a_flipped_bit_is_found(stores: list[Store], seed: int, folder: str, choice: int) -> None:
-    """By its file, wherever it is; and in the log it is told exactly, or by its record."""
+    """The finding gives its file, and in the log its exact place or its record."""
     store = stores[seed]
     path, position, bit = a_bit(choice, store, folder)
     with damaged(store, path, position, bit) as root:
@@ -167,7 +167,7 @@ def test_a_flipped_bit_is_found(stores: list[Store], seed: int, folder: str, cho
 def test_a_flipped_bit_of_queue_or_index_is_mended_by_the_next_start(
     stores: list[Store], seed: int, folder: str, choice: int
 ) -> None:
-    """Every message is where it was, and found by its key; no message is touched."""
+    """Every message is unchanged and found by its key."""
     store = stores[seed]
     path, position, bit = a_bit(choice, store, folder)
     with damaged(store, path, position, bit) as root:

@@ -1,17 +1,17 @@
 """Transactions against a model: any order of requests, checks, crashes and restarts.
 
-The model knows nothing but what clients were told. Whatever happens:
+The model knows only the answers that clients got. In every run:
 
 * a half has at most one final message, ever, also over several crashes;
-* there is none after a rollback that was answered;
-* a commit that was answered has its final message after every later crash;
+* there is none after an answered rollback;
+* an answered commit has its final message after every later crash;
 * of several messages in one transaction all are delivered or none, after every start too;
-* a half that was answered is decided, or undecided and known to the broker;
-* every answer to a commit names the same final message, whoever asks, and how often;
-* nobody is asked about a parked transaction, until it is resumed;
-* the table that a restart builds is the one a reading of the whole log gives.
+* an answered half is decided, or undecided and known to the broker;
+* every answer to a commit names the same final message, for every client and repetition;
+* a parked transaction is not checked until it is resumed;
+* the table after a restart is the one that reading the whole log gives.
 
-Nothing depends on the machine: the example says how long the thread takes that writes snapshots.
+Nothing depends on the machine: the example gives the duration of each step of a snapshot.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ GROUPS = ("pg-a", "pg-b")
 
 @dataclass(eq=False)
 class Known:
-    """What clients know of one half."""
+    """What clients know about one transaction."""
 
-    halves: list[AppendResult]  # the leader first; of most transactions the only one
+    halves: list[AppendResult]  # the leader first; most transactions have no other
     group: str
-    lost: bool = False  # a crash took it before its sender was answered
-    told: Event | None = None  # the decision that was answered with success
-    final_offset: int | None = None  # of the final message that an answer named
-    waiting: list[Answer] = field(default_factory=list)  # held for the disk
+    lost: bool = False  # lost in a crash before its sender got the answer
+    decided: Event | None = None  # the decision that was answered with success
+    final_offset: int | None = None  # of the final message, from an answer
+    waiting: list[Answer] = field(default_factory=list)  # until the log is on disk
 
     @property
     def half(self) -> AppendResult:
@@ -69,7 +69,7 @@ class Known:
 
 
 class Answer(NamedTuple):
-    """A success that the broker will tell when the log is on disk."""
+    """An answer that the broker sends when the log is on disk."""
 
     position: int
     event: Event
@@ -77,12 +77,13 @@ class Answer(NamedTuple):
 
 
 class TransactionMachine(RuleBasedStateMachine):
-    """One broker, its clients, and a log that forgets what was not flushed."""
+    """One broker, its clients, and a log that loses unflushed records in a crash."""
 
     halves = Bundle("halves")
 
     def __init__(self) -> None:
         super().__init__()
+        # In place of the snapshot's thread, so that each example is reproducible.
         self._thread = patch.object(snapshot, "_in_background", self._in_background)
         self._thread.start()
         self.looks, self.is_early = 0, True  # see `set_thread`
@@ -90,11 +91,11 @@ class TransactionMachine(RuleBasedStateMachine):
         self.broker = Broker(
             Path(self._directory.name),
             config=TransactionConfig(check_max=2, check_interval_ms=10_000),
-            decided=3,  # forgets almost at once
+            decided=3,  # so few that entries are dropped almost at once
         )
         self.known: list[Known] = []
         self.members: dict[str, list[Connected]] = {group: [] for group in GROUPS}
-        self.parked_before: set[int] = set()  # and no question about it under way
+        self.parked_before: set[int] = set()  # with no check in flight
 
     def teardown(self) -> None:
         self.broker.abandon_snapshot()
@@ -128,7 +129,7 @@ class TransactionMachine(RuleBasedStateMachine):
     )
     def end(self, known: Known, event: Event, named: int = 0, from_check: bool = False) -> None:
         if known.lost:
-            return  # its sender got no answer, and has no offsets to send
+            return  # its sender got no answer, so it has no offsets
         half = known.halves[named % len(known.halves)]
         with self.refused_only_by_the_opposite(known, event):
             ended = end_now(
@@ -141,7 +142,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule(known=halves, action=st.sampled_from(["commit", "rollback"]), named=st.integers(0, 3))
     def decide(self, known: Known, action: str, named: int) -> None:
-        """An operator steps in."""
+        """Have an operator decide."""
         if known.lost:
             return
         event = Event.COMMIT if action == "commit" else Event.ROLLBACK
@@ -153,7 +154,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule(known=halves, named=st.integers(0, 3))
     def resume(self, known: Known, named: int) -> None:
-        """An operator has the producers asked again."""
+        """Have an operator resume the checks."""
         if known.lost:
             return
         half = known.halves[named % len(known.halves)]
@@ -167,7 +168,7 @@ class TransactionMachine(RuleBasedStateMachine):
         assert entry is not None
         assert entry.state is State.PREPARED
 
-    @precondition(lambda self: self.known)  # a bundle in a list does not see to that
+    @precondition(lambda self: self.known)  # a bundle in a list does not ensure that
     @rule(
         ends=st.lists(
             st.tuples(halves, st.sampled_from([Event.COMMIT, Event.ROLLBACK]), st.integers(0, 3)),
@@ -177,7 +178,7 @@ class TransactionMachine(RuleBasedStateMachine):
         refused=st.booleans(),
     )
     def end_together(self, ends: list[tuple[Known, Event, int]], refused: bool) -> None:
-        """Several decisions are planned and appended as one group, or the store takes none."""
+        """Plan and append several decisions as one group; the store may refuse them all."""
         service = self.broker.service
         plans: list[tuple[Known, Event, int, PlannedDecision]] = []
         later: list[tuple[Known, Event, int]] = []
@@ -209,16 +210,16 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @contextmanager
     def refused_only_by_the_opposite(self, known: Known, event: Event) -> Iterator[None]:
-        """See that a refusal has its reason, and a success none against it."""
+        """Check that a refusal has a reason, and that nothing contradicts a success."""
         finals = len(self.broker.finals_of(known.half))
         try:
             yield
         except DecidedOtherwiseError:
-            assert event is not known.told
+            assert event is not known.decided
             assert finals == (event is Event.ROLLBACK)
 
     def note(self, known: Known, event: Event, ended: Ended) -> None:
-        """Remember an answer until the disk has what it tells."""
+        """Keep an answer until the log is on disk up to its decision."""
         if event is Event.UNKNOWN:
             return
         assert (ended.final_offset is not None) == (event is Event.COMMIT)
@@ -246,7 +247,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule()
     def forget_recent(self) -> None:
-        """Have the next decisions read their halves from the log."""
+        """Make the next decisions read their halves from the log."""
         self.broker.forget_finals()
 
     @rule(group=st.sampled_from(GROUPS))
@@ -283,8 +284,8 @@ class TransactionMachine(RuleBasedStateMachine):
         for known in self.known:
             for answer in known.waiting:
                 assert answer.position <= self.broker.log.durable_offset
-                assert known.told in {None, answer.event}
-                known.told, known.final_offset = answer.event, answer.final_offset
+                assert known.decided in {None, answer.event}
+                known.decided, known.final_offset = answer.event, answer.final_offset
             known.waiting.clear()
 
     @rule()
@@ -295,7 +296,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule(survivors=st.integers(min_value=0, max_value=4))
     def crash(self, survivors: int) -> None:
-        """Lose what was not flushed, but for the first few records of it."""
+        """Lose the unflushed records, except for the first few."""
         self.broker.abandon_snapshot()
         log = self.broker.log
         unflushed = [record.end for record in log.scan(log.durable_offset)]
@@ -314,14 +315,14 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule(looks=st.integers(0, 3), is_early=st.booleans())
     def set_thread(self, looks: int, is_early: bool) -> None:
-        """Have steps of snapshots seen to be done after so many looks, from the next step on.
+        """Let steps of snapshots appear done after ``looks`` polls, from the next step on.
 
-        They are done before the first of these looks or after the last one.
+        They are done before the first of these polls or after the last one.
         """
         self.looks, self.is_early = looks, is_early
 
     def _in_background(self, step: Callable[[], None]) -> Iterator[bool]:
-        """Do what the snapshot's thread does; one that is abandoned is waited for, too."""
+        """Do what the snapshot's thread does, to the end even if it is abandoned."""
         is_early = self.is_early
         if is_early:
             step()
@@ -342,9 +343,9 @@ class TransactionMachine(RuleBasedStateMachine):
             assert [len(self.broker.finals_of(half)) for half in known.halves] == [finals] * len(
                 known.halves
             )
-            if known.told is Event.COMMIT:
+            if known.decided is Event.COMMIT:
                 assert finals == 1
-            if known.told is Event.ROLLBACK:
+            if known.decided is Event.ROLLBACK:
                 assert finals == 0
 
     @invariant()
@@ -353,10 +354,10 @@ class TransactionMachine(RuleBasedStateMachine):
             offset = known.half.physical_offset
             undecided = offset in self.broker.table
             if undecided:
-                assert known.told is None
+                assert known.decided is None
                 assert self.broker.finals_of(known.half) == []
-            elif known.told is None and not known.waiting:
-                # Decided by a request whose answer a crash took: a record says so.
+            elif known.decided is None and not known.waiting:
+                # Decided by a request whose answer was lost in a crash: it has a record.
                 assert any(
                     record.prepared_transaction_offset == offset and record.sys_flag & 0xC
                     for record in self.broker.log.records()
@@ -364,7 +365,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_asked_about_what_is_parked(self) -> None:
-        """Questions that were sent before it was parked are answered before this looks."""
+        """Checks that were sent before it was parked are answered by now."""
         for members in self.members.values():
             for producer in members:
                 assert not {*producer.checked_offsets} & self.parked_before

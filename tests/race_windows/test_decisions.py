@@ -18,10 +18,8 @@ from halfmq.client import (
     TransactionProducer,
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.headers import (
-    SendMessageRequestHeaderV2,
-    response_header,
-)
+from halfmq.remoting.header_tables import response_header
+from halfmq.remoting.headers import SendMessageRequestHeaderV2
 from halfmq.remoting.transaction_bodies import TransactionEnd, decode_end_results, encode_entries
 from halfmq.remoting.transaction_headers import (
     EndTransactionResponseHeader,

@@ -17,12 +17,13 @@ from halfmq.broker.store_service import TABLES_TICK_S
 from halfmq.broker.tables.table_file import TableFile
 from halfmq.store.config import FlushMode
 from halfmq.store.files import disk as door
-from halfmq.store.files.json_table import load_table, save_table
+from halfmq.store.files.json_table import save_table
 from halfmq.store.files.mapped_file import make_directory
 from halfmq.store.format.queue_entry import ENTRY_SIZE
 from halfmq.store.message_store import MessageStore
 from tests.support.broker_parts import tables_of
 from tests.support.stores import draft, small_config
+from tests.support.tables import load_table
 
 from .disk import PAGE, Disk
 from .loop import Killed, Process, SimulatedWorker, SimulationLoop

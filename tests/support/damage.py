@@ -1,4 +1,4 @@
-"""Damaging files of a store, for tests of what notices it."""
+"""Damage to files of a store, for tests of its detection."""
 
 import zlib
 from pathlib import Path
@@ -19,7 +19,7 @@ def fill(store: MessageStore, count: int) -> None:
 
 
 def filled_store(root: Path, count: int) -> Path:
-    """Return a store of ``count`` orders and one event that was closed in order."""
+    """Return a cleanly closed store of ``count`` orders and one event."""
     store = MessageStore(small_config(root), now_ms=Clock())
     store.open()
     fill(store, count)
@@ -37,7 +37,7 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
 
 
 def extend(root: Path, queue: Path, queue_offset: int) -> None:
-    """Write an entry's tags code where RocketMQ does with ``enableConsumeQueueExt``."""
+    """Write an entry's tags code as RocketMQ does with ``enableConsumeQueueExt``."""
     ahead = 20  # the unit of an earlier entry
     content = bytearray(queue.read_bytes())
     code = content[queue_offset * 20 + 12 : queue_offset * 20 + 20]
@@ -50,12 +50,12 @@ def extend(root: Path, queue: Path, queue_offset: int) -> None:
 
 
 def only(directory: Path, number: int = 0) -> Path:
-    """Return one of the files of a directory, by its place in their order."""
+    """Return one of the files of a directory, by its index in the order of names."""
     return sorted(path for path in directory.iterdir() if path.is_file())[number]
 
 
 def content_of(root: Path) -> dict[str, tuple[int, int, int]]:
-    """Return what a tool that only reads must leave as it is: dates, sizes, checksums."""
+    """Return date, size and checksum of each file, which a read-only tool must not change."""
     return {
         str(path.relative_to(root)): (
             path.stat().st_mtime_ns,

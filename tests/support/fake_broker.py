@@ -50,6 +50,7 @@ from halfmq.remoting.headers import (
     SearchOffsetRequestHeader,
     SearchOffsetResponseHeader,
     SendMessageRequestHeader,
+    SendMessageResponseHeader,
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
@@ -57,7 +58,6 @@ from halfmq.remoting.replies import (
     encode_pull_reply,
     encode_reply,
     encode_request,
-    encode_send_reply,
 )
 from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.properties import tags_code
@@ -384,13 +384,17 @@ class FakeBroker(FakeTransactions):
                 for unit in decode_batch(command.body)
             ]
         first = stored[0]
-        return encode_send_reply(
+        return encode_reply(
             command,
-            ",".join(record.msg_id for record in stored),
-            header.queue_id,
-            first.queue_offset,
-            first.property_map.get("UNIQ_KEY"),
-            code=self.send_status,
+            self.send_status,
+            header=SendMessageResponseHeader(
+                msg_id=",".join(record.msg_id for record in stored),
+                queue_id=header.queue_id,
+                queue_offset=first.queue_offset,
+                transaction_id=first.property_map.get("UNIQ_KEY"),
+                msg_region="DefaultRegion",
+                trace_on="true",
+            ),
         )
 
     def _send_back(self, command: RemotingCommand, _peer: Peer) -> bytes:

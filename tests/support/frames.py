@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from halfmq.remoting.codes import FLAG_RESPONSE, INT32_MAX, INT32_MIN, HeaderType, LanguageCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header, fields_of
-from halfmq.remoting.headers import REQUEST_HEADERS
+from halfmq.remoting.header_tables import REQUEST_HEADERS
 
 FRAMES = Path(__file__).parent.parent / "golden" / "frames"
 FILES = sorted(path.name.removesuffix(".jsonl.gz") for path in FRAMES.glob("*.jsonl.gz"))

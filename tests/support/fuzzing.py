@@ -18,7 +18,7 @@ from halfmq.remoting.codes import INT32_MAX, INT32_MIN, HeaderType, RequestCode
 from halfmq.remoting.errors import ProtocolError, RemotingError
 from halfmq.remoting.ext_fields import names_of
 from halfmq.remoting.framing import FRAME_SIZE_MAX, FrameDecoder
-from halfmq.remoting.headers import REQUEST_HEADERS
+from halfmq.remoting.header_tables import REQUEST_HEADERS
 from halfmq.remoting.serialization import encode_header, join_frame
 from tests.support.access import Account, signed_frame
 from tests.support.frames import all_recorded

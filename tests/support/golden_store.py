@@ -1,4 +1,4 @@
-"""Golden store directories, unpacked for a test together with what their JSON says of them."""
+"""Golden store directories, unpacked for a test, and the JSON that describes them."""
 
 import json
 import tarfile
@@ -14,7 +14,7 @@ NAMES = tuple(sorted(path.stem for path in GOLDEN.glob("*.json")))
 
 @dataclass(frozen=True)
 class GoldenStore:
-    """One unpacked store; ``truth`` is the whole JSON beside it (tests/golden/store/README.md)."""
+    """One unpacked store; ``truth`` is its JSON (tests/golden/store/README.md)."""
 
     name: str
     root: Path
@@ -32,11 +32,11 @@ class GoldenStore:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The messages in log order, also where the JSON tells them relative to another state."""
+        """The messages in log order, also if the JSON gives them relative to another state."""
         return messages_of(self.truth)
 
     def segments(self) -> Iterator[tuple[int, bytes]]:
-        """Give physical offset and content of each commit-log file, in order."""
+        """Yield physical offset and content of each commit-log file, in order."""
         for path in sorted((self.root / "commitlog").iterdir()):
             yield int(path.name), path.read_bytes()
 

@@ -1,17 +1,17 @@
-"""Records to be found by key, and what a look-up for them must answer."""
+"""Records for the key index, and the expected results of look-ups."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from halfmq.store.format.flags import is_indexed
+from halfmq.store.format.flags import TransactionType, transaction_type
 from halfmq.store.format.index import KeyedRecord, index_key, index_key_hash, index_keys
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.index.index_service import IndexService
 
 TOPIC = "orders"
 START_MS = 1_700_000_000_000
-LOG_END = 1 << 40  # behind all records
+LOG_END = 1 << 40  # after all records
 FOREVER = (1 << 63) - 1
 
 
@@ -24,7 +24,7 @@ class IndexedRecord(NamedTuple):
 
     @property
     def keys(self) -> set[str]:
-        if not is_indexed(self.sys_flag):
+        if transaction_type(self.sys_flag) is TransactionType.ROLLBACK:
             return set()
         return {key.decode() for key in index_keys(self.properties)}
 
@@ -55,7 +55,7 @@ def service(
 def opened(
     directory: Path, *, slots: int = 7, items: int = 10, records: Sequence[KeyedRecord] = ()
 ) -> IndexService:
-    """Give a fresh or cleanly stopped service with some more records put."""
+    """Return a service that is new or was stopped cleanly, after putting ``records``."""
     index = service(directory, slots=slots, items=items)
     index.recover(clean=True, log_end=LOG_END, index_timestamp=0)
     index.put_group(records)
@@ -69,14 +69,16 @@ def found(index: IndexService, key: str, topic: str = TOPIC) -> list[int]:
 def assert_finds_exactly(
     index: IndexService, records: Iterable[IndexedRecord], *, log_start: int = 0
 ) -> None:
-    """Every key leads to its records, each once for each time it stands there.
+    """Check that every key leads to its records, each once per occurrence of the key.
 
-    Keys with one hash cannot be told apart, and lead to the records of both.
+    Keys with equal hashes lead to the records of both.
     """
     names: dict[int, tuple[str, str]] = {}
     expected: dict[int, list[int]] = {}
     for one in records:
-        for raw in index_keys(one.properties) if is_indexed(one.sys_flag) else ():
+        if transaction_type(one.sys_flag) is TransactionType.ROLLBACK:
+            continue
+        for raw in index_keys(one.properties):
             key = raw.decode()
             key_hash = index_key_hash(index_key(one.topic, key))
             names[key_hash] = one.topic, key
@@ -85,3 +87,8 @@ def assert_finds_exactly(
         topic, key = names[key_hash]
         hits = [hit for hit in found(index, key, topic) if hit >= log_start]
         assert hits == sorted(offsets)[-64:], (topic, key)
+
+
+def contents(directory: Path) -> list[bytes]:
+    """Return the content of each file of an index, oldest first."""
+    return [path.read_bytes() for path in sorted(directory.iterdir())]

@@ -21,6 +21,7 @@ from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import (
     CheckTransactionStateRequestHeader,
     ConsumerSendMsgBackRequestHeader,
@@ -28,7 +29,6 @@ from halfmq.remoting.headers import (
     GetMaxOffsetRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
-    response_header,
 )
 from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.store.format.ids import parse_offset_message_id

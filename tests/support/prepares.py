@@ -17,11 +17,8 @@ from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
-from halfmq.remoting.headers import (
-    SendMessageRequestHeaderV2,
-    SendMessageResponseHeader,
-    response_header,
-)
+from halfmq.remoting.header_tables import response_header
+from halfmq.remoting.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from halfmq.remoting.replies import encode_request
 from halfmq.remoting.transaction_bodies import (
     PreparedMessage,

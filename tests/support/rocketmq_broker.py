@@ -20,7 +20,7 @@ from halfmq.remoting.codes import INT64_MAX, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.framing import FrameDecoder
-from halfmq.remoting.headers import response_header
+from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.record import Record, decode_records
 from tests.support.patience import PATIENCE_S

@@ -1,4 +1,4 @@
-"""The seed of a whole run of tests, which all of its processes share, and the dose of examples."""
+"""Seeds of tests, and how many examples and seconds random tests get."""
 
 import os
 import random
@@ -11,9 +11,20 @@ EXAMPLES: Final = int(os.environ.get("HALFMQ_EXAMPLES", "40"))
 
 
 def run_seed() -> int:
-    """Return the seed, which the first to ask has chosen; its child processes inherit it.
+    """Return the seed of this run of tests, which all of its processes share.
 
-    What a parallel run collects must be the same in each process: names with a seed in them, and
-    which campaigns the dose leaves out.
+    Each process of a parallel run must collect the same tests, whose names may have the seed.
     """
     return int(os.environ.setdefault(NAME, str(random.SystemRandom().randrange(1 << 32))))
+
+
+def printed_seed() -> int:
+    """Return `HALFMQ_SEED`, or a random seed; print it, so that a failure can be repeated."""
+    seed = int(os.environ.get("HALFMQ_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"HALFMQ_SEED={seed}")
+    return seed
+
+
+def campaign_seconds() -> float:
+    """Return how long a campaign runs: `HALFMQ_CAMPAIGN_SECONDS`, 60 by default."""
+    return float(os.environ.get("HALFMQ_CAMPAIGN_SECONDS", "60"))

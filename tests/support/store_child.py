@@ -1,8 +1,8 @@
-"""A process that appends and tells what was acknowledged, until it is killed.
+"""A process that appends and prints what is durable, until it is killed.
 
 Run as ``python -m tests.support.store_child ROOT SEED [FILES]``. Each line on standard output is
 one record that is on disk: ``topic queue_id queue_offset physical_offset crc32 of the record``.
-With FILES it deletes old files of the log all the time, and keeps so many.
+With FILES it keeps deleting old files of the log, all but so many.
 """
 
 import os
@@ -16,11 +16,11 @@ from halfmq.store.message_store import MessageStore
 from tests.support.stores import BORN, draft, small_config, wait_until
 
 TOPICS = ("orders", "events", "RMQ_SYS_TRANS_HALF_TOPIC")
-STEP = 40  # ms that the clock moves on per look, so that checkpoints soon lie seconds apart
+STEP = 40  # ms by which the clock advances per call, so that checkpoints are seconds apart
 
 
 class SteppingClock:
-    """A clock that goes on where the log ends, in steps that do not depend on real time."""
+    """A clock that continues at the end of the log, in steps that do not depend on real time."""
 
     def __init__(self) -> None:
         self.now = BORN
@@ -60,11 +60,11 @@ def main(root: Path, seed: int, keep: int | None = None) -> None:
             body = choose.randbytes(choose.choice([0, 10, 300, 3000]))
             properties = {"UNIQ_KEY": f"{seed}-{number}", "TAGS": choose.choice("ab")}
             group.append(draft(*key, body, properties=properties))
-        done = store.append(group, contiguous=len(group) < 5)  # more may not fit
+        done = store.append(group, contiguous=len(group) < 5)  # larger groups may not fit a file
         if keep is not None:
             store.retention.delete_before(store.write_offset - keep * config.commit_log_file_size)
         store.tick()
-        if choose.random() < 0.8:  # the others are flushed with those that follow
+        if choose.random() < 0.8:  # the others are flushed with later ones
             store.request_flush()
             wait_until(lambda end=done[-1].end: store.durable_offset >= end)  # type: ignore[misc]
             acknowledge(store, done, keys)

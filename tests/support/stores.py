@@ -24,7 +24,7 @@ BORN = 1_700_000_000_000  # ms
 
 
 class Clock:
-    """A clock that moves on by itself, by one millisecond per look, and never by waiting."""
+    """A clock that advances by one millisecond per call, and never by waiting."""
 
     def __init__(self, now: int = BORN) -> None:
         self.now = now
@@ -62,7 +62,7 @@ def golden_config(golden: GoldenStore) -> StoreConfig:
 def draft(
     topic: str = "T", queue_id: int = 0, body: bytes = b"body", **fields: Any
 ) -> AppendRequest:
-    """Return a draft; ``properties`` may be given as a map."""
+    """Return an append request; ``properties`` may be given as a map."""
     properties = fields.pop("properties", b"")
     if isinstance(properties, dict):
         properties = encode_properties(properties)
@@ -78,7 +78,7 @@ def draft(
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for another thread; fail if what it should do does not happen."""
+    """Wait for another thread; fail if the condition does not become true."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"
@@ -99,7 +99,7 @@ def append_durably(store: MessageStore, *drafts: AppendRequest) -> list[AppendRe
 
 
 def pulled(store: MessageStore, topic: str, queue_id: int, **limits: Any) -> Iterator[Record]:
-    """Give all messages of a queue as a consumer would get them, from its minimum on."""
+    """Yield all messages of a queue as a consumer gets them, from its minimum on."""
     offset, end = store.queues.bounds(topic, queue_id)
     while offset < end:
         result = store.queues.get(topic, queue_id, offset, **limits)
@@ -113,7 +113,7 @@ def pulled(store: MessageStore, topic: str, queue_id: int, **limits: Any) -> Ite
 
 
 def everything(store: MessageStore) -> list[Record]:
-    """Return all messages that consumers can get, in log order, each checked to be in its place."""
+    """Return all messages that consumers can get, in log order; check their positions."""
     records: list[Record] = []
     for topic, queue_id in store.queues.names():
         offset = store.queues.bounds(topic, queue_id)[0]
@@ -131,13 +131,13 @@ def bounds(store: MessageStore) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def crash(root: Path, copy: Path) -> Path:
-    """Copy a store that is open, which leaves in the copy what a killed process leaves."""
+    """Copy an open store; the copy is what a killed process leaves."""
     shutil.copytree(root, copy, copy_function=_copy_unless_renamed)
     return copy
 
 
 def _copy_unless_renamed(source: str, target: str) -> None:
-    """Copy a file; one that gets its name at this moment is as if the kill had come before."""
+    """Copy a file; a temporary one may have been renamed meanwhile."""
     try:
         shutil.copy2(source, target)
     except FileNotFoundError:
@@ -145,16 +145,16 @@ def _copy_unless_renamed(source: str, target: str) -> None:
             raise
 
 
-# --- parts of a store that have no door: tests act as its threads do, or look at its files
+# --- private parts of a store: tests act as its threads do, or look at its files
 
 
 def maintain(store: MessageStore) -> None:
-    """Do what the maintenance thread does in a round, on this thread."""
+    """Do a round of the maintenance thread on this thread."""
     store._maintain()
 
 
 def stop_maintenance(store: MessageStore) -> None:
-    """From here on the test says when there is a round."""
+    """Stop the thread, so that the test decides when there is a round."""
     assert store._maintenance is not None
     store._maintenance.stop()
 
@@ -169,7 +169,7 @@ def log_of(store: MessageStore) -> CommitLog:
 
 @contextlib.contextmanager
 def unflushed(store: MessageStore) -> Iterator[None]:
-    """Nothing that is appended in the block is flushed before its end."""
+    """Let nothing be flushed within a ``with`` block."""
     flusher = store._flusher
     request = flusher.request
     flusher.request = lambda: None
@@ -180,6 +180,6 @@ def unflushed(store: MessageStore) -> Iterator[None]:
 
 
 def work_off(retention: Retention) -> None:
-    """Do all that the thread of a stopped retention would do, on this one."""
+    """Do all work of a stopped retention on this thread."""
     while retention._jobs:
         retention._round(True)

@@ -27,7 +27,12 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import Missing, NotInMemoryError
-from halfmq.store.format.flags import TRANSACTION_MASK, has_queue_entry, is_indexed
+from halfmq.store.format.flags import (
+    NO_QUEUE_ENTRY,
+    TRANSACTION_MASK,
+    TransactionType,
+    transaction_type,
+)
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import encode_properties, tags_code
 from halfmq.store.format.record import (
@@ -109,7 +114,7 @@ class MemoryLog:
 
     def _append(self, draft: AppendRequest) -> AppendResult:
         queue = (draft.topic, draft.queue_id)
-        queue_offset = self._queues.get(queue, 0) if has_queue_entry(draft.sys_flag) else 0
+        queue_offset = 0 if draft.sys_flag & NO_QUEUE_ENTRY else self._queues.get(queue, 0)
         record = new_record(
             topic=draft.topic,
             queue_id=draft.queue_id,
@@ -141,7 +146,7 @@ class MemoryLog:
         assert record.physical_offset >= self.write_offset
         self.encoded[record.physical_offset] = encoded
         self.write_offset = record.end
-        if has_queue_entry(record.sys_flag):
+        if not record.sys_flag & NO_QUEUE_ENTRY:
             self._queues[record.topic, record.queue_id] = record.queue_offset + 1
 
     def request_flush(self) -> None:
@@ -217,7 +222,7 @@ class MemoryLog:
         return [
             one
             for one in records
-            if has_queue_entry(one.sys_flag) and (one.topic, one.queue_id) == (topic, queue_id)
+            if not one.sys_flag & NO_QUEUE_ENTRY and (one.topic, one.queue_id) == (topic, queue_id)
         ]
 
     def record_bytes(self, physical_offset: int) -> bytes | None:
@@ -251,7 +256,7 @@ class MemoryLog:
             for record in self.scan(0)
             if self.indexed
             and record.physical_offset <= self.indexed_until
-            and is_indexed(record.sys_flag)
+            and transaction_type(record.sys_flag) is not TransactionType.ROLLBACK
             and record.topic == topic
             and record.property_map.get("UNIQ_KEY") == key
             and begin_ms <= record.store_timestamp <= end_ms

@@ -22,7 +22,6 @@ from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.config import FlushMode, StoreConfig
-from halfmq.store.files.json_table import load_table
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import decode_records
 from halfmq.store.format.topics import SCHEDULE_TOPIC
@@ -39,6 +38,7 @@ from tests.support.broker_doubles import (
     request,
 )
 from tests.support.golden_store import GoldenStore, unpack
+from tests.support.tables import load_table
 
 LATER_MS = 1_795_264_000_000
 """After everything in the golden stores is due."""

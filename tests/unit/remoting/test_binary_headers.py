@@ -1,4 +1,4 @@
-"""ROCKETMQ and MSGPACK headers: odd but valid ones, and lies."""
+"""ROCKETMQ and MSGPACK headers: unusual but valid ones, and malformed ones."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ TOPIC_AND_QUEUE = field(b"topic", b"t") + field(b"queueId", b"0")
 TYPED = GetMaxOffsetRequestHeader(topic="t", queue_id=0)
 
 
-def test_binary_header_with_remark_and_foreign_language() -> None:
-    """Unknown language numbers are kept: they are of no consequence."""
+def test_binary_header_with_remark_and_unknown_language() -> None:
+    """The number of an unknown language is kept."""
     command = rocketmq_header.decode(binary(TOPIC_AND_QUEUE, language=99, remark=b"hi"), b"x")
 
     assert (command.code, command.opaque, command.version) == (30, 5, 409)
@@ -38,7 +38,7 @@ def test_binary_header_with_remark_and_foreign_language() -> None:
     assert command.header == TYPED
 
 
-def test_doubled_keys_are_kept_once() -> None:
+def test_duplicate_keys_are_kept_once() -> None:
     """Java with an ACL hook writes its fields twice, with equal values."""
     command = rocketmq_header.decode(binary(TOPIC_AND_QUEUE + TOPIC_AND_QUEUE), b"")
 
@@ -56,14 +56,14 @@ def test_an_empty_number_counts_as_absent() -> None:
 
 
 def test_binary_header_without_fields_has_none() -> None:
-    """A request that takes none is typed all the same."""
+    """A request without fields still has its typed header."""
     command = rocketmq_header.decode(binary(b"", code=34), b"")
     assert command.header == HeartbeatRequestHeader()
 
     assert rocketmq_header.decode(binary(b"", code=28), b"").header is None
 
 
-def test_text_beyond_ascii_stays_whole_in_binary_headers() -> None:
+def test_binary_headers_keep_text_beyond_ascii() -> None:
     """Lengths count bytes, not characters."""
     ext = field(b"topic", "訂單".encode()) + field("ключ".encode(), "é".encode())
     command = rocketmq_header.decode(binary(ext, code=9999), b"")
@@ -93,14 +93,14 @@ def test_text_beyond_ascii_stays_whole_in_binary_headers() -> None:
         struct.pack(">hBhiiii", 30, 3, 409, 5, 0, 0, 500) + b"ab",
     ],
 )
-def test_binary_headers_that_lie_are_header_errors(raw: bytes) -> None:
-    """No length is believed before it is checked."""
+def test_binary_headers_with_wrong_lengths_are_header_errors(raw: bytes) -> None:
+    """Every length is checked before it is used."""
     with pytest.raises(HeaderError):
         rocketmq_header.decode(raw, b"")
 
 
-def test_a_code_beyond_16_bits_cannot_be_binary() -> None:
-    """The official client cuts it off and gets an answer to something else."""
+def test_a_code_beyond_16_bits_has_no_binary_form() -> None:
+    """The official client truncates it and gets the answer to another request."""
     with pytest.raises(HeaderError):
         encode_request(200050, opaque=1, header={}, header_type=HeaderType.ROCKETMQ)
 
@@ -110,7 +110,7 @@ def packed(*items: object) -> bytes:
 
 
 def test_msgpack_header_with_a_map_is_typed_too() -> None:
-    """A peer that knows no header classes can still be understood."""
+    """A peer may send a map if it does not know the header classes."""
     ext = {"topic": "t", "queueId": "0", "other": "x"}
     command = msgpack_header.decode_request(packed(30, 1, 0, 3, 479, None, ext), b"")
 
@@ -126,8 +126,8 @@ def test_msgpack_codes_of_every_width_are_read(code: int) -> None:
     assert command.code == code
 
 
-def test_msgpack_header_that_does_not_fit_is_said_not_raised() -> None:
-    """As with JSON: the request can be answered."""
+def test_a_msgpack_header_that_does_not_fit_is_noted_in_the_command() -> None:
+    """As with JSON: the broker can answer the request."""
     for ext in (["t"], ["t", "abc"], [None, 0], {"topic": "t"}, None, ["t", 2**31], []):
         command = msgpack_header.decode_request(packed(30, 1, 0, 3, 479, None, ext), b"")
 
@@ -136,7 +136,7 @@ def test_msgpack_header_that_does_not_fit_is_said_not_raised() -> None:
 
 
 def test_msgpack_ext_of_an_unknown_request_is_kept() -> None:
-    """It will be refused, not dropped."""
+    """The broker refuses such a request with an answer."""
     raw = packed(9999, 1, 0, 3, 479, None, {"x": "1"})
     assert msgpack_header.decode_request(raw, b"").header == {"x": "1"}
 
@@ -160,13 +160,13 @@ def test_msgpack_ext_of_an_unknown_request_is_kept() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("decode", [msgpack_header.decode_request, msgpack_header.decode_response])
 def test_msgpack_headers_of_another_shape_are_header_errors(decode: Any, raw: bytes) -> None:
-    """One kind of error for all that is not our array."""
+    """Everything but the array of seven or nine elements."""
     with pytest.raises(HeaderError):
         decode(raw, b"")
 
 
-def test_msgpack_takes_numbers_as_texts() -> None:
-    """Inside the array as in JSON, "4" is 4."""
+def test_msgpack_numbers_may_be_texts() -> None:
+    """As in JSON, "4" is 4."""
     raw = packed(30, 1, 0, 3, 479, None, ["t", "4", "false"])
     command = msgpack_header.decode_request(raw, b"")
 
@@ -176,7 +176,7 @@ def test_msgpack_takes_numbers_as_texts() -> None:
 
 
 def test_msgpack_frames_pass_the_frame_decoder_of_a_client() -> None:
-    """A client reads check-backs (requests) and answers from one stream."""
+    """A client reads requests (check-backs) and answers from one stream."""
     frame = encode_request(
         40, opaque=1, header={"consumerGroup": "g"}, header_type=HeaderType.MSGPACK, one_way=True
     )

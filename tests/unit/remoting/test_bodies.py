@@ -1,4 +1,4 @@
-"""JSON bodies of every official client, and fastjson's dialect of JSON."""
+"""JSON bodies: those of every official client are read, halfmq's are readable to all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from halfmq.remoting.bodies import (
     HeartbeatData,
     LockBatchBody,
     MessageModel,
-    OffsetWrapper,
     ProducerData,
     QueueData,
     QueueKey,
@@ -32,7 +31,7 @@ from tests.support.frames import RecordedFrame, all_recorded
 QUEUES = [QueueKey(broker_name="b", queue_id=n, topic="T") for n in range(2)]
 
 
-NONSENSE = b"{nonsense"  # one hand-made request
+NONSENSE = b"{nonsense"  # the body of one request in the recordings
 
 
 def recorded_bodies(meaning: str) -> list[RecordedFrame]:
@@ -50,13 +49,13 @@ def recorded_bodies(meaning: str) -> list[RecordedFrame]:
     [("", 0), ("A", 65), ("TagA", 2598919), ("polygenelubricants", -(2**31)), ("🚀", 1773027)],
 )
 def test_tag_codes_are_javas(tag: str, code: int) -> None:
-    """The number in the consume queue decides whether a message is even looked at."""
+    """The broker selects messages by this number, which the consume queue holds."""
     assert tag_code(tag) == code
 
 
 @pytest.mark.parametrize("expression", ["*", "", None])
 def test_no_expression_subscribes_to_everything(expression: str | None) -> None:
-    """No codes, so no message is left out."""
+    """The subscription has no codes, so it selects every message."""
     subscription = subscription_data("T", expression)
 
     assert subscription.codes is None
@@ -65,7 +64,7 @@ def test_no_expression_subscribes_to_everything(expression: str | None) -> None:
 
 
 def test_tags_of_an_expression_are_split_and_trimmed() -> None:
-    """As Java's FilterAPI does."""
+    """The same as in Java's FilterAPI."""
     subscription = subscription_data("T", " A || TagA||", sub_version=5)
 
     assert subscription.tags_set == {"A", "TagA"}
@@ -74,7 +73,7 @@ def test_tags_of_an_expression_are_split_and_trimmed() -> None:
 
 
 def test_an_expression_without_a_tag_is_refused() -> None:
-    """A pull with it is answered 23."""
+    """The broker answers such a pull with 23 (SUBSCRIPTION_PARSE_FAILED)."""
     with pytest.raises(SubscriptionError, match=r"\|\|"):
         subscription_data("T", "||")
 
@@ -89,8 +88,8 @@ def test_sql_expressions_are_kept_as_they_are() -> None:
 # -- heartbeats ----------------------------------------------------------------------------------
 
 
-def test_every_recorded_heartbeat_is_understood() -> None:
-    """Java, Go and C++ spell theirs differently; hashes are computed, never believed."""
+def test_every_recorded_heartbeat_is_read() -> None:
+    """Java, Go and C++ write them differently; tag hashes are computed, not taken over."""
     tags: set[str] = set()
     for line in recorded_bodies("HEART_BEAT request"):
         data = bodies.decode_heartbeat(line.body)
@@ -106,8 +105,8 @@ def test_every_recorded_heartbeat_is_understood() -> None:
     assert "TagA" in tags
 
 
-def test_cpp_heartbeats_have_ordinals_and_wrong_hashes() -> None:
-    """Enums by position, numbers as texts, a newline at the end."""
+def test_cpp_heartbeats_are_read() -> None:
+    """They have enums by position, numbers as texts, wrong hashes and a newline at the end."""
     body = b"""{"clientID":"c","consumerDataSet":[{"consumeFromWhere":4,"consumeType":1,
         "groupName":"g","messageModel":0,"subscriptionDataSet":[{"classFilterMode":false,
         "codeSet":[0,0],"subString":"A||TagA","subVersion":"1758268800000","topic":"T"}]}]}\n"""
@@ -123,8 +122,8 @@ def test_cpp_heartbeats_have_ordinals_and_wrong_hashes() -> None:
     assert subscription.expression_type == "TAG"
 
 
-def test_go_heartbeats_have_hashes_as_texts() -> None:
-    """And sub versions in nanoseconds."""
+def test_go_heartbeats_are_read() -> None:
+    """They have hashes as texts, and sub versions in nanoseconds."""
     body = (
         b'{"clientID":"c","producerDataSet":[],"consumerDataSet":[{"groupName":"g","consumeType":'
         b'"CONSUME_PASSIVELY","messageModel":"CLUSTERING","consumeFromWhere":'
@@ -139,8 +138,8 @@ def test_go_heartbeats_have_hashes_as_texts() -> None:
     assert subscription.sub_version == 1795255000000000000
 
 
-def test_a_heartbeat_of_ours_comes_back_whole() -> None:
-    """Our client's heartbeat is what our broker, and an official one, reads."""
+def test_a_heartbeat_survives_encoding_and_has_the_fields_of_javas() -> None:
+    """Halfmq's client sends it to halfmq's broker and to official ones."""
     data = HeartbeatData(
         client_id="c",
         producer_data_set=(ProducerData(group_name="p"),),
@@ -176,7 +175,7 @@ def test_a_heartbeat_of_ours_comes_back_whole() -> None:
     "body", [b"{}", b'{"clientID":""}', b'{"clientID":null,"consumerDataSet":null}']
 )
 def test_an_empty_heartbeat_is_a_heartbeat(body: bytes) -> None:
-    """The official broker answers it with success."""
+    """The official broker accepts it too."""
     assert bodies.decode_heartbeat(body) == HeartbeatData()
 
 
@@ -196,14 +195,14 @@ def test_an_empty_heartbeat_is_a_heartbeat(body: bytes) -> None:
         b'{"heartbeatFingerprint":[]}',
     ],
 )
-def test_what_is_no_heartbeat_is_a_body_error(body: bytes) -> None:
-    """It is answered with an error; the connection lives on."""
+def test_any_other_body_of_a_heartbeat_is_a_body_error(body: bytes) -> None:
+    """The broker answers with an error and keeps the connection."""
     with pytest.raises(BodyError):
         bodies.decode_heartbeat(body)
 
 
-def test_strange_values_in_a_heartbeat_take_the_default() -> None:
-    """A consumer of a later kind is better served than cut off."""
+def test_unknown_values_in_a_heartbeat_become_the_default() -> None:
+    """Consumers of later releases are served too."""
     body = (
         b'{"withoutSub":[],"consumerDataSet":[{"groupName":"g","consumeType":"CONSUME_ORBIT",'
         b'"messageModel":99,"consumeFromWhere":[],"subscriptionDataSet":[{"topic":"T",'
@@ -216,8 +215,8 @@ def test_strange_values_in_a_heartbeat_take_the_default() -> None:
     assert consumer.subscription_data_set[0].codes is None
 
 
-def test_recorded_filter_checks_are_understood() -> None:
-    """A consumer with an SQL filter asks before it starts."""
+def test_recorded_filter_checks_are_read() -> None:
+    """A consumer with an SQL filter sends one before it starts."""
     for line in recorded_bodies("CHECK_CLIENT_CONFIG request"):
         if b"subscriptionData" in line.body:
             client_id, group, subscription = bodies.decode_subscription(line.body)
@@ -229,8 +228,8 @@ def test_recorded_filter_checks_are_understood() -> None:
 # -- routes -------------------------------------------------------------------------------------
 
 
-def test_recorded_routes_are_understood_quoted_or_bare() -> None:
-    """Old clients are sent bare broker ids; we read both and write them quoted."""
+def test_recorded_routes_are_read_with_quoted_and_bare_broker_ids() -> None:
+    """Official name servers send bare ids to old clients; halfmq writes them quoted."""
     bare = 0
     for line in recorded_bodies("GET_ROUTEINFO_BY_TOPIC response SUCCESS"):
         route = bodies.decode_route(line.body)
@@ -244,8 +243,8 @@ def test_recorded_routes_are_understood_quoted_or_bare() -> None:
     assert bare
 
 
-def test_a_route_is_written_for_clients_of_every_age() -> None:
-    """Quoted ids, no blank for Go to stumble over, no null."""
+def test_a_route_is_readable_for_every_client() -> None:
+    """Broker ids are quoted; there is no null, and no white space, which Go cannot read."""
     route = TopicRouteData(
         broker_datas=(BrokerData(broker_addrs={0: "127.0.0.1:10911"}, broker_name="b"),),
         queue_datas=(QueueData(broker_name="b", perm=6, read_queue_nums=4, write_queue_nums=4),),
@@ -258,17 +257,17 @@ def test_a_route_is_written_for_clients_of_every_age() -> None:
     )
 
 
-def test_routes_of_old_name_servers_name_a_flag_differently() -> None:
-    """``topicSynFlag`` before 4.9."""
+def test_routes_of_name_servers_before_4_9_are_read() -> None:
+    """They call ``topicSysFlag`` ``topicSynFlag``."""
     body = b'{"queueDatas":[{"brokerName":"b","perm":6,"readQueueNums":1,"writeQueueNums":1,"topicSynFlag":2}]}'  # noqa: E501
     assert bodies.decode_route(body).queue_datas[0].topic_sys_flag == 2
 
 
-def test_recorded_cluster_infos_are_understood() -> None:
-    """Always with bare ids."""
+def test_recorded_cluster_infos_are_read() -> None:
+    """Official name servers always write bare broker ids in them."""
     for line in recorded_bodies("GET_BROKER_CLUSTER_INFO response SUCCESS"):
         info = bodies.decode_cluster_info(line.body)
-        if info.broker_addr_table:  # a name server that has just started knows none
+        if info.broker_addr_table:  # empty until a broker has registered
             assert info.cluster_addr_table == {"DefaultCluster": ["broker-a"]}
             assert info.broker_addr_table["broker-a"].broker_addrs.keys() == {0}
         assert bodies.decode_cluster_info(bodies.encode_cluster_info(info)) == info
@@ -281,8 +280,8 @@ def test_recorded_cluster_infos_are_understood() -> None:
 # -- locks, members, lists ------------------------------------------------------------------------
 
 
-def test_recorded_locks_are_understood() -> None:
-    """Requests of three languages and the broker's answers."""
+def test_recorded_locks_are_read_and_answered_alike() -> None:
+    """Requests of clients in three languages, and the official broker's answers."""
     for line in recorded_bodies("LOCK_BATCH_MQ request") + recorded_bodies("UNLOCK_BATCH_MQ re"):
         data = bodies.decode_lock_batch(line.body)
         assert data.client_id
@@ -292,24 +291,15 @@ def test_recorded_locks_are_understood() -> None:
         assert json.loads(bodies.encode_locked_queues(queues)) == json.loads(line.body)
 
 
-def test_lock_bodies_of_ours_come_back_whole() -> None:
-    """And hold what the official broker looks for."""
-    data = LockBatchBody(client_id="c", consumer_group="g", mq_set=tuple(QUEUES))
-
-    assert bodies.decode_lock_batch(bodies.encode_lock_batch(data)) == data
-    assert bodies.decode_locked_queues(bodies.encode_locked_queues(QUEUES)) == QUEUES
-    assert bodies.decode_locked_queues(b'{"lockOKMQSet":null}') == []
-
-
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"consumerGroup":"g"}', b'{"mqSet":[1]}'])
-def test_what_is_no_lock_is_a_body_error(body: bytes) -> None:
-    """An answer, not a reason to hang up."""
+def test_any_other_body_of_a_lock_is_a_body_error(body: bytes) -> None:
+    """The broker answers with an error and keeps the connection."""
     with pytest.raises(BodyError):
         bodies.decode_lock_batch(body)
 
 
-def test_group_members_and_tables_come_back_whole() -> None:
-    """The small bodies, against recorded ones where there are any."""
+def test_group_members_tables_and_topic_lists_survive_encoding() -> None:
+    """Recorded bodies of these kinds are written again byte for byte."""
     assert bodies.decode_consumer_list(bodies.encode_consumer_list(["a", "b"])) == ["a", "b"]
     for line in recorded_bodies("GET_CONSUMER_LIST_BY_GROUP response SUCCESS"):
         ids = bodies.decode_consumer_list(line.body)
@@ -329,7 +319,7 @@ def test_group_members_and_tables_come_back_whole() -> None:
 
 
 def test_offset_tables_are_written_with_raw_object_keys() -> None:
-    """The only form that every fastjson and the Go client read."""
+    """Every release of fastjson and the Go client read this form; C++ clients need a list."""
     assert bodies.encode_offset_table({QUEUES[0]: 7}) == (
         b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:7}}'
     )
@@ -338,66 +328,34 @@ def test_offset_tables_are_written_with_raw_object_keys() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        bodies.encode_offset_table({QUEUES[0]: 7, QUEUES[1]: 2**40}),
-        bodies.encode_offset_list({QUEUES[0]: 7, QUEUES[1]: 2**40}),
-        (
-            b'{"offsetTable":[[{"topic":"T","brokerName":"b","queueId":0},7],'
-            b'[{"topic":"T","brokerName":"b","queueId":1},1099511627776]]}'
-        ),
-        (
-            b'{"offsetTable":{"{\\"brokerName\\":\\"b\\",\\"queueId\\":0,\\"topic\\":\\"T\\"}":7,'
-            b'"{\\"brokerName\\":\\"b\\",\\"queueId\\":1,\\"topic\\":\\"T\\"}":1099511627776}}'
-        ),
-        (
-            b'{ "offsetTable" : {{\n "topic":"T", "brokerName" : "b","queueId":0} : 7 ,\r\n'
-            b'{"topic":"T","brokerName":"b","queueId":1}:"1099511627776"} }\n'
-        ),
-    ],
-)
-def test_offset_tables_are_read_in_every_form(body: bytes) -> None:
-    """Raw or quoted object keys, C++'s list, Go's pairs, any white space."""
-    assert bodies.decode_offset_table(body) == {QUEUES[0]: 7, QUEUES[1]: 2**40}
-
-
-def test_recorded_offset_tables_are_understood() -> None:
-    """Resets, states of clients, statistics of topics and groups."""
+def test_recorded_offset_tables_are_written_again_byte_for_byte() -> None:
+    """Offsets in requests and in clients' answers, and the statistics of topics."""
     for meaning in (
         "RESET_CONSUMER_CLIENT_OFFSET request",
         "INVOKE_BROKER_TO_RESET_OFFSET response SUCCESS",
     ):
         for line in recorded_bodies(meaning):
-            if not line.body.startswith(b'{"offsetTable":['):
+            if not line.body.startswith(b'{"offsetTable":['):  # the form for C++ clients
                 offsets = bodies.decode_offset_table(line.body)
                 assert bodies.encode_offset_table(offsets) == line.body
     for line in recorded_bodies("GET_TOPIC_STATS_INFO response SUCCESS"):
         stats = bodies.decode_topic_stats(line.body)
         assert bodies.encode_topic_stats(stats).startswith(line.body.rpartition(b":")[0])
-    for line in recorded_bodies("GET_CONSUME_STATS response SUCCESS"):
-        consume = bodies.decode_consume_stats(line.body)
-        assert bodies.decode_consume_stats(bodies.encode_consume_stats(consume)) == consume
+
+
+def test_recorded_consumer_statuses_are_read() -> None:
+    """A client's answer has its offsets by queue, in keys that are objects."""
     for line in recorded_bodies("GET_CONSUMER_STATUS_FROM_CLIENT response SUCCESS"):
         status = bodies.decode_consumer_status(line.body)
         assert bodies.decode_consumer_status(bodies.encode_consumer_status(status)) == status
 
 
-def test_statistics_of_ours_are_what_tools_read() -> None:
-    """Every official field, under its name."""
+def test_statistics_have_every_official_field() -> None:
+    """Tools find each field under its official name."""
     stats = {QUEUES[0]: TopicOffset(min_offset=0, max_offset=7, last_update_timestamp=5)}
     assert bodies.encode_topic_stats(stats) == (
         b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{"lastUpdateTimestamp":5,'
         b'"maxOffset":7,"minOffset":0}},"topicPutTps":0.0}'
-    )
-    consume = {
-        QUEUES[0]: OffsetWrapper(
-            broker_offset=7, consumer_offset=5, last_timestamp=9, pull_offset=6
-        )
-    }
-    assert bodies.encode_consume_stats(consume, 1.5) == (
-        b'{"consumeTps":1.5,"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:'
-        b'{"brokerOffset":7,"consumerOffset":5,"lastTimestamp":9,"pullOffset":6}}}'
     )
     assert bodies.encode_consumer_statuses({"c": {QUEUES[0]: 1}}) == (
         b'{"consumerTable":{"c":{{"brokerName":"b","queueId":0,"topic":"T"}:1}},'
@@ -409,7 +367,7 @@ def test_statistics_of_ours_are_what_tools_read() -> None:
 
 
 def test_every_recorded_json_body_is_parsed() -> None:
-    """All that official peers of four ages wrote: bare keys, object keys, white space."""
+    """Peers of four releases wrote bare keys, object keys and white space."""
     parsed = relaxed = 0
     for line in all_recorded():
         if line.code is not None and line.body[:1] in {b"{", b"["} and line.body != NONSENSE:
@@ -439,8 +397,8 @@ def test_every_recorded_json_body_is_parsed() -> None:
         ('{0:{"$ref":"$.1"},1:[2]}', {"0": [2], "1": [2]}),
     ],
 )  # fmt: skip
-def test_fastjson_habits_are_understood(text: str, value: object) -> None:
-    """Number keys become texts, object keys their compact JSON, references what they point at."""
+def test_extensions_of_fastjson_are_read(text: str, value: object) -> None:
+    """Number keys become texts, object keys compact JSON, references the values they refer to."""
     assert fastjson.parse(text.encode()) == value
 
 
@@ -456,17 +414,50 @@ def test_fastjson_habits_are_understood(text: str, value: object) -> None:
         b'{"a":[],"b":{"$ref":"$.a[99999999999999999999]"}}', b'{"a":[],"b":{"$ref":"$!"}}',
     ],
 )  # fmt: skip
-def test_what_is_neither_json_nor_fastjson_is_a_body_error(body: bytes) -> None:
-    """Cut short, too deep, endless, circular: one kind of error for all."""
+def test_everything_else_is_a_body_error(body: bytes) -> None:
+    """Texts that are incomplete, too deep or too long, or whose references form a cycle."""
     with pytest.raises(BodyError):
         fastjson.parse(body)
 
 
-def test_a_few_references_cannot_stand_for_millions_of_values() -> None:
-    """Ten references to ten references to ten ... would fill all memory."""
+def test_nested_references_cannot_exhaust_memory() -> None:
+    """Twelve levels of ten references each would expand to 10^12 values."""
     levels: dict[str, Any] = {"l0": [0] * 10}
     for level in range(1, 12):
         levels[f"l{level}"] = [{"$ref": f"$.l{level - 1}"}] * 10
 
     with pytest.raises(BodyError, match="references"):
         fastjson.parse(json.dumps(levels).encode())
+
+
+def test_lock_bodies_survive_encoding() -> None:
+    """Queues of a request, and those of its answer; a null list is empty."""
+    data = LockBatchBody(client_id="c", consumer_group="g", mq_set=tuple(QUEUES))
+
+    assert bodies.decode_lock_batch(bodies.encode_lock_batch(data)) == data
+    assert bodies.decode_locked_queues(bodies.encode_locked_queues(QUEUES)) == QUEUES
+    assert bodies.decode_locked_queues(b'{"lockOKMQSet":null}') == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        bodies.encode_offset_table({QUEUES[0]: 7, QUEUES[1]: 2**40}),
+        bodies.encode_offset_list({QUEUES[0]: 7, QUEUES[1]: 2**40}),
+        (
+            b'{"offsetTable":[[{"topic":"T","brokerName":"b","queueId":0},7],'
+            b'[{"topic":"T","brokerName":"b","queueId":1},1099511627776]]}'
+        ),
+        (
+            b'{"offsetTable":{"{\\"brokerName\\":\\"b\\",\\"queueId\\":0,\\"topic\\":\\"T\\"}":7,'
+            b'"{\\"brokerName\\":\\"b\\",\\"queueId\\":1,\\"topic\\":\\"T\\"}":1099511627776}}'
+        ),
+        (
+            b'{ "offsetTable" : {{\n "topic":"T", "brokerName" : "b","queueId":0} : 7 ,\r\n'
+            b'{"topic":"T","brokerName":"b","queueId":1}:"1099511627776"} }\n'
+        ),
+    ],
+)
+def test_offset_tables_are_read_in_every_form(body: bytes) -> None:
+    """Raw or quoted object keys, a list (C++), pairs (Go), with any white space."""
+    assert bodies.decode_offset_table(body) == {QUEUES[0]: 7, QUEUES[1]: 2**40}

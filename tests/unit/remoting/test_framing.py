@@ -1,4 +1,4 @@
-"""Cutting the byte stream: boundaries, limits, and what a broken stream leaves behind."""
+"""Splitting the byte stream into frames: boundaries, limits, and broken streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OFFSET_REQUEST = bytes.fromhex(
 
 
 def test_json_request_is_byte_for_byte_the_worked_example() -> None:
-    """A JSON frame of ours is what an official server expects, and the other way round."""
+    """Encoding gives the documented bytes, and decoding them the request."""
     frame = encode_request(105, opaque=7, header={"topic": "TopicTest"}, version=409)
 
     assert frame == ROUTE_REQUEST
@@ -59,8 +59,8 @@ def test_binary_request_is_byte_for_byte_the_worked_example() -> None:
     assert command.header_type == HeaderType.ROCKETMQ
 
 
-def test_msgpack_request_carries_its_fields_as_an_array() -> None:
-    """Our own header has the fields in the declared order, numbers as numbers."""
+def test_a_msgpack_request_has_its_fields_as_an_array() -> None:
+    """They are in the declared order, numbers as numbers."""
     header = QueryConsumerOffsetRequestHeader(consumer_group="CG", topic="T", queue_id=3)
     frame = encode_request(14, opaque=8, header=header, header_type=HeaderType.MSGPACK)
 
@@ -79,7 +79,7 @@ def test_frames_in_one_read_come_out_in_order() -> None:
 
 
 def test_every_prefix_waits_and_the_rest_completes_it() -> None:
-    """A frame cut anywhere is one command once the last byte is there, and none before."""
+    """A frame is a command once its last byte has arrived, and none before."""
     for cut in range(1, len(ROUTE_REQUEST)):
         decoder = FrameDecoder()
 
@@ -91,7 +91,7 @@ def test_every_prefix_waits_and_the_rest_completes_it() -> None:
 
 
 def test_a_frame_without_body_has_an_empty_one() -> None:
-    """The wire cannot tell no body from an empty one; handlers see bytes either way."""
+    """On the wire no body and an empty one are the same; handlers always get bytes."""
     (command,) = FrameDecoder().receive_data(ROUTE_REQUEST)
     assert command.body == b""
 
@@ -101,7 +101,7 @@ def test_a_frame_without_body_has_an_empty_one() -> None:
 
 @pytest.mark.parametrize("length", [-1, -(2**31), 0, 1, 3, FRAME_SIZE_MAX - 3, 2**31 - 1])
 def test_an_impossible_length_is_refused_as_soon_as_it_is_read(length: int) -> None:
-    """A peer cannot make us wait for, or keep, a frame that we would never take."""
+    """The decoder never waits for, or buffers, a frame over the limit."""
     with pytest.raises(FrameTooLargeError) as caught:
         FrameDecoder().receive_data(length.to_bytes(4, signed=True))
 
@@ -109,7 +109,7 @@ def test_an_impossible_length_is_refused_as_soon_as_it_is_read(length: int) -> N
     assert caught.value.size_max == FRAME_SIZE_MAX
 
 
-def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
+def test_the_largest_frame_is_accepted_and_one_byte_more_is_not() -> None:
     """The limit counts the whole frame, its length bytes included."""
     frame = encode_request(105, opaque=1, header={"topic": "T"})
     exact = FrameDecoder(frame_size_max=len(frame))
@@ -122,7 +122,7 @@ def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
 
 @pytest.mark.parametrize("header_type", [3, 127, 255])
 def test_an_unknown_header_type_is_refused(header_type: int) -> None:
-    """Nothing in such a frame could be trusted, not even its end."""
+    """Its header cannot be read, so the stream cannot be trusted any more."""
     frame = b"\x00\x00\x00\x06" + bytes([header_type]) + b"\x00\x00\x02{}"
 
     with pytest.raises(HeaderError, match=f"header type {header_type}"):
@@ -130,13 +130,13 @@ def test_an_unknown_header_type_is_refused(header_type: int) -> None:
 
 
 def test_a_header_longer_than_its_frame_is_refused() -> None:
-    """Its end would lie in the next frame."""
+    """It would end in the next frame."""
     with pytest.raises(HeaderError, match="longer than its frame"):
         FrameDecoder().receive_data(bytes.fromhex("00000006 00000003 7b7d"))
 
 
-def test_commands_before_a_bad_frame_are_handed_over() -> None:
-    """What a client sent before it went wrong can still be served."""
+def test_commands_before_a_bad_frame_are_returned() -> None:
+    """The broker can still serve them."""
     with pytest.raises(ProtocolError) as caught:
         FrameDecoder().receive_data(ROUTE_REQUEST + OFFSET_REQUEST + b"GET / HTTP/1.1\r\n")
 
@@ -144,7 +144,7 @@ def test_commands_before_a_bad_frame_are_handed_over() -> None:
 
 
 def test_nothing_is_read_after_a_bad_frame() -> None:
-    """Whatever follows could be anything: it is refused too, not taken for a frame."""
+    """The decoder refuses all further bytes, because frame boundaries are unknown."""
     decoder = FrameDecoder()
     with pytest.raises(ProtocolError):
         decoder.receive_data(b"\x00\x00\x00\x00")
@@ -156,7 +156,7 @@ def test_nothing_is_read_after_a_bad_frame() -> None:
 
 
 def test_a_large_frame_in_small_reads_is_not_copied_for_every_read() -> None:
-    """Memory stays near the frame's size: a buffer, its bytes and the body, never more."""
+    """Memory stays below three times its size: the buffer, its bytes and the body."""
     body = bytes(4 * 1024 * 1024)
     frame = encode_request(310, opaque=1, header={"b": "T"}, body=body)
     decoder = FrameDecoder()

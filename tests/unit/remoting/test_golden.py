@@ -1,4 +1,4 @@
-"""Every frame that official clients and servers were seen to send, through our codec."""
+"""All recorded frames of official clients and servers, decoded and encoded again."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def valid_frames(file: str) -> Iterator[tuple[RecordedFrame, RemotingCommand]]:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_recorded_frames_decode_to_what_their_reader_saw(file: str) -> None:
-    """Code, opaque, flag, header type and body of every frame are read as the official peer did."""
+def test_recorded_frames_decode_to_the_recorded_values(file: str) -> None:
+    """Code, opaque, flag, header type and body are those that the official peer read."""
     for line, command in valid_frames(file):
         assert command.code == line.code
         assert command.opaque == int(str(line.opaque or 0))
@@ -45,7 +45,7 @@ def test_recorded_frames_decode_to_what_their_reader_saw(file: str) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_server_and_client_decoders_agree(file: str) -> None:
-    """Which kind of command a decoder expects first changes its speed, never its result."""
+    """The kind of command that a decoder tries first affects only its speed."""
     for line, command in valid_frames(file):
         (other,) = FrameDecoder(responses_first=True).receive_data(line.frame)
         assert other == command
@@ -53,7 +53,7 @@ def test_server_and_client_decoders_agree(file: str) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_recorded_frames_encode_again_to_the_same_bytes(file: str) -> None:
-    """What the Java client and the official servers write, we write byte for byte."""
+    """Encoding gives the bytes that the Java client and the official servers write."""
     for line, command in valid_frames(file):
         again = RemotingCommand(
             command.code,
@@ -79,7 +79,7 @@ def has_ext_fields(line: RecordedFrame) -> bool:
 
 
 def is_canonical(line: RecordedFrame) -> bool:
-    """Tell frames with one possible spelling from those with blanks, other orders or doubles."""
+    """Return whether the frame has no blanks, the usual order of fields, and no duplicates."""
     if line.header_type == HeaderType.ROCKETMQ:
         keys = binary_keys(line.header)
         return len(keys) == len(set(keys))
@@ -96,7 +96,7 @@ def is_canonical(line: RecordedFrame) -> bool:
 
 
 def binary_keys(header: bytes) -> list[bytes]:
-    """Read the names of a ROCKETMQ header's ext fields, doubles included."""
+    """Read the names of a ROCKETMQ header's ext fields, including duplicates."""
     position = 21 + int.from_bytes(header[13:17])
     keys = []
     while position < len(header):
@@ -106,8 +106,8 @@ def binary_keys(header: bytes) -> list[bytes]:
     return keys
 
 
-def test_most_recorded_frames_have_one_spelling() -> None:
-    """The comparison above is byte for byte for nearly all frames, not for a lucky few."""
+def test_most_recorded_frames_are_canonical() -> None:
+    """So the test above compares nearly all frames byte for byte."""
     lines = [line for line in all_recorded() if line.code is not None]
     canonical = [line for line in lines if is_canonical(line)]
 
@@ -125,12 +125,12 @@ INCOMPLETE = {
 
 @pytest.mark.parametrize("file", [file for file in FILES if file not in INCOMPLETE])
 def test_every_request_of_an_official_client_fits_its_header_class(file: str) -> None:
-    """No field that a client leaves out is required, no number it writes is refused."""
+    """No class requires a field that a client leaves out, or refuses a number that it writes."""
     assert [command.header_error for _, command in valid_frames(file) if command.header_error] == []
 
 
-def test_incomplete_requests_say_what_is_missing() -> None:
-    """A known request that does not fit can be refused with words, its fields stay readable."""
+def test_incomplete_requests_give_the_missing_field() -> None:
+    """The broker refuses them with this text; their fields stay readable."""
     errors = {
         (command.code, command.header_error)
         for file in INCOMPLETE
@@ -166,7 +166,7 @@ def test_garbage_is_a_protocol_error() -> None:
 
 
 def test_an_opaque_beyond_int32_is_a_protocol_error() -> None:
-    """No answer could carry it; the official broker hung up."""
+    """No answer could repeat it; the official broker closes the connection."""
     (line,) = [line for line in all_recorded() if line.opaque == OUT_OF_RANGE]
 
     with pytest.raises(ProtocolError, match="opaque"):
@@ -192,7 +192,7 @@ def signature(fields: dict[str, str], body: bytes, secret: str, *leave_out: str)
 
 @pytest.mark.parametrize("file", FILES)
 def test_signatures_of_official_clients_can_be_recomputed(file: str) -> None:
-    """``ext_fields`` loses no field and no digit, so access control can check what was signed."""
+    """``ext_fields`` keeps every field and digit, so access control can verify signatures."""
     wrong = 0
     for _, command in valid_frames(file):
         fields = ext_fields(command)

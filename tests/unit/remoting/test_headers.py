@@ -5,15 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from halfmq.remoting import headers
+from halfmq.remoting import access_bodies, admin_headers, headers, transaction_headers
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import HeaderError
 from halfmq.remoting.ext_fields import Header, array_variant, fields_of, texts_of
 from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.header_tables import REQUEST_HEADERS, RESPONSE_HEADERS, response_header
 from halfmq.remoting.headers import (
-    REQUEST_HEADERS,
-    RESPONSE_HEADERS,
     EndTransactionRequestHeader,
     GetMinOffsetResponseHeader,
     HeartbeatResponseHeader,
@@ -21,7 +20,6 @@ from halfmq.remoting.headers import (
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
-    response_header,
 )
 from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.remoting.serialization import ext_fields
@@ -49,7 +47,7 @@ def decode(frame: bytes) -> RemotingCommand:
 def test_every_request_header_survives_every_header_type(
     code: int, header_type: HeaderType
 ) -> None:
-    """Whatever the sender's encoding, a handler sees the same typed header."""
+    """A handler gets the same typed header from every encoding."""
     kind = REQUEST_HEADERS[code]
     for header in (full(kind), least(kind)):
         command = decode(encode_request(code, opaque=1, header=header, header_type=header_type))
@@ -65,7 +63,7 @@ def test_every_request_header_survives_every_header_type(
 def test_every_response_header_survives_every_header_type(
     code: int, header_type: HeaderType
 ) -> None:
-    """A client gets back what the broker's handler put in."""
+    """A client gets the values that the broker's handler set."""
     kind = RESPONSE_HEADERS[code]
     request = RemotingCommand(code, opaque=5, header_type=header_type)
     for header in (full(kind), least(kind)):
@@ -77,20 +75,20 @@ def test_every_response_header_survives_every_header_type(
 
 
 def test_every_listed_code_has_a_name() -> None:
-    """The tables are keyed by codes that we can also name in a log line."""
+    """Log lines name the code of a request."""
     assert {RequestCode(code) for code in REQUEST_HEADERS | RESPONSE_HEADERS}
 
 
-def test_header_classes_use_kinds_that_the_tolerant_reader_knows() -> None:
-    """Texts, numbers and booleans are all there is on the wire."""
+def test_header_fields_are_texts_numbers_or_booleans() -> None:
+    """The reader of texts knows no other types."""
     classes = {*REQUEST_HEADERS.values(), *RESPONSE_HEADERS.values()}
     kinds = {field.kind for kind in classes for field in fields_of(kind)}
 
     assert kinds == {str, int, bool}
 
 
-def test_both_send_headers_name_the_same_things() -> None:
-    """Handlers are written once for codes 10, 310, 320, 324 and 325."""
+def test_both_send_headers_have_the_same_attributes() -> None:
+    """One handler serves codes 10, 310, 320, 324 and 325."""
     long, short = fields_of(SendMessageRequestHeader), fields_of(SendMessageRequestHeaderV2)
 
     assert [field.attribute for field in long] == [field.attribute for field in short]
@@ -100,7 +98,7 @@ def test_both_send_headers_name_the_same_things() -> None:
 
 
 def test_names_on_the_wire_are_the_official_ones() -> None:
-    """Spot checks where the rule "camel case" does not hold."""
+    """A few of those that are not the camel case of the attribute."""
     names = {f.name for code in (34, 35, 310) for f in fields_of(RESPONSE_HEADERS[code])}
     assert {"IS_SUPPORT_HEART_BEAT_V2", "IS_SUB_CHANGE", "MSG_REGION", "TRACE_ON"} <= names
     assert fields_of(REQUEST_HEADERS[35])[0].name == "clientID"
@@ -108,8 +106,8 @@ def test_names_on_the_wire_are_the_official_ones() -> None:
     assert "bodyCrc32" in {field.name for field in fields_of(REQUEST_HEADERS[103])}
 
 
-def test_what_is_none_is_not_sent() -> None:
-    """Java leaves null fields out; readers tell absent from empty."""
+def test_none_is_left_out_and_an_empty_text_is_sent() -> None:
+    """As in Java: readers distinguish absent from empty."""
     header = EndTransactionRequestHeader(
         producer_group="g",
         tran_state_table_offset=1,
@@ -130,7 +128,7 @@ def test_what_is_none_is_not_sent() -> None:
 
 
 def test_booleans_of_an_answer_may_be_any_text() -> None:
-    """A broker of another age writes them its own way."""
+    """All but "true" are false, as in Java."""
     texts = {"IS_SUB_CHANGE": "False", "IS_SUPPORT_HEART_BEAT_V2": "nonsense"}
     command = RemotingCommand(0, flag=1, header=texts)
 
@@ -148,10 +146,10 @@ def test_booleans_of_an_answer_may_be_any_text() -> None:
         (None, "suggestWhichBrokerId is missing"),
     ],
 )
-def test_an_answer_without_what_it_promises_is_the_peers_fault(
+def test_an_answer_without_a_required_field_is_a_header_error(
     header_type: HeaderType, texts: dict[str, str] | None, reason: str
 ) -> None:
-    """A client must not guess an offset."""
+    """The error gives the field; a client must not guess an offset."""
     request = RemotingCommand(11, header_type=header_type)
     command = decode(encode_reply(request, header=texts))
 
@@ -159,8 +157,8 @@ def test_an_answer_without_what_it_promises_is_the_peers_fault(
         response_header(command, PullMessageResponseHeader)
 
 
-def test_a_broken_msgpack_answer_is_the_peers_fault() -> None:
-    """Its ext fields are looked at only when someone asks for them."""
+def test_a_malformed_msgpack_answer_is_a_header_error() -> None:
+    """Its ext fields are decoded only when the caller reads the header."""
     good = SendMessageResponseHeader(msg_id="m", queue_id=1, queue_offset=2)
     frame = encode_reply(RemotingCommand(310, header_type=HeaderType.MSGPACK), header=good)
     broken = frame.replace(b"\xa1m", b"\xa1\xff")
@@ -173,7 +171,7 @@ def test_a_broken_msgpack_answer_is_the_peers_fault() -> None:
 
 
 def test_an_array_may_be_longer_or_shorter_than_the_class() -> None:
-    """So a newer peer can add fields at the end, and an older one lack them."""
+    """A newer peer may send more fields, an older one fewer."""
     kind = array_variant(SendMessageResponseHeader)
     newer = msgspec.msgpack.encode(["m", 1, 2, None, None, "r", "true", None, "a new field"])
     older = msgspec.msgpack.encode(["m", 1, 2])
@@ -183,12 +181,13 @@ def test_an_array_may_be_longer_or_shorter_than_the_class() -> None:
 
 
 def test_every_public_header_class_is_in_a_table() -> None:
-    """A class that no code leads to would never be used."""
+    """No other class is ever decoded."""
     used = {*REQUEST_HEADERS.values(), *RESPONSE_HEADERS.values()}
     classes = {
         value
-        for value in vars(headers).values()
+        for module in (access_bodies, admin_headers, headers, transaction_headers)
+        for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Header) and value is not Header
     }
 
-    assert classes - used == {headers.EmptyHeader}
+    assert classes == used

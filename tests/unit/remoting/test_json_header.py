@@ -1,4 +1,4 @@
-"""The tolerant side of the JSON header: everything official servers were seen to take."""
+"""JSON headers: everything that official servers accept is read, and nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def header(code: int, ext: object, **fields: object) -> bytes:
 
 
 def test_a_send_is_read_with_numbers_as_numbers() -> None:
-    """Handlers calculate with what they get; no text reaches them where a number is declared."""
+    """Handlers never get a text where a number is declared."""
     command = decode_request(header(310, SEND_V2), b"body")
 
     assert command.header == SendMessageRequestHeaderV2(
@@ -51,7 +51,7 @@ def test_a_send_is_read_with_numbers_as_numbers() -> None:
     assert command.header_error is None
 
 
-def test_numbers_of_the_cpp_client_are_taken() -> None:
+def test_numbers_of_the_cpp_client_are_read() -> None:
     """It writes most numbers as JSON numbers, and booleans as "0" and "1"."""
     ext = SEND_V2 | {"d": 4, "e": 2, "f": 0, "h": 0, "k": "1", "m": "1", "l": 16}
     raw = header(310, ext, language="CPP") + b"\n"
@@ -66,7 +66,7 @@ def test_numbers_of_the_cpp_client_are_taken() -> None:
 
 
 def test_a_number_where_text_is_declared_becomes_its_digits() -> None:
-    """Not one digit may change: signatures are made of them."""
+    """Every digit stays, because signatures cover them."""
     ext: dict[str, Any] = {"offset": 1, "group": 12, "delayLevel": 0, "originMsgId": 1e5}
     raw = header(36, ext)
     command = decode_request(raw, b"")
@@ -79,7 +79,7 @@ def test_a_number_where_text_is_declared_becomes_its_digits() -> None:
 
 
 def test_nulls_count_as_absent() -> None:
-    """The official reader takes them."""
+    """The official reader accepts them."""
     ext = {"topic": "t", "queueId": "0", "committed": None, "z": {"a": "x"}}
     raw = header(30, ext, remark=None, version=None, language=None)
     command = decode_request(raw, b"")
@@ -96,7 +96,7 @@ def test_nulls_count_as_absent() -> None:
      ("yes", False), (True, True), (False, False)],
 )  # fmt: skip
 def test_every_text_but_true_is_false(text: object, value: bool) -> None:
-    """As in Java, with the C++ client's "1" on top; a strange boolean refuses no message."""
+    """As in Java, plus the C++ client's "1"; no boolean makes a request invalid."""
     command = decode_request(header(310, SEND_V2 | {"k": text}), b"")
 
     assert command.header_error is None
@@ -108,8 +108,8 @@ def test_every_text_but_true_is_false(text: object, value: bool) -> None:
     ("language", "number"),
     [("GO", 9), ("COBOL", 7), (3, 3), ("3", 3), (99, 7), (None, 0), (True, 7), ([], 7)],
 )
-def test_no_language_is_refused(language: object, number: int) -> None:
-    """Newer clients bring newer languages."""
+def test_every_language_is_accepted(language: object, number: int) -> None:
+    """Newer clients may send languages that are not known yet."""
     command = decode_request(header(30, {"topic": "t", "queueId": "0"}, language=language), b"")
 
     assert command.language == number
@@ -127,7 +127,7 @@ def test_envelope_numbers_may_be_texts_or_missing() -> None:
 
 
 def test_key_order_and_blanks_do_not_matter() -> None:
-    """Only the fast path looks at where ``code`` stands."""
+    """Only the fast path depends on the position of ``code``."""
     raw = b'{ "opaque" : 9 ,\n"extFields" : { "topic" : "t" , "queueId" : "0" } , "code" : 30 }\n '
     command = decode_request(raw, b"")
 
@@ -135,8 +135,8 @@ def test_key_order_and_blanks_do_not_matter() -> None:
     assert command.header == GetMaxOffsetRequestHeader(topic="t", queue_id=0)
 
 
-def test_the_last_of_doubled_keys_is_kept() -> None:
-    """Both readers agree on which."""
+def test_the_last_of_duplicate_keys_is_kept() -> None:
+    """The fast and the tolerant reader agree."""
     raw = b'{"code":30,"extFields":{"topic":"a","topic":"b","queueId":"0"},"opaque":1,"opaque":2}'
     command = decode_request(raw, b"")
 
@@ -146,7 +146,7 @@ def test_the_last_of_doubled_keys_is_kept() -> None:
 
 
 def test_a_second_code_cannot_mix_up_two_requests() -> None:
-    """The header's type always belongs to the code that a handler is chosen by."""
+    """The header's class always belongs to the code that selects the handler."""
     pull = b'{"code":30,"extFields":{"topic":"b","queueId":"0"},"code":11}'
     command = decode_request(pull, b"")
 
@@ -155,8 +155,8 @@ def test_a_second_code_cannot_mix_up_two_requests() -> None:
     assert command.header_error == "consumerGroup is missing"
 
 
-def test_raw_control_characters_in_texts_are_taken() -> None:
-    """Properties are separated by them, and not every writer escapes."""
+def test_raw_control_characters_in_texts_are_read() -> None:
+    """They separate properties, and not every client escapes them."""
     raw = header(310, SEND_V2).replace(b"\\u0001", b"\x01").replace(b"\\u0002", b"\x02")
     command = decode_request(raw, b"")
 
@@ -164,8 +164,8 @@ def test_raw_control_characters_in_texts_are_taken() -> None:
     assert command.header.properties == "KEYS\x01k\x02"
 
 
-def test_text_beyond_ascii_stays_whole() -> None:
-    """Keys and tags come in any script, escaped or not."""
+def test_text_beyond_ascii_is_kept() -> None:
+    """Keys and tags may be in any script, escaped or not."""
     ext = SEND_V2 | {"i": "KEYS\x01訂單🚀\x02"}
     plain = decode_request(header(310, ext), b"")
     escaped = decode_request(json.dumps({"code": 310, "extFields": ext}).encode(), b"")
@@ -176,7 +176,7 @@ def test_text_beyond_ascii_stays_whole() -> None:
 
 
 def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
-    """Such a text could not be written to disk or sent on."""
+    """It has no UTF-8 form, so it could not be stored or sent."""
     raw = b'{"code":30,"remark":"\\ud800","extFields":{"topic":"a\\udc00","queueId":"0"}}'
     command = decode_request(raw, b"")
 
@@ -185,7 +185,7 @@ def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
 
 
 def test_a_heartbeat_needs_no_ext_fields() -> None:
-    """Handlers find a typed header even where the frame has none."""
+    """Handlers get a typed header even if the frame has none."""
     assert decode_request(b'{"code":34,"opaque":1}', b"{}").header == HeartbeatRequestHeader()
     assert decode_request(header(34, {"Signature": "x"}), b"{}").header == HeartbeatRequestHeader()
 
@@ -203,8 +203,8 @@ def test_a_heartbeat_needs_no_ext_fields() -> None:
         (None, "topic is missing"),
     ],
 )
-def test_a_header_that_does_not_fit_is_said_not_raised(ext: object, error: str) -> None:
-    """The request is known and can be answered; the connection lives on."""
+def test_a_header_that_does_not_fit_is_noted_in_the_command(ext: object, error: str) -> None:
+    """The broker answers the request with this text and keeps the connection."""
     command = decode_request(header(30, ext), b"")
 
     assert command.header_error == error
@@ -212,14 +212,14 @@ def test_a_header_that_does_not_fit_is_said_not_raised(ext: object, error: str) 
 
 
 def test_a_plus_sign_is_part_of_a_number() -> None:
-    """Java parses it."""
+    """Java accepts it."""
     command = decode_request(header(30, {"topic": "t", "queueId": "+3"}), b"")
 
     assert command.header == GetMaxOffsetRequestHeader(topic="t", queue_id=3)
 
 
-def test_offsets_have_64_bits() -> None:
-    """And not one more: they are packed into 8 bytes."""
+def test_offsets_have_at_most_64_bits() -> None:
+    """They are packed into 8 bytes."""
     ext = {
         "producerGroup": "g", "tranStateTableOffset": "0", "commitLogOffset": str(2**63 - 1),
         "commitOrRollback": "8", "msgId": "m",
@@ -233,7 +233,7 @@ def test_offsets_have_64_bits() -> None:
 
 
 def test_go_requests_with_an_empty_expression_type_are_read() -> None:
-    """Empty texts are texts; only numbers and booleans cannot be empty."""
+    """An empty text is a value; only numbers and booleans cannot be empty."""
     ext = {
         "consumerGroup": "g", "topic": "t", "queueId": "0", "queueOffset": "5", "maxMsgNums": "32",
         "sysFlag": "2", "commitOffset": "0", "suspendTimeoutMillis": "20000", "subVersion": "0",
@@ -247,7 +247,7 @@ def test_go_requests_with_an_empty_expression_type_are_read() -> None:
 
 
 def test_an_unknown_request_keeps_its_ext_fields() -> None:
-    """It will be refused with code 3, but first it may have to prove who it is."""
+    """The broker checks its signature before it refuses it with code 3."""
     command = decode_request(header(9999, {"x": "1", "y": 2}), b"")
 
     assert command.header == {"x": "1", "y": "2"}
@@ -285,8 +285,8 @@ def test_a_response_is_never_read_as_the_request_of_its_number(code: int) -> Non
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("decode", [decode_request, decode_response])
-def test_what_is_no_header_is_a_header_error(decode: Any, raw: bytes) -> None:
-    """Malformed, too deep, too long, not UTF-8, out of range: one kind of error for all."""
+def test_anything_else_is_a_header_error(decode: Any, raw: bytes) -> None:
+    """Malformed, too deep, too long, not UTF-8, or out of range."""
     with pytest.raises(HeaderError):
         decode(raw, b"")
 
@@ -294,8 +294,8 @@ def test_what_is_no_header_is_a_header_error(decode: Any, raw: bytes) -> None:
 @pytest.mark.parametrize(
     "digits", [b"9" * 5000, b"-" + b"9" * 5000, b"1e99999", b"0." + b"1" * 5000]
 )
-def test_an_endless_number_in_a_field_harms_nobody(digits: bytes) -> None:
-    """It is said that the field does not fit, whatever Python's limits on conversion."""
+def test_a_number_of_any_length_gets_the_same_error(digits: bytes) -> None:
+    """Also one with more digits than Python converts."""
     raw = b'{"code":30,"extFields":{"topic":"t","queueId":%b}}' % digits
     command = decode_request(raw, b"")
 

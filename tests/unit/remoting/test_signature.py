@@ -1,4 +1,4 @@
-"""Signatures of requests, as official clients compute them and as ours does in MSGPACK."""
+"""Signatures of requests: those of official clients, and those of MSGPACK headers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from halfmq.remoting.headers import GetRouteInfoRequestHeader
 from halfmq.remoting.signature import Signer, signed_text
 
 
-def test_the_vectors_of_the_official_clients_agree() -> None:
-    """The same texts and keys stand in RocketMQ's own tests, in Java and in Go."""
+def test_the_official_test_vectors_are_met() -> None:
+    """Texts and keys are those of RocketMQ's own tests in Java and Go."""
     assert (
         Signer("adiaushdiaushd").sign(b"Hello RocketMQ Client ACL Feature")
         == "tAb/54Rwwcq+pbH8Loi7FWX4QSQ="
@@ -28,7 +28,7 @@ def test_the_vectors_of_the_official_clients_agree() -> None:
 
 @given(secret=st.text(max_size=200), text=st.binary(max_size=300), body=st.binary(max_size=300))
 def test_it_is_hmac_sha1_for_every_length_of_secret(secret: str, text: bytes, body: bytes) -> None:
-    """Secrets longer than a block are hashed first, as HMAC says."""
+    """HMAC hashes secrets that are longer than a block first."""
     expected = hmac.digest(secret.encode(), text + body, hashlib.sha1)
 
     assert Signer(secret).digest(text, body) == expected
@@ -38,15 +38,15 @@ def test_it_is_hmac_sha1_for_every_length_of_secret(secret: str, text: bytes, bo
 @pytest.mark.parametrize(
     "signature", ["", "AAAA", "tAb/54Rwwcq+pbH8Loi7FWX4QSQ", "\u00e9" * 28, b""]
 )
-def test_what_is_no_signature_does_not_verify(signature: str | bytes) -> None:
-    """Whatever a peer sends in its place is an answer, not an error."""
+def test_other_values_do_not_verify(signature: str | bytes) -> None:
+    """No value raises an error."""
     signer = Signer("adiaushdiaushd")
 
     assert not signer.verify(signature, b"Hello RocketMQ Client ACL Feature")
 
 
 def test_the_field_added_after_signing_can_be_left_out() -> None:
-    """Clients up to 4.9.3 sign a query for unique keys before they mark it as one."""
+    """Clients up to 4.9.3 sign a query by unique key before they mark it as one."""
     fields = {"AccessKey": "a", "topic": "T", "_UNIQUE_KEY_QUERY": "true"}
 
     assert signed_text(fields) == b"atrueT"
@@ -59,7 +59,7 @@ def _msgpack(topic: str) -> bytes:
 
 
 def test_a_signed_msgpack_header_is_read_like_an_unsigned_one() -> None:
-    """Two elements more at the end; the typed header is the same."""
+    """It has two more elements at the end; the typed header is the same."""
     raw = _msgpack("T")
     signed = msgpack_header.sign(raw, b"body", "me", Signer("secret"))
 
@@ -71,7 +71,7 @@ def test_a_signed_msgpack_header_is_read_like_an_unsigned_one() -> None:
 
 
 def test_a_msgpack_signature_covers_every_byte() -> None:
-    """Whichever byte of header or body is changed: the signature does not fit any more."""
+    """After a change of any byte of header or body, it does not verify."""
     body = b"body"
     signed = msgpack_header.sign(_msgpack("T"), body, "me", Signer("secret"))
 
@@ -89,7 +89,7 @@ def test_a_msgpack_signature_covers_every_byte() -> None:
 
 @given(raw=st.binary(max_size=80))
 def test_garbage_has_no_signature(raw: bytes) -> None:
-    """Whatever the bytes are: no access key, and no error."""
+    """No bytes raise an error or give an access key."""
     name, _signature, _text = msgpack_header.split_signature(b"\x99" + raw)
 
     assert isinstance(name, str)

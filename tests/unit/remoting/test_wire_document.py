@@ -1,4 +1,4 @@
-"""docs/wire.md and the code say the same."""
+"""The tables of docs/wire.md agree with the code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from halfmq.remoting import consumer_bodies, transaction_bodies
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.consumer_bodies import CONSUMERS_MAX, MEMBER_TOPICS_MAX
 from halfmq.remoting.ext_fields import Header, Int32, Int64
-from halfmq.remoting.headers import REQUEST_HEADERS, RESPONSE_HEADERS
+from halfmq.remoting.header_tables import REQUEST_HEADERS, RESPONSE_HEADERS
 from halfmq.remoting.transaction_bodies import (
     ENDS_MAX,
     GROUP_MESSAGES_MAX,
@@ -63,8 +63,8 @@ def _fields(kind: type[msgspec.Struct]) -> str:
     return ", ".join(texts)
 
 
-def test_every_request_of_ours_is_listed_with_its_header() -> None:
-    """Whoever writes another client finds all there is, in the order of the MSGPACK array."""
+def test_every_request_of_halfmq_is_listed_with_its_header() -> None:
+    """Authors of other clients need all fields in the order of the MSGPACK array."""
     listed = {int(row[0]): (row[1], row[2], row[4]) for row in _rows("Requests")}
 
     assert listed == {
@@ -79,7 +79,7 @@ def test_every_request_of_ours_is_listed_with_its_header() -> None:
 
 
 def test_every_entry_is_listed_with_its_fields_and_its_limit() -> None:
-    """The bodies are arrays without names: the order is all a reader has."""
+    """The bodies are arrays without names, so readers depend on the order."""
     kinds = [
         kind
         for kind in (vars(transaction_bodies) | vars(consumer_bodies)).values()
@@ -92,16 +92,16 @@ def test_every_entry_is_listed_with_its_fields_and_its_limit() -> None:
 
 
 def test_bodies_and_answers_are_entries_of_the_second_table() -> None:
-    """No request promises a body that the document does not describe."""
+    """The document describes every body that it refers to."""
     entries = {row[0] for row in _rows("Entries of the bodies")}
     bodies = {cell for row in _rows("Requests") for cell in (row[3], row[5])}
 
     assert bodies - {"none"} == entries
 
 
-def test_official_requests_that_do_more_are_named_rightly() -> None:
-    """Codes and names go together, and the answers to 34 and 37 have the promised fields."""
-    for code, name, *_ in _rows("Official requests that do more between the two"):
+def test_extended_official_requests_have_their_codes_and_fields() -> None:
+    """Codes and names agree, and the answers to 34 and 37 have the documented fields."""
+    for code, name, *_ in _rows("Extensions of official requests"):
         assert RequestCode(int(code)).name == name
     assert _fields(RESPONSE_HEADERS[RequestCode.END_TRANSACTION]) == "msgId S?"
     heartbeat = _fields(RESPONSE_HEADERS[RequestCode.HEART_BEAT])

@@ -1,4 +1,4 @@
-"""What an append writes, where, and what it leaves behind when it fails."""
+"""What an append writes, and that a failed one leaves nothing."""
 
 import errno
 import itertools
@@ -51,19 +51,6 @@ from tests.support.stores import (
 FILE_SIZE = 16_384
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[MessageStore]:
-    opened = MessageStore(small_config(tmp_path), now_ms=clock)
-    opened.open()
-    yield opened
-    opened.close()
-
-
 def log_bytes(root: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
 
@@ -76,7 +63,7 @@ def queue_bytes(root: Path, topic: str = "T", queue_id: int = 0) -> bytes:
 def test_a_record_is_byte_for_byte_what_rocketmq_writes(
     tmp_path: Path, store: MessageStore
 ) -> None:
-    """The fast path of the appender and the format's own encoder agree."""
+    """The appender's fast path and the encoder of the format agree."""
     store.append([draft("other")])
     sent = draft(
         "orders",
@@ -126,8 +113,8 @@ def test_a_group_is_stored_in_order_with_one_time(store: MessageStore) -> None:
     assert store.write_offset == done[-1].end
 
 
-def test_store_times_never_go_back(store: MessageStore, clock: Clock) -> None:
-    """A clock that is set back must not disorder a log in which searches go by halves."""
+def test_store_times_never_decrease(store: MessageStore, clock: Clock) -> None:
+    """Searches by time are binary, so a clock that is set back must not reorder the log."""
     (first,) = store.append([draft()])
     clock.now = 1000
 
@@ -136,8 +123,8 @@ def test_store_times_never_go_back(store: MessageStore, clock: Clock) -> None:
     assert second.store_timestamp == first.store_timestamp
 
 
-def test_a_store_time_does_not_go_back_over_a_restart(tmp_path: Path) -> None:
-    """The last record of the log tells the time below which the clock is not believed."""
+def test_store_times_do_not_decrease_after_a_restart(tmp_path: Path) -> None:
+    """No record is stored before the last one of the previous run."""
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     (first,) = store.append([draft()])
@@ -152,7 +139,7 @@ def test_a_store_time_does_not_go_back_over_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_full_file_ends_in_a_blank(tmp_path: Path, store: MessageStore) -> None:
-    """The record that does not fit opens the next file, and the old one says so."""
+    """A record that does not fit begins the next file, and a blank ends the old one."""
     group = [draft(body=bytes(4000)) for _ in range(9)]
 
     done = store.append(group)
@@ -172,7 +159,7 @@ def test_a_full_file_ends_in_a_blank(tmp_path: Path, store: MessageStore) -> Non
 
 @pytest.mark.parametrize("left", [8, 9, 100])
 def test_eight_bytes_stay_free_at_the_end_of_a_file(store: MessageStore, left: int) -> None:
-    """A record may fill a file up to the smallest blank and no further."""
+    """A record may fill a file except for the smallest blank."""
     store.append([draft(body=bytes(6000)), draft(body=bytes(6000))])
     overhead = store.append([draft(body=b"")])[0].size
     gap = FILE_SIZE - store.write_offset
@@ -196,7 +183,7 @@ def test_one_byte_too_many_rolls(store: MessageStore) -> None:
 
 
 def test_a_contiguous_group_stays_in_one_file(store: MessageStore) -> None:
-    """What is read as one batch must not be torn apart by a file's end."""
+    """The end of a file must not split what is read as one batch."""
     store.append([draft(body=bytes(7000)), draft(body=bytes(7000))])
 
     done = store.append([draft(body=bytes(1000)) for _ in range(5)], contiguous=True)
@@ -206,15 +193,15 @@ def test_a_contiguous_group_stays_in_one_file(store: MessageStore) -> None:
 
 
 def test_a_contiguous_group_larger_than_a_file_is_refused(store: MessageStore) -> None:
-    """It could never be stored, and nothing of it is."""
+    """It fits into no file, and nothing of it is stored."""
     with pytest.raises(RecordTooLargeError, match="a batch"):
         store.append([draft(body=bytes(8000)) for _ in range(3)], contiguous=True)
 
     assert store.write_offset == 0
 
 
-def test_the_owner_is_called_by_each_successful_append(tmp_path: Path, clock: Clock) -> None:
-    """The broker wakes waiting pulls by it: it sees every record, and none that was refused."""
+def test_on_append_is_called_for_each_successful_append(tmp_path: Path, clock: Clock) -> None:
+    """The broker wakes waiting pulls with it, for every stored record and no refused one."""
     seen: list[list[AppendRequest]] = []
     store = MessageStore(
         small_config(tmp_path), now_ms=clock, on_append=lambda group: seen.append([*group])
@@ -230,8 +217,8 @@ def test_the_owner_is_called_by_each_successful_append(tmp_path: Path, clock: Cl
     assert seen == [group]
 
 
-def test_a_prepared_or_rollback_record_takes_no_place_in_its_queue(store: MessageStore) -> None:
-    """Consumers would see a gap."""
+def test_a_prepared_or_rollback_record_takes_no_queue_offset(store: MessageStore) -> None:
+    """Otherwise consumers would see a gap."""
     kinds = (TransactionType.NONE, TransactionType.PREPARED, TransactionType.ROLLBACK)
 
     done = append_durably(store, *(draft(sys_flag=kind) for kind in kinds), draft())
@@ -249,7 +236,7 @@ def test_a_prepared_or_rollback_record_takes_no_place_in_its_queue(store: Messag
 def test_ipv6_hosts_widen_the_record(
     store: MessageStore, born_host: bytes, store_host: bytes
 ) -> None:
-    """The store sets the bits that say so, whatever the caller's flags."""
+    """The store sets the bits for IPv6 hosts itself, for any flags of the caller."""
     done = append_durably(store, draft(born_host=born_host, store_host=store_host, sys_flag=0x31))
 
     record = store.reader.record_at(done[0].physical_offset)
@@ -261,7 +248,7 @@ def test_ipv6_hosts_widen_the_record(
 
 
 def test_host_bits_without_ipv6_hosts_are_cleared(store: MessageStore) -> None:
-    """A reader goes by the bits alone and would misread everything behind them."""
+    """A reader would misread all fields after the hosts."""
     done = append_durably(store, draft(sys_flag=0x30))
 
     record = store.reader.record_at(done[0].physical_offset)
@@ -271,7 +258,7 @@ def test_host_bits_without_ipv6_hosts_are_cleared(store: MessageStore) -> None:
 
 
 def test_a_long_topic_is_stored_as_version_2(store: MessageStore) -> None:
-    """Retry topics of long groups do not fit version 1's length byte."""
+    """The retry topic of a long group does not fit the length byte of version 1."""
     topic = "%RETRY%" + "g" * 200
 
     done = append_durably(store, draft(topic))
@@ -283,7 +270,7 @@ def test_a_long_topic_is_stored_as_version_2(store: MessageStore) -> None:
 
 
 def test_a_delayed_record_is_due_counted_from_its_store_time(store: MessageStore) -> None:
-    """Its queue entry carries the time, as recovery would compute it."""
+    """Its queue entry holds the due time, as recovery computes it."""
     properties = {"DELAY": "3", "TAGS": "A"}
 
     done = append_durably(store, draft("SCHEDULE_TOPIC_XXXX", 2, properties=properties))
@@ -293,7 +280,7 @@ def test_a_delayed_record_is_due_counted_from_its_store_time(store: MessageStore
 
 
 def test_property_crc_covers_the_whole_record(tmp_path: Path) -> None:
-    """With the setting on, every record ends in a CRC over offsets and times too."""
+    """With the setting, each record ends with a CRC that covers offsets and times too."""
     store = MessageStore(small_config(tmp_path, append_property_crc=True), now_ms=Clock())
     store.open()
 
@@ -317,17 +304,17 @@ TOO_LARGE = [
 ]
 
 
-@pytest.mark.parametrize(("illegal", "error"), TOO_LARGE)
-def test_a_group_with_one_illegal_draft_leaves_nothing(
-    tmp_path: Path, store: MessageStore, illegal: AppendRequest, error: type[Exception]
+@pytest.mark.parametrize(("invalid", "error"), TOO_LARGE)
+def test_nothing_of_a_group_with_one_invalid_request_is_stored(
+    tmp_path: Path, store: MessageStore, invalid: AppendRequest, error: type[Exception]
 ) -> None:
-    """All or none: also where the group had already gone on to other files of log and queue."""
+    """Also if the group had already reached other files of log and queue."""
     append_durably(store, draft(), draft("U"))
     before = log_bytes(tmp_path)[:FILE_SIZE], queue_bytes(tmp_path), bounds(store)
     many = [draft(body=bytes(300)) for _ in range(120)]
 
     with pytest.raises(error):
-        store.append([*many, draft("new"), illegal])
+        store.append([*many, draft("new"), invalid])
 
     after = log_bytes(tmp_path)[:FILE_SIZE], queue_bytes(tmp_path)[: len(before[1])], bounds(store)
     assert after == before
@@ -339,10 +326,10 @@ def test_a_group_with_one_illegal_draft_leaves_nothing(
 @pytest.mark.parametrize(
     "fields", [{"flag": 1 << 40}, {"tags_code": 1 << 70}, {"born_host": bytes(4), "queue_id": 1}]
 )
-def test_a_draft_that_cannot_be_encoded_leaves_nothing(
+def test_nothing_of_a_group_that_cannot_be_encoded_is_stored(
     store: MessageStore, fields: dict[str, Any]
 ) -> None:
-    """A caller's mistake must not put an entry without a record into a queue."""
+    """A mistake of the caller must not leave a queue entry without a record."""
     append_durably(store, draft(), draft(queue_id=1))
 
     with pytest.raises((struct.error, ValueError)):
@@ -355,7 +342,7 @@ def test_a_draft_that_cannot_be_encoded_leaves_nothing(
 
 @contextmanager
 def space_for(calls: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have so many reservations of space succeed, and no more."""
+    """Let only the first ``calls`` reservations of space succeed."""
     real, left = os.posix_fallocate, iter(range(calls))
 
     def limited(fd: int, offset: int, length: int) -> None:
@@ -369,10 +356,10 @@ def space_for(calls: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("allowed", range(6))
-def test_a_full_disk_is_an_error_and_no_fault(
+def test_a_full_disk_is_reported_as_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
-    """Wherever space runs out, in log or queue, the group is undone and another may fit later."""
+    """Wherever space runs out, the group is undone, and a later append may succeed."""
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     append_durably(store, draft())
@@ -393,10 +380,10 @@ def test_a_full_disk_is_an_error_and_no_fault(
 
 
 @pytest.mark.parametrize("allowed", range(3))
-def test_a_full_disk_takes_nothing_of_a_batch(
+def test_on_a_full_disk_nothing_of_a_batch_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
-    """Be it that the log finds no space or the queue, which grows before anything is written."""
+    """Neither if the log finds no space, nor if the queue does not."""
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     append_durably(store, draft())
@@ -420,7 +407,7 @@ def test_a_full_disk_takes_nothing_of_a_batch(
 def test_an_error_of_the_disk_for_a_queue_refuses_a_batch(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is written, and told as what it is."""
+    """Nothing is stored, and the error names the reason."""
 
     def fail(queue: ConsumeQueue, size: int = ENTRY_SIZE) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -438,7 +425,7 @@ def test_an_error_of_the_disk_for_a_queue_refuses_a_batch(
 
 
 class FailingWrites:
-    """Has one call of ``pwrite`` fail, or that and all that follow until it is told otherwise."""
+    """Lets call ``first`` of ``pwrite`` fail; if ``lasting``, also all later ones."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, first: int, lasting: bool) -> None:
         self.calls = 0
@@ -455,10 +442,10 @@ class FailingWrites:
 
 
 @pytest.mark.parametrize("failing_call", range(1, 6))
-def test_an_error_of_the_disk_leaves_nothing_of_a_group(
+def test_nothing_of_a_group_is_stored_after_a_disk_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_call: int
 ) -> None:
-    """Whichever write it hits, in log or queue: the sender is told, and the next append works."""
+    """For an error of any write, the caller gets an error, and the next append succeeds."""
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     append_durably(store, draft())
@@ -476,10 +463,10 @@ def test_an_error_of_the_disk_leaves_nothing_of_a_group(
     store.close()
 
 
-def test_nothing_follows_a_group_that_could_not_be_taken_back(
+def test_after_a_group_that_could_not_be_undone_appends_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its records may stand where the log ends; a start finds out which of them are whole."""
+    """Some of its records may follow the end of the log; the next start examines them."""
     failures: list[Exception] = []
     store = MessageStore(small_config(tmp_path), now_ms=Clock(), on_failure=failures.append)
     store.open()
@@ -506,8 +493,8 @@ def test_nothing_follows_a_group_that_could_not_be_taken_back(
     reopened.close()
 
 
-def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
-    """Neither before it is opened nor after it is closed, and closing twice is harmless."""
+def test_a_closed_store_refuses_appends(tmp_path: Path) -> None:
+    """Before it is opened and after it is closed; closing twice is harmless."""
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     with pytest.raises(StoreClosedError):
         store.append([draft()])
@@ -518,15 +505,15 @@ def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
         store.append([draft()])
 
 
-def test_an_empty_group_is_nothing(store: MessageStore) -> None:
-    """No record, no time, no error."""
+def test_an_empty_group_stores_nothing(store: MessageStore) -> None:
+    """It is not an error."""
     assert store.append([]) == []
     assert store.write_offset == 0
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a\0b"])
 def test_a_topic_cannot_lead_out_of_the_store(store: MessageStore, topic: str) -> None:
-    """Topics name directories; that the broker allows none of these is not relied on."""
+    """Topics name directories, so the store checks them as well as the broker."""
     with pytest.raises(ValueError, match="cannot name a directory"):
         store.append([draft(topic)])
 
@@ -541,11 +528,11 @@ def test_a_topic_cannot_lead_out_of_the_store(store: MessageStore, topic: str) -
     ],
 )
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, changes: dict[str, int]) -> None:
-    """Before anything is created."""
+    """The error names the setting, and nothing is created."""
     with pytest.raises(ValueError, match=next(iter(changes))):
         small_config(tmp_path, **changes)
 
 
 def test_queue_files_hold_whole_entries(tmp_path: Path) -> None:
-    """The size is rounded up, as RocketMQ does."""
+    """The size is rounded up, as in RocketMQ."""
     assert StoreConfig(root=tmp_path, consume_queue_file_size=1001).consume_queue_file_size == 1020

@@ -1,4 +1,4 @@
-"""Stores written by released RocketMQ brokers open completely, and go on."""
+"""Stores written by released RocketMQ brokers open completely and can be continued."""
 
 import zlib
 from pathlib import Path
@@ -23,8 +23,8 @@ from tests.support.stores import (
 STATES = NAMES
 NOW = 1_800_000_000_000  # ms; younger than all golden stores
 DAMAGED = 225_680  # where in plain-badcrc a body byte is flipped
-# What the state says of plain-badcrc is a cut at the damage. Better is possible: one message is
-# lost, and log and queues end where they do without any damage.
+# RocketMQ cut the log of plain-badcrc at the damage. halfmq loses one message, and log and queues
+# end where they do without any damage.
 UNDAMAGED = {"plain-badcrc": "plain-cq-none"}
 
 
@@ -35,7 +35,7 @@ def open_golden(golden: GoldenStore) -> MessageStore:
 
 
 def best_of(golden: GoldenStore) -> dict[str, Any]:
-    """Return what a recovery that loses nothing gives, from whichever key says it best."""
+    """Return the result of a recovery without losses."""
     truth = golden.truth
     if golden.name in UNDAMAGED:
         truth = load_truth(UNDAMAGED[golden.name])
@@ -43,7 +43,7 @@ def best_of(golden: GoldenStore) -> dict[str, Any]:
     return best
 
 
-def promised_bounds(golden: GoldenStore) -> dict[tuple[str, int], tuple[int, int]]:
+def expected_bounds(golden: GoldenStore) -> dict[tuple[str, int], tuple[int, int]]:
     """Return minimum and maximum of each queue."""
     return {
         (topic, int(queue_id)): tuple(ends.values())[:2] if isinstance(ends, dict) else tuple(ends)
@@ -52,12 +52,12 @@ def promised_bounds(golden: GoldenStore) -> dict[tuple[str, int], tuple[int, int
     }
 
 
-def promised_end(golden: GoldenStore) -> int:
+def expected_end(golden: GoldenStore) -> int:
     best = best_of(golden)
     return int(best.get("runtime", best)["commitLogMaxOffset"])
 
 
-def promised_messages(golden: GoldenStore) -> list[dict[str, Any]]:
+def expected_messages(golden: GoldenStore) -> list[dict[str, Any]]:
     if golden.name not in UNDAMAGED:
         return golden.messages
     messages = messages_of(load_truth(UNDAMAGED[golden.name]))
@@ -86,15 +86,15 @@ def expected_identity(message: dict[str, Any]) -> tuple[str, int, int, int, str]
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_store_of_rocketmq_opens_with_every_message(name: str, tmp_path: Path) -> None:
-    """Offsets and messages are those that a recovery without losses gives, byte for byte."""
+    """Offsets and messages are those of a recovery without losses, byte for byte."""
     golden = unpack(name, tmp_path)
     store = open_golden(golden)
 
     served = everything(store)
 
-    assert store.write_offset == promised_end(golden)
-    assert bounds(store) == promised_bounds(golden)
-    messages = promised_messages(golden)
+    assert store.write_offset == expected_end(golden)
+    assert bounds(store) == expected_bounds(golden)
+    messages = expected_messages(golden)
     assert [identity(record) for record in served] == [
         expected_identity(message) for message in messages
     ]
@@ -106,8 +106,8 @@ def test_a_store_of_rocketmq_opens_with_every_message(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_store_of_rocketmq_goes_on(name: str, tmp_path: Path) -> None:
-    """Queue offsets continue, and stops of either kind lose none of the old or new messages."""
+def test_a_store_of_rocketmq_can_be_continued(name: str, tmp_path: Path) -> None:
+    """Queue offsets continue, and neither a stop nor a kill loses old or new messages."""
     golden = unpack(name, tmp_path)
     store = open_golden(golden)
     before = everything(store)
@@ -129,10 +129,10 @@ def test_a_store_of_rocketmq_goes_on(name: str, tmp_path: Path) -> None:
     store.close()
 
 
-# 4.9 and batch queues have rules of their own.
+# RocketMQ 4.9 and batch queues have other rules.
 @pytest.mark.parametrize("name", [name for name in STATES if name not in {"v4-tx", "batchcq"}])
 def test_searches_by_time_answer_as_rocketmq_did(name: str, tmp_path: Path) -> None:
-    """For both boundaries, on, between and around all store times that were asked."""
+    """For both bounds, at, between and around store times."""
     golden = unpack(name, tmp_path)
     queries = golden.truth.get("timeQueries", ())
     store = open_golden(golden)
@@ -150,7 +150,7 @@ def test_searches_by_time_answer_as_rocketmq_did(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", STATES)
 def test_searches_by_key_find_what_rocketmq_found(name: str, tmp_path: Path) -> None:
-    """After an ordered stop exactly that; after a kill nothing that is in the log is missing."""
+    """After a clean stop the same hits; after a kill no message of the log is missing."""
     golden = unpack(name, tmp_path)
     store = open_golden(golden)
 
@@ -159,7 +159,7 @@ def test_searches_by_key_find_what_rocketmq_found(name: str, tmp_path: Path) -> 
             query["topic"], query["key"], query["maxNum"], query["begin"], query["end"]
         )
         assert hits == query["hits"], query
-    messages = {message["commitLogOffset"]: message for message in promised_messages(golden)}
+    messages = {message["commitLogOffset"]: message for message in expected_messages(golden)}
     for offset, message in list(messages.items())[-20:]:
         unique = message["properties"].get("UNIQ_KEY")
         if unique is not None:
@@ -168,7 +168,7 @@ def test_searches_by_key_find_what_rocketmq_found(name: str, tmp_path: Path) -> 
 
 
 def test_a_message_is_found_by_the_id_that_rocketmq_gave_it(tmp_path: Path) -> None:
-    """The id is host and physical offset, and anything between two records is no message."""
+    """The id holds host and physical offset; an offset within a record finds nothing."""
     golden = unpack("plain-clean", tmp_path)
     store = open_golden(golden)
     first, second = golden.messages[3:5]
@@ -182,8 +182,8 @@ def test_a_message_is_found_by_the_id_that_rocketmq_gave_it(tmp_path: Path) -> N
     store.close()
 
 
-def test_a_damaged_record_is_told_kept_aside_and_passed_over(tmp_path: Path) -> None:
-    """With offset, length and reason; what was its place in log and queue is nobody else's."""
+def test_a_damaged_record_is_reported_copied_and_skipped(tmp_path: Path) -> None:
+    """With offset, length and reason; its positions in log and queue are not used again."""
     golden = unpack("plain-badcrc", tmp_path)
     before = dict(golden.segments())
     store = MessageStore(golden_config(golden), now_ms=Clock(NOW))
@@ -193,8 +193,8 @@ def test_a_damaged_record_is_told_kept_aside_and_passed_over(tmp_path: Path) -> 
     size = 424
     assert report.damages == ((DAMAGED, size, "a body that does not match its CRC"),)
     base = DAMAGED - DAMAGED % golden.commit_log_file_size
-    aside = golden.root / "damaged" / f"{DAMAGED:020d}"
-    assert aside.read_bytes() == before[base][DAMAGED - base :][:size]
+    copy = golden.root / "damaged" / f"{DAMAGED:020d}"
+    assert copy.read_bytes() == before[base][DAMAGED - base :][:size]
     assert report.truncated_bytes == 0
     found = store.queues.get("events", 0, 70)
     assert (found.status, found.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 71)
@@ -202,7 +202,7 @@ def test_a_damaged_record_is_told_kept_aside_and_passed_over(tmp_path: Path) -> 
 
 
 def test_a_batch_is_served_from_each_of_its_queue_offsets(tmp_path: Path) -> None:
-    """A consumer that stopped within a batch gets it again, as RocketMQ does, and loses nothing."""
+    """As in RocketMQ, a consumer that stopped within a batch gets it again."""
     golden = unpack("batchcq", tmp_path)
     store = open_golden(golden)
     batches = [

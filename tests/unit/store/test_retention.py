@@ -1,4 +1,4 @@
-"""Deleting old files: what goes, in which order, and what a crash in between leaves."""
+"""Deleting old files: which, in which order, and what a crash in between leaves."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -37,7 +37,7 @@ STEPS_MAX = 1000  # of a helper, until a test gives up
 
 
 class Aged:
-    """A store with some full files of the log, whose deletion goes on step by step."""
+    """A store with some full log files, whose threads run step by step."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -86,9 +86,9 @@ class Aged:
                 self.store.tick(1000)
                 if not self.helper.step():
                     return
-        raise AssertionError("the helper does not come to rest")
+        raise AssertionError("the helper does not finish")
 
-    def look(self, stored_before_ms: int) -> int:
+    def find_expired(self, stored_before_ms: int) -> int:
         self.store.retention.find_expired(stored_before_ms)
         self.settle()
         return self.store.retention.expired_end
@@ -109,21 +109,21 @@ def first_time(store: MessageStore, offset: int) -> int:
 
 
 def test_a_file_is_old_when_all_its_records_are(aged: Aged) -> None:
-    """The youngest record of a file decides, which the first one behind it is as old as."""
+    """The first record of the next file is no older than the newest of a file."""
     second, third = (first_time(aged.store, base) for base in (LOG_FILE, 2 * LOG_FILE))
 
-    assert aged.look(BORN) == 0
-    assert aged.look(second - 1) == 0
-    assert aged.look(second) == LOG_FILE
-    assert aged.look(third - 1) == LOG_FILE
-    assert aged.look(third) == 2 * LOG_FILE
-    assert aged.look(1 << 60) == (FILES - 1) * LOG_FILE  # the last one is never old
+    assert aged.find_expired(BORN) == 0
+    assert aged.find_expired(second - 1) == 0
+    assert aged.find_expired(second) == LOG_FILE
+    assert aged.find_expired(third - 1) == LOG_FILE
+    assert aged.find_expired(third) == 2 * LOG_FILE
+    assert aged.find_expired(1 << 60) == (FILES - 1) * LOG_FILE  # the last one is never old
 
 
-def test_large_files_keep_their_space_until_their_memory_is_given_back(
+def test_the_space_of_large_files_is_freed_slowly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of log and index; when the space is needed, it is freed at once."""
+    """Files of log and index; if the space is needed urgently, it is freed at once."""
     monkeypatch.setattr(deferred_delete, "KEPT_BYTES_MIN", 0)
     aged = Aged(tmp_path)
     group = [draft("T", 0, bytes(10), properties={"KEYS": " ".join("abcdefghij")})] * 20
@@ -137,16 +137,16 @@ def test_large_files_keep_their_space_until_their_memory_is_given_back(
         store.tick(1000)
         while (deleted := store.retention.deleted).log_files < 3 or not deleted.index_files:
             assert aged.helper.step()
-        leaving_then = store.retention.bytes_to_free
+        waiting = store.retention.bytes_to_free
         store.retention.set_urgent(is_urgent=True)
         aged.settle()
 
-        assert leaving_then == 3 * LOG_FILE + index_file
+        assert waiting == 3 * LOG_FILE + index_file
         assert store.retention.bytes_to_free == 0
 
 
-def test_damage_makes_no_file_older(aged: Aged) -> None:
-    """Where the first records of a file are damaged, the next whole one decides: a younger one."""
+def test_a_damaged_record_does_not_make_a_file_older(aged: Aged) -> None:
+    """If the first records of a file are damaged, the next valid one counts."""
     third = first_time(aged.store, 2 * LOG_FILE)
     path = aged.root / "commitlog" / f"{2 * LOG_FILE:020d}"
     content = bytearray(path.read_bytes())
@@ -155,11 +155,11 @@ def test_damage_makes_no_file_older(aged: Aged) -> None:
         content[start + 4 : start + 8] = bytes(4)
     path.write_bytes(content)
 
-    assert aged.look(third) == LOG_FILE
+    assert aged.find_expired(third) == LOG_FILE
 
 
-def test_deleted_files_take_queues_and_index_with_them(aged: Aged) -> None:
-    """What remains is served as before; a consumer below the minimum is told where to go on."""
+def test_queue_and_index_files_are_deleted_with_the_log(aged: Aged) -> None:
+    """The rest is served as before; a consumer below the minimum gets the first offset."""
     store, start = aged.store, 3 * LOG_FILE
     before = everything(store)
     ends = {key: end for key, (_, end) in bounds(store).items()}
@@ -181,7 +181,7 @@ def test_deleted_files_take_queues_and_index_with_them(aged: Aged) -> None:
     assert store.index.query("U", "u0", 10, 0, 1 << 60) == []
     assert store.retention.deleted.log_files == 3
     assert store.retention.deleted.queue_files > 0
-    assert store.retention.deleted.index_files == 0  # hundreds of keys fit into the only one
+    assert store.retention.deleted.index_files == 0  # the only one holds hundreds of keys
 
     minimums = bounds(store)
     store.close()
@@ -190,8 +190,8 @@ def test_deleted_files_take_queues_and_index_with_them(aged: Aged) -> None:
     assert everything(aged.store) == kept
 
 
-def test_queue_files_that_an_interrupted_deletion_left_are_deleted_when_asked(aged: Aged) -> None:
-    """Without waiting for the log to begin later once more."""
+def test_clean_queues_deletes_what_an_interrupted_deletion_left(aged: Aged) -> None:
+    """The log does not have to be deleted from once more."""
     directory = aged.root / "consumequeue" / "U" / "0"
     files = {path: path.read_bytes() for path in directory.iterdir()}
     aged.store.retention.delete_before(3 * LOG_FILE + 1)
@@ -213,7 +213,7 @@ def test_queue_files_that_an_interrupted_deletion_left_are_deleted_when_asked(ag
 
 
 def test_old_index_files_are_deleted(tmp_path: Path) -> None:
-    """Except for the newest, all whose records are gone."""
+    """All index files whose records are deleted, except for the newest file."""
     aged = Aged(tmp_path)
     group = [draft("T", 0, bytes(10), properties={"KEYS": " ".join("abcdefghij")})] * 20
     while len(aged.log_files()) < 4:
@@ -250,8 +250,8 @@ def test_the_last_file_always_stays(aged: Aged) -> None:
     assert {key: end for key, (_, end) in bounds(aged.store).items()} == ends
 
 
-def test_nothing_is_deleted_before_what_allows_it_is_on_disk(aged: Aged) -> None:
-    """A decision that a power cut takes back must find its half again."""
+def test_nothing_is_deleted_before_its_reason_is_durable(aged: Aged) -> None:
+    """If a power cut removes a decision, its half message must still exist."""
     aged.store.append([draft("T", 0, b"the decision")])
     aged.store.retention.delete_before(2 * LOG_FILE)
     aged.settle()
@@ -267,8 +267,8 @@ def test_nothing_is_deleted_before_what_allows_it_is_on_disk(aged: Aged) -> None
     assert len(aged.log_files()) == FILES - 2
 
 
-def test_who_asks_all_the_time_is_heard(aged: Aged) -> None:
-    """Though at no time all that is appended by then is on disk."""
+def test_frequent_requests_do_not_postpone_a_deletion(aged: Aged) -> None:
+    """Even if something appended is never on disk when the next request comes."""
     for _ in range(5):
         aged.store.append([draft("T", 0, b"more")])
         aged.store.retention.delete_before(LOG_FILE)
@@ -285,7 +285,7 @@ def test_who_asks_all_the_time_is_heard(aged: Aged) -> None:
 def test_a_crash_between_any_two_steps_leaves_a_store_that_opens(
     aged: Aged, tmp_path: Path
 ) -> None:
-    """It begins where it did or later, without a hole, and the rest is deleted the next time."""
+    """No file is missing in between, and the next deletion deletes the rest."""
     before = everything(aged.store)
     ends = {key: end for key, (_, end) in bounds(aged.store).items()}
     aged.store.retention.delete_before(3 * LOG_FILE)
@@ -313,8 +313,10 @@ def test_a_crash_between_any_two_steps_leaves_a_store_that_opens(
     assert starts == {LOG_FILE, 2 * LOG_FILE, 3 * LOG_FILE}
 
 
-def test_names_are_durably_gone_in_order(aged: Aged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut that brings a file back brings back all behind it: no hole in the log."""
+def test_file_names_are_removed_durably_and_in_order(
+    aged: Aged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a power cut restores a file, all later ones are there too."""
     calls: list[str] = []
     real_unlink, real_fsync = disk.unlink, disk.fsync
 
@@ -346,7 +348,7 @@ def test_names_are_durably_gone_in_order(aged: Aged, monkeypatch: pytest.MonkeyP
 def test_a_file_that_cannot_be_deleted_is_tried_again(
     aged: Aged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing behind it goes before it does, and nobody is served from it."""
+    """No later file is deleted before it, and no reader is referred to it."""
     real = disk.unlink
 
     def refuse(path: str) -> None:
@@ -363,12 +365,12 @@ def test_a_file_that_cannot_be_deleted_is_tried_again(
     ]
 
     monkeypatch.setattr(disk, "unlink", real)
-    aged.look(0)
+    aged.find_expired(0)
     assert aged.log_files() == [f"{base:020d}" for base in (3 * LOG_FILE, 4 * LOG_FILE)]
 
 
-def test_an_idle_queue_keeps_its_place(aged: Aged) -> None:
-    """All its messages are gone, and the next one has the offset behind the last."""
+def test_an_idle_queue_keeps_its_end(aged: Aged) -> None:
+    """All its messages are deleted, and the next one has the next queue offset."""
     aged.store.append([draft("idle", 0, b"old")] * 7)
     aged.flush()
     aged.fill(len(aged.log_files()) + 2)
@@ -384,8 +386,8 @@ def test_an_idle_queue_keeps_its_place(aged: Aged) -> None:
     assert appended.queue_offset == 7
 
 
-def test_a_read_that_has_begun_ends_well(aged: Aged) -> None:
-    """Files are not cut, so another program that copies one gets all of it."""
+def test_a_reader_can_finish_reading_a_deleted_file(aged: Aged) -> None:
+    """Files are not truncated while another program has them open."""
     path = aged.root / "commitlog" / f"{0:020d}"
     content = path.read_bytes()
     with path.open("rb") as file:
@@ -396,8 +398,8 @@ def test_a_read_that_has_begun_ends_well(aged: Aged) -> None:
         assert half + file.read() == content
 
 
-def test_appends_and_pulls_go_on_during_a_deletion(tmp_path: Path) -> None:
-    """With real threads, in both flush modes: neither loses its place."""
+def test_appends_and_pulls_continue_during_a_deletion(tmp_path: Path) -> None:
+    """With real threads, in both flush modes."""
     for mode in FlushMode:
         root = tmp_path / mode
         store = MessageStore(small_config(root, flush_mode=mode), now_ms=Clock())
@@ -420,7 +422,7 @@ def test_appends_and_pulls_go_on_during_a_deletion(tmp_path: Path) -> None:
         store.close()
         reopened = MessageStore(small_config(root, flush_mode=mode), now_ms=Clock())
         reopened.open()
-        # Files whose deletion the stop has prevented are there again, until the next one.
+        # Files whose deletion the stop has prevented exist until the next deletion.
         assert everything(reopened)[-len(served) :] == served
         reopened.close()
 
@@ -433,8 +435,8 @@ def ticking(store: MessageStore, start: int) -> Callable[[], bool]:
     return done
 
 
-def test_a_store_that_rocketmq_has_deleted_from_goes_on(tmp_path: Path) -> None:
-    """Its minimums are found, and more of it can be deleted."""
+def test_a_store_that_rocketmq_has_deleted_from_can_be_continued(tmp_path: Path) -> None:
+    """Its minimum offsets are found, and more can be deleted."""
     golden = unpack("retention", tmp_path)
     config = golden_config(golden)
     store = MessageStore(config, now_ms=Clock())
@@ -449,8 +451,8 @@ def test_a_store_that_rocketmq_has_deleted_from_goes_on(tmp_path: Path) -> None:
     store.close()
 
 
-def test_entries_without_a_record_hide_none_before_them(tmp_path: Path) -> None:
-    """Where the log lacks records in the middle of a queue, those around them are still found."""
+def test_blank_entries_do_not_hide_entries_before_them(tmp_path: Path) -> None:
+    """If the log lacks records in the middle of a queue, those around them are found."""
     queue = ConsumeQueue("T", 0, directory=tmp_path, file_size=2000, pool=MapPool(1))
     queue.extend(b"".join(QueueEntry(at, 10, 0).pack() for at in range(0, 200, 10)), 200)
     queue.skip_to(80)

@@ -22,11 +22,8 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import RemotingError
 from halfmq.remoting.ext_fields import Header, texts_of
 from halfmq.remoting.framing import FrameDecoder
-from halfmq.remoting.headers import (
-    REQUEST_HEADERS,
-    GetRouteInfoRequestHeader,
-    SendMessageRequestHeaderV2,
-)
+from halfmq.remoting.header_tables import REQUEST_HEADERS
+from halfmq.remoting.headers import GetRouteInfoRequestHeader, SendMessageRequestHeaderV2
 from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.serialization import encode_frame, encode_header, join_frame
 from halfmq.remoting.signature import Signer, signed_text

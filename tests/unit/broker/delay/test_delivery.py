@@ -16,7 +16,6 @@ from halfmq.broker.delay.delivery import PERSIST_INTERVAL_MS, RETRY_AFTER_ERROR_
 from halfmq.broker.delay.levels import DelayLevels
 from halfmq.broker.loop import slices
 from halfmq.store.errors import DiskFullError, RecordTooLargeError
-from halfmq.store.files.json_table import load_table
 from halfmq.store.format.properties import tag_hash
 from halfmq.store.format.topics import SCHEDULE_TOPIC
 from halfmq.store.log.append_request import AppendRequest, AppendResult
@@ -33,6 +32,7 @@ from tests.support.delays import (
     service,
 )
 from tests.support.golden_store import unpack
+from tests.support.tables import load_table
 
 
 def test_a_message_is_delivered_when_it_is_due_and_not_before(tmp_path: Path) -> None:

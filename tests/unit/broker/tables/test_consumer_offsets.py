@@ -13,9 +13,9 @@ from halfmq.broker.tables.consumer_offsets import (
     ConsumerOffsetTable,
 )
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store.files.json_table import load_table
 from tests.support.broker_doubles import Clock, config_path
 from tests.support.golden_store import unpack
+from tests.support.tables import load_table
 
 
 def table(root: Path, clock: Clock, *, offsets_max: int = 1_000) -> ConsumerOffsetTable:

@@ -11,8 +11,9 @@ from halfmq.broker.tables.consumer_offsets import NO_OFFSET, ConsumerOffsetTable
 from halfmq.broker.tables.groups import GroupTable
 from halfmq.broker.tables.topics import TopicTable
 from halfmq.store.errors import DamagedTableError
-from halfmq.store.files.json_table import load_table, save_table
+from halfmq.store.files.json_table import save_table
 from tests.support.broker_doubles import Clock, config_path, identity
+from tests.support.tables import load_table
 
 SPOILT = b'{"dataVersion'
 QUEUES = [("orders", 11), ("orders", 3), ("events", 0), ("%RETRY%billing", 0), ("%DLQ%billing", 0)]

@@ -10,9 +10,9 @@ import pytest
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.tables.groups import BUILT_IN_GROUPS, GroupTable
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store.files.json_table import load_table
 from tests.support.broker_doubles import Clock, config_path
 from tests.support.golden_store import unpack
+from tests.support.tables import load_table
 
 
 def table(root: Path, *, auto_create: bool = True, groups_max: int = 10_000) -> GroupTable:

@@ -13,9 +13,9 @@ from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.tables.topic_config import TopicConfig, built_in_topics
 from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store.files.json_table import load_table
 from tests.support.broker_doubles import Clock, config_path, identity
 from tests.support.golden_store import unpack
+from tests.support.tables import load_table
 
 
 def table(root: Path, *, auto_create: bool = True, topics_max: int = 20_000) -> TopicTable:

@@ -24,7 +24,12 @@ from halfmq.broker.transaction.half_records import (
     rollback_request,
 )
 from halfmq.broker.transaction.state.state_machine import ParkedReason
-from halfmq.store.format.flags import COMPRESSED, TransactionType, has_queue_entry, is_indexed
+from halfmq.store.format.flags import (
+    COMPRESSED,
+    NO_QUEUE_ENTRY,
+    TransactionType,
+    transaction_type,
+)
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.index import index_keys
 from halfmq.store.format.properties import decode_properties
@@ -189,7 +194,7 @@ def test_half_and_final_are_indexed_by_the_keys_of_their_message() -> None:
     half = half_request(original, KEY)
     final = prepared_final(original, half, OFFSET)
 
-    assert not is_indexed(rollback_request(final).sys_flag)
+    assert transaction_type(rollback_request(final).sys_flag) is TransactionType.ROLLBACK
     for draft in (half, final, committed(final)):
         assert index_keys(draft.properties) == [KEY.encode()]
 
@@ -273,7 +278,7 @@ def test_a_record_without_the_half_enters_no_queue_and_no_index(kind: Transactio
 
     assert (bare.topic, bare.body, bare.sys_flag) == (HALF_TOPIC, b"", int(kind))
     assert bare.prepared_transaction_offset == OFFSET
-    assert not has_queue_entry(bare.sys_flag)
+    assert bare.sys_flag & NO_QUEUE_ENTRY
     assert set(decode_properties(bare.properties)) == {"PGROUP"}
     assert parse_half(stored(bare), OFFSET) is None
 
@@ -286,8 +291,7 @@ def test_a_rollback_record_has_no_body_and_enters_no_queue_and_no_index() -> Non
     rollback = rollback_request(final_request(parsed))
     assert (rollback.topic, rollback.queue_id, rollback.body) == (HALF_TOPIC, 0, b"")
     assert rollback.prepared_transaction_offset == 73_400_320
-    assert not has_queue_entry(rollback.sys_flag)
-    assert not is_indexed(rollback.sys_flag)
+    assert transaction_type(rollback.sys_flag) is TransactionType.ROLLBACK
     assert decode_properties(rollback.properties) == {
         "PGROUP": "pg",
         "UNIQ_KEY": KEY,

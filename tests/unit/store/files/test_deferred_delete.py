@@ -1,4 +1,4 @@
-"""Large files that are deleted go slowly, and do not keep their space for ever."""
+"""The space of large deleted files is freed slowly, but always freed."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ assert SIZE == deferred_delete.COLD_SIZE
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have files of a few mebibytes count as large."""
+    """Let files of a few mebibytes count as large."""
     monkeypatch.setattr(deferred_delete, "KEPT_BYTES_MIN", SIZE)
     monkeypatch.setattr(deferred_delete, "KEPT_BYTES_MAX", 2 * SIZE)
 
@@ -33,19 +33,24 @@ def kept() -> Iterator[DeferredDeletes]:
     files.close()
 
 
-def deleted(kept: DeferredDeletes, path: Path, size: int = SIZE) -> int:
-    """Write a file, have it kept and remove its name; return its inode."""
+def written(path: Path, size: int) -> Path:
+    """Write a file durably."""
     path.write_bytes(b"x" * size)
     with disk.opened(path, disk.WRITE) as fd:
         os.fsync(fd)
-    kept.keep(path)
+    return path
+
+
+def deleted(kept: DeferredDeletes, path: Path, size: int = SIZE) -> int:
+    """Write a file, keep it open and remove its name; return its inode."""
+    kept.keep(written(path, size))
     inode = path.stat().st_ino
     path.unlink()
     return inode
 
 
 def size_of(inode: int) -> int | None:
-    """Return the size of a file that this process has open; None if it has not."""
+    """Return the size of a file that this process has open; None if it is not open."""
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the descriptor of the listing
             status = os.fstat(int(path.name))
@@ -54,8 +59,8 @@ def size_of(inode: int) -> int | None:
     return None
 
 
-def test_memory_goes_piece_by_piece(kept: DeferredDeletes, tmp_path: Path) -> None:
-    """With a pause behind each; then the file is closed."""
+def test_cached_data_is_freed_piece_by_piece(kept: DeferredDeletes, tmp_path: Path) -> None:
+    """With a pause after each piece; then the file is closed."""
     inode = deleted(kept, tmp_path / "f")
     left = [kept.bytes]
     while kept.work() == deferred_delete.WARM_PAUSE and kept.bytes:
@@ -67,13 +72,17 @@ def test_memory_goes_piece_by_piece(kept: DeferredDeletes, tmp_path: Path) -> No
     assert kept.work() is None
 
 
-def test_what_is_not_in_memory_goes_in_larger_pieces(kept: DeferredDeletes, tmp_path: Path) -> None:
-    """An old file, as most are that are deleted."""
-    deleted(kept, tmp_path / "f", 2 * SIZE)
-    fd = kept._files[0].fd  # the file has no name any more by which it could be opened
-    os.posix_fadvise(fd, 0, 2 * SIZE, os.POSIX_FADV_DONTNEED)
-    if PageResidency().cached(fd, 0, SIZE) is None:
-        pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
+def test_data_that_is_not_cached_is_freed_in_larger_pieces(
+    kept: DeferredDeletes, tmp_path: Path
+) -> None:
+    """Most deleted files are old and not in memory."""
+    (tmp_path / "other name").hardlink_to(written(tmp_path / "f", 2 * SIZE))
+    kept.keep(tmp_path / "f")
+    (tmp_path / "f").unlink()
+    with disk.opened(tmp_path / "other name") as fd:
+        os.posix_fadvise(fd, 0, 2 * SIZE, os.POSIX_FADV_DONTNEED)
+        if PageResidency().cached(fd, 0, SIZE) is None:
+            pytest.skip("the kernel does not report what is cached: cachestat needs Linux 6.5")
 
     assert kept.work() == deferred_delete.COLD_PAUSE
     assert kept.bytes == SIZE
@@ -81,8 +90,8 @@ def test_what_is_not_in_memory_goes_in_larger_pieces(kept: DeferredDeletes, tmp_
     assert kept.work() is None
 
 
-def test_who_reads_a_file_reads_it_to_its_end(kept: DeferredDeletes, tmp_path: Path) -> None:
-    """A cold pull, or another program; it goes when they have done, or after a minute at once."""
+def test_a_reader_can_read_a_deleted_file_to_its_end(kept: DeferredDeletes, tmp_path: Path) -> None:
+    """It is freed when the reader has closed it, or all at once after a minute."""
     path = tmp_path / "f"
     path.write_bytes(bytes(SIZE))
     with path.open("rb") as reader:
@@ -102,12 +111,12 @@ def test_who_reads_a_file_reads_it_to_its_end(kept: DeferredDeletes, tmp_path: P
     assert size_of(inode) is None
 
 
-@pytest.mark.skipif(disk.sendfile is None, reason="the system sends nothing from files")
+@pytest.mark.skipif(disk.sendfile is None, reason="the system cannot send from files")
 @pytest.mark.parametrize("odd", [0, 1, 4096, PIECE // 2 + 100])
-def test_what_a_peer_has_not_taken_yet_is_not_written_over(
+def test_data_that_a_peer_has_not_received_is_not_overwritten(
     kept: DeferredDeletes, tmp_path: Path, odd: int
 ) -> None:
-    """The kernel writes zeros behind the new end of a file, in the page that is being sent."""
+    """The kernel writes zeros after the new end of a file, in the page that is being sent."""
     content = random.Random(odd).randbytes(SIZE + odd)
     (tmp_path / "f").write_bytes(content)
     kept.keep(tmp_path / "f")
@@ -132,7 +141,7 @@ def test_what_a_peer_has_not_taken_yet_is_not_written_over(
 
 
 def connected(opened: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
-    """Return two ends of a connection; ours takes as much as the system lets it."""
+    """Return two ends of a connection, the first with a large send buffer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = opened.enter_context(socket.create_connection(listener.getsockname()))
         theirs = opened.enter_context(listener.accept()[0])
@@ -142,7 +151,7 @@ def connected(opened: contextlib.ExitStack) -> tuple[socket.socket, socket.socke
 
 
 def test_a_small_file_is_not_kept(kept: DeferredDeletes, tmp_path: Path) -> None:
-    """What it takes may go at once; nor is one that is missing."""
+    """Its space is freed at once; a missing file is ignored."""
     deleted(kept, tmp_path / "f", SIZE - 1)
     kept.keep(tmp_path / "g")
 
@@ -150,16 +159,18 @@ def test_a_small_file_is_not_kept(kept: DeferredDeletes, tmp_path: Path) -> None
     assert kept.work() is None
 
 
-def test_so_much_is_kept_and_no_more(kept: DeferredDeletes, tmp_path: Path) -> None:
-    """Or a log that is deleted as fast as it is written would fill the disk."""
+def test_the_bytes_kept_are_limited(kept: DeferredDeletes, tmp_path: Path) -> None:
+    """Otherwise a log that is deleted as fast as it is written would fill the disk."""
     inodes = [deleted(kept, tmp_path / f"{number}") for number in range(3)]
 
     assert kept.bytes == 2 * SIZE
     assert [size_of(inode) for inode in inodes] == [None, SIZE, SIZE]
 
 
-def test_who_needs_the_space_gets_it(kept: DeferredDeletes, tmp_path: Path) -> None:
-    """At once, that of what is kept and of what would be."""
+def test_if_space_is_needed_urgently_it_is_freed_at_once(
+    kept: DeferredDeletes, tmp_path: Path
+) -> None:
+    """The space of files that are kept, and of those deleted later."""
     deleted(kept, tmp_path / "f")
     kept.is_urgent = True
 
@@ -172,7 +183,7 @@ def test_who_needs_the_space_gets_it(kept: DeferredDeletes, tmp_path: Path) -> N
 def test_a_disk_that_refuses_to_truncate_stops_nothing(
     kept: DeferredDeletes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that deletes goes on; closing frees the file."""
+    """The thread continues; closing the file frees its space."""
 
     def refuse(_fd: int, _size: int) -> None:
         raise OSError(errno.EIO, "Input/output error")

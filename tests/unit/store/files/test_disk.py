@@ -1,4 +1,4 @@
-"""The door to the operating system: what it adds to the calls that it passes on."""
+"""Access to the operating system: what ``disk`` adds to its calls."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from halfmq.store.files.zero_copy import PageResidency
 
 
 def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system may take a part; who asked for all of it gets all of it."""
+    """The system may write only a part; the caller gets all of it written."""
     real = disk.pwrite
     monkeypatch.setattr(
         disk, "pwrite", lambda fd, content, position: real(fd, content[:3], position)
@@ -23,15 +23,15 @@ def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "file").read_bytes() == b"\0\0" + b"0123456789"
 
 
-def refuses_files(*_: object) -> int:
+def refuse_files(*_: object) -> int:
     raise OSError(errno.EINVAL, "Invalid argument")
 
 
-@pytest.mark.parametrize("sendfile", [disk.sendfile, refuses_files, None])
-def test_zeros_are_written_where_they_should_be_and_nowhere_else(
+@pytest.mark.parametrize("sendfile", [disk.sendfile, refuse_files, None])
+def test_zeros_are_written_to_the_given_range_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sendfile: Callable[..., int] | None
 ) -> None:
-    """Any number of them, also where the system does not send from file to file."""
+    """Any number of them, also if the system does not send from file to file."""
     monkeypatch.setattr(disk, "sendfile", sendfile)
     path = tmp_path / "file"
     path.write_bytes(b"\xff" * 3_000_000)
@@ -54,7 +54,7 @@ def _forbids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("without", [_lacks, _forbids])
-def test_zeros_are_written_where_there_are_no_files_in_memory(
+def test_zeros_are_written_without_files_in_memory(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     without: Callable[[pytest.MonkeyPatch], None],
@@ -63,18 +63,21 @@ def test_zeros_are_written_where_there_are_no_files_in_memory(
     without(monkeypatch)
     path = tmp_path / "file"
     path.write_bytes(b"\xff" * 200_000)
-    disk._zeros.cache_clear()  # else another test's zeros would be used
+    # The file of zeros is cached for the process, so other tests would share it with this one.
+    disk._zeros.cache_clear()
     try:
         with disk.opened(path, disk.WRITE) as fd:
             disk.write_zeros(fd, 5, 199_990)
     finally:
-        disk._zeros.cache_clear()  # and this one's by another
+        disk._zeros.cache_clear()
 
     assert path.read_bytes() == b"\xff" * 5 + bytes(199_985) + b"\xff" * 10
 
 
-def test_zeros_that_find_no_space_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not taken for a system that cannot send from file to file."""
+def test_a_full_disk_is_reported_when_zeros_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is not mistaken for a system that cannot send from file to file."""
 
     def no_space(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -87,8 +90,8 @@ def test_zeros_that_find_no_space_say_so(tmp_path: Path, monkeypatch: pytest.Mon
         disk.write_zeros(fd, 0, 1)
 
 
-def test_what_is_brought_in_is_in_memory(tmp_path: Path) -> None:
-    """That, and nothing behind it; a part behind the end of the file is not waited for."""
+def test_loaded_pages_are_in_memory(tmp_path: Path) -> None:
+    """Only the requested range; a range after the end of the file loads nothing."""
     with disk.opened(tmp_path / "file", disk.CREATE) as fd:
         disk.ftruncate(fd, 3 << 20)
         disk.disable_readahead(fd)
@@ -96,13 +99,13 @@ def test_what_is_brought_in_is_in_memory(tmp_path: Path) -> None:
         assert not disk.load_pages(fd, 3 << 20, 4 << 20)
         pages = PageResidency()
         if not pages.is_known:
-            pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
+            pytest.skip("the kernel does not report what is cached: cachestat needs Linux 6.5")
         assert not pages.lacks(fd, 1 << 20, 1 << 20)
         assert pages.lacks(fd, 2 << 20, 4096)
 
 
-def test_a_new_file_holds_what_was_written_in_pieces(tmp_path: Path) -> None:
-    """Of pieces large and small, and nothing of what was there before."""
+def test_a_new_file_holds_all_pieces_written_to_it(tmp_path: Path) -> None:
+    """Large and small ones, and nothing of its previous content."""
     path = tmp_path / "file"
     path.write_bytes(b"old" * 1_000_000)
     pieces = [b"a", b"b" * (1 << 20), b"", b"c" * 100]
@@ -116,18 +119,18 @@ def test_a_new_file_holds_what_was_written_in_pieces(tmp_path: Path) -> None:
     assert path.read_bytes() == b"x"
 
 
-def test_a_new_file_is_handed_over_in_small_parts(
+def test_a_new_file_is_written_in_small_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A snapshot is written on the event loop: 64 KiB take a tenth of a ms, 1 MiB three ms."""
+    """A snapshot is written on the event loop: 64 KiB take 0.1 ms, 1 MiB takes 3 ms."""
     written: list[int] = []
     write_all = disk.write_all
 
-    def spied(fd: int, content: bytes, position: int) -> None:
+    def recorded(fd: int, content: bytes, position: int) -> None:
         written.append(len(content))
         write_all(fd, content, position)
 
-    monkeypatch.setattr(disk, "write_all", spied)
+    monkeypatch.setattr(disk, "write_all", recorded)
     with disk.NewFile(tmp_path / "file") as file:
         for _ in range(300):
             file.write(bytes(1_000))
@@ -137,8 +140,8 @@ def test_a_new_file_is_handed_over_in_small_parts(
     assert max(written) < (64 << 10) + 1_000
 
 
-def test_a_new_file_whose_making_fails_is_left_unfinished(tmp_path: Path) -> None:
-    """It is closed, and what was only gathered is not written as if it were all."""
+def test_an_error_while_a_new_file_is_written_leaves_it_incomplete(tmp_path: Path) -> None:
+    """The file is closed, and buffered bytes are not written."""
 
     def write() -> None:
         with disk.NewFile(tmp_path / "file") as file:
@@ -165,8 +168,8 @@ def test_directories_are_made_with_their_parents(tmp_path: Path) -> None:
             disk.make_directories(path)
 
 
-def test_a_name_that_is_gone_may_be_removed(tmp_path: Path) -> None:
-    """Only that: a directory stays, and is an error."""
+def test_removing_a_missing_file_does_nothing(tmp_path: Path) -> None:
+    """A directory is not removed, and is an error."""
     (tmp_path / "file").write_bytes(b"")
     for _ in range(2):
         disk.remove(tmp_path / "file")

@@ -1,4 +1,4 @@
-"""The tables in config/*.json: what RocketMQ wrote is read, and no crash loses one."""
+"""The tables in config/*.json: RocketMQ's are read, and no crash loses one."""
 
 import errno
 import gc
@@ -17,12 +17,12 @@ from halfmq.store.files.json_table import (
     TableOrigin,
     decode_table,
     encode_table,
-    load_table,
     read_table,
     save_table,
     set_aside,
 )
 from tests.support.golden_store import NAMES, unpack
+from tests.support.tables import load_table
 
 OLD = {"offsetTable": {"T@g1": {"0": 1}}}
 TABLES = (
@@ -45,11 +45,11 @@ NEW = {"offsetTable": {"T@g1": {"0": 2}, "größe": {}}}
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: no handler of the code under test may catch it."""
+    """Simulates SIGKILL: no handler of the code under test may catch it."""
 
 
 class SystemCalls:
-    """Counts the calls that change the disk, and dies before or after the chosen one."""
+    """Records the calls that change the disk, and raises before or after the chosen one."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def test_a_saved_table_is_read_back(path: Path) -> None:
-    """What goes in comes out, and the directory holds nothing else."""
+    """The content is equal, and the directory holds no other file."""
     save_table(path, NEW)
 
     assert load_table(path) == NEW
@@ -99,16 +99,16 @@ def test_a_saved_table_is_read_back(path: Path) -> None:
 
 
 def test_integer_keys_come_back_as_text(path: Path) -> None:
-    """JSON has no other keys; RocketMQ reads the quoted form too."""
+    """JSON keys are strings; RocketMQ reads the quoted form too."""
     save_table(path, {"offsetTable": {10: 1, 2: 9}})
 
     assert load_table(path) == {"offsetTable": {"2": 9, "10": 1}}
 
 
-def test_a_patient_save_lets_others_work_in_between(
+def test_a_patient_save_pauses_for_other_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is the same, and no stretch of making it is longer than half a millisecond."""
+    """The file is the same, and encoding pauses after half a millisecond at the latest."""
     table = {"offsetTable": {f"t@g{n}": {str(q): n * q for q in range(50)} for n in range(100)}}
     pauses: list[float] = []
     monkeypatch.setattr(json_table, "sleep", pauses.append)
@@ -132,7 +132,7 @@ class Perm(NamedTuple):
 
 
 def test_entries_are_encoded_once_however_often_they_are_saved() -> None:
-    """Each new topic rewrites the file of all; the text is the same as without a memory."""
+    """Each new topic rewrites the whole file; cached text gives the same file."""
     encoded: list[Perm] = []
 
     def to_json(entry: Perm) -> dict[str, object]:
@@ -157,7 +157,7 @@ def test_entries_are_encoded_once_however_often_they_are_saved() -> None:
 
 
 def test_entries_are_encoded_patiently_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first save of a large table lets others work in between; later ones have no need."""
+    """The first save of a large table pauses for other threads; later ones encode nothing."""
     pauses: list[float] = []
     monkeypatch.setattr(json_table, "sleep", pauses.append)
     entries = {f"t{number}": Perm(6) for number in range(1_000)}
@@ -171,8 +171,8 @@ def test_entries_are_encoded_patiently_for_a_thread(monkeypatch: pytest.MonkeyPa
     assert pauses == []
 
 
-def test_to_save_a_table_leaves_no_garbage_in_cycles() -> None:
-    """A table of a thousand topics left 32,000 objects, and had all others walked through twice."""
+def test_saving_a_table_leaves_no_reference_cycles() -> None:
+    """Those of a thousand topics caused two full garbage collections per save."""
     table = {"topicConfigTable": {f"t{n}": {"perm": 6, "attributes": {}} for n in range(100)}}
     gc.collect()
     gc.disable()
@@ -184,7 +184,7 @@ def test_to_save_a_table_leaves_no_garbage_in_cycles() -> None:
 
 
 def test_the_layout_is_rocketmqs() -> None:
-    """A person who compares our file with theirs sees the same shape."""
+    """A person can compare halfmq's file with RocketMQ's."""
     table = {
         "topicConfigTable": {"B": {"perm": 6, "attributes": {}}},
         "dataVersion": {"counter": 3},
@@ -197,7 +197,7 @@ def test_the_layout_is_rocketmqs() -> None:
 
 
 def test_bare_integer_keys_are_read() -> None:
-    """RocketMQ writes maps with integer keys so; it is no JSON."""
+    """RocketMQ writes maps with integer keys in this form, which is not JSON."""
     content = (
         b'{\n\t"offsetTable":{\n\t\t"T@g1":{0:100,1:101,-2:7 , 3 :103\n\t\t},'
         b'"U@g1":{0:0\n\t\t}\n\t}\n}'
@@ -208,8 +208,8 @@ def test_bare_integer_keys_are_read() -> None:
     }
 
 
-def test_what_looks_like_a_bare_key_inside_text_is_left_alone() -> None:
-    """An SQL expression may hold anything."""
+def test_text_that_looks_like_a_bare_key_is_not_changed() -> None:
+    """An SQL expression may contain anything."""
     content = rb'{"expression":"a in {1:2} \" ,3:4","table":{5:"{6:7"}}'
 
     assert decode_table(content) == {
@@ -223,13 +223,13 @@ def test_what_looks_like_a_bare_key_inside_text_is_left_alone() -> None:
     [b"", b" \n", b"{", b'{"a":1', b"[1]", b"null", b"\x00" * 64, b'{"a":"\xff"}', b"{a:1}"],
 )
 def test_what_is_no_table_is_refused(content: bytes) -> None:
-    """Half a file must never pass for a smaller table."""
+    """A cut file must never be accepted as a smaller table."""
     with pytest.raises(ValueError):  # noqa: PT011 - which of its kinds does not matter
         decode_table(content)
 
 
-def test_nesting_without_end_is_refused() -> None:
-    """A damaged file is damage, not a crash of the reader."""
+def test_nesting_that_is_too_deep_is_refused() -> None:
+    """A damaged file must not crash the reader."""
     with pytest.raises(ValueError, match="nested too deeply"):
         decode_table(b'{"a":' * 100_000)
 
@@ -247,10 +247,10 @@ def test_every_table_of_a_golden_store_is_read(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", STOPPED)
 @pytest.mark.parametrize(("file", "key", "truth_key"), TABLES)
-def test_the_tables_of_a_golden_store_say_what_its_broker_said(
+def test_the_tables_of_a_golden_store_match_its_brokers_answers(
     name: str, file: str, key: str, truth_key: str, tmp_path: Path
 ) -> None:
-    """A broker that stopped in order saved everything; what its admin answers said is there."""
+    """A broker that stopped cleanly saved everything that it reported to its admin client."""
     store = unpack(name, tmp_path)
     table = load_table(store.root / "config" / file)
 
@@ -262,19 +262,19 @@ def test_the_tables_of_a_golden_store_say_what_its_broker_said(
 def test_the_offsets_of_a_killed_golden_store_are_those_of_its_last_save(
     name: str, tmp_path: Path
 ) -> None:
-    """Saved every 5 s, so they may lag behind what the broker last said, never lead."""
+    """They are saved every 5 s, so they may be lower than the last reported ones, never higher."""
     store = unpack(name, tmp_path)
     table = load_table(store.root / "config" / "consumerOffset.json")
 
     assert table is not None
-    last_said = store.truth["consumerOffsets"]
+    last_reported = store.truth["consumerOffsets"]
     for group, saved in table["offsetTable"].items():
         for queue_id, queue_offset in saved.items():
-            assert queue_offset <= last_said[group][queue_id]
+            assert queue_offset <= last_reported[group][queue_id]
 
 
-def test_nothing_there_is_no_table(path: Path) -> None:
-    """The caller then starts with its defaults."""
+def test_without_files_there_is_no_table(path: Path) -> None:
+    """The caller then uses its defaults."""
     assert load_table(path) is None
 
 
@@ -282,7 +282,7 @@ def test_nothing_there_is_no_table(path: Path) -> None:
 def test_a_damaged_file_is_replaced_by_its_backup_and_kept(
     path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One save is lost, not the table; and the evidence stays."""
+    """One save is lost, not the table; the damaged file stays for inspection."""
     save_table(path, OLD)
     save_table(path, NEW)
     path.write_bytes(damage)
@@ -304,8 +304,8 @@ def test_a_missing_file_is_replaced_by_its_backup(
 
 
 @pytest.mark.parametrize("main", [b"{", None])
-def test_damage_on_both_sides_is_never_an_empty_table(path: Path, main: bytes | None) -> None:
-    """However often it is tried: what is there stays, so that nobody comes to find nothing."""
+def test_a_damaged_file_and_backup_are_never_an_empty_table(path: Path, main: bytes | None) -> None:
+    """The files stay unchanged, so that each further attempt fails as well."""
     if main is not None:
         path.write_bytes(main)
     beside(path, ".bak").write_bytes(b"")
@@ -317,22 +317,22 @@ def test_damage_on_both_sides_is_never_an_empty_table(path: Path, main: bytes | 
     assert {entry.name: entry.read_bytes() for entry in path.parent.iterdir()} == before
 
 
-def test_a_table_without_what_it_should_hold_is_damaged(path: Path) -> None:
-    """One flipped bit in that name would else make the whole table an empty one."""
+def test_a_table_without_its_required_key_is_damaged(path: Path) -> None:
+    """Otherwise one flipped bit in that key would turn it into an empty table."""
     save_table(path, OLD)
     save_table(path, OLD)
     content = path.read_bytes()
     for bit in range(8 * len(b"offsetTable")):
-        spoilt = bytearray(content)
-        spoilt[content.index(b"offsetTable") + bit // 8] ^= 1 << bit % 8
-        path.write_bytes(spoilt)
+        damaged = bytearray(content)
+        damaged[content.index(b"offsetTable") + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
 
         assert read_table(path, "offsetTable") == (OLD, TableOrigin.BACKUP), bit
         save_table(path, OLD)
 
 
-def test_where_a_table_came_from_is_told(path: Path) -> None:
-    """Whoever loads it may know more than its last save."""
+def test_the_origin_of_a_table_is_returned(path: Path) -> None:
+    """A caller may be able to restore the change that a backup lacks."""
     assert read_table(path) == ({}, TableOrigin.NOTHING)
     save_table(path, OLD)
     assert read_table(path) == (OLD, TableOrigin.FILE)
@@ -341,15 +341,15 @@ def test_where_a_table_came_from_is_told(path: Path) -> None:
     assert read_table(path) == (OLD, TableOrigin.BACKUP)
 
 
-def test_a_table_that_may_not_be_read_is_no_missing_one(path: Path) -> None:
-    """It is there, and a save would replace it."""
+def test_a_file_that_cannot_be_read_is_not_treated_as_missing(path: Path) -> None:
+    """It exists, and a save would replace it."""
     path.mkdir()
     with pytest.raises(UnusableFileError, match=r"consumerOffset\.json"):
         load_table(path)
 
 
-def test_what_was_made_anew_does_not_meet_its_damaged_past(path: Path) -> None:
-    """Both names are free again, and what stood there can be looked at."""
+def test_damaged_files_can_be_set_aside(path: Path) -> None:
+    """Both names are free again, and the damaged files stay for inspection."""
     path.write_bytes(b"{")
     beside(path, ".bak").write_bytes(b"[")
     set_aside(path)
@@ -361,7 +361,7 @@ def test_what_was_made_anew_does_not_meet_its_damaged_past(path: Path) -> None:
 
 
 def test_a_sound_table_logs_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A warning at every start would be read by nobody."""
+    """A warning at every start would be ignored."""
     save_table(path, OLD)
     with caplog.at_level(logging.DEBUG):
         load_table(path)
@@ -369,8 +369,8 @@ def test_a_sound_table_logs_nothing(path: Path, caplog: pytest.LogCaptureFixture
     assert not caplog.records
 
 
-def test_the_table_before_is_kept_as_backup(path: Path) -> None:
-    """RocketMQ falls back to it as we do."""
+def test_the_previous_table_is_kept_as_backup(path: Path) -> None:
+    """RocketMQ falls back to it as halfmq does."""
     save_table(path, OLD)
     save_table(path, NEW)
 
@@ -378,7 +378,7 @@ def test_the_table_before_is_kept_as_backup(path: Path) -> None:
 
 
 def test_a_damaged_table_never_becomes_the_backup(path: Path) -> None:
-    """It would push out the last good copy."""
+    """It would replace the last good copy."""
     save_table(path, {})
     save_table(path, OLD)
     path.write_bytes(b'{"offs')
@@ -388,8 +388,8 @@ def test_a_damaged_table_never_becomes_the_backup(path: Path) -> None:
     assert decode_table(beside(path, ".bak").read_bytes()) == {}
 
 
-def test_a_table_with_broken_text_never_becomes_the_backup(path: Path) -> None:
-    """One flipped bit inside a name is damage too."""
+def test_a_table_with_invalid_utf8_never_becomes_the_backup(path: Path) -> None:
+    """A flipped bit in a name is damage too."""
     save_table(path, {})
     path.write_bytes(b'{"a":"\xff"}')
     beside(path, ".bak").write_bytes(encode_table(OLD))
@@ -399,7 +399,7 @@ def test_a_table_with_broken_text_never_becomes_the_backup(path: Path) -> None:
 
 
 def test_a_table_in_rocketmqs_own_form_becomes_the_backup(path: Path) -> None:
-    """The first save after a take-over must not throw away what was there."""
+    """The first save by halfmq must not drop RocketMQ's table."""
     path.write_bytes(b'{"offsetTable":{"T@g1":{0:5}}}')
     save_table(path, NEW)
 
@@ -413,7 +413,7 @@ def test_a_table_in_rocketmqs_own_form_becomes_the_backup(path: Path) -> None:
 def test_a_table_that_cannot_be_written_leaves_the_old_one(
     path: Path, table: dict[str, Any], error: type[Exception]
 ) -> None:
-    """A bug in the caller must not cost the file."""
+    """A bug in the caller must not destroy the file."""
     save_table(path, OLD)
     with pytest.raises(error):
         save_table(path, table)
@@ -425,7 +425,7 @@ def test_a_table_that_cannot_be_written_leaves_the_old_one(
 def test_the_content_is_on_disk_before_it_gets_its_name(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a power cut a name must not stand on content that never arrived."""
+    """After a power cut a name must not refer to content that was not written."""
     save_table(path, OLD)
     calls = SystemCalls(monkeypatch, die_at=0, before=True)
     save_table(path, NEW)
@@ -439,7 +439,7 @@ def test_the_content_is_on_disk_before_it_gets_its_name(
 def test_a_kill_between_any_two_steps_leaves_a_readable_table(
     path: Path, monkeypatch: pytest.MonkeyPatch, die_at: int, before: bool, links: bool
 ) -> None:
-    """The old one or the new one, by every reader; and the next save works."""
+    """Every reader finds the old or the new one, and the next save works."""
     save_table(path, {})
     save_table(path, OLD)
     with monkeypatch.context() as patch:
@@ -463,20 +463,20 @@ def test_a_kill_between_any_two_steps_leaves_a_readable_table(
 def test_a_step_that_fails_leaves_a_readable_table(
     path: Path, monkeypatch: pytest.MonkeyPatch, fail_at: int, error: int
 ) -> None:
-    """The caller is told, the old table or the new one is there, and the next save works."""
+    """The caller gets the error, the old or the new table is there, and the next save works."""
     save_table(path, {})
     save_table(path, OLD)
-    told = False
+    raised = False
     with monkeypatch.context() as patch:
         calls = SystemCalls(patch, die_at=fail_at, before=True, error=OSError(error, "refused"))
         try:
             save_table(path, NEW)
         except OSError:
-            told = True
+            raised = True
 
-    # Without a link the backup is made in another way; all else is told.
-    assert told or calls.log[fail_at - 1] == "link"
-    assert load_table(path) in ((OLD, NEW) if told else (NEW,))
+    # Without a link the backup is made in another way; every other error is raised.
+    assert raised or calls.log[fail_at - 1] == "link"
+    assert load_table(path) in ((OLD, NEW) if raised else (NEW,))
     assert not beside(path, ".bad").exists()
     save_table(path, NEW)
     assert load_table(path) == NEW
@@ -487,10 +487,10 @@ def refuse_links(*_: object, **__: object) -> None:
     raise OSError("this file system has no hard links")
 
 
-def test_without_hard_links_the_backup_is_kept_all_the_same(
+def test_without_hard_links_a_backup_is_kept_as_well(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some file systems have none; the broker runs there too."""
+    """Some file systems have no hard links."""
     monkeypatch.setattr(disk, "link", refuse_links)
     save_table(path, OLD)
     save_table(path, NEW)
@@ -499,8 +499,8 @@ def test_without_hard_links_the_backup_is_kept_all_the_same(
     assert decode_table(beside(path, ".bak").read_bytes()) == OLD
 
 
-def test_remains_of_a_killed_save_do_not_disturb_the_next(path: Path) -> None:
-    """Both helper files may be left behind, in any state."""
+def test_leftovers_of_a_killed_save_do_not_disturb_the_next(path: Path) -> None:
+    """Both temporary files may exist, in any state."""
     save_table(path, OLD)
     beside(path, ".tmp").write_bytes(b"half a tab")
     beside(path, ".bak.tmp").hardlink_to(path)
@@ -511,7 +511,7 @@ def test_remains_of_a_killed_save_do_not_disturb_the_next(path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_old_table(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error reaches the caller, who tries again later."""
+    """The caller gets the error and can try again later."""
     save_table(path, OLD)
 
     def no_space(_: int) -> None:
@@ -525,8 +525,10 @@ def test_a_full_disk_leaves_the_old_table(path: Path, monkeypatch: pytest.Monkey
     assert load_table(path) == OLD
 
 
-def test_what_is_encoded_in_pieces_is_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the standard encoder lays it out, whether or not others have their turn in between."""
+def test_encoding_in_pieces_gives_the_text_of_the_standard_encoder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With and without pauses for other threads."""
     rows = {f"T@{number}\n": {"n": {3: 1, 11: 2}, "x": [1, {"y": {}}]} for number in range(50)}
     table: dict[str, Any] = {
         "b": rows,
@@ -541,5 +543,5 @@ def test_what_is_encoded_in_pieces_is_the_same_text(monkeypatch: pytest.MonkeyPa
         assert encode_table(one, patient=True) == encode_table(one) == text.encode()
 
     # A table above the real limit takes a second to write.
-    monkeypatch.setattr(json_table, "_SORTED_MAX", 10)  # more keep their own order
+    monkeypatch.setattr(json_table, "SORTED_MAX", 10)  # larger tables keep their own order
     assert decode_table(encode_table(table, patient=True)) == decode_table(encode_table(table))

@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 
 from halfmq.store.format.errors import CorruptRecordError
-from halfmq.store.format.flags import is_indexed
+from halfmq.store.format.flags import TransactionType, transaction_type
 from halfmq.store.format.ids import pack_host, parse_offset_message_id, unpack_host
 from halfmq.store.format.index import (
     FIRST_ITEM,
@@ -37,21 +37,21 @@ from halfmq.store.format.record import (
 from halfmq.store.format.topics import SCHEDULE_TOPIC
 from tests.support.golden_store import NAMES, GoldenStore, unpack
 
-# Old whole records stand behind the true end here; the JSON tells only the true ones.
+# Old whole records follow the end of the log here; the JSON has only those before it.
 WITH_STALE_RECORDS: Final = {"stale-tail"}
-# Restarted after a kill: RocketMQ indexed the record again at which its index had ended.
+# Restarted after a kill: RocketMQ indexed the last record of its index again.
 REINDEXED: Final = {"stale-tail", "stale-cq"}
 BATCH_QUEUE_ENTRY: Final = Struct(">qiq26x")
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GoldenStore:
-    """Tests here only read it."""
+    """Return each golden store; tests here only read it."""
     return unpack(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def records_of(store: GoldenStore) -> dict[int, tuple[Record, bytes]]:
-    """Walk all files; a file ends with a blank, with unwritten space or with the damage."""
+    """Return the records of all files; each file ends at a blank, unwritten space or damage."""
     records: dict[int, tuple[Record, bytes]] = {}
     for base, content in store.segments():
         position = 0
@@ -66,8 +66,8 @@ def records_of(store: GoldenStore) -> dict[int, tuple[Record, bytes]]:
     return records
 
 
-def as_told(record: Record, encoded: bytes) -> dict[str, Any]:
-    """Give a record the form in which the JSON tells it."""
+def as_json(record: Record, encoded: bytes) -> dict[str, Any]:
+    """Return a record in the form of the golden JSON."""
     return {
         "topic": record.topic,
         "queueId": record.queue_id,
@@ -91,23 +91,23 @@ def as_told(record: Record, encoded: bytes) -> dict[str, Any]:
     }
 
 
-def test_every_record_says_what_the_broker_said_of_it(store: GoldenStore) -> None:
-    """Field by field, and no record is missing or too much."""
+def test_every_record_has_the_fields_that_the_broker_reported(store: GoldenStore) -> None:
+    """Field by field; no record is missing, and none is extra."""
     records = records_of(store)
     messages = store.messages
 
     for message in messages:
-        told = {k: v for k, v in message.items() if k not in {"tagsCode", "bodyDecompressed"}}
+        expected = {k: v for k, v in message.items() if k not in {"tagsCode", "bodyDecompressed"}}
         for host in ("bornHost", "storeHost"):  # Java prints IPv6 in full
-            address, _, port = told[host].partition("|")
-            told[host] = unpack_host(pack_host(address, int(port)))
-        assert as_told(*records.pop(message["commitLogOffset"])) == told
+            address, _, port = expected[host].partition("|")
+            expected[host] = unpack_host(pack_host(address, int(port)))
+        assert as_json(*records.pop(message["commitLogOffset"])) == expected
     assert messages
     assert bool(records) == (store.name in WITH_STALE_RECORDS)
 
 
-def test_every_record_encodes_to_the_bytes_it_came_from(store: GoldenStore) -> None:
-    """So what we write has the same form."""
+def test_every_record_encodes_to_the_bytes_it_was_decoded_from(store: GoldenStore) -> None:
+    """What halfmq writes has RocketMQ's form."""
     for physical_offset, (record, encoded) in records_of(store).items():
         assert record.physical_offset == physical_offset
         assert encode_record(record) == encoded
@@ -117,7 +117,7 @@ def test_every_record_encodes_to_the_bytes_it_came_from(store: GoldenStore) -> N
 
 
 def test_the_crc_over_the_whole_record_matches_where_there_is_one(store: GoldenStore) -> None:
-    """One broker was told to write it."""
+    """One golden broker had ``enabledAppendPropCRC``."""
     expected = True if store.name == "propcrc" else None
 
     assert {crc_tail_matches(encoded) for _, encoded in records_of(store).values()} == {expected}
@@ -134,7 +134,7 @@ def test_every_queue_entry_points_at_its_record(store: GoldenStore) -> None:
         topic, queue_id = directory.parent.name, int(directory.name)
         for entry, queue_offset in queue_entries(directory):
             if entry.physical_offset not in messages:
-                continue  # behind the end of a log that was cut, or before its beginning
+                continue  # after the end of a log that was cut, or before its beginning
             record, _ = records[entry.physical_offset]
             assert (record.topic, record.queue_id) == (topic, queue_id)
             if store.name != "clean-cq-short":  # the official broker shifted one queue there
@@ -148,7 +148,7 @@ def test_every_queue_entry_points_at_its_record(store: GoldenStore) -> None:
 
 
 def queue_entries(directory: Path) -> list[tuple[QueueEntry, int]]:
-    """Give the valid entries of one queue with their queue offsets."""
+    """Return the valid entries of one queue with their queue offsets."""
     return [
         (entry, (int(path.name) + position * ENTRY_SIZE) // ENTRY_SIZE)
         for path in sorted(directory.iterdir())
@@ -186,7 +186,7 @@ def items_of(content: bytes, header: IndexHeader, slots: int) -> dict[int, Index
 
 
 def test_every_slot_of_an_index_file_leads_through_its_items(store: GoldenStore) -> None:
-    """From the newest to the oldest of one slot, and every item is on one of these ways."""
+    """From newest to oldest, and every item is reachable from its slot."""
     slots, items_max = store.index_sizes
     for content in index_files(store):
         assert len(content) == index_file_size(slots, items_max)
@@ -206,7 +206,7 @@ def test_every_slot_of_an_index_file_leads_through_its_items(store: GoldenStore)
 
 
 def test_every_index_item_has_the_hash_of_a_key_of_its_record(store: GoldenStore) -> None:
-    """In the order in which RocketMQ takes the keys from the records, to the last one."""
+    """All keys of each record, in the order in which RocketMQ indexes them."""
     slots, items_max = store.index_sizes
     records = records_of(store)
     messages = {message["commitLogOffset"] for message in store.messages}
@@ -225,7 +225,8 @@ def test_every_index_item_has_the_hash_of_a_key_of_its_record(store: GoldenStore
 
     for physical_offset, found in hashes.items():
         record, _ = records[physical_offset]
-        keys = index_keys(record.properties) if is_indexed(record.sys_flag) else []
+        is_indexed = transaction_type(record.sys_flag) is not TransactionType.ROLLBACK
+        keys = index_keys(record.properties) if is_indexed else []
         expected = [index_key_hash(index_key(record.topic, key.decode())) for key in keys]
         if store.name in REINDEXED:
             assert set(found) == set(expected)
@@ -236,7 +237,7 @@ def test_every_index_item_has_the_hash_of_a_key_of_its_record(store: GoldenStore
 
 
 def test_the_times_of_index_items_are_seconds_after_the_begin(store: GoldenStore) -> None:
-    """Only the first item of a follow-up file counts from the end of the file before."""
+    """Only the first item of a later file counts from the end of the previous file."""
     slots, _ = store.index_sizes
     records = records_of(store)
     end_timestamp = 0

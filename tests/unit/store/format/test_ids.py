@@ -33,14 +33,14 @@ from halfmq.store.format.ids import (
     ],
 )
 def test_the_string_hash_is_javas(text: str, value: int) -> None:
-    """Files and filters of RocketMQ are built on it."""
+    """RocketMQ's index files and tag filters use it."""
     assert java_string_hash(text) == value
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 1000])
 @pytest.mark.parametrize("character", ["z", "中"])
 def test_a_long_string_is_hashed_in_pieces(character: str, length: int) -> None:
-    """The pieces join as if there were none."""
+    """The result is that of the whole string."""
     text = character * length
     value = 0
     for unit in text:
@@ -50,7 +50,7 @@ def test_a_long_string_is_hashed_in_pieces(character: str, length: int) -> None:
 
 
 def test_a_lone_surrogate_is_hashed_as_java_does() -> None:
-    """It can come out of JSON, and must not stop the broker."""
+    """JSON may contain one, and it must not stop the broker."""
     assert java_string_hash("\ud83d") == 0xD83D
 
 
@@ -72,13 +72,13 @@ def test_a_host_is_packed_as_records_hold_it(address: str, packed: str) -> None:
     ("address", "port"), [("localhost", 1), ("1.2.3", 1), ("", 1), ("::g", 1), ("1.2.3.4", 65536)]
 )
 def test_what_is_no_host_is_refused(address: str, port: int) -> None:
-    """Names are resolved elsewhere."""
+    """Only numeric addresses are accepted; names are resolved elsewhere."""
     with pytest.raises(ValueError, match="is not"):
         pack_host(address, port)
 
 
 def test_a_packed_host_of_another_size_is_refused() -> None:
-    """It would be read from the wrong place."""
+    """Its port would be read from the wrong bytes."""
     with pytest.raises(ValueError, match="not 9"):
         unpack_host(bytes(9))
 
@@ -94,7 +94,7 @@ def test_a_packed_host_of_another_size_is_refused() -> None:
 def test_an_offset_message_id_says_where_a_record_lies(
     address: str, offset: int, text: str
 ) -> None:
-    """Clients ask for a message with nothing but this."""
+    """Clients fetch a message by this id alone."""
     host = pack_host(address, 10911)
 
     assert offset_message_id(host, offset) == text
@@ -102,8 +102,8 @@ def test_an_offset_message_id_says_where_a_record_lies(
     assert parse_offset_message_id(text.lower()) == OffsetMessageId(host, offset)
 
 
-def test_an_id_can_be_made_of_a_link_that_leads_nowhere() -> None:
-    """A record of a damaged or foreign log may hold any int64; Java writes it as it stands."""
+def test_an_id_can_hold_a_negative_offset() -> None:
+    """A damaged or foreign record may link to any int64; Java formats it without a check."""
     host = pack_host("127.0.0.1", 10911)
 
     assert offset_message_id(host, -2) == "7F00000100002A9FFFFFFFFFFFFFFFFE"
@@ -122,7 +122,7 @@ def test_an_id_can_be_made_of_a_link_that_leads_nowhere() -> None:
     ],
 )
 def test_what_is_no_offset_message_id_is_refused(text: str) -> None:
-    """It comes from the network."""
+    """Peers may send any text."""
     with pytest.raises(ValueError, match=r"."):
         parse_offset_message_id(text)
 
@@ -174,7 +174,7 @@ def test_a_unique_key_holds_address_process_time_and_count() -> None:
 
 @pytest.mark.usefixtures("_time_zone")
 def test_a_new_month_begins_at_zero() -> None:
-    """Also across the year."""
+    """Also at the end of a year."""
     clock = Clock(local_ms(2026, 12, 31, 23))
     keys = factory(clock)
     keys.create()
@@ -185,7 +185,7 @@ def test_a_new_month_begins_at_zero() -> None:
 
 @pytest.mark.parametrize("step_ms", [0, -1, 1, -60_000])
 def test_no_key_is_made_twice(step_ms: int) -> None:
-    """Neither by a clock that stands or steps back, nor by more keys than the counter counts."""
+    """Neither if the clock stops or steps back, nor if the counter wraps."""
     clock = Clock(1_700_000_000_000)
     keys = factory(clock)
     seen: set[str] = set()
@@ -198,7 +198,7 @@ def test_no_key_is_made_twice(step_ms: int) -> None:
 
 
 @pytest.mark.usefixtures("_time_zone")
-def test_a_clock_that_steps_back_into_the_last_month_gives_keys_of_that_month() -> None:
+def test_a_clock_that_steps_back_into_the_previous_month_gives_keys_of_that_month() -> None:
     """A time before the month began would be negative."""
     clock = Clock(local_ms(2026, 12, 1, 0))
     keys = factory(clock)
@@ -209,12 +209,12 @@ def test_a_clock_that_steps_back_into_the_last_month_gives_keys_of_that_month() 
 
 
 def test_an_ipv6_address_gives_a_key_of_56_characters() -> None:
-    """As Java makes it."""
+    """As in Java."""
     assert len(factory(Clock(1), bytes(16)).create()) == 56
 
 
 def test_a_factory_refuses_parts_of_another_size() -> None:
-    """The key would have a length that nobody can read."""
+    """The key would have a length that no reader accepts."""
     with pytest.raises(ValueError, match="address"):
         UniqueKeyFactory(bytes(5), process_id=1, token=bytes(4), now_ms=Clock(1))
     with pytest.raises(ValueError, match="token"):

@@ -18,8 +18,8 @@ UNIT = bytes.fromhex(
 )  # body "hi", TAGS=A
 
 
-def test_properties_are_name_and_value_behind_each_other() -> None:
-    """In the order of the map, each with its separator, the last one too."""
+def test_properties_are_names_and_values_one_after_another() -> None:
+    """In the order of the map, each with its separator, also the last one."""
     raw = encode_properties({"TAGS": "A", "KEYS": "k1 k2", "größe": "中"})
 
     assert raw == "TAGS\x01A\x02KEYS\x01k1 k2\x02größe\x01中\x02".encode()
@@ -28,7 +28,7 @@ def test_properties_are_name_and_value_behind_each_other() -> None:
 
 
 def test_an_empty_value_is_not_written() -> None:
-    """No reader would see it."""
+    """Readers ignore a property without a value."""
     assert encode_properties({"TAGS": "", "KEYS": "k"}) == b"KEYS\x01k\x02"
 
 
@@ -58,7 +58,7 @@ def test_what_could_not_be_read_back_is_refused(name: str, value: str) -> None:
     ],
 )
 def test_properties_are_read_as_rocketmq_reads_them(raw: bytes, properties: dict[str, str]) -> None:
-    """Also what no one should write: batch units are stored as they came."""
+    """Also malformed ones: batch units are stored unchanged."""
     assert decode_properties(raw) == properties
     for name in ("TAGS", "KEYS", "a", "b", "v"):
         value = get_property(raw, name.encode())
@@ -82,20 +82,20 @@ def test_properties_are_read_as_rocketmq_reads_them(raw: bytes, properties: dict
     ],
 )
 def test_one_property_is_found_without_reading_the_others(raw: bytes, value: bytes | None) -> None:
-    """Exactly: a name that only ends or begins alike is another one."""
+    """The whole name must match, not only its beginning or end."""
     assert get_property(raw, b"KEYS") == value
 
 
 @pytest.mark.parametrize(
     "part", [b"KEYS\x01\x02", b"xKEYS\x01v\x02", b"KEYS\x01", b"\x01", b"\x02"]
 )
-def test_nonsense_of_any_length_is_searched_through(part: bytes) -> None:
-    """It comes from the network, up to 32 767 bytes of it."""
+def test_a_search_ends_in_malformed_properties_of_any_length(part: bytes) -> None:
+    """Peers may send up to 32 767 bytes of them."""
     assert get_property(part * 4000, b"KEYS") in {None, part * 3999}
 
 
 def test_properties_can_be_taken_out_and_added() -> None:
-    """All others keep their bytes and their order."""
+    """The other properties keep their bytes and their order."""
     raw = b"a\x01\xff\x02DELAY\x013\x02b\x012\x02DELAY\x014"
 
     assert without_properties(raw, ["DELAY", "absent"]) == b"a\x01\xff\x02b\x012\x02"
@@ -115,18 +115,18 @@ def test_properties_can_be_taken_out_and_added() -> None:
     ],
 )
 def test_the_tags_code_is_the_hash_of_the_whole_value(raw: bytes, code: int) -> None:
-    """The broker filters by nothing else."""
+    """The broker filters by this code alone."""
     assert tags_code(raw) == code
 
 
 def test_a_subscribed_tag_has_the_code_of_its_messages() -> None:
-    """Otherwise nothing would match."""
+    """A subscription to a tag matches messages with that tag."""
     assert tag_hash("TagA") == tags_code(b"TAGS\x01TagA\x02")
     assert tag_hash("") == 0
 
 
 def test_a_batch_unit_is_byte_for_byte_what_rocketmq_writes() -> None:
-    """Their clients send it."""
+    """Official clients send this form."""
     assert encode_batch([BatchUnit(0, b"hi", b"TAGS\x01A\x02")]) == UNIT
     assert decode_batch(UNIT) == [BatchUnit(0, b"hi", b"TAGS\x01A\x02")]
 
@@ -140,13 +140,13 @@ def test_units_follow_each_other() -> None:
 
 
 def test_sizes_and_crcs_of_units_are_not_trusted() -> None:
-    """RocketMQ's broker reads neither; some clients write none."""
+    """RocketMQ's broker reads neither, and some clients write zeros."""
     assert decode_batch(b"\xff" * 12 + UNIT[12:]) == decode_batch(UNIT)
 
 
 @pytest.mark.parametrize("size", range(1, len(UNIT)))
 def test_a_batch_that_is_cut_short_is_refused(size: int) -> None:
-    """All units are stored or none."""
+    """A batch is stored as a whole or not at all."""
     with pytest.raises(ValueError, match="batch unit at byte 31"):
         decode_batch(UNIT + UNIT[:size])
 
@@ -162,12 +162,12 @@ def test_a_batch_that_is_cut_short_is_refused(size: int) -> None:
     ],
 )
 def test_a_unit_with_an_impossible_length_is_refused(unit: bytes) -> None:
-    """It comes from the network."""
+    """Peers may send any bytes."""
     with pytest.raises(ValueError, match="batch unit at byte 0"):
         decode_batch(unit)
 
 
 def test_properties_too_long_for_their_length_field_are_refused() -> None:
-    """The length would wrap."""
+    """Their length would overflow the int16 field."""
     with pytest.raises(ValueError, match="32768"):
         encode_batch([BatchUnit(0, b"", b"x" * 32_768)])

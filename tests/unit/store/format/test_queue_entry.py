@@ -18,7 +18,7 @@ from halfmq.store.format.queue_entry import (
 
 
 def test_an_entry_is_byte_for_byte_what_rocketmq_writes() -> None:
-    """A consume queue of ours must open in RocketMQ, and theirs in ours."""
+    """RocketMQ must be able to read halfmq's consume queues, and halfmq RocketMQ's."""
     on_disk = bytes.fromhex("0000000000001000 00000065 0000000000000041")
 
     assert QueueEntry(physical_offset=4096, size=101, tags_code=65).pack() == on_disk
@@ -34,7 +34,7 @@ def test_a_tags_code_keeps_its_sign() -> None:
 
 
 def test_a_delayed_entry_holds_its_due_time() -> None:
-    """The field is 64 bits wide for that."""
+    """A time in ms needs all 64 bits of the field."""
     on_disk = bytes.fromhex("0000000000001000 00000065 0000018bcfe58f8b")
 
     assert QueueEntry(4096, 101, 1_700_000_010_123).pack() == on_disk
@@ -47,7 +47,7 @@ def test_a_pre_blank_is_byte_for_byte_what_rocketmq_writes() -> None:
 
 
 def test_unwritten_space_is_no_valid_entry() -> None:
-    """Scans end there."""
+    """Scans of a queue end at the first invalid entry."""
     entries = list(unpack_entries(QueueEntry(0, 91, 0).pack() + bytes(40)))
 
     assert [entry.is_valid for entry in entries] == [True, False, False]
@@ -55,8 +55,8 @@ def test_unwritten_space_is_no_valid_entry() -> None:
     assert not QueueEntry(0, -91, 0).is_valid
 
 
-def test_a_part_of_an_entry_is_what_the_whole_entry_says() -> None:
-    """However it is read: one field of many entries, a field alone, or through numpy."""
+def test_all_ways_to_read_a_field_agree_with_the_whole_entry() -> None:
+    """One field of many entries, one field of one entry, or an array of numpy."""
     entries = [QueueEntry(1 << 40, 101, -392709271), QueueEntry(4096, 0x7FFF_FFFF, 1 << 31)]
     offsets, sizes, _ = zip(*entries, strict=True)
     content = b"".join(entry.pack() for entry in entries)

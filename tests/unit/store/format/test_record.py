@@ -32,7 +32,7 @@ from halfmq.store.format.record import (
     without_crc_tail,
 )
 
-# The record that the description of the format works out by hand.
+# The record that the description of the format encodes by hand.
 WORKED: Final = bytes.fromhex(
     "00000065 daa320a7 58932aac 00000001 00000000 0000000000000005 0000000000001000 00000000"
     "0000018bcfe56800 7f0000010000d431 0000018bcfe5687b 7f00000100002a9f 00000000"
@@ -61,13 +61,13 @@ def worked_record(**changes: object) -> Record:
 
 
 def test_a_record_is_byte_for_byte_what_rocketmq_writes() -> None:
-    """Their brokers open our log, and ours theirs."""
+    """RocketMQ must be able to read halfmq's log, and halfmq RocketMQ's."""
     assert encode_record(worked_record()) == WORKED
     assert decode_record(WORKED) == worked_record()
 
 
 def test_the_fields_of_the_worked_record_are_read() -> None:
-    """Each stands where the description says."""
+    """Each field has the position that the description gives."""
     record = decode_record(WORKED)
 
     assert record.total_size == 101
@@ -84,7 +84,7 @@ def test_the_fields_of_the_worked_record_are_read() -> None:
     [("t" * 127, MAGIC_V1), ("t" * 128, MAGIC_V2), ("%RETRY%" + "g" * 248, MAGIC_V2)],
 )
 def test_a_long_topic_makes_a_version_2_record(topic: str, magic: int) -> None:
-    """Version 1 has a signed byte for the length; RocketMQ switches where we do."""
+    """Version 1 has a signed byte for the length; RocketMQ switches at the same length."""
     record = new_record(
         topic=topic,
         queue_id=0,
@@ -113,7 +113,7 @@ def test_a_long_topic_makes_a_version_2_record(topic: str, magic: int) -> None:
 def test_every_mix_of_hosts_has_its_layout(
     born_host: bytes, store_host: bytes, flag: int, size: int
 ) -> None:
-    """The flags say how wide the hosts are, and what follows them shifts."""
+    """The flags give the width of the hosts, which shifts the fields after them."""
     record = new_record(
         topic="",
         queue_id=0,
@@ -123,7 +123,7 @@ def test_every_mix_of_hosts_has_its_layout(
         born_host=born_host,
         store_timestamp=2,
         store_host=store_host,
-        sys_flag=BORN_HOST_V6 | STORE_HOST_V6 | 0x8,  # wrong host bits are put right
+        sys_flag=BORN_HOST_V6 | STORE_HOST_V6 | 0x8,  # wrong host bits are corrected
         prepared_transaction_offset=77,
     )
 
@@ -133,14 +133,14 @@ def test_every_mix_of_hosts_has_its_layout(
 
 
 def test_the_worked_record_with_ipv6_hosts_has_125_bytes() -> None:
-    """As the description says."""
+    """The size that the description gives."""
     size = record_size(2, 1, 7, born_host_size=20, store_host_size=20)
 
     assert size == 125
 
 
-def test_the_head_has_a_layout_for_the_hot_path() -> None:
-    """Fields in the order in which the engine packs them."""
+def test_the_head_with_ipv4_hosts_has_its_fields_in_the_order_of_the_file() -> None:
+    """``CommitLog.append`` packs them with this ``Struct``."""
     fields = HEAD_V4.unpack_from(WORKED)
 
     assert fields[:3] == (101, MAGIC_V1, 0x58932AAC)
@@ -148,7 +148,7 @@ def test_the_head_has_a_layout_for_the_hot_path() -> None:
 
 
 def test_any_buffer_can_be_read_at_any_position() -> None:
-    """Maps, pieces of answers and whole files are decoded without a copy in between."""
+    """Maps, parts of answers and whole files are decoded without a copy."""
     padded = b"\xff" * 13 + WORKED
     mapped = mmap.mmap(-1, len(padded))
     mapped.write(padded)
@@ -162,13 +162,13 @@ def test_any_buffer_can_be_read_at_any_position() -> None:
 
 
 def test_a_pull_answer_is_several_records_in_a_row() -> None:
-    """Without a gap, to the last byte."""
+    """They follow each other without a gap, to the last byte."""
     assert decode_records(WORKED * 3) == [worked_record()] * 3
     assert decode_records(b"") == []
 
 
 def test_a_pull_answer_that_is_cut_short_is_refused() -> None:
-    """The place is told, so that the rest can be asked for again."""
+    """The error names the position of the incomplete record."""
     with pytest.raises(CorruptRecordError) as caught:
         decode_records(WORKED + WORKED[:-1])
 
@@ -176,7 +176,7 @@ def test_a_pull_answer_that_is_cut_short_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", range(len(WORKED)))
-def test_half_a_record_is_never_taken_for_a_whole_one(size: int) -> None:
+def test_a_part_of_a_record_is_never_accepted_as_a_whole_one(size: int) -> None:
     """A crash can cut the log at any byte."""
     with pytest.raises(CorruptRecordError):
         decode_record(WORKED[:size])
@@ -184,7 +184,7 @@ def test_half_a_record_is_never_taken_for_a_whole_one(size: int) -> None:
 
 @pytest.mark.parametrize("size", range(PROPERTIES_AT))
 def test_a_record_whose_end_never_reached_the_disk_is_refused(size: int) -> None:
-    """Behind the cut stand zeros, because files are created whole."""
+    """Zeros follow the cut, because files are created with their full size."""
     torn = WORKED[:size].ljust(4096, b"\0")
 
     with pytest.raises(CorruptRecordError):
@@ -193,7 +193,7 @@ def test_a_record_whose_end_never_reached_the_disk_is_refused(size: int) -> None
 
 @pytest.mark.parametrize("size", range(PROPERTIES_AT, len(WORKED)))
 def test_only_the_crc_tail_finds_a_cut_within_the_properties(size: int) -> None:
-    """No other check covers them; RocketMQ takes such a record for whole, and so must we."""
+    """No other check covers properties; RocketMQ accepts such a record, so halfmq must too."""
     torn = WORKED[:size].ljust(len(WORKED), b"\0")
     record = worked_record(properties=with_crc_tail(b"TAGS\x01A\x02"))
     torn_with_tail = seal_crc_tail(encode_record(record))[:size].ljust(121, b"\0")
@@ -203,7 +203,7 @@ def test_only_the_crc_tail_finds_a_cut_within_the_properties(size: int) -> None:
 
 
 def test_a_body_that_does_not_match_its_crc_is_refused_unless_asked_otherwise() -> None:
-    """The setting checkCRCOnRecover may turn the check off."""
+    """The setting checkCRCOnRecover can disable the check."""
     damaged = WORKED.replace(b"hi", b"ho")
 
     with pytest.raises(CorruptRecordError, match="CRC"):
@@ -212,7 +212,7 @@ def test_a_body_that_does_not_match_its_crc_is_refused_unless_asked_otherwise() 
 
 
 def test_the_crc_of_an_empty_body_is_checked_too() -> None:
-    """It is zero, and a flipped bit in it is damage like any other."""
+    """It is zero, and a flipped bit in it is detected."""
     empty = bytearray(encode_record(worked_record(body=b"")))
     empty[8] ^= 0x40
 
@@ -220,8 +220,8 @@ def test_the_crc_of_an_empty_body_is_checked_too() -> None:
         decode_record(empty)
 
 
-def test_an_error_says_where_in_the_log_and_why() -> None:
-    """An operator finds the place, and a Spark worker can send the error home."""
+def test_an_error_names_the_offset_and_the_reason() -> None:
+    """Operators need both; a Spark worker pickles the error."""
     with pytest.raises(CorruptRecordError) as caught:
         decode_record(b"\0" * 200, 8, base=1 << 30)
 
@@ -249,8 +249,8 @@ def test_an_error_says_where_in_the_log_and_why() -> None:
         (92, b"\x00\x06", "do not add up"),
     ],
 )
-def test_a_field_that_cannot_be_is_named(position: int, value: bytes, reason: str) -> None:
-    """No length may lead outside the record, whatever it says."""
+def test_an_impossible_field_is_named(position: int, value: bytes, reason: str) -> None:
+    """No length may lead outside of the record."""
     damaged = bytearray(WORKED)
     damaged[position : position + len(value)] = value
 
@@ -259,7 +259,7 @@ def test_a_field_that_cannot_be_is_named(position: int, value: bytes, reason: st
 
 
 def test_a_blank_says_how_much_of_the_file_is_left() -> None:
-    """It is no record, and it is not damage either."""
+    """It is not a record, and not damage either."""
     assert blank(1000) == bytes.fromhex("000003e8cbd43194")
     assert PREFIX.unpack(blank(BLANK_SIZE)) == (8, MAGIC_BLANK)
     with pytest.raises(CorruptRecordError, match="a blank, which ends the file"):
@@ -279,20 +279,20 @@ def test_a_blank_says_how_much_of_the_file_is_left() -> None:
     ],
 )
 def test_what_could_not_be_read_back_is_not_written(change: dict[str, object], reason: str) -> None:
-    """The struct module would cut or pad a host without a word."""
+    """The struct module would silently cut or pad a host."""
     with pytest.raises(ValueError, match=reason):
         encode_record(worked_record(**change))
 
 
 def test_size_and_crc_are_computed_when_a_record_is_written() -> None:
-    """A changed copy of a record needs no care for them."""
+    """A caller that changes a record does not have to update them."""
     changed = worked_record(body=b"other", total_size=0, body_crc=0)
 
     assert decode_record(encode_record(changed)).body == b"other"
 
 
 def test_the_crc_tail_is_byte_for_byte_what_rocketmq_writes() -> None:
-    """The digits stand in reverse order there."""
+    """The digits are in reverse order."""
     record = worked_record(properties=with_crc_tail(b"TAGS\x01A\x02"))
     sealed = seal_crc_tail(encode_record(record))
 
@@ -303,7 +303,7 @@ def test_the_crc_tail_is_byte_for_byte_what_rocketmq_writes() -> None:
 
 
 def test_the_crc_tail_finds_every_flipped_bit_before_it() -> None:
-    """Unlike the CRC of the body, it covers head, topic and properties."""
+    """It covers head, topic and properties, which the body CRC does not."""
     record = worked_record(properties=with_crc_tail(b"TAGS\x01A\x02"))
     sealed = seal_crc_tail(encode_record(record))
 
@@ -331,7 +331,7 @@ def test_the_crc_tail_finds_every_flipped_bit_before_it() -> None:
     ],
 )
 def test_properties_get_one_fresh_crc_tail(before: bytes, kept: bytes) -> None:
-    """A delayed or returned message brings the one it had, a client's any text."""
+    """A message that is stored again has an older one, and a client may send any text."""
     tailed = with_crc_tail(before)
 
     assert tailed == kept + b"__CRC32#\x010000000000\x02"

@@ -17,7 +17,7 @@ from halfmq.store.format.topics import (
     ["T", "orders-2_a", "%RETRY%g", "a|b", "t" * 127, "%DLQ%" + "g" * 250, topics.HALF_TOPIC],
 )
 def test_a_well_formed_topic_is_not_refused(name: str) -> None:
-    """RocketMQ's clients use all of these characters."""
+    """RocketMQ's clients use all of these names."""
     assert validate_topic(name) is None
 
 
@@ -35,7 +35,7 @@ def test_a_well_formed_topic_is_not_refused(name: str) -> None:
     ],
 )
 def test_a_topic_is_refused_with_its_reason(name: str, reason: str) -> None:
-    """It becomes a directory name and a field of every record."""
+    """A topic becomes a directory name and a field of every record."""
     assert reason in str(validate_topic(name))
 
 
@@ -46,7 +46,7 @@ def test_a_group_is_refused_with_its_reason(name: str) -> None:
 
 
 def test_the_longest_group_has_a_valid_retry_topic() -> None:
-    """Otherwise it could fail to consume and have nowhere to go."""
+    """Otherwise the group could not retry messages."""
     group = "g" * 248
 
     assert validate_group(group) is None
@@ -55,7 +55,7 @@ def test_the_longest_group_has_a_valid_retry_topic() -> None:
 
 
 def test_the_brokers_own_topics_are_known() -> None:
-    """They are not deleted and not sent to."""
+    """Clients may neither delete nor write to them."""
     assert is_system_topic("RMQ_SYS_TRANS_HALF_TOPIC")
     assert is_system_topic("rmq_sys_REVIVE_LOG_DefaultCluster")
     assert is_system_topic("TBW102")

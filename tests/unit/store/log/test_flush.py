@@ -1,4 +1,4 @@
-"""Group commit: what is told to be on disk is on disk."""
+"""Group commit: records that are reported as durable are on disk."""
 
 import errno
 import threading
@@ -27,18 +27,18 @@ NEVER = 3_600_000  # ms
 
 
 class Disk:
-    """Stands for the disk: notes what is flushed, and can be slow or broken."""
+    """Records which files are flushed, and can be slow or broken."""
 
     def __init__(self) -> None:
         self.synced: list[str] = []  # names of files, in order
-        self.go_on = Event()
-        self.go_on.set()
+        self.may_continue = Event()
+        self.may_continue.set()
         self.entered = Event()
         self.broken = False
 
     def fdatasync(self, fd: int) -> None:
         self.entered.set()
-        assert self.go_on.wait(PATIENCE_S)
+        assert self.may_continue.wait(PATIENCE_S)
         if self.broken:
             raise OSError(errno.EIO, "Input/output error")
         sync_data(fd)
@@ -72,49 +72,51 @@ def open_store(
     return store
 
 
-def test_durable_is_told_after_the_flush_and_from_its_thread(tmp_path: Path, disk: Disk) -> None:
-    """A reply that is released by it finds its record on disk."""
-    told: list[tuple[int, int, int]] = []
+def test_on_durable_is_called_after_the_flush_on_its_thread(tmp_path: Path, disk: Disk) -> None:
+    """A record is on disk before the reply that it releases."""
+    reported: list[tuple[int, int, int]] = []
     store = open_store(
         tmp_path,
         disk,
-        on_durable=lambda offset: told.append((offset, len(disk.synced), get_ident())),
+        on_durable=lambda offset: reported.append((offset, len(disk.synced), get_ident())),
     )
     (done,) = store.append([draft()])
     assert store.durable_offset == 0
 
     store.request_flush()
 
-    wait_until(lambda: bool(told))
-    assert told[0][:2] == (done.end, 1)
-    assert told[0][2] != get_ident()
+    wait_until(lambda: bool(reported))
+    assert reported[0][:2] == (done.end, 1)
+    assert reported[0][2] != get_ident()
     assert store.durable_offset == done.end
     store.close()
 
 
-def test_what_comes_during_a_flush_waits_for_the_next(tmp_path: Path, disk: Disk) -> None:
-    """Only what was written when the flush began is covered by it; the rest goes as one group."""
-    told: list[int] = []
-    store = open_store(tmp_path, disk, on_durable=told.append)
-    disk.go_on.clear()
+def test_records_appended_during_a_flush_are_covered_by_the_next(
+    tmp_path: Path, disk: Disk
+) -> None:
+    """A flush covers what was written when it began; the rest shares the next one."""
+    reported: list[int] = []
+    store = open_store(tmp_path, disk, on_durable=reported.append)
+    disk.may_continue.clear()
     (first,) = store.append([draft()])
     store.request_flush()
     assert disk.entered.wait(PATIENCE_S)
     for _ in range(10):
         (last,) = store.append([draft()])
         store.request_flush()
-    assert told == []
+    assert reported == []
 
-    disk.go_on.set()
+    disk.may_continue.set()
 
-    wait_until(lambda: told[-1:] == [last.end])
+    wait_until(lambda: reported[-1:] == [last.end])
     assert len(disk.synced) == 2
     store.close()
-    assert told == [first.end, last.end]
+    assert reported == [first.end, last.end]
 
 
 def test_a_group_over_several_files_flushes_them_all(tmp_path: Path, disk: Disk) -> None:
-    """The end of the old file, every file between, and the new one."""
+    """The old file, every file in between and the new one."""
     store = open_store(tmp_path, disk)
     flush_of_first = store.append([draft(body=bytes(4000))])
     flush(store)
@@ -129,7 +131,7 @@ def test_a_group_over_several_files_flushes_them_all(tmp_path: Path, disk: Disk)
 
 
 def test_async_flush_needs_no_request(tmp_path: Path, disk: Disk) -> None:
-    """The disk follows by itself, within the interval."""
+    """Records are flushed within the interval."""
     store = open_store(tmp_path, disk, mode=FlushMode.ASYNC_FLUSH, interval_ms=1)
 
     (done,) = store.append([draft()])
@@ -138,7 +140,7 @@ def test_async_flush_needs_no_request(tmp_path: Path, disk: Disk) -> None:
     store.close()
 
 
-def test_async_flush_can_be_asked_for(tmp_path: Path, disk: Disk) -> None:
+def test_a_flush_can_be_requested_under_async_flush(tmp_path: Path, disk: Disk) -> None:
     """Decisions of transactions are made durable in every mode."""
     store = open_store(tmp_path, disk, mode=FlushMode.ASYNC_FLUSH)
 
@@ -150,7 +152,7 @@ def test_async_flush_can_be_asked_for(tmp_path: Path, disk: Disk) -> None:
 
 
 def test_nothing_new_is_not_flushed(tmp_path: Path, disk: Disk) -> None:
-    """An idle broker leaves the disk alone."""
+    """An idle broker does not write to the disk."""
     store = open_store(tmp_path, disk, interval_ms=1)
     store.append([draft()])
     flush(store)
@@ -161,8 +163,8 @@ def test_nothing_new_is_not_flushed(tmp_path: Path, disk: Disk) -> None:
     assert len(disk.synced) == 1
 
 
-def test_a_failed_flush_stops_the_store_for_good(tmp_path: Path, disk: Disk) -> None:
-    """The kernel forgets what it could not write, so a second flush would lie."""
+def test_after_a_failed_flush_the_store_refuses_appends(tmp_path: Path, disk: Disk) -> None:
+    """The kernel may drop pages that it could not write, so a second flush proves nothing."""
     failures: list[Exception] = []
     durable: list[int] = []
     store = open_store(
@@ -189,7 +191,7 @@ def test_a_failed_flush_stops_the_store_for_good(tmp_path: Path, disk: Disk) -> 
 
 
 def test_a_listener_that_fails_does_not_stop_the_flusher(tmp_path: Path, disk: Disk) -> None:
-    """Others wait for the next flush, whatever became of this one's replies."""
+    """Other senders wait for the next flush."""
 
     def on_durable(offset: int) -> None:
         raise RuntimeError("event loop is closed")
@@ -204,8 +206,8 @@ def test_a_listener_that_fails_does_not_stop_the_flusher(tmp_path: Path, disk: D
     store.close()
 
 
-def test_close_flushes_what_nobody_waited_for(tmp_path: Path, disk: Disk) -> None:
-    """An ordered stop loses nothing, not even of ASYNC_FLUSH."""
+def test_close_flushes_records_without_waiting_senders(tmp_path: Path, disk: Disk) -> None:
+    """A clean stop loses nothing, also under ASYNC_FLUSH."""
     store = open_store(tmp_path, disk, mode=FlushMode.ASYNC_FLUSH)
     store.append([draft(), draft()])
 
@@ -215,18 +217,18 @@ def test_close_flushes_what_nobody_waited_for(tmp_path: Path, disk: Disk) -> Non
     assert not (tmp_path / "abort").exists()
 
 
-def test_names_of_new_files_reach_the_disk_first(
+def test_names_of_new_files_are_flushed_first(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that is flushed but in no directory is lost by a power cut."""
+    """A power cut removes a file whose name is not on disk."""
     store = open_store(tmp_path, disk)
     synced: list[tuple[Path, int]] = []
 
-    def note(path: Path) -> None:
+    def record(path: Path) -> None:
         if threading.current_thread().name == "store-flush":
             synced.append((path, len(disk.synced)))
 
-    monkeypatch.setattr("halfmq.store.files.disk.sync_directory", note)
+    monkeypatch.setattr("halfmq.store.files.disk.sync_directory", record)
 
     store.append([draft(body=bytes(8000)) for _ in range(4)])
     flush(store)
@@ -236,8 +238,8 @@ def test_names_of_new_files_reach_the_disk_first(
     store.close()
 
 
-def test_the_checkpoint_follows(tmp_path: Path, disk: Disk) -> None:
-    """A start after a kill need not scan what is known to be on disk."""
+def test_the_checkpoint_follows_the_flushes(tmp_path: Path, disk: Disk) -> None:
+    """A start after a kill does not scan what is known to be on disk."""
     config = small_config(tmp_path / "store", flush_interval_consume_queue_ms=1)
     clock = Clock()
     store = MessageStore(config, now_ms=clock)
@@ -268,12 +270,12 @@ def test_the_checkpoint_follows(tmp_path: Path, disk: Disk) -> None:
     reopened.close()
 
 
-def test_much_that_is_not_flushed_is_flushed_before_its_time(
+def test_many_unflushed_bytes_start_a_flush_early(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that fast producers need not wait for the interval of ASYNC_FLUSH to end."""
+    """Otherwise fast producers would have to wait for the interval of ASYNC_FLUSH."""
     monkeypatch.setattr("halfmq.store.message_store.FLUSH_BYTES", 2_000)
-    monkeypatch.setattr("halfmq.store.log.commit_log.LOOK_UP_EVERY", 1_000)
+    monkeypatch.setattr("halfmq.store.log.commit_log.WAKE_EVERY", 1_000)
     flushed = Event()
     store = open_store(
         tmp_path, disk, mode=FlushMode.ASYNC_FLUSH, on_durable=lambda offset: flushed.set()

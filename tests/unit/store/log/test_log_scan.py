@@ -1,4 +1,4 @@
-"""Walking a log that is whole, damaged, torn or stale."""
+"""Scans of a log that is intact, damaged, torn or followed by stale records."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def record(offset: int, number: int = 0, body: bytes = b"x" * 300, **fields: obj
 
 
 class Log:
-    """Files of records that may be damaged before they are walked."""
+    """Files of records that may be damaged before they are scanned."""
 
     def __init__(self, directory: Path) -> None:
         self.files = MappedFileQueue(directory, FILE_SIZE)
@@ -45,14 +45,14 @@ class Log:
         self.offsets: list[int] = []
 
     def add(self, encoded: bytes | None = None, **fields: object) -> int:
-        """Append a record, behind a blank if it does not fit; return where it lies."""
+        """Append a record, after a blank if it does not fit; return its offset."""
         at = len(self.content)
-        made = encoded or record(at, len(self.offsets), **fields)  # type: ignore[arg-type]
+        encoded_record = encoded or record(at, len(self.offsets), **fields)  # type: ignore[arg-type]
         left = FILE_SIZE - at % FILE_SIZE
-        if len(made) + 8 > left:
+        if len(encoded_record) + 8 > left:
             self.content += blank(left).ljust(left, b"\0")
             return self.add(encoded, **fields)
-        self.content += made
+        self.content += encoded_record
         self.offsets.append(at)
         return at
 
@@ -60,11 +60,11 @@ class Log:
         for _ in range(count):
             self.add()
 
-    def spoil(self, offset: int, content: bytes) -> None:
+    def overwrite(self, offset: int, content: bytes) -> None:
         self.content[offset : offset + len(content)] = content
 
     def scan(self, **options: object) -> tuple[LogScan, list[int]]:
-        """Walk; return the walk and where the records lie that it found."""
+        """Scan; return the scan and the offsets of the records that it found."""
         whole = bytes(self.content).ljust(-(-len(self.content) // FILE_SIZE) * FILE_SIZE, b"\0")
         self.files.bases = list(range(0, len(whole), FILE_SIZE))
         for base in self.files.bases:
@@ -79,8 +79,8 @@ def log(tmp_path: Path) -> Log:
     return Log(tmp_path)
 
 
-def test_a_walk_goes_on_behind_every_damaged_record(log: Log) -> None:
-    """Also where the record begins or ends a file, and where its size is wrong."""
+def test_a_scan_continues_after_every_damaged_record(log: Log) -> None:
+    """Also if the record begins or ends a file, or its size is wrong."""
     log.fill(150)
     rolls = [number for number in range(1, 150) if log.offsets[number] % FILE_SIZE == 0]
     assert len(rolls) == 3
@@ -88,7 +88,7 @@ def test_a_walk_goes_on_behind_every_damaged_record(log: Log) -> None:
         damaged = Log(log.files.directory)
         damaged.content = log.content.copy()
         offset = log.offsets[number]
-        damaged.spoil(offset, bytes([0, 0, number, 1]) if number % 2 else b"\xff" * 40)
+        damaged.overwrite(offset, bytes([0, 0, number, 1]) if number % 2 else b"\xff" * 40)
 
         scan, found = damaged.scan()
 
@@ -100,11 +100,11 @@ def test_a_walk_goes_on_behind_every_damaged_record(log: Log) -> None:
 
 
 def test_a_damaged_end_of_a_file_hides_no_other_file(log: Log) -> None:
-    """Behind a blank that is none the next file goes on."""
+    """If the blank is damaged, the scan continues with the next file."""
     log.fill(60)
     last = max(offset for offset in log.offsets if offset < FILE_SIZE)
     end = last + len(record(last, log.offsets.index(last)))
-    log.spoil(end, b"\0" * 8)
+    log.overwrite(end, b"\0" * 8)
 
     scan, found = log.scan()
 
@@ -112,8 +112,8 @@ def test_a_damaged_end_of_a_file_hides_no_other_file(log: Log) -> None:
     assert [(one.offset, one.end) for one in scan.damages] == [(end, FILE_SIZE)]
 
 
-def test_what_follows_the_last_true_record_is_the_end(log: Log) -> None:
-    """No damage is told, and nothing is searched for ever."""
+def test_the_log_ends_after_the_last_valid_record(log: Log) -> None:
+    """Bytes after it are not reported as damage, and the search for a record ends."""
     log.fill(5)
     end = len(log.content)
     log.content += record(end)[:200] + b"\xda\xa3\x20\xa7" * 500
@@ -126,15 +126,15 @@ def test_what_follows_the_last_true_record_is_the_end(log: Log) -> None:
 @pytest.mark.parametrize("topic", ["T", "long-" + "t" * 140])
 @pytest.mark.parametrize("host", [HOST, HOST_V6])
 @pytest.mark.parametrize("records", [1, 2, 3])
-def test_a_size_that_leads_to_the_end_of_a_later_record_costs_no_more(
+def test_a_size_that_leads_to_the_end_of_a_later_record_loses_one_record(
     log: Log, records: int, host: bytes, topic: str
 ) -> None:
-    """A flipped bit may make a size the sum of several; the lengths say where the first ends."""
+    """A flipped bit may make a size the sum of several; the lengths give the end of the first."""
     for _ in range(9):
         log.add(topic=topic, born_host=host)
     damaged, end = log.offsets[4], log.offsets[4 + records]
-    log.spoil(damaged, (end - damaged).to_bytes(4, "big"))
-    log.spoil(damaged + 8, b"\x12\x34")  # its CRC, so that also a true size does not save it
+    log.overwrite(damaged, (end - damaged).to_bytes(4, "big"))
+    log.overwrite(damaged + 8, b"\x12\x34")  # its CRC, so that it is damaged with any size
 
     scan, found = log.scan()
 
@@ -142,16 +142,16 @@ def test_a_size_that_leads_to_the_end_of_a_later_record_costs_no_more(
     assert [(one.offset, one.end) for one in scan.damages] == [(damaged, log.offsets[5])]
 
 
-def test_records_within_a_damaged_body_are_not_believed(log: Log) -> None:
-    """A copy does not lie where it says, and a made one is not looked for behind a true size."""
+def test_records_within_a_damaged_body_are_not_accepted(log: Log) -> None:
+    """A copy holds another offset, and a body before a valid end is not searched."""
     log.fill(3)
     at = log.add(body=record(0) + record(log.offsets[2]))
     second = log.add(body=b"")
     forged = len(log.content)
     log.add(body=record(forged + 88, 9, b"forged"))
     log.fill(2)
-    for spoilt in (at, forged):
-        log.spoil(spoilt + 8, b"\x12\x34")
+    for broken in (at, forged):
+        log.overwrite(broken + 8, b"\x12\x34")
 
     scan, found = log.scan()
 
@@ -161,14 +161,14 @@ def test_records_within_a_damaged_body_are_not_believed(log: Log) -> None:
 
 
 def test_a_crc_over_the_properties_is_checked(log: Log) -> None:
-    """Where a record carries one, no bit of it changes unnoticed."""
+    """In a record that has one, every flipped bit is detected."""
     for number in range(4):
         at = len(log.content)
         properties = with_crc_tail(encode_properties({"UNIQ_KEY": f"u{number}", "TAGS": "A"}))
         log.add(seal_crc_tail(record(at, number, properties=properties)))
     size = log.offsets[1]
     whole = log.content.copy()
-    for position in (*range(size - 20), *range(size - 11, size)):  # but for the name of the CRC
+    for position in (*range(size - 20), *range(size - 11, size)):  # without the name of the CRC
         for bit in (0, 5):
             log.content = whole.copy()
             log.content[size + position] ^= 1 << bit
@@ -178,16 +178,16 @@ def test_a_crc_over_the_properties_is_checked(log: Log) -> None:
 
 @pytest.mark.parametrize("left", [bytes(512), b"\x55" * 512, b"\x55"])
 @pytest.mark.parametrize("durable", [0, 3, 8, 10])
-def test_a_log_ends_at_a_bad_record_that_may_not_have_been_on_disk(
+def test_the_log_ends_at_an_invalid_record_above_the_durable_offset(
     log: Log, durable: int, left: bytes
 ) -> None:
-    """Nobody was told of it, or of what follows; before that place, what follows is kept."""
+    """Neither it nor later records were acknowledged; below that offset later records are kept."""
     log.fill(8)
     log.add(body=b"y" * 2000)
     log.fill(8)
     lost = log.offsets[8]
     sector = -(-(lost + 100) // 512) * 512
-    log.spoil(sector, left)
+    log.overwrite(sector, left)
     mark = log.offsets[durable]
 
     scan, found = log.scan(trust=Trust(durable_offset=mark))
@@ -200,8 +200,8 @@ def test_a_log_ends_at_a_bad_record_that_may_not_have_been_on_disk(
         assert [one.offset for one in scan.damages] == [lost]
 
 
-def test_records_that_were_cut_off_stay_gone(log: Log) -> None:
-    """They are whole and lie where they say, but are older than what was written since."""
+def test_records_that_were_cut_off_do_not_reappear(log: Log) -> None:
+    """They are valid and hold their offset, but are older than what was written since."""
     log.fill(10)
     for number in range(4, 7):
         at = log.offsets[number]
@@ -218,8 +218,8 @@ def test_records_that_were_cut_off_stay_gone(log: Log) -> None:
     assert log.scan()[1] == log.offsets
 
 
-def test_one_old_record_among_fresh_ones_is_none_that_was_cut_off(log: Log) -> None:
-    """Its time is wrong, and that costs nobody anything."""
+def test_one_old_record_among_new_ones_was_not_cut_off(log: Log) -> None:
+    """Its time is wrong, which loses no record."""
     for number in range(6):
         log.add(store_timestamp=OLD if number == 3 else BORN)
 
@@ -228,11 +228,11 @@ def test_one_old_record_among_fresh_ones_is_none_that_was_cut_off(log: Log) -> N
     assert found == log.offsets
 
 
-def test_checksums_are_not_checked_where_digests_have_been(log: Log) -> None:
-    """A record that reaches behind that place is."""
+def test_checksums_are_not_checked_below_sound_end(log: Log) -> None:
+    """Digests have verified that range; a record that ends after it is checked."""
     log.fill(60)
     for number in (3, 50):
-        log.spoil(log.offsets[number] + 100, b"?")
+        log.overwrite(log.offsets[number] + 100, b"?")
 
     _, found = log.scan(sound_end=FILE_SIZE)
 

@@ -1,4 +1,4 @@
-"""A start walks the log once: the table of transactions is filled from places that it noted."""
+"""A start scans the log once: it collects the ranges of transaction records."""
 
 import random
 from pathlib import Path
@@ -38,17 +38,17 @@ KINDS: list[dict[str, Any]] = [
         (TRANS_CHECK_MAX_TIME_TOPIC, 0x0, True),
     ],
 )
-def test_what_is_about_a_transaction(topic: str, sys_flag: int, is_one: bool) -> None:
-    """Each of the six kinds of record that the table is made from."""
+def test_which_records_may_belong_to_a_transaction(topic: str, sys_flag: int, is_one: bool) -> None:
+    """The six kinds of records from which the table of transactions is filled."""
     assert is_about_transactions(topic, sys_flag) is is_one
 
 
-@pytest.mark.parametrize("places_max", [10_000, 40, 1])
-def test_after_a_kill_every_record_of_a_transaction_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places_max: int
+@pytest.mark.parametrize("ranges_max", [10_000, 40, 1])
+def test_after_a_kill_every_transaction_record_is_yielded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges_max: int
 ) -> None:
-    """From wherever the reading begins, and however many places can be noted."""
-    monkeypatch.setattr(transaction_ranges, "RANGES_MAX", places_max)
+    """From any start, and for any limit of the number of ranges."""
+    monkeypatch.setattr(transaction_ranges, "RANGES_MAX", ranges_max)
     seed = run_seed()
     print(f"seed={seed}")
     chance = random.Random(seed)
@@ -69,13 +69,15 @@ def test_after_a_kill_every_record_of_a_transaction_is_given(
         killed.open()
         expected = [one for one in wanted if one.physical_offset >= start]
         assert list(killed.reader.scan_transactions(start)) == expected
-        assert list(killed.reader.scan_transactions(0)) == wanted, "a second reading is a full one"
+        assert list(killed.reader.scan_transactions(0)) == wanted, "later scans read the whole log"
         killed.close()
     store.close()
 
 
-def test_a_start_reads_no_message_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a log with a single half message the table needs that one, and the walk has met it."""
+def test_a_start_does_not_read_messages_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a log with one half message, only that is read again."""
     store = MessageStore(small_config(tmp_path / "live"), now_ms=Clock())
     store.open()
     append_durably(store, *(draft() for _ in range(500)))
@@ -88,29 +90,29 @@ def test_a_start_reads_no_message_twice(tmp_path: Path, monkeypatch: pytest.Monk
     read: list[int] = []
     pread = disk.pread
 
-    def noted(fd: int, size: int, position: int) -> bytes:
+    def recorded(fd: int, size: int, position: int) -> bytes:
         read.append(size)
         return pread(fd, size, position)
 
-    monkeypatch.setattr(disk, "pread", noted)
+    monkeypatch.setattr(disk, "pread", recorded)
 
     assert [record.topic for record in killed.reader.scan_transactions(0)] == [HALF_TOPIC]
     assert sum(read) < 4096
     killed.close()
 
 
-def test_a_damaged_record_of_a_transaction_is_left_out_and_told(
+def test_a_damaged_transaction_record_is_skipped_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where a start does not check bodies, the table does not believe them either."""
+    """Also if a start does not check bodies."""
     store = MessageStore(small_config(tmp_path / "live"), now_ms=Clock())
     store.open()
-    spoilt, sound = append_durably(store, draft(topic=HALF_TOPIC), draft(topic=HALF_TOPIC))
+    damaged, sound = append_durably(store, draft(topic=HALF_TOPIC), draft(topic=HALF_TOPIC))
     root = crash(tmp_path / "live", tmp_path / "killed")
     store.close()
     path = next((root / "commitlog").iterdir())
     with path.open("r+b") as file:
-        file.seek(spoilt.physical_offset + 90)
+        file.seek(damaged.physical_offset + 90)
         file.write(b"?")
     killed = MessageStore(small_config(root, check_crc_on_recover=False), now_ms=Clock())
     killed.open()
@@ -118,5 +120,5 @@ def test_a_damaged_record_of_a_transaction_is_left_out_and_told(
     given = [record.physical_offset for record in killed.reader.scan_transactions(0)]
 
     assert given == [sound.physical_offset]
-    assert f"event=log_damaged offset={spoilt.physical_offset}" in caplog.text
+    assert f"event=log_damaged offset={damaged.physical_offset}" in caplog.text
     killed.close()

@@ -1,4 +1,4 @@
-"""Copying a log: the copy is a log of the same names and sizes, and holds whole records only."""
+"""Copying a log: file names and sizes are the same, and only whole records are copied."""
 
 import json
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ FILE_SIZE = 16_384
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A store that was filled and closed in order."""
+    """Return a store that was filled and closed cleanly."""
     return filled_store(tmp_path / "store", RECORDS)
 
 
@@ -42,8 +42,8 @@ def starts(root: Path) -> list[int]:
     return [one.record.physical_offset for one in dump(root) if isinstance(one, Dumped)]
 
 
-def test_a_whole_copy_is_the_log(root: Path, tmp_path: Path) -> None:
-    """File by file, byte by byte; and the source is as it was."""
+def test_a_full_copy_equals_the_log(root: Path, tmp_path: Path) -> None:
+    """Every byte of every file; the source does not change."""
     before = content_of(root)
     copied = copy_log(root, tmp_path / "copy")
 
@@ -57,16 +57,16 @@ def test_a_whole_copy_is_the_log(root: Path, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["commitlog"]
 
 
-def test_a_copy_of_full_files_has_them_unchanged(root: Path, tmp_path: Path) -> None:
-    """With the blank that ends the last of them, though more of the log follows."""
+def test_full_files_are_copied_unchanged(root: Path, tmp_path: Path) -> None:
+    """With the blank at the end of the last one, even if more of the log follows."""
     first, second, *_ = sorted((root / "commitlog").iterdir())
     copy_log(root, tmp_path / "copy", end=int(second.name))
 
     assert only(tmp_path / "copy" / "commitlog").read_bytes() == first.read_bytes()
 
 
-def test_a_copy_is_sound_and_opens(root: Path, tmp_path: Path) -> None:
-    """A broker rebuilds queues and index, and goes on."""
+def test_a_copy_is_sound_and_can_be_opened(root: Path, tmp_path: Path) -> None:
+    """A broker rebuilds queues and index, and continues."""
     copy_log(root, tmp_path / "copy")
     store = MessageStore(small_config(tmp_path / "copy"), now_ms=Clock(1 << 41))
     store.open()
@@ -81,7 +81,7 @@ def test_a_copy_is_sound_and_opens(root: Path, tmp_path: Path) -> None:
 def test_a_copy_ends_with_the_last_record_before_an_offset(
     root: Path, tmp_path: Path, number: int
 ) -> None:
-    """Wherever in a record or a file the offset lies; zeros follow."""
+    """For any offset within a record or file; zeros follow."""
     begins = starts(root)
     for end in (begins[number] - 1, begins[number], begins[number] + 1):
         target = tmp_path / f"copy-{end}"
@@ -92,12 +92,12 @@ def test_a_copy_ends_with_the_last_record_before_an_offset(
         assert records(target) == records(root)[: len(wanted)]
         last = only(target / "commitlog", -1)
         assert last.stat().st_size == FILE_SIZE
-        behind = last.read_bytes()[copied.end_offset - int(last.name) :]
-        assert not any(behind[8:]), "at most the blank of a full file"
+        rest = last.read_bytes()[copied.end_offset - int(last.name) :]
+        assert not any(rest[8:]), "at most the blank of a full file"
 
 
 def test_a_copy_begins_with_the_file_of_an_offset(root: Path, tmp_path: Path) -> None:
-    """Readers begin with the first record of a file, so files are not cut in front."""
+    """Readers begin with the first record of a file, so the start of a file is not cut."""
     copied = copy_log(root, tmp_path / "copy", start=2 * FILE_SIZE + 5, end=4 * FILE_SIZE)
 
     assert copied.first_offset == 2 * FILE_SIZE
@@ -107,8 +107,8 @@ def test_a_copy_begins_with_the_file_of_an_offset(root: Path, tmp_path: Path) ->
     assert copied.files == 2
 
 
-def test_a_copy_may_be_chosen_by_time(root: Path, tmp_path: Path) -> None:
-    """From the file that holds the first record of that time to the last one stored until then."""
+def test_the_range_of_a_copy_can_be_given_by_time(root: Path, tmp_path: Path) -> None:
+    """From the file with the first record of that time to the last record stored by then."""
     times = {
         one.record.physical_offset: one.record.store_timestamp
         for one in dump(root)
@@ -123,21 +123,21 @@ def test_a_copy_may_be_chosen_by_time(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "border", [{"end": 0}, {"start": 1 << 40}, {"end": datetime.fromtimestamp(0, UTC)},
+    "bound", [{"end": 0}, {"start": 1 << 40}, {"end": datetime.fromtimestamp(0, UTC)},
                {"start": datetime.fromtimestamp(1 << 33, UTC)}]
 )  # fmt: skip
-def test_nothing_in_the_range_is_an_error(
-    root: Path, tmp_path: Path, border: dict[str, int | datetime]
+def test_a_range_without_records_is_an_error(
+    root: Path, tmp_path: Path, bound: dict[str, int | datetime]
 ) -> None:
-    """An empty copy would be audited as clean."""
+    """An audit of an empty copy would find no anomalies."""
     with pytest.raises(UnusableFileError, match="no record in this range"):
-        copy_log(root, tmp_path / "copy", **border)  # type: ignore[arg-type]
+        copy_log(root, tmp_path / "copy", **bound)  # type: ignore[arg-type]
 
     assert not (tmp_path / "copy").exists()
 
 
-def test_what_is_being_written_is_left_out(tmp_path: Path) -> None:
-    """Of a live directory, and of one after a power cut: a torn end is no part of the copy."""
+def test_incomplete_records_are_not_copied(tmp_path: Path) -> None:
+    """Neither of a store in use nor of one after a power cut."""
     store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
     store.open()
     fill(store, RECORDS)
@@ -159,20 +159,20 @@ def test_what_is_being_written_is_left_out(tmp_path: Path) -> None:
 def test_the_source_is_flushed_first(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is in the copy must not vanish from the source by a power cut."""
+    """A power cut must not remove records from the source that the copy has."""
     flushed: list[str] = []
 
-    def note(fd: int) -> None:
+    def record(fd: int) -> None:
         flushed.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
 
-    monkeypatch.setattr(disk, "sync_data", note)
+    monkeypatch.setattr(disk, "sync_data", record)
     copy_log(root, tmp_path / "copy")
 
     assert sorted(flushed) == sorted(str(path) for path in (root / "commitlog").iterdir())
 
 
 def test_damage_is_copied_and_counted(root: Path, tmp_path: Path) -> None:
-    """A copy is evidence."""
+    """A copy serves as evidence."""
     last = only(root / "commitlog", -1)
     flip(last, 100)
     copied = copy_log(root, tmp_path / "copy")
@@ -182,8 +182,8 @@ def test_damage_is_copied_and_counted(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["copy", "copy.part"])
-def test_a_target_that_is_there_is_left_alone(root: Path, tmp_path: Path, name: str) -> None:
-    """Be it a copy, or the remains of one that was interrupted."""
+def test_an_existing_target_is_not_changed(root: Path, tmp_path: Path, name: str) -> None:
+    """Neither a copy nor the remains of an interrupted one."""
     (tmp_path / name).mkdir()
     with pytest.raises(UnusableFileError, match="there already"):
         copy_log(root, tmp_path / "copy")
@@ -191,10 +191,10 @@ def test_a_target_that_is_there_is_left_alone(root: Path, tmp_path: Path, name: 
     assert list((tmp_path / name).iterdir()) == []
 
 
-def test_a_copy_that_fails_leaves_nothing(
+def test_a_failed_copy_leaves_nothing(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a copy must not pass for a short log."""
+    """An incomplete copy must not be mistaken for a short log."""
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -206,10 +206,10 @@ def test_a_copy_that_fails_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_a_file_deleted_meanwhile_is_told(
+def test_a_file_deleted_during_the_copy_is_an_error(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Retention goes on while we copy; what it takes cannot be copied."""
+    """Retention may delete files while they are copied."""
     first = only(root / "commitlog")
 
     def retention(done: int, _: int) -> None:
@@ -222,8 +222,8 @@ def test_a_file_deleted_meanwhile_is_told(
     assert not (tmp_path / "copy").exists()
 
 
-def test_queues_and_tables_come_along_when_asked_for(root: Path, tmp_path: Path) -> None:
-    """The queues end where the copied log does; nothing has to be rebuilt."""
+def test_queues_and_tables_can_be_copied(root: Path, tmp_path: Path) -> None:
+    """The queues end with the copied log, so nothing has to be rebuilt."""
     (root / "config").mkdir()
     save_table(root / "config" / "topics.json", {"topicConfigTable": {}})
     end = starts(root)[150]
@@ -234,8 +234,8 @@ def test_queues_and_tables_come_along_when_asked_for(root: Path, tmp_path: Path)
     assert (report.records, report.queue_entries, report.tables) == (150, 150, 1)
 
 
-def test_queue_files_before_the_copied_log_are_left_out(root: Path, tmp_path: Path) -> None:
-    """As retention would have left it."""
+def test_queue_files_before_the_copied_log_are_not_copied(root: Path, tmp_path: Path) -> None:
+    """The copy equals a store whose older files were deleted by age."""
     copy_log(root, tmp_path / "copy", start=5 * FILE_SIZE, with_queues=True)
     queue = Path("consumequeue") / "orders" / "0"
     report = verify(tmp_path / "copy")
@@ -245,10 +245,10 @@ def test_queue_files_before_the_copied_log_are_left_out(root: Path, tmp_path: Pa
     assert len(list((tmp_path / "copy" / queue).iterdir())) < len(list((root / queue).iterdir()))
 
 
-def test_the_command_tells_what_was_copied(
+def test_the_command_prints_what_was_copied(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In words and for programs; a refusal is exit code 2."""
+    """As text and as JSON; a refusal has exit code 2."""
     words = ["store", "copy", str(root)]
     assert main([*words, str(tmp_path / "a"), "--from", "0", "--to", "2100-01-01T00:00"]) == 0
     assert "copied" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Dumping a log: every record a line, damage named, nothing written."""
+"""Dumping a log: one line per record or damaged range; nothing is written."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ RECORDS = 120
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A store that was filled and closed in order."""
+    """Return a store that was filled and closed cleanly."""
     return filled_store(tmp_path / "store", RECORDS)
 
 
@@ -39,7 +39,7 @@ def offsets(found: list[Dumped | Damage]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_golden_log_is_dumped_as_its_broker_tells_it(name: str, tmp_path: Path) -> None:
+def test_the_dump_of_a_golden_log_matches_its_brokers_answers(name: str, tmp_path: Path) -> None:
     """Field by field, for every message that the broker served."""
     store = unpack(name, tmp_path)
     found = {
@@ -66,10 +66,10 @@ def test_a_golden_log_is_dumped_as_its_broker_tells_it(name: str, tmp_path: Path
             assert line[ours] == message[theirs], ours
 
 
-def test_a_line_has_what_the_record_says(
+def test_a_line_has_the_fields_of_the_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The keys are a promise; a body only when asked for."""
+    """The keys are stable; the body is printed only with ``--bodies``."""
     store = MessageStore(small_config(tmp_path, append_property_crc=True), now_ms=Clock())
     store.open()
     properties = {"KEYS": "a b", "TAGS": "t", "UNIQ_KEY": "u"}
@@ -92,7 +92,7 @@ def test_a_line_has_what_the_record_says(
 
 
 def test_a_range_holds_the_records_that_begin_in_it(root: Path) -> None:
-    """From an offset inside a record to one before another; wherever files end."""
+    """For offsets within records, across any number of files."""
     everything = offsets(list(dump(root)))
     assert len(everything) == RECORDS + 1
 
@@ -103,8 +103,8 @@ def test_a_range_holds_the_records_that_begin_in_it(root: Path) -> None:
             assert offsets(list(dump(root, start=start, end=end))) == expected
 
 
-def test_a_topic_is_picked(root: Path) -> None:
-    """The others are not even decoded."""
+def test_a_dump_can_be_limited_to_a_topic(root: Path) -> None:
+    """Records of other topics are not decoded."""
     (found,) = dump(root, topic="events")
 
     assert isinstance(found, Dumped)
@@ -112,10 +112,10 @@ def test_a_topic_is_picked(root: Path) -> None:
     assert list(dump(root, topic="event")) == []
 
 
-def test_a_record_whose_body_is_damaged_is_shown_as_such(
+def test_a_record_with_a_damaged_body_is_marked(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It may be what the operator is looking for."""
+    """An operator may be looking for it."""
     flip(only(root / "commitlog"), 100)
     first, *others = lines(capsys, str(root))
 
@@ -126,10 +126,10 @@ def test_a_record_whose_body_is_damaged_is_shown_as_such(
     assert "CRC WRONG" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_what_is_no_record_is_named_in_its_place(
+def test_a_damaged_range_is_a_line_of_its_own(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With its size and the reason, and the dump goes on behind it."""
+    """With size and reason; the dump continues after it."""
     flip(only(root / "commitlog"), 0, bit=1)
     first, second, *_ = lines(capsys, str(root))
 
@@ -140,7 +140,7 @@ def test_what_is_no_record_is_named_in_its_place(
 
 
 def test_a_lost_record_is_marked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a start puts in the place of a damaged record is no message of anybody."""
+    """A filler that a start wrote in place of a damaged record is not a message."""
     flip(only(root / "commitlog"), 100)
     flip(only(root / "commitlog"), 200)
     (root / "abort").write_text("1")
@@ -153,22 +153,22 @@ def test_a_lost_record_is_marked(root: Path, capsys: pytest.CaptureFixture[str])
     assert sum(not line["lost"] for line in found) == RECORDS
 
 
-def test_an_open_store_is_dumped_and_not_touched(
+def test_a_store_in_use_is_dumped_without_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even its lock. What the store's own helper does to its files meanwhile does not count."""
+    """Only log files are opened, for reading; other threads belong to the store."""
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     fill(store, RECORDS)
     opened: list[tuple[Path, int]] = []
     this_thread, open_file = threading.get_ident(), disk.open_file
 
-    def noted(path: Path, flags: int, mode: int = disk.MODE) -> int:
+    def recorded(path: Path, flags: int, mode: int = disk.MODE) -> int:
         if threading.get_ident() == this_thread:
             opened.append((path, flags & os.O_ACCMODE))
         return open_file(path, flags, mode)
 
-    monkeypatch.setattr(disk, "open_file", noted)
+    monkeypatch.setattr(disk, "open_file", recorded)
 
     assert len(list(dump(tmp_path))) == RECORDS + 1
     assert opened
@@ -177,10 +177,10 @@ def test_an_open_store_is_dumped_and_not_touched(
     store.close()
 
 
-def test_what_senders_choose_does_not_steer_the_terminal(
+def test_text_of_senders_cannot_control_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A key may hold any character."""
+    """A key may contain any character."""
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     append_durably(store, draft(properties={"KEYS": "\x1b[2J\n"}))
@@ -193,8 +193,8 @@ def test_what_senders_choose_does_not_steer_the_terminal(
 
 
 @pytest.mark.parametrize("words", [["--from", "x"], ["--to", "-1"], ["--from", "1.5"]])
-def test_a_wrong_offset_is_a_wrong_use(root: Path, words: list[str]) -> None:
-    """Exit code 2, as everywhere."""
+def test_an_invalid_offset_is_a_usage_error(root: Path, words: list[str]) -> None:
+    """Exit code 2."""
     with pytest.raises(SystemExit) as stopped:
         main(["store", "dump", str(root), *words])
 

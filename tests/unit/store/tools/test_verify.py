@@ -1,9 +1,10 @@
-"""Verifying a store's directory: what is sound passes, what is damaged is named with its place."""
+"""Verifying a store: intact files pass, and damage is reported with its position."""
 
 import json
-import os
 import random
 import shutil
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -36,17 +37,17 @@ RECORDS = 200
 SLOTS = 100
 
 DAMAGED_STATES = {
-    # name → what is damaged in it; notes are not asked for
+    # name → damage found in it; without notes
     "clean-cq-short": {"entry_missing": 5},
     "plain-badcrc": {"record_damaged": 1},
     "plain-cq-short": {"entry_missing": 18},  # those after the checkpoint are notes
-    "stale-cq": {"entry_without_record": 7},  # RocketMQ brought them back
+    "stale-cq": {"entry_without_record": 7},  # RocketMQ restored them
 }
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A store that was filled and closed in order."""
+    """Return a store that was filled and closed cleanly."""
     return filled_store(tmp_path / "store", RECORDS)
 
 
@@ -57,8 +58,8 @@ def kinds(report: VerifyReport) -> dict[str, int]:
 # -- sound stores --------------------------------------------------------------------------------
 
 
-def test_a_store_that_was_closed_is_sound(root: Path) -> None:
-    """Everything is counted, and nothing is found, not even a note."""
+def test_a_cleanly_closed_store_is_sound(root: Path) -> None:
+    """Everything is counted, and there are no findings, not even notes."""
     report = verify(root)
 
     assert (report.sound, report.state) == (True, StoreState.CLOSED)
@@ -70,21 +71,21 @@ def test_a_store_that_was_closed_is_sound(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_stores_are_judged_by_what_was_done_to_them(name: str, tmp_path: Path) -> None:
-    """What RocketMQ closed is sound; what was damaged by hand, or by RocketMQ itself, is named."""
+def test_damage_of_golden_stores_is_found(name: str, tmp_path: Path) -> None:
+    """Stores that RocketMQ closed are sound; damage by hand or by RocketMQ is reported."""
     report = verify(unpack(name, tmp_path).root)
 
     assert kinds(report) == DAMAGED_STATES.get(name, {})
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_stores_are_sound_once_we_have_opened_them(name: str, tmp_path: Path) -> None:
-    """In whatever state RocketMQ left them; what was lost already is told as a note."""
+def test_golden_stores_are_sound_after_halfmq_has_opened_them(name: str, tmp_path: Path) -> None:
+    """For every state in which RocketMQ left them; records lost before are notes."""
     golden = unpack(name, tmp_path)
     newest = max(int(message["storeTimestamp"]) for message in golden.messages)
     store = MessageStore(golden_config(golden), now_ms=Clock(newest))
     store.open()
-    append_durably(store, draft("again", body=b"goes on", properties={"KEYS": "k"}))
+    append_durably(store, draft("again", body=b"more", properties={"KEYS": "k"}))
     store.close()
     report = verify(golden.root)
 
@@ -94,7 +95,7 @@ def test_golden_stores_are_sound_once_we_have_opened_them(name: str, tmp_path: P
 
 
 def test_nothing_is_written(root: Path) -> None:
-    """Neither a byte nor a date, and no lock file appears."""
+    """No byte and no date changes, and no lock file is created."""
     (root / "lock").unlink()
     before = content_of(root)
     verify(root)
@@ -103,10 +104,10 @@ def test_nothing_is_written(root: Path) -> None:
 
 
 @pytest.mark.parametrize("records", [1, 20, RECORDS])
-def test_an_open_store_is_verified_and_stays_open(records: int, tmp_path: Path) -> None:
-    """The broker keeps its lock and goes on; what it writes meanwhile is no damage.
+def test_a_store_in_use_can_be_verified(records: int, tmp_path: Path) -> None:
+    """The broker keeps its lock and continues; what it is writing is not damage.
 
-    With few keys, the last one's record, which may be about to get more, is in sight at once.
+    With few records, the last one, which may get more keys, is in the first chunk.
     """
     store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
     store.open()
@@ -122,29 +123,35 @@ def test_an_open_store_is_verified_and_stays_open(records: int, tmp_path: Path) 
     assert verify(tmp_path / "store").records == records + 2
 
 
-def test_the_lock_is_asked_for_and_not_taken(tmp_path: Path) -> None:
-    """Neither by the process that holds it, whose lock would be gone, nor by another."""
+def test_the_lock_is_tested_and_not_taken(tmp_path: Path) -> None:
+    """Neither by the process that holds it, which would release it, nor by another."""
     assert not is_held(tmp_path)
     lock = DirectoryLock(tmp_path)
     lock.acquire(0)
     assert is_held(tmp_path)
-    reader, writer = os.pipe()
-    if not os.fork():  # another process, for which the kernel answers
-        from halfmq.store.files import directory_lock as module  # noqa: PLC0415
-
-        module._held.clear()  # as in a process that was not forked from the holder
-        os.write(writer, b"%d" % is_held(tmp_path))
-        os._exit(0)
-    os.wait()
-    assert os.read(reader, 1) == b"1"
+    assert is_held_by_other_process(tmp_path)
+    assert is_held_by_other_process(tmp_path), "the first test did not release it"
     lock.release()
     assert not is_held(tmp_path)
-    for end in (reader, writer):
-        os.close(end)
+    assert not is_held_by_other_process(tmp_path)
 
 
-def test_what_the_next_start_puts_right_is_no_damage(tmp_path: Path) -> None:
-    """After a kill the queues may lag; they are derived from the log again."""
+def is_held_by_other_process(root: Path) -> bool:
+    """Return ``is_held`` as another process sees it."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from halfmq.store.files.directory_lock import is_held\n"
+        "print(is_held(Path(sys.argv[1])))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=True
+    )
+    return done.stdout == "True\n"
+
+
+def test_what_the_next_start_repairs_is_not_damage(tmp_path: Path) -> None:
+    """After a kill queues may lack entries, which are derived from the log."""
     store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
     store.open()
     fill(store, RECORDS)
@@ -158,8 +165,8 @@ def test_what_the_next_start_puts_right_is_no_damage(tmp_path: Path) -> None:
     assert report.findings.note_counts["entry_missing"] > 0
 
 
-def test_a_bare_log_is_sound(root: Path) -> None:
-    """Queues and index are derived from it when there are none, as in a copy."""
+def test_a_log_alone_is_sound(root: Path) -> None:
+    """As in a copy: a start derives queues and index from it."""
     shutil.rmtree(root / "consumequeue")
     shutil.rmtree(root / "index")
     report = verify(root)
@@ -171,8 +178,8 @@ def test_a_bare_log_is_sound(root: Path) -> None:
 # -- damaged stores ------------------------------------------------------------------------------
 
 
-def test_a_damaged_body_is_named_and_the_rest_is_read(root: Path) -> None:
-    """One record is damaged; those behind it are checked all the same."""
+def test_a_damaged_body_is_reported_and_the_rest_is_checked(root: Path) -> None:
+    """One record is damaged; later ones are checked as well."""
     path = only(root / "commitlog")
     flip(path, 100)
     report = verify(root)
@@ -182,15 +189,15 @@ def test_a_damaged_body_is_named_and_the_rest_is_read(root: Path) -> None:
     assert (finding.file, finding.position, finding.offset) == (f"commitlog/{path.name}", 0, 0)
     assert "CRC" in finding.detail
     assert report.records == RECORDS
-    # Its queue entry is no damage of its own.
+    # Its queue entry is not a second damage.
     assert set(report.findings.note_counts) == {"entry_of_damaged_record"}
 
 
 @pytest.mark.parametrize(
     ("position", "what"), [(0, "size"), (4, "magic"), (28, "physical offset"), (87, "body length")]
 )
-def test_a_damaged_head_costs_its_record_only(root: Path, position: int, what: str) -> None:
-    """Where the next one begins is found without the size."""
+def test_a_damaged_head_loses_one_record(root: Path, position: int, what: str) -> None:
+    """The begin of the next record is found without the size."""
     flip(only(root / "commitlog"), position, bit=1)
     report = verify(root)
 
@@ -199,8 +206,8 @@ def test_a_damaged_head_costs_its_record_only(root: Path, position: int, what: s
 
 
 @pytest.mark.parametrize("bit", [0, 9, 17, 33, 45, 60, 61, 62, 63])
-def test_a_wrong_queue_offset_is_found_whichever_bit_it_is(root: Path, bit: int) -> None:
-    """Also one so high that the queue in between could never be read."""
+def test_every_flipped_bit_of_a_queue_offset_is_found(root: Path, bit: int) -> None:
+    """Also one that makes it too high for the queue to be read up to there."""
     path, position = only(root / "commitlog"), 0
     content = path.read_bytes()
     for _ in range(20):
@@ -214,8 +221,8 @@ def test_a_wrong_queue_offset_is_found_whichever_bit_it_is(root: Path, bit: int)
     assert report.records == RECORDS + 1
 
 
-def test_a_damaged_record_that_a_start_has_found_is_a_note(root: Path) -> None:
-    """Its place is kept by a filler, so that nothing behind it moves; it is lost all the same."""
+def test_a_record_that_a_start_replaced_with_a_filler_is_a_note(root: Path) -> None:
+    """The filler keeps its position; the record is lost."""
     flip(only(root / "commitlog"), 100)
     flip(only(root / "commitlog"), 200)
     (root / "abort").write_text("1")
@@ -229,8 +236,8 @@ def test_a_damaged_record_that_a_start_has_found_is_a_note(root: Path) -> None:
     assert report.queue_entries == RECORDS + 1
 
 
-def test_a_lost_end_is_damage_when_the_store_was_closed(root: Path) -> None:
-    """An ordered stop notes where the log ends; nothing in what is left says that more is gone."""
+def test_a_lost_end_of_a_closed_store_is_damage(root: Path) -> None:
+    """A clean stop stores the end of the log; the rest of the log does not show the loss."""
     end = verify(root).log_end
     last = only(root / "commitlog", -1)
     content = last.read_bytes()
@@ -242,8 +249,8 @@ def test_a_lost_end_is_damage_when_the_store_was_closed(root: Path) -> None:
     assert kinds(report) == {"record_damaged": 1}
 
 
-def test_a_missing_segment_is_named(root: Path) -> None:
-    """Queue entries of its records are no damage of their own."""
+def test_a_missing_log_file_is_reported(root: Path) -> None:
+    """Queue entries of its records are not further damage."""
     path = only(root / "commitlog", 1)
     path.unlink()
     report = verify(root)
@@ -252,8 +259,8 @@ def test_a_missing_segment_is_named(root: Path) -> None:
     assert report.findings.damage[0].file == f"commitlog/{path.name}"
 
 
-def test_a_blank_that_is_none_is_damage(root: Path) -> None:
-    """It hides nothing here, but RocketMQ would end the log at it."""
+def test_a_damaged_blank_is_damage(root: Path) -> None:
+    """Halfmq loses no record by it, but RocketMQ would end the log there."""
     path = only(root / "commitlog")
     content = path.read_bytes()
     flip(path, content.rindex(bytes.fromhex("cbd43194")), bit=3)
@@ -261,15 +268,15 @@ def test_a_blank_that_is_none_is_damage(root: Path) -> None:
     assert kinds(verify(root)) == {"record_damaged": 1}
 
 
-def test_a_strange_file_in_the_log_is_named(root: Path) -> None:
-    """No broker would start."""
+def test_an_unknown_file_in_the_log_directory_is_reported(root: Path) -> None:
+    """A broker would not start."""
     (root / "commitlog" / "notes.txt").write_text("x")
 
     assert kinds(verify(root)) == {"file_unusable": 1}
 
 
-def test_a_wrong_entry_is_named_by_its_queue_offset(root: Path) -> None:
-    """With what stands there and what should."""
+def test_a_wrong_entry_is_reported_with_its_queue_offset(root: Path) -> None:
+    """With the entry found and the entry expected."""
     path = only(root / "consumequeue" / "orders" / "1")
     flip(path, 3 * 20 + 7)
     report = verify(root)
@@ -281,26 +288,26 @@ def test_a_wrong_entry_is_named_by_its_queue_offset(root: Path) -> None:
 
 
 @pytest.mark.parametrize("bit", range(64))
-def test_a_wrong_tags_code_is_found_whichever_bit_it_is(root: Path, bit: int) -> None:
-    """With its sign flipped it looks like one of RocketMQ's addresses, but leads nowhere."""
+def test_every_flipped_bit_of_a_tags_code_is_found(root: Path, bit: int) -> None:
+    """With its sign flipped it looks like an address in RocketMQ's extension."""
     path = only(root / "consumequeue" / "orders" / "1")
     flip(path, 3 * 20 + 19 - bit // 8, bit % 8)
 
     assert kinds(verify(root)) == {"entry_wrong": 1}
 
 
-def test_a_tags_code_may_stand_in_an_extension(root: Path) -> None:
-    """RocketMQ's ``enableConsumeQueueExt``; what stands there must be the code."""
+def test_a_tags_code_may_be_in_an_extension(root: Path) -> None:
+    """With RocketMQ's ``enableConsumeQueueExt``; the code there must be right."""
     path = only(root / "consumequeue" / "orders" / "1")
     extend(root, path, 3)
-    assert kinds(verify(root)).keys() <= {"bytes_changed"}  # we have closed it without one
+    assert kinds(verify(root)).keys() <= {"bytes_changed"}  # it was closed without one
 
     flip(only(root / "consumequeue_ext" / "orders" / "1"), 20 + 9)
     assert kinds(verify(root))["entry_wrong"] == 1
 
 
-def test_missing_entries_are_one_finding(root: Path) -> None:
-    """A whole file of them is not a line each."""
+def test_consecutive_missing_entries_are_one_finding(root: Path) -> None:
+    """A missing file is not reported entry by entry."""
     only(root / "consumequeue" / "orders" / "1").unlink()
     report = verify(root)
 
@@ -309,8 +316,8 @@ def test_missing_entries_are_one_finding(root: Path) -> None:
     assert (finding.position, finding.count) == (0, 50)
 
 
-def test_an_entry_too_many_is_named(root: Path) -> None:
-    """RocketMQ serves what it points at."""
+def test_an_entry_without_a_record_is_reported(root: Path) -> None:
+    """RocketMQ would serve the record that it refers to."""
     queue = only(root / "consumequeue" / "events" / "0")
     content = queue.read_bytes()
     queue.write_bytes((content[:20] * 2).ljust(len(content), b"\0"))
@@ -318,8 +325,8 @@ def test_an_entry_too_many_is_named(root: Path) -> None:
     assert kinds(verify(root)) == {"entry_without_record": 1}
 
 
-def test_a_wrong_due_time_is_found_whatever_the_levels_are(tmp_path: Path) -> None:
-    """A due time is the store time and whole seconds; no flipped bit leaves that so."""
+def test_a_wrong_due_time_is_found_for_any_delay_levels(tmp_path: Path) -> None:
+    """A due time is the store time plus whole seconds, which no flipped bit keeps."""
     levels = (7000, 11_000)
     config = small_config(tmp_path, delay_levels_ms=levels)
     store = MessageStore(config, now_ms=Clock())
@@ -340,13 +347,13 @@ def test_a_wrong_due_time_is_found_whatever_the_levels_are(tmp_path: Path) -> No
 
 
 def index_damage(root: Path) -> list[tuple[str, str, int | None]]:
-    """Return kind, file and position of what is found in the index."""
+    """Return kind, file and position of the damage in the index."""
     found = verify(root).findings.damage
     return [(one.kind, one.file, one.position) for one in found if one.file.startswith("index/")]
 
 
-def test_every_byte_of_an_index_counts(root: Path) -> None:
-    """Of header, slots and items, as far as they are used: the digest names the flipped bit."""
+def test_every_flipped_bit_of_an_index_is_found(root: Path) -> None:
+    """In header, slots and used items; the digest identifies the bit."""
     path = only(root / "index")
     sound = path.read_bytes()
     used = item_position(unpack_header(sound).next_item, SLOTS)
@@ -358,8 +365,8 @@ def test_every_byte_of_an_index_counts(root: Path) -> None:
         path.write_bytes(sound)
 
 
-def test_more_than_a_flipped_bit_of_an_index_is_found_by_its_block(root: Path) -> None:
-    """What it was cannot be said any more."""
+def test_several_flipped_bits_of_an_index_are_reported_with_their_block(root: Path) -> None:
+    """A digest identifies a single bit only."""
     path = only(root / "index")
     flip(path, 41)
     flip(path, 57)
@@ -368,7 +375,7 @@ def test_more_than_a_flipped_bit_of_an_index_is_found_by_its_block(root: Path) -
 
 
 def test_an_index_without_digests_is_not_verified(root: Path) -> None:
-    """As RocketMQ writes it. Delete it if in doubt: the next start makes another."""
+    """RocketMQ writes no digests; a deleted index is rebuilt by the next start."""
     size = verify(root).index_digested
     shutil.rmtree(root / "digests" / "index")
     flip(only(root / "index"), 45)
@@ -379,10 +386,10 @@ def test_an_index_without_digests_is_not_verified(root: Path) -> None:
     assert report.index_items > 0
 
 
-def test_an_index_that_another_broker_went_on_with_is_not_verified(root: Path) -> None:
-    """RocketMQ writes on in the newest file, and knows nothing of our digests."""
+def test_an_index_that_another_broker_has_written_is_not_verified(root: Path) -> None:
+    """RocketMQ continues the newest file and does not update digests."""
     with (root / "checkpoint").open("r+b") as file:
-        file.write((5).to_bytes(8, "big"))  # it leaves times of its own
+        file.write((5).to_bytes(8, "big"))  # RocketMQ writes other times
     flip(only(root / "index"), 45)
 
     assert index_damage(root) == []
@@ -391,7 +398,7 @@ def test_an_index_that_another_broker_went_on_with_is_not_verified(root: Path) -
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\0" * 50])
 @pytest.mark.parametrize("name", ["topics.json", "consumerOffset.json.bak"])
 def test_a_table_that_cannot_be_read_is_damage(root: Path, name: str, content: bytes) -> None:
-    """Its backup is one too: it is what a start would fall back to."""
+    """Also a backup, because a start may need it."""
     (root / "config").mkdir()
     save_table(root / "config" / name.removesuffix(".bak"), {"offsetTable": {}})
     (root / "config" / name).write_bytes(content)
@@ -414,15 +421,15 @@ def test_a_table_that_cannot_be_read_is_damage(root: Path, name: str, content: b
 def test_a_table_with_impossible_values_is_damage(
     root: Path, name: str, table: dict[str, Any]
 ) -> None:
-    """It can be read, and yet nobody wrote this."""
+    """It can be read, but no broker writes such values."""
     (root / "config").mkdir()
     save_table(root / "config" / name, table)
 
     assert kinds(verify(root)) == {"table_wrong": 1}
 
 
-def test_an_offset_behind_its_queue_is_damage(root: Path) -> None:
-    """What is sent there next would never be consumed."""
+def test_a_consumer_offset_after_the_end_of_its_queue_is_damage(root: Path) -> None:
+    """The next messages would not be consumed."""
     (root / "config").mkdir()
     save_table(
         root / "config" / "consumerOffset.json",
@@ -432,8 +439,8 @@ def test_an_offset_behind_its_queue_is_damage(root: Path) -> None:
     assert kinds(verify(root)) == {"offset_ahead": 1}
 
 
-def test_only_a_backup_left_is_a_note(root: Path) -> None:
-    """The next start takes it."""
+def test_a_table_with_only_a_backup_is_a_note(root: Path) -> None:
+    """The next start uses the backup."""
     (root / "config").mkdir()
     save_table(root / "config" / "topics.json", {"topicConfigTable": {}})
     (root / "config" / "topics.json").rename(root / "config" / "topics.json.bak")
@@ -451,8 +458,8 @@ def snapshot(root: Path, log_end: int, anchor: int, anchor_crc: int) -> Path:
     return path
 
 
-def test_a_snapshot_is_checked_against_itself_and_the_log(root: Path) -> None:
-    """By its checksum, the end of the log, and one record of it."""
+def test_a_snapshot_is_checked(root: Path) -> None:
+    """Its checksum, the end of the log and one record of the log must match."""
     with (root / "commitlog" / f"{0:020}").open("rb") as file:
         size = int.from_bytes(file.read(4), "big")
         file.seek(0)
@@ -472,7 +479,7 @@ def test_a_snapshot_is_checked_against_itself_and_the_log(root: Path) -> None:
     assert kinds(verify(root)) == {"snapshot_wrong": 1}
 
 
-def spoil_note(root: Path) -> None:
+def damage_note(root: Path) -> None:
     flip(root / "checkpoint", 70)
 
 
@@ -485,9 +492,9 @@ def cut(root: Path) -> None:
     (root / "checkpoint").write_bytes(b"\0" * 100)
 
 
-@pytest.mark.parametrize("damage", [spoil_note, set_timestamp, cut])
+@pytest.mark.parametrize("damage", [damage_note, set_timestamp, cut])
 def test_a_wrong_checkpoint_is_damage(root: Path, damage: Callable[[Path], None]) -> None:
-    """It decides where a recovery begins."""
+    """A recovery begins at an offset that the checkpoint gives."""
     damage(root)
 
     assert "checkpoint_wrong" in kinds(verify(root))
@@ -496,8 +503,8 @@ def test_a_wrong_checkpoint_is_damage(root: Path, damage: Callable[[Path], None]
 # -- the command ---------------------------------------------------------------------------------
 
 
-def test_the_exit_code_tells(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """0 sound, 1 damaged, 2 not readable; people read one line per finding."""
+def test_the_exit_code_gives_the_result(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 sound, 1 damaged, 2 not readable; each finding is one line."""
     assert main(["store", "verify", str(root)]) == 0
     assert "sound" in capsys.readouterr().out
 
@@ -511,10 +518,10 @@ def test_the_exit_code_tells(root: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "no store" in capsys.readouterr().err
 
 
-def test_programs_get_kinds_places_and_counts(
+def test_the_json_report_has_kinds_positions_and_counts(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The keys are a promise."""
+    """The keys are stable."""
     flip(only(root / "commitlog"), 100)
     assert main(["store", "verify", str(root), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
@@ -528,7 +535,7 @@ def test_programs_get_kinds_places_and_counts(
     }
 
 
-def test_without_a_log_there_is_nothing_to_verify(tmp_path: Path) -> None:
+def test_a_directory_without_a_log_is_an_error(tmp_path: Path) -> None:
     """An empty directory is not a sound store."""
     with pytest.raises(UnusableFileError, match="no store"):
         verify(tmp_path)

@@ -16,7 +16,8 @@ from halfmq.remoting.admin_headers import (
 from halfmq.remoting.bodies import decode_route, decode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.headers import GetRouteInfoRequestHeader, response_header
+from halfmq.remoting.header_tables import response_header
+from halfmq.remoting.headers import GetRouteInfoRequestHeader
 from tests.support.broker_doubles import ext
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed

@@ -21,11 +21,11 @@ from halfmq.remoting.codes import INT64_MAX, LanguageCode, RequestCode, Response
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import texts_of
 from halfmq.remoting.fastjson import parse
+from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import (
     PullMessageRequestHeader,
     PullMessageResponseHeader,
     UpdateConsumerOffsetRequestHeader,
-    response_header,
 )
 from tests.support.peers import START_MS, Peer
 from tests.support.race_windows import Rig, windowed

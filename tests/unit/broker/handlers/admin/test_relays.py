@@ -16,7 +16,8 @@ from halfmq.remoting.bodies import QueueKey, encode_consumer_status
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.ext_fields import texts_of
 from halfmq.remoting.fastjson import parse
-from halfmq.remoting.headers import SendMessageResponseHeader, response_header
+from halfmq.remoting.header_tables import response_header
+from halfmq.remoting.headers import SendMessageResponseHeader
 from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.store.format.record import decode_record
 from tests.support.peers import Peer, until

@@ -17,13 +17,13 @@ from halfmq.remoting.admin_headers import (
 from halfmq.remoting.bodies import decode_topic_list, decode_topic_stats
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import (
     GetMinOffsetRequestHeader,
     GetMinOffsetResponseHeader,
     GetRouteInfoRequestHeader,
     QueryConsumerOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
-    response_header,
 )
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed

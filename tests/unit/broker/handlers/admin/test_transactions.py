@@ -25,7 +25,8 @@ from halfmq.broker.transaction.pending_view import Page, PendingView
 from halfmq.remoting.bodies import decode_table
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader, response_header
+from halfmq.remoting.header_tables import response_header
+from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
 from halfmq.remoting.transaction_bodies import TransactionInfo, decode_transactions
 from halfmq.remoting.transaction_headers import (
     DecideTransactionRequestHeader,

@@ -14,11 +14,11 @@ from halfmq.remoting.bodies import HeartbeatData, ProducerData
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import (
     ReplyMessageRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
-    response_header,
 )
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.properties import decode_properties, encode_properties

@@ -9,7 +9,7 @@ from halfmq.broker.net.connection import ClientConnection
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.files import disk, zero_copy
-from halfmq.store.files.zero_copy import BELIEVED_S, PageResidency
+from halfmq.store.files.zero_copy import ANSWER_AGE_MAX, PageResidency
 from halfmq.store.log.log_reader import SCRATCH_SIZE, LogReader
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
@@ -123,7 +123,7 @@ async def test_contiguous_messages_are_sent_from_the_file(
 
     monkeypatch.setattr(LogReader, "read_cold", reading)
     monkeypatch.setattr(PageResidency, "lacks", lambda *_: True)
-    now += BELIEVED_S  # what the kernel said before is not believed any more
+    now += ANSWER_AGE_MAX  # what the kernel said before is not believed any more
     sent.clear()
     assert await all_pulled(rig, consumer, bodies) == 25
     assert cold

@@ -15,7 +15,8 @@ from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
-from halfmq.remoting.headers import EndTransactionRequestHeader, response_header
+from halfmq.remoting.header_tables import response_header
+from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.remoting.replies import encode_request
 from halfmq.remoting.transaction_bodies import (
     EndResult,
