@@ -37,8 +37,9 @@ SETTINGS = {
     "messageDelayLevel": "1s 1s 1s 1s 1s 1s",
     "transactionTimeOut": 3000,
     "transactionCheckInterval": 2000,
-    "brokerName": "room-a@broker",  # as AllocateMessageQueueByMachineRoom wants it
 }
+BROKER_NAME = "room-a@broker"
+"""As AllocateMessageQueueByMachineRoom wants it."""
 
 
 def _kind(version: str) -> Kind:
@@ -57,7 +58,7 @@ def java(
     kind = _kind(request.param)
     home = tmp_path_factory.mktemp("java")
     scenarios = [*SCENARIOS, *(["assigned"] if kind.version == "5.3.3" else [])]
-    with java_scenarios(kind, home, scenarios, **SETTINGS) as running:
+    with java_scenarios(kind, home, scenarios, brokerName=BROKER_NAME, **SETTINGS) as running:
         yield running
 
 
