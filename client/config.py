@@ -141,7 +141,9 @@ class ClientConfig:
             name = "access_key" if key is None else "secret_key"
             raise ConfigurationError(name, None, "both access_key and secret_key, or neither")
         if key is not None and self.credentials is not None:
-            raise ConfigurationError("credentials", self.credentials, "None beside access_key")
+            raise ConfigurationError(
+                "credentials", self.credentials, "None, because access_key is given"
+            )
         if key is not None and secret is not None:
             Credentials(key, secret)
         if not isinstance(self.tls, bool | ssl.SSLContext):

@@ -135,9 +135,9 @@ class Consumer(BaseClient):
             subscriptions: Topic to filter: tags as in ``"created || paid"``, ``"*"`` for all
                 messages, or properties as in ``SqlFilter("amount > 100")``.
             start_from: Where the group starts in a queue for which it has no offset. With
-                ``"last"``, RocketMQ's default, it still starts at the first message of a topic so
-                young that none of it has been deleted or paged out, and of a topic that is created
-                while the consumer runs.
+                ``"last"``, RocketMQ's default, it still starts at the first message of a topic
+                that is so new that no message has been deleted or paged out, and of a topic that
+                is created while the consumer runs.
             ack_timeout: Seconds after which an unacknowledged message is redelivered; None: never.
             retries_max: Redeliveries before the broker moves a message to the dead letter queue,
                 the topic ``%DLQ%group``.
@@ -330,11 +330,11 @@ class Consumer(BaseClient):
         ]
 
     async def _check_sql_filters(self, session: Session) -> None:
-        """Have every broker read the SQL92 filters.
+        """Send the SQL92 filters to every broker, which checks them.
 
         Raises:
             FilterError: A filter is wrong.
-            BrokerRefusedError: The broker has no such filters.
+            BrokerRefusedError: A broker does not support SQL92 filters.
         """
         filters = [one for one in self._subscriptions.values() if one.expression_type == SQL92]
         for subscription, address in product(filters, sorted(session.routes.addresses)):
@@ -362,7 +362,7 @@ class Consumer(BaseClient):
         )
         return HeartbeatData(client_id=client_id, consumer_data_set=(group,))
 
-    # -- what brokers say about the group
+    # -- answers to heartbeats, denied access
 
     def _on_heartbeat_answer(self, client_id: str, address: str, answer: RemotingCommand) -> None:
         """Process the answer to a heartbeat, which reports unequal subscriptions and refusals."""
@@ -421,7 +421,7 @@ class Consumer(BaseClient):
             other_filter=header.unequal_filter,
         )
 
-    # -- sharing queues
+    # -- rebalancing
 
     async def _rebalance_forever(self, session: Session) -> None:
         while True:
@@ -573,7 +573,7 @@ class Consumer(BaseClient):
             await self._offsets.commit(session, window.queue, offset)
             window.committed = offset
 
-    # -- giving back
+    # -- redelivery
 
     async def _send_back(self, delivery: Delivery, delay_level: int) -> bool:
         """Send a message back to the broker for redelivery; return whether it was accepted."""

@@ -22,7 +22,7 @@
     │   │   └── AuthenticationError  the key is unknown or missing, or the secret is wrong
     │   ├── DecisionConflictError  the transaction already has the opposite decision
     │   └── UnequalSubscriptionsError  other members of the group subscribe differently  retriable
-    ├── UnsupportedRequestError    the broker does not support the request: it is not halfmq's, …
+    ├── UnsupportedRequestError    the broker does not support the request, as it is not halfmq's
     ├── TransactionNotFoundError   no broker knows the transaction
     ├── AutocommitError            the ledger's row would be committed by itself
     ├── TransactionFencedError     a check preceded the local transaction's row in the ledger
@@ -59,7 +59,7 @@ RETRIABLE_CODES: Final = frozenset(
     }
 )
 
-_ABOUT_USERS: Final = range(RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_LIST_ACL + 1)
+_USER_REQUESTS: Final = range(RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_LIST_ACL + 1)
 
 FILTER_EXPECTED: Final = '"*", or tags separated by || such as "created || paid"'
 FILTER_SHOWN: Final = 80
@@ -373,8 +373,7 @@ class UnequalSubscriptionsError(BrokerRefusedError):
 class UnsupportedRequestError(ClientError):
     """The broker at ``address`` does not support request ``code``.
 
-    It is a halfmq request and the broker is not halfmq's, or it is about users and the broker keeps
-    none.
+    Either only halfmq brokers support it, or it is about users and the broker has none.
     """
 
     def __init__(self, address: str, code: int) -> None:
@@ -384,8 +383,8 @@ class UnsupportedRequestError(ClientError):
     def __str__(self) -> str:
         request = code_name(self.code, RequestCode)
         why = "it is not halfmq's"
-        if self.code in _ABOUT_USERS:
-            why = "it keeps no users, as one does with authenticationEnabled=true"
+        if self.code in _USER_REQUESTS:
+            why = "it has no users, which need authenticationEnabled=true"
         return f"the broker at {self.address} does not know {request}: {why}"
 
 

@@ -42,6 +42,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from .arguments import check_callable, check_kind, check_optional_text, check_text
@@ -165,10 +166,7 @@ class TransactionLedger:
             ConfigurationError: ``target`` is asynchronous, or its paramstyle is unknown.
         """
         check_text("transaction_id", transaction_id)
-
-        async def insert(database: Database) -> None:
-            await self._record(database, transaction_id)
-
+        insert = partial(self._record, transaction_id)
         self._run_blocking(target, insert, "`await ledger.record_async(…)`")
 
     async def record_async(self, target: object, transaction_id: str) -> None:
@@ -178,11 +176,7 @@ class TransactionLedger:
         and connections and cursors of psycopg, aiosqlite, aiomysql and asyncmy.
         """
         check_text("transaction_id", transaction_id)
-
-        async def insert(database: Database) -> None:
-            await self._record(database, transaction_id)
-
-        await self._run_async(target, insert)
+        await self._run_async(target, partial(self._record, transaction_id))
 
     def statement(self, transaction_id: str, paramstyle: str) -> Statement:
         """Return the statement of :meth:`record`, for drivers that it does not support.
@@ -210,10 +204,7 @@ class TransactionLedger:
 
         def check(message: MessageView) -> Decision:
             transaction_id, prepared_ms = _transaction_of(message)
-
-            async def decide(database: Database) -> Decision:
-                return await self._decide(database, transaction_id, prepared_ms)
-
+            decide = partial(self._decide, transaction_id, prepared_ms)
             try:
                 opening: Any = connect()
                 check_blocking(opening, "`ledger.async_checker(connect)`")
@@ -240,14 +231,11 @@ class TransactionLedger:
 
         async def check(message: MessageView) -> Decision:
             transaction_id, prepared_ms = _transaction_of(message)
-
-            async def decide(database: Database) -> Decision:
-                return await self._decide(database, transaction_id, prepared_ms)
-
+            decide = partial(self._decide, transaction_id, prepared_ms)
             try:
                 async with managed_connection(connect()) as connection:
                     return await self._run_async(connection, decide)
-            except Exception as error:  # noqa: BLE001 -- raised again if it is not the database's
+            except Exception as error:  # noqa: BLE001 -- raised again unless from the database
                 return _unknown_on_database_error(transaction_id, error)
 
         return tag_checker(check, self._table)
@@ -262,23 +250,14 @@ class TransactionLedger:
         Raises:
             ConfigurationError: ``older_than`` is less than a day.
         """
-        until_ms = self._until_ms(older_than)
-
-        async def prune(database: Database) -> int:
-            return await self._prune(database, until_ms)
-
+        prune = partial(self._prune, self._until_ms(older_than))
         return self._run_blocking(connection, prune, "`await ledger.prune_async(…)`")
 
     async def prune_async(
         self, connection: object, older_than: timedelta = timedelta(days=30)
     ) -> int:
         """As :meth:`prune`, for an asynchronous connection."""
-        until_ms = self._until_ms(older_than)
-
-        async def prune(database: Database) -> int:
-            return await self._prune(database, until_ms)
-
-        return await self._run_async(connection, prune)
+        return await self._run_async(connection, partial(self._prune, self._until_ms(older_than)))
 
     # -- blocking and asynchronous connections
 
@@ -312,7 +291,7 @@ class TransactionLedger:
         )
         await database.commit()
 
-    async def _record(self, database: Database, transaction_id: str) -> None:
+    async def _record(self, transaction_id: str, database: Database) -> None:
         if await database.autocommits():
             raise AutocommitError(transaction_id)
         values = (transaction_id, COMMITTED, self._now_ms())
@@ -324,7 +303,7 @@ class TransactionLedger:
             raise
         mark_recorded(self._table, transaction_id)
 
-    async def _prune(self, database: Database, until_ms: int) -> int:
+    async def _prune(self, until_ms: int, database: Database) -> int:
         try:
             if await self._horizon_ms(database) is None:
                 await database.execute(self._sql(_INSERT), _HORIZON, _HORIZON, until_ms)
@@ -338,7 +317,7 @@ class TransactionLedger:
             raise
         return pruned
 
-    async def _decide(self, database: Database, transaction_id: str, prepared_ms: int) -> Decision:
+    async def _decide(self, transaction_id: str, prepared_ms: int, database: Database) -> Decision:
         own_limit = await _limit_lock_wait(database)
 
         async def restore() -> None:

@@ -361,7 +361,7 @@ class TransactionProducer(Producer):
             InvalidMessageError: No message, or too many.
         """
         if self._check_back.checker is None:
-            raise ConfigurationError("checker", None, "a function: the broker may ask")
+            raise ConfigurationError("checker", None, "a function that answers the broker's checks")
         return Transaction(self, messages)
 
     async def send_in_transaction(
@@ -516,17 +516,17 @@ class TransactionProducer(Producer):
     async def _check_and_finish(self, transaction: Transaction) -> None:
         # In a separate task, which close() waits for: the caller has been cancelled and may be
         # cancelled again.
-        asking = self._spawn(self._check_own(transaction))
+        check = self._spawn(self._check_own(transaction))
         try:
-            await asyncio.wait([asking])
+            await asyncio.wait([check])
         finally:
-            asking.cancel()  # without effect on one that is done
+            check.cancel()  # without effect on one that is done
             if transaction.decision is None:
                 await self.finish(transaction, Decision.UNKNOWN)
             if transaction.decision is Decision.UNKNOWN:
                 logger.warning("event=transaction_undecided transaction=%s", transaction.id)
-        if not asking.cancelled():
-            asking.result()
+        if not check.cancelled():
+            check.result()
 
     async def _check_own(self, transaction: Transaction) -> None:
         decision = await self._check_back.check_own(transaction.as_checked())
@@ -605,7 +605,7 @@ class TransactionProducer(Producer):
             self._starting = None
 
     def _current_session(self) -> Session:
-        """The session, also while it starts: a broker sends checks right after the handshake."""
+        """The session, also during the start: a broker sends checks right after the handshake."""
         return self._starting or self._session
 
     def _spawn(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:

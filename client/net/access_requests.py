@@ -18,25 +18,19 @@ from halfmq.remoting.access_bodies import (
     decode_users,
     encode_access,
 )
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.errors import ProtocolError
-from halfmq.remoting.ext_fields import Header
 
 from ..access import Acl, AclEntry, User, acl_from_info, acl_to_info, user_from_info, user_to_info
-from ..errors import BadAnswerError, UnsupportedRequestError
-from .session import Session, expect_success
+from ..errors import BadAnswerError
+from .session import RequestFamily
 
 
-class AccessRequests:
-    """Reads and changes the users and policies of the broker at one address.
+class AccessRequests(RequestFamily):
+    """Reads and changes the users and policies of a broker.
 
-    Every method raises ClientError if the broker does not answer or refuses, and
-    UnsupportedRequestError if it keeps no users (``authenticationEnabled=false``).
+    A broker without users (``authenticationEnabled=false``) does not support these requests.
     """
-
-    def __init__(self, session: Session, address: str) -> None:
-        self._session = session
-        self._address = address
 
     async def users(self, name_contains: str) -> list[User]:
         header = ListUsersRequestHeader(filter=name_contains or None)
@@ -95,9 +89,3 @@ class AccessRequests:
 
     async def _send_acl(self, code: RequestCode, acl: AclInfo) -> None:
         await self._request(code, AclRequestHeader(subject=acl.subject), encode_access(acl))
-
-    async def _request(self, code: RequestCode, header: Header, body: bytes = b"") -> bytes:
-        answer = await self._session.call(self._address, code, header, body)
-        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            raise UnsupportedRequestError(self._address, code)
-        return expect_success(answer).body

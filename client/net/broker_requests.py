@@ -6,21 +6,13 @@ from halfmq.remoting.admin_bodies import BrokerStatsItem, decode_stats_data
 from halfmq.remoting.admin_headers import ViewBrokerStatsDataRequestHeader
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.errors import ProtocolError
-from halfmq.remoting.ext_fields import Header
 
-from ..errors import BadAnswerError, BrokerRefusedError, UnsupportedRequestError
-from .session import Session, expect_success
+from ..errors import BadAnswerError, BrokerRefusedError
+from .session import RequestFamily
 
 
-class BrokerRequests:
-    """Reads and changes settings of the broker at one address, and reads its statistics.
-
-    Every method raises ClientError if the broker does not answer or refuses.
-    """
-
-    def __init__(self, session: Session, address: str) -> None:
-        self._session = session
-        self._address = address
+class BrokerRequests(RequestFamily):
+    """Reads and changes the settings of a broker, and reads its statistics."""
 
     async def settings(self) -> dict[str, str]:
         body = await self._request(RequestCode.GET_BROKER_CONFIG, None)
@@ -36,7 +28,7 @@ class BrokerRequests:
         await self._request(RequestCode.UPDATE_BROKER_CONFIG, None, body)
 
     async def counted(self, name: str, key: str) -> dict[str, BrokerStatsItem] | None:
-        """Return the items of 315 by period, such as ``statsMinute``; None if nothing is counted.
+        """Return statistics by period, such as ``statsMinute``; None if nothing is counted.
 
         Brokers answer an unknown key with an error that has no code of its own.
         """
@@ -51,9 +43,3 @@ class BrokerRequests:
             return decode_stats_data(body)
         except ProtocolError as error:
             raise BadAnswerError(self._address, str(error)) from error
-
-    async def _request(self, code: RequestCode, header: Header | None, body: bytes = b"") -> bytes:
-        answer = await self._session.call(self._address, code, header, body)
-        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            raise UnsupportedRequestError(self._address, code)
-        return expect_success(answer).body

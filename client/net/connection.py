@@ -60,7 +60,7 @@ from .security import (
 logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL: Final = 0.05
-"""Seconds between checks for expired requests: how late a timeout may be noticed."""
+"""Seconds between checks for expired requests; a timeout is noticed up to this much later."""
 UNKNOWN_BYTES_SHOWN: Final = 24
 """Bytes of an unknown protocol shown in the error: the first line identifies an HTTP server."""
 CLOSE_SECONDS: Final = 1.0
@@ -378,7 +378,7 @@ class BrokerConnection(asyncio.Protocol):
                     RequestTimeoutError(self.address, code, seconds, silent=silent)
                 )
         if dead:
-            self._fail("it has fallen silent")
+            self._fail("it has sent nothing since a request that timed out")
             return
         if self._capacity_waiters:
             self._wake_capacity_waiters()
@@ -596,7 +596,7 @@ class ConnectionPool:
             error_of_tls = None if tls is None else tls_error(address, refused)
             raise error_of_tls or ConnectError(address, _connect_reason(refused)) from refused
         except (ValueError, OverflowError) as wrong:  # a label of a host name, or a port
-            raise ConnectError(address, f"this is no address ({wrong})") from wrong
+            raise ConnectError(address, f"not a valid address ({wrong})") from wrong
 
     def _record_failure(self, address: str, reason: str) -> None:
         before = self._failures.get(address)

@@ -11,7 +11,7 @@ from ..errors import BadAnswerError, ConnectError, ConnectionLostError, RequestT
 from .connection import ConnectionPool
 from .security import Security
 
-_Unanswered = (BadAnswerError, ConnectError, ConnectionLostError, RequestTimeoutError)
+_UNANSWERED = (BadAnswerError, ConnectError, ConnectionLostError, RequestTimeoutError)
 
 
 class NameServers:
@@ -49,7 +49,7 @@ class NameServers:
             try:
                 connection = await self._pool.get(address, self._config.connect_timeout)
                 return await connection.request(code, fields, seconds=self._config.request_timeout)
-            except _Unanswered as error:
+            except _UNANSWERED as error:
                 failures.append(error)
                 self._move_to_end(address)
         if len(failures) == 1:

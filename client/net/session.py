@@ -39,6 +39,7 @@ from ..errors import (
     ConnectError,
     ConnectionLostError,
     RequestTimeoutError,
+    UnsupportedRequestError,
     code_name,
 )
 from .connection import BrokerConnection, ConnectionPool, ServerRequestHandler
@@ -135,7 +136,7 @@ class Session:
         for error in self._denied.values():
             raise error
         self._maintenance = asyncio.create_task(
-            self._maintain_connections(), name=f"keep {self.client_id}"
+            self._maintain_connections(), name=f"maintain {self.client_id}"
         )
 
     async def _retry_until(self, call: Callable[[], Awaitable[object]], deadline: float) -> None:
@@ -289,7 +290,25 @@ class Session:
                 RequestCode.UNREGISTER_CLIENT, header, seconds=UNREGISTER_SECONDS
             )
         except ClientError as error:
-            logger.debug("event=no_farewell address=%s reason=%s", address, error)
+            logger.debug("event=not_unregistered address=%s reason=%s", address, error)
+
+
+class RequestFamily:
+    """Base class of the requests about one subject, such as topics, to the broker at one address.
+
+    Every method raises ClientError if the broker does not answer or refuses, and
+    UnsupportedRequestError if it does not support the request.
+    """
+
+    def __init__(self, session: Session, address: str) -> None:
+        self._session = session
+        self._address = address
+
+    async def _request(self, code: RequestCode, header: Header | None, body: bytes = b"") -> bytes:
+        answer = await self._session.call(self._address, code, header, body)
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise UnsupportedRequestError(self._address, code)
+        return expect_success(answer).body
 
 
 def expect_success(answer: RemotingCommand) -> RemotingCommand:

@@ -12,23 +12,15 @@ from halfmq.remoting.admin_headers import (
     DeleteTopicFromNamesrvRequestHeader,
     TopicRequestHeader,
 )
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.errors import ProtocolError
-from halfmq.remoting.ext_fields import Header
 
-from ..errors import BadAnswerError, UnsupportedRequestError
-from .session import Session, expect_success
+from ..errors import BadAnswerError
+from .session import RequestFamily
 
 
-class TopicRequests:
-    """Reads and changes topics and groups of the broker at one address.
-
-    Every method raises ClientError if the broker does not answer or refuses.
-    """
-
-    def __init__(self, session: Session, address: str) -> None:
-        self._session = session
-        self._address = address
+class TopicRequests(RequestFamily):
+    """Reads and changes the topics and groups of a broker."""
 
     async def topics(self) -> dict[str, Mapping[str, Any]]:
         """Return the entries of all topics by name, with the fields of ``topics.json``."""
@@ -45,7 +37,7 @@ class TopicRequests:
         await self._request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=name))
 
     async def delete_route(self, name: str) -> None:
-        """Have a name server at this address forget the topic."""
+        """Delete the route of a topic, if a name server is at the address."""
         header = DeleteTopicFromNamesrvRequestHeader(topic=name)
         await self._request(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
 
@@ -56,9 +48,3 @@ class TopicRequests:
     async def delete_group(self, name: str, *, offsets: bool) -> None:
         header = DeleteSubscriptionGroupRequestHeader(group_name=name, clean_offset=offsets)
         await self._request(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
-
-    async def _request(self, code: RequestCode, header: Header | None, body: bytes = b"") -> bytes:
-        answer = await self._session.call(self._address, code, header, body)
-        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            raise UnsupportedRequestError(self._address, code)
-        return expect_success(answer).body

@@ -39,7 +39,7 @@ from .decisions import DecisionSender, Ending, OnSettled
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED_MAX: Final = 10_000
+UNSETTLED_MAX: Final = 10_000
 """Unsettled transactions kept for later checks, about 200 bytes each."""
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class CheckBack:
         """Create it; ``known_decision`` returns what the producer knows without its checker."""
         self.checker: Checker | None = None
         self.closing = False
-        """While the producer closes, checks are rejected so that another member is asked."""
+        """While the producer closes, checks are rejected so that the broker asks another member."""
         self._group = group
         self._config = config
         self._decisions = decisions
@@ -125,7 +125,7 @@ class CheckBack:
         handed_over = False
         try:
             if decision is None:
-                decision = await self._ask_checker(check.message)
+                decision = await self._run_checker(check.message)
             if check.acknowledged:
                 self._decisions.send(check.ending(decision, self._on_settled))
                 handed_over = True  # it stays in progress until the decision is settled
@@ -170,12 +170,12 @@ class CheckBack:
             return Decision.UNKNOWN
         try:
             async with asyncio.timeout(self._config.check_timeout):
-                return await self._ask_checker(message)
+                return await self._run_checker(message)
         except TimeoutError:  # there was no free slot in that time
             return Decision.UNKNOWN
 
-    async def _ask_checker(self, message: MessageView) -> Decision:
-        assert self.checker is not None, "a check without a checker is not taken"
+    async def _run_checker(self, message: MessageView) -> Decision:
+        assert self.checker is not None, "a check without a checker is rejected"
         try:
             return await self._pool.run(partial(_call_checker, self.checker, message))
         except TimeoutError:
@@ -294,7 +294,7 @@ class UnsettledTransactions:
 
     def record_uncertain_prepare(self, transaction_id: str, message_id: str) -> None:
         """Note that an attempt before the successful one may also have stored the half message."""
-        _remember(self._uncertain, transaction_id, message_id)
+        _put(self._uncertain, transaction_id, message_id)
 
     def is_duplicate_half(self, transaction_id: str, message: MessageView) -> bool:
         """Return whether this half is a duplicate of the one that the decision was about."""
@@ -303,16 +303,16 @@ class UnsettledTransactions:
 
     def record_undelivered(self, transaction_id: str, decision: Decision) -> None:
         """Note a decision that was not sent to the broker, or not confirmed by it."""
-        _remember(self._undelivered, transaction_id, decision)
+        _put(self._undelivered, transaction_id, decision)
 
     def undelivered_decision(self, transaction_id: str) -> Decision | None:
         """Return the decision that the broker may not know, if any."""
         return self._undelivered.get(transaction_id)
 
 
-def _remember(memory: OrderedDict[str, T], transaction_id: str, value: T) -> None:
+def _put(memory: OrderedDict[str, T], transaction_id: str, value: T) -> None:
     memory[transaction_id] = value
-    if len(memory) > REMEMBERED_MAX:
+    if len(memory) > UNSETTLED_MAX:
         memory.popitem(last=False)
 
 

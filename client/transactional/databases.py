@@ -333,8 +333,8 @@ def paramstyle_of(cursor: object) -> str:
     raise ConfigurationError(
         "paramstyle",
         None,
-        f"one of {', '.join(PARAMSTYLES)}: {type(cursor).__module__} does not say "
-        "(of SQLAlchemy, give the Session or Connection itself)",
+        f"one of {', '.join(PARAMSTYLES)}: {type(cursor).__module__} does not declare it "
+        "(with SQLAlchemy, pass the Session or Connection itself)",
     )
 
 

@@ -405,7 +405,7 @@ async def test_a_function_must_return_credentials() -> None:
         ({"secret_key": "wrong-secret"}, "access_key is None, expected both"),
         ({"access_key": "", "secret_key": "wrong-secret"}, "access_key is ''"),
         ({"access_key": "a", "secret_key": b"wrong-secret"}, "secret_key is .*bytes, not shown"),
-        ({**PUBLISHER, "credentials": dict}, "expected None beside access_key"),
+        ({**PUBLISHER, "credentials": dict}, "expected None, because access_key is given"),
         ({"tls": "yes"}, "tls is 'yes', expected True, False or"),
     ],
 )
