@@ -34,7 +34,7 @@ from .output import (
 )
 
 LIST_LIMIT: Final = 1_000
-"""Transactions listed by default: more than anybody reads, and still fast."""
+"""Transactions listed by default."""
 
 KEYS_SHOWN: Final = 24  # characters of the keys in a table
 
@@ -47,7 +47,7 @@ Verb: TypeAlias = Callable[[Admin, argparse.Namespace], Awaitable[int]]
 
 
 def add_nouns(nouns: Any) -> None:
-    """Add the nouns to the command's parser; parsed options have a ``run`` function."""
+    """Add the nouns to the command's parser; each verb sets ``run`` in the parsed options."""
     transactions = nouns.add_parser("tx", help="undecided transactions")
     _add_transaction_verbs(transactions.add_subparsers(metavar="VERB", required=True))
     groups = nouns.add_parser("group", help="connected consumer groups")
@@ -135,7 +135,7 @@ def add_verb(verbs: Any, name: str, verb: Verb, text: str) -> argparse.ArgumentP
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no count")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 
@@ -163,7 +163,7 @@ async def _list(admin: Admin, options: argparse.Namespace) -> int:
 async def _show(admin: Admin, options: argparse.Namespace) -> int:
     transaction = await admin.transaction(options.id)
     if transaction is None:
-        print_error(f"nothing undecided has the id {options.id}")
+        print_error(f"no undecided transaction has the id {options.id}")
         return FAILED
     if options.json:
         print_line(json.dumps(_fields(transaction), indent=2))
@@ -288,7 +288,7 @@ async def _metrics(admin: Admin, options: argparse.Namespace) -> int:
 
 
 class _Table:
-    """Rows under titles, streamed: the first rows determine the width of the columns."""
+    """A table, streamed: the first rows determine the width of the columns."""
 
     _FIRST_ROWS: Final = 500
 

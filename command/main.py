@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="halfmq",
-        description="Look at a halfmq broker and its files, and decide what its producers could "
-        "not.",
+        description="Inspect a halfmq broker and its files, and decide transactions that its "
+        "producers left undecided.",
         epilog="exit codes: 0 done, 1 refused, not found, not reached or damage found, 2 usage or "
         "a directory that cannot be read",
     )

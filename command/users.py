@@ -50,7 +50,9 @@ def _add_user_verbs(verbs: Any) -> None:
         parser.add_argument("--show-secrets", action="store_true", help="include passwords")
     create = add_verb(verbs, "create", _create_user, "create a user")
     create.add_argument("--super", action="store_true", help="with all permissions")
-    update = add_verb(verbs, "update", _update_user, "change a user; what is not named stays")
+    update = add_verb(
+        verbs, "update", _update_user, "change a user; omitted options change nothing"
+    )
     update.add_argument("--password", action="store_true", help="prompt for a new password")
     update.add_argument("--type", choices=("super", "normal"), help="with all permissions, or not")
     update.add_argument("--status", choices=("enable", "disable"), help="may sign requests, or not")
@@ -83,7 +85,9 @@ def _add_acl_verbs(verbs: Any) -> None:
     update = add_verb(
         verbs, "update", _update_acl, "change the permissions of a user on a resource"
     )
-    delete = add_verb(verbs, "delete", _delete_acl, "delete those on a resource, or all, of a user")
+    delete = add_verb(
+        verbs, "delete", _delete_acl, "delete permissions of a user, all or those on a resource"
+    )
     for parser in (show, create, update, delete):
         parser.add_argument("subject", metavar="USER", help="NAME, or User:NAME")
     for parser in (create, update):
@@ -138,7 +142,7 @@ def _texts(text: str) -> list[str]:
     """Split ``a,b`` into its parts."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+        raise argparse.ArgumentTypeError(f"{text!r} is empty")
     return parts
 
 
@@ -175,7 +179,7 @@ async def _create_user(admin: Admin, options: argparse.Namespace) -> int:
 
 async def _update_user(admin: Admin, options: argparse.Namespace) -> int:
     if options.secret is None and options.type is None and options.status is None:
-        print_error("nothing to change: name --password, --password-file, --type or --status")
+        print_error("nothing to change: give --password, --password-file, --type or --status")
         return USAGE
     if await admin.user(options.name) is None:
         return _user_not_found(options.name)
@@ -240,7 +244,7 @@ async def _list_acls(admin: Admin, options: argparse.Namespace) -> int:
         _print_entries(acls)
     else:
         print_line(
-            "nobody has such entries" if options.subject or options.resource else "no entries"
+            "no subject has such entries" if options.subject or options.resource else "no entries"
         )
     return DONE
 
@@ -320,5 +324,5 @@ def _report_copy(options: argparse.Namespace, copied: Sequence[str], missing: Se
     fields = {"action": "copy", "to": options.to, "copied": list(copied)}
     report_done(options, fields, f"copied to {options.to}: {', '.join(copied) or 'nothing'}")
     for name in missing:
-        print_error(f"there is nothing of {name} to copy")
+        print_error(f"nothing to copy for {name}")
     return FAILED if missing else DONE

@@ -80,7 +80,7 @@ def word(broker: GuardedBroker) -> str:
 async def test_every_request_is_signed(
     guarded: GuardedBroker, header_type: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Sends of every kind, a transaction, consuming, giving back, offsets and leaving."""
+    """Sends of every kind, a transaction, consuming, redelivery, offsets and the close."""
     config = ClientConfig(header_type=header_type, retry_delay=0.01)
     address = guarded.address
     async with Producer("p", namesrv=address, config=config, **PUBLISHER) as producer:
@@ -113,7 +113,7 @@ async def test_every_request_is_signed(
 
 @on_both_loops
 async def test_a_check_is_answered_by_whoever_may_publish(guarded: GuardedBroker) -> None:
-    """Under access control as without it."""
+    """Checks work with access control as without it."""
     address = guarded.address
     async with (
         TransactionProducer("tx", _commits, namesrv=address, **PUBLISHER) as producer,
@@ -131,7 +131,7 @@ async def _commits(_message: object) -> Decision:
 
 
 def test_the_blocking_client_signs_too(guarded: GuardedBroker) -> None:
-    """With the same arguments, or a configuration."""
+    """It accepts the same arguments, or a configuration."""
     config = ClientConfig(**PUBLISHER)
     with blocking.Producer("p", namesrv=guarded.address, config=config) as producer:
         producer.send(MESSAGE)
@@ -151,7 +151,7 @@ def test_the_blocking_client_signs_too(guarded: GuardedBroker) -> None:
 
 @on_both_loops
 async def test_a_send_that_is_not_allowed_names_who_what_and_where(guarded: GuardedBroker) -> None:
-    """At once: time does not mend it, so it is not tried again."""
+    """The error comes at once, because a retry would not help."""
     config = ClientConfig(send_timeout=60)
     async with Producer("p", namesrv=guarded.address, config=config, **SUBSCRIBER) as producer:
         for sending in (
@@ -210,7 +210,7 @@ async def test_a_consumer_that_may_not_consume_does_not_start(guarded: GuardedBr
 async def test_no_client_starts_with_a_key_that_is_not_accepted(
     guarded: GuardedBroker, key: str | None, secret: str | None, subject: str
 ) -> None:
-    """Without a key, with a wrong secret, under a name nobody knows."""
+    """Neither without a key, nor with a wrong secret, nor with an unknown name."""
     common: dict[str, Any] = {"namesrv": guarded.address, "access_key": key, "secret_key": secret}
     clients = (
         Producer("p", **common),
@@ -230,7 +230,7 @@ async def test_no_client_starts_with_a_key_that_is_not_accepted(
 
 @on_both_loops
 async def test_a_consumer_learns_that_it_may_no_longer_consume(with_users: GuardedBroker) -> None:
-    """``receive`` raises while pulls are refused, and gives messages when they are not."""
+    """``receive`` raises while pulls are refused, and returns messages afterwards."""
     address = with_users.address
     config = ClientConfig(pull_suspend=0.05)
     async with (
@@ -264,7 +264,7 @@ async def test_a_consumer_learns_that_it_may_no_longer_consume(with_users: Guard
 async def test_a_consumer_that_may_not_read_its_offsets_does_not_wait_in_silence(
     broker: FakeBroker,
 ) -> None:
-    """What a group needs before its first pull may be refused alone."""
+    """``receive`` raises also if only the request for offsets is refused."""
     remark = (
         "User:bob has no permission to access Group:billing from 127.0.0.1, no matched policies."
     )
@@ -287,7 +287,7 @@ async def test_a_consumer_that_may_not_read_its_offsets_does_not_wait_in_silence
 async def test_an_answer_to_a_check_that_is_refused_is_a_warning(
     with_users: GuardedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody waits for it, so the log says that this producer cannot decide any more."""
+    """No caller waits for it, so the log says that this producer may not decide."""
     address = with_users.address
     async with Admin(namesrv=address, **ADMIN) as admin:
 
@@ -325,7 +325,7 @@ async def test_admin_requests_that_are_refused_are_not_taken_for_unknown_ids(
 async def test_credentials_are_asked_for_again_when_they_are_refused(
     with_users: GuardedBroker, kind: str
 ) -> None:
-    """A rotation of the secret is no error, however many requests it hits at a time."""
+    """A rotation of the secret causes no error, however many requests are in flight."""
     secrets = ["publisher-secret"]
     calls: list[str] = []
 
@@ -361,7 +361,7 @@ async def test_credentials_are_asked_for_again_when_they_are_refused(
 async def test_a_function_that_fails_leaves_the_refusal(
     with_users: GuardedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the start its own error is raised; later it is logged, and the request is refused."""
+    """At the start its error is raised; later it is logged, and the request is refused."""
     fails = True
 
     def source() -> Credentials:
@@ -412,7 +412,7 @@ async def test_a_function_must_return_credentials() -> None:
 def test_a_wrong_argument_is_named_and_no_secret_is_shown(
     settings: dict[str, Any], complaint: str
 ) -> None:
-    """In the configuration and as arguments alike."""
+    """This applies to the configuration and to arguments."""
     for make in (lambda: ClientConfig(**settings), lambda: Producer("p", **settings)):
         with pytest.raises(ConfigurationError, match=complaint) as caught:
             make()
@@ -420,7 +420,7 @@ def test_a_wrong_argument_is_named_and_no_secret_is_shown(
 
 
 def test_arguments_replace_the_credentials_of_the_configuration() -> None:
-    """As a whole: a key of one and a function of the other would contradict each other."""
+    """A key from one and a function from the other are never combined."""
     config = ClientConfig(credentials=lambda: Credentials("a", "b"))
 
     producer = Producer("p", config=config, **PUBLISHER)
@@ -433,7 +433,7 @@ def test_arguments_replace_the_credentials_of_the_configuration() -> None:
 async def test_no_secret_is_shown_anywhere(
     guarded: GuardedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not by ``repr`` nor in any line of the log, whatever goes wrong."""
+    """Neither ``repr`` nor any log line contains the secret, whatever fails."""
     caplog.set_level(logging.DEBUG)
     config = ClientConfig(**PUBLISHER)
     shown = [repr(config), repr(Credentials(**PUBLISHER))]
@@ -452,7 +452,7 @@ async def test_no_secret_is_shown_anywhere(
 
 
 def test_a_signed_msgpack_frame_byte_by_byte() -> None:
-    """What docs/wire.md says of elements eight and nine."""
+    """Elements eight and nine are as docs/wire.md describes them."""
     frame = encode_request(
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
         opaque=7,
@@ -481,7 +481,7 @@ and an absent field; access key; signature of what stands between 99 and c414, a
 @pytest.mark.parametrize("header_type", [0, 1])
 @pytest.mark.parametrize("typed", [False, True])
 def test_other_frames_are_signed_as_official_clients_do(header_type: int, typed: bool) -> None:
-    """By the values of all ext fields in order, then the body; a header or a map alike."""
+    """The signed text is the values of all ext fields in order, then the body."""
     header = GetRouteInfoRequestHeader(topic="orders")
     frame = encode_request(
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
@@ -501,7 +501,7 @@ def test_other_frames_are_signed_as_official_clients_do(header_type: int, typed:
 
 @pytest.mark.parametrize("header", [None, {"topic": "orders"}])
 def test_a_msgpack_header_without_a_class_is_signed_too(header: dict[str, str] | None) -> None:
-    """An empty one and a map."""
+    """This covers an empty header and a map."""
     frame = encode_request(
         105, opaque=7, header=header, header_type=2, signed_by=Identity("p", Signer("s"))
     )
@@ -512,7 +512,7 @@ def test_a_msgpack_header_without_a_class_is_signed_too(header: dict[str, str] |
 
 @on_both_loops
 async def test_without_credentials_nothing_is_signed(broker: FakeBroker) -> None:
-    """A frame of an unsigned client is what it was."""
+    """The frame of a client without credentials is unchanged."""
     async with Producer("p", namesrv=broker.address) as producer:
         await producer.send(MESSAGE)
 
@@ -582,7 +582,7 @@ async def test_without_credentials_nothing_is_signed(broker: FakeBroker) -> None
 def test_remarks_of_official_brokers_are_understood(
     code: int, remark: str, expected: tuple[str, ...] | None
 ) -> None:
-    """They give no fields; what can be read is filled in, and other errors stay what they are."""
+    """They send no fields: the error has what the remark contains."""
     error = error_from_code(code, remark)
 
     assert (error.code, error.remark) == (code, remark)

@@ -134,7 +134,7 @@ MAKERS: Final[dict[str, tuple[Callable[..., object], list[str]]]] = {
     ("made", "argument"), [(made, name) for made, (_, names) in MAKERS.items() for name in names]
 )
 def test_no_constructor_lets_a_foreign_error_out(made: str, argument: str) -> None:
-    """Every argument with every wrong value: accepted where it is right, else a ClientError."""
+    """Every argument accepts every wrong value or raises a ClientError that names it."""
     make, _ = MAKERS[made]
     for value in WRONG:
         with _right_or_told(argument):
@@ -198,7 +198,7 @@ def _commit(_message: MessageView) -> Decision:
 
 
 async def test_no_call_lets_a_foreign_error_out() -> None:
-    """Every argument of every call with every wrong value; the clients go on afterwards."""
+    """Every argument of every call; the clients still work afterwards."""
     patient = (7, 2.5, True, 1 << 70)  # right as a timeout, and waited for
     async with fake_broker() as broker, _clients(broker) as calls:
         for name, call in calls.items():
@@ -212,7 +212,7 @@ async def test_no_call_lets_a_foreign_error_out() -> None:
 
 @pytest.mark.parametrize("value", WRONG, ids=range(len(WRONG)))
 def test_a_ledger_records_ids_only(value: Any) -> None:
-    """What is no text never reaches the database."""
+    """A value that is not text never reaches the database."""
     database = sqlite3.connect(":memory:")
     ledger = TransactionLedger()
     ledger.create_table(database)
@@ -247,7 +247,7 @@ def test_a_ledger_records_ids_only(value: Any) -> None:
     ],
 )
 def test_a_wrong_message_says_what_would_do(given: dict[str, Any], told: str) -> None:
-    """Argument, value and remedy stand in one line."""
+    """One line has the argument, its value and the remedy."""
     with pytest.raises(InvalidMessageError, match=told):
         Message(**({"topic": "orders", "body": b"x"} | given))
 
@@ -269,7 +269,7 @@ def test_a_wrong_message_says_what_would_do(given: dict[str, Any], told: str) ->
     ],
 )
 def test_a_wrong_address_says_what_would_do(given: Any, told: str) -> None:
-    """Found when the client is made, not by a time-out."""
+    """The constructor raises, before any timeout."""
     with pytest.raises(ConfigurationError, match=told):
         Producer("g", namesrv=given)
 
@@ -290,7 +290,7 @@ PEERS: Final[dict[str, bytes | None]] = {
 @pytest.mark.parametrize("greets", [False, True], ids=["answers", "greets"])
 @pytest.mark.parametrize("peer", PEERS)
 async def test_another_server_is_told_from_rocketmq(peer: str, *, greets: bool) -> None:
-    """Whatever it says, and whether it speaks first, the error says what was expected there."""
+    """The error says that a RocketMQ or halfmq server was expected."""
     spoken = PEERS[peer]
 
     class Other(asyncio.Protocol):
@@ -298,13 +298,13 @@ async def test_another_server_is_told_from_rocketmq(peer: str, *, greets: bool) 
             assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
             self.transport: Any = transport
             if greets:
-                self.set_header_type()
+                self.speak()
 
         def data_received(self, data: bytes) -> None:
             if not greets:
-                self.set_header_type()
+                self.speak()
 
-        def set_header_type(self) -> None:
+        def speak(self) -> None:
             if spoken is None:
                 return
             self.transport.write(spoken)
@@ -335,7 +335,7 @@ async def test_another_server_is_told_from_rocketmq(peer: str, *, greets: bool) 
 
 
 def test_a_transaction_is_of_messages_only() -> None:
-    """What else is handed over is named."""
+    """The error names any other value."""
     producer = TransactionProducer("g", _commit)
     for value in WRONG:
         if value is not MESSAGE:

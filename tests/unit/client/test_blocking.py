@@ -53,7 +53,7 @@ def served() -> Iterator[BrokerThread]:
 
 
 def test_send_and_consume_without_await(served: BrokerThread) -> None:
-    """The lines of the README less the keywords."""
+    """The example of the README works without ``async`` and ``await``."""
     address = served.broker.address
     with blocking.Producer("g", namesrv=address) as producer:
         result = producer.send(Message("orders", b"1", tags="created"), order_key="k")
@@ -106,7 +106,7 @@ def test_a_transaction_runs_in_the_callers_thread(served: BrokerThread) -> None:
 
 
 def test_several_messages_and_delays_without_await(served: BrokerThread) -> None:
-    """What is new in transactions is here as well."""
+    """The blocking client supports them as the async one does."""
     broker = served.broker
     messages = [MESSAGE, Message("invoices", b"i-2", deliver_after=timedelta(seconds=1))]
     with blocking.TransactionProducer("orders-tx", _commit, namesrv=broker.address) as producer:
@@ -124,7 +124,7 @@ def test_several_messages_and_delays_without_await(served: BrokerThread) -> None
 def test_a_ledger_answers_checks_of_blocking_producers(
     served: BrokerThread, tmp_path: Path
 ) -> None:
-    """The row and its database connection belong to this thread, the check to another."""
+    """The row is written in this thread, and the check runs in another."""
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "orders.db")
@@ -152,7 +152,7 @@ def test_a_ledger_answers_checks_of_blocking_producers(
 
 
 def test_a_late_commit_is_an_error_here_too(served: BrokerThread) -> None:
-    """Errors cross the threads unchanged."""
+    """Errors reach the calling thread unchanged."""
     broker = served.broker
     with (
         blocking.TransactionProducer("orders-tx", _commit, namesrv=broker.address) as producer,
@@ -215,7 +215,7 @@ def test_an_async_listener_works_as_well(served: BrokerThread) -> None:
 
 
 def test_a_message_given_back_comes_again(served: BrokerThread) -> None:
-    """Through the retry topic or locally, as with the async client."""
+    """It is redelivered through the retry topic or locally, as with the async client."""
     served.broker.send_back_supported = False
     address = served.broker.address
     with blocking.Producer("g", namesrv=address) as producer:
@@ -231,7 +231,7 @@ def test_a_message_given_back_comes_again(served: BrokerThread) -> None:
 
 
 def test_closing_from_another_thread_ends_the_loop(served: BrokerThread) -> None:
-    """The usual way to stop a worker."""
+    """This is the usual way to stop a worker."""
     ended = threading.Event()
     with blocking.Consumer("billing", {"orders": "*"}, namesrv=served.broker.address) as consumer:
 
@@ -249,7 +249,7 @@ def test_closing_from_another_thread_ends_the_loop(served: BrokerThread) -> None
 
 
 def test_many_threads_share_one_producer(served: BrokerThread) -> None:
-    """Each waits for its own message only."""
+    """Each call returns the result of its own message."""
     with blocking.Producer("g", namesrv=served.broker.address) as producer:
         threads = [
             threading.Thread(target=lambda: [producer.send(MESSAGE) for _ in range(20)])
@@ -264,7 +264,7 @@ def test_many_threads_share_one_producer(served: BrokerThread) -> None:
 
 
 def test_a_failed_start_raises_and_leaves_no_thread(served: BrokerThread) -> None:
-    """Nothing of it stays behind."""
+    """The background thread ends."""
     address = served.broker.address
     served.run(served.broker.stop())
     config = ClientConfig(send_timeout=1.0)
@@ -276,7 +276,7 @@ def test_a_failed_start_raises_and_leaves_no_thread(served: BrokerThread) -> Non
 
 
 def test_a_closed_facade_says_so(served: BrokerThread) -> None:
-    """Before the start and after the end alike."""
+    """It raises ClientClosedError before the start and after the close."""
     producer = blocking.Producer("g", namesrv=served.broker.address)
     with pytest.raises(ClientClosedError):
         producer.send(MESSAGE)
@@ -311,7 +311,7 @@ def test_the_module_offers_the_names_of_the_async_one() -> None:
 
 
 def test_closing_ends_the_waiting_of_other_threads(served: BrokerThread) -> None:
-    """A thread that waits for a loop that has ended would wait for ever."""
+    """Otherwise they would wait forever for a loop that has ended."""
     config = ClientConfig(reconnect_delay_min=2.0, reconnect_delay_max=2.0)
     producer = blocking.Producer("g", namesrv=served.broker.address, config=config)
     producer.start()
@@ -340,7 +340,7 @@ def test_closing_ends_the_waiting_of_other_threads(served: BrokerThread) -> None
 
 
 def test_many_threads_may_close(served: BrokerThread) -> None:
-    """Also with another client beside, whose thread must not be taken away."""
+    """The background thread continues if another client uses it."""
     with blocking.Producer("other", namesrv=served.broker.address) as other:
         for _ in range(5):
             producer = blocking.Producer("g", namesrv=served.broker.address)
@@ -357,7 +357,7 @@ def test_many_threads_may_close(served: BrokerThread) -> None:
 
 
 def test_a_second_start_does_no_harm(served: BrokerThread) -> None:
-    """It is refused, and the client that runs can still be used and closed."""
+    """It raises, and the running client can still be used and closed."""
     with blocking.Producer("g", namesrv=served.broker.address) as producer:
         with pytest.raises(ClientClosedError):
             producer.start()
@@ -367,7 +367,7 @@ def test_a_second_start_does_no_harm(served: BrokerThread) -> None:
 
 
 def test_a_consumer_closed_in_mid_message_ends_its_loop(served: BrokerThread) -> None:
-    """The thread that holds the message hears that its ack came too late, and no exception."""
+    """The thread that has the message gets False from ``ack``, and no exception."""
     address = served.broker.address
     with blocking.Producer("g", namesrv=address) as producer:
         producer.send(MESSAGE)
@@ -382,7 +382,7 @@ def test_a_consumer_closed_in_mid_message_ends_its_loop(served: BrokerThread) ->
 
 
 def test_a_producer_closed_in_mid_transaction_spoils_nothing(served: BrokerThread) -> None:
-    """The local transaction has committed: that the decision was not sent is no error of it."""
+    """The local transaction has committed, so an undelivered decision raises nothing."""
     producer = blocking.TransactionProducer("tx", _commit, namesrv=served.broker.address)
     with producer, producer.transaction(MESSAGE) as tx:
         producer.close()  # as another thread would
@@ -393,7 +393,7 @@ def test_a_producer_closed_in_mid_transaction_spoils_nothing(served: BrokerThrea
 def test_a_checker_that_hangs_does_not_hang_the_end(
     served: BrokerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be waiting for a database that is gone."""
+    """It may wait for a database that does not answer."""
     monkeypatch.setattr(aio_transaction, "CLOSE_SECONDS", 0.1)
     asked, release, returned = threading.Event(), threading.Event(), threading.Event()
 
@@ -431,7 +431,7 @@ def keyboard() -> Iterator[None]:
 @pytest.mark.usefixtures("keyboard")
 @pytest.mark.parametrize("code", [RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT])
 def test_an_interrupted_client_leaves_nothing_open(served: BrokerThread, code: RequestCode) -> None:
-    """While it starts, and while it says good-bye."""
+    """An interrupt may come during the start or the close."""
     served.broker.handlers[code] = interrupt
 
     with (
@@ -447,7 +447,7 @@ def test_an_interrupted_client_leaves_nothing_open(served: BrokerThread, code: R
 def test_a_client_interrupted_when_it_is_just_up_is_closed(
     served: BrokerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else could close it: the block of its `with` is never entered."""
+    """Its ``with`` block is never entered, so nobody else could close it."""
     # An interruption right after the start, which a signal hits by luck only.
     wait = blocking._Facade._wait
     codes: list[str] = []
@@ -470,7 +470,7 @@ def test_a_client_interrupted_when_it_is_just_up_is_closed(
 
 
 def test_an_operator_needs_no_event_loop(served: BrokerThread) -> None:
-    """The same listing and the same decisions, page by page from a plain loop."""
+    """The blocking Admin lists and decides transactions as the async one does."""
     operated = Operated(served.broker, *range(100, 100 + 2 * PAGE_SIZE))
     operated.page_max = PAGE_SIZE
     with blocking.Admin(namesrv=served.broker.address) as admin:
@@ -503,14 +503,14 @@ def test_a_background_thread_that_is_blocked_is_an_error(
 
 
 def test_slow_work_is_waited_for(served: BrokerThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as the background thread runs, an answer may take its time."""
+    """There is no time limit while the background thread runs."""
     monkeypatch.setattr(blocking, "LOOP_SECONDS", 0.5)
     with blocking.Producer("g", namesrv=served.broker.address) as producer:
         assert producer.wait(asyncio.sleep(0.8, "done")) == "done"
 
 
 def test_a_coroutine_that_exits_ends_nobody_elses_work(served: BrokerThread) -> None:
-    """``sys.exit`` in an async checker is its own affair."""
+    """``sys.exit`` in an async checker does not affect other calls."""
 
     async def leave() -> None:
         raise SystemExit(3)

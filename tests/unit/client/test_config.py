@@ -42,7 +42,7 @@ def test_name_servers_are_read_as_users_write_them(text: str, addresses: list[st
 
 @pytest.mark.parametrize("text", ["", ";", ":9876", "a:0", "a:70000", "a:b", "[::1"])
 def test_an_address_that_is_none_is_refused(text: str) -> None:
-    """A wrong address is found when the client is made, not after a timeout."""
+    """A wrong address is an error of the constructor, not a later timeout."""
     with pytest.raises(ConfigurationError, match="namesrv"):
         ClientConfig(namesrv=text)
 
@@ -50,7 +50,7 @@ def test_an_address_that_is_none_is_refused(text: str) -> None:
 def test_the_name_server_comes_from_the_argument_then_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """NAMESRV_ADDR is what RocketMQ's own clients read; an argument is nearer."""
+    """NAMESRV_ADDR is what RocketMQ's own clients read; an argument overrides it."""
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     assert ClientConfig().namesrv_addresses == [DEFAULT_NAMESRV]
 
@@ -79,7 +79,7 @@ def test_a_value_out_of_range_is_refused(settings: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("group", ["", "a b", "DEFAULT_PRODUCER", "DEFAULT_CONSUMER", "x" * 300])
 def test_a_group_name_that_brokers_refuse_is_refused_here(group: str) -> None:
-    """Otherwise the first sign would be a refusal at the first send."""
+    """Otherwise the first send would fail."""
     with pytest.raises(ConfigurationError, match="group"):
         Producer(group)
 
@@ -96,7 +96,7 @@ def test_a_group_name_that_brokers_refuse_is_refused_here(group: str) -> None:
     ],
 )
 def test_a_consumer_refuses_arguments_that_cannot_work(arguments: dict[str, object]) -> None:
-    """All of these would otherwise consume nothing, or not what was meant."""
+    """Otherwise it would consume nothing, or other messages than intended."""
     with pytest.raises(ConfigurationError):
         Consumer("g", **({"subscriptions": {"orders": "*"}} | arguments))  # type: ignore[arg-type]
 
@@ -124,5 +124,5 @@ def test_errors_survive_pickling(error: Exception) -> None:
     ("code", "retriable"), [(1, True), (2, True), (14, True), (16, True), (13, False), (604, False)]
 )
 def test_a_refusal_is_retriable_by_its_code(code: int, retriable: bool) -> None:
-    """The codes on which the official client sends again."""
+    """These are the codes on which the official client retries."""
     assert BrokerRefusedError(code, "").retriable is retriable

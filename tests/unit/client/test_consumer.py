@@ -123,7 +123,7 @@ async def running(*consumers: Consumer) -> AsyncIterator[None]:
 
 @on_both_loops
 async def test_the_loop_of_the_readme(broker: FakeBroker) -> None:
-    """What was sent before comes, and what is sent while the loop waits."""
+    """It receives messages sent before it started and while it waits."""
     await publish(broker, "1", "2")
     seen = []
     async with new_consumer(broker, subscriptions={"orders": "created || paid"}) as consumer:
@@ -157,7 +157,7 @@ async def test_heartbeat_precedes_the_first_pull_on_its_connection(broker: FakeB
 
 @on_both_loops
 async def test_tags_are_compared_as_text(broker: FakeBroker) -> None:
-    """The broker's filter is a hash; "Aa" and "BB" have the same."""
+    """The broker compares hashes of tags; "Aa" and "BB" have the same hash."""
     await publish(broker, "no", tags="BB")
     await publish(broker, "yes", tags="Aa")
     async with new_consumer(broker, subscriptions={"orders": "Aa"}) as consumer:
@@ -168,7 +168,7 @@ async def test_tags_are_compared_as_text(broker: FakeBroker) -> None:
 
 @on_both_loops
 async def test_the_offset_waits_for_the_first_unacked_message(broker: FakeBroker) -> None:
-    """What is acked behind a gap is not lost if the process dies, it comes again."""
+    """Messages after an unacknowledged one are redelivered if the process dies."""
     await publish(broker, "0", "1", "2", "3")
     async with new_consumer(broker) as consumer:
         messages = [await consumer.receive() for _ in range(4)]
@@ -186,7 +186,7 @@ async def test_the_offset_waits_for_the_first_unacked_message(broker: FakeBroker
 
 @on_both_loops
 async def test_offsets_are_written_while_running(broker: FakeBroker) -> None:
-    """A crash repeats a few seconds of work, not all of it."""
+    """After a crash only the messages of a few seconds are redelivered."""
     await publish(broker, "0", "1")
     async with new_consumer(broker) as consumer:
         await take(consumer, 2)
@@ -195,7 +195,7 @@ async def test_offsets_are_written_while_running(broker: FakeBroker) -> None:
 
 @on_both_loops
 async def test_a_cancelled_loop_loses_nothing(broker: FakeBroker) -> None:
-    """Cancel it at any moment: what it had not handed over comes with the next loop."""
+    """Messages that it has not returned come with the next loop, whenever it is cancelled."""
     bodies = [str(n) for n in range(40)]
     await publish(broker, *bodies)
     seen: list[str] = []
@@ -220,7 +220,7 @@ async def test_a_cancelled_loop_loses_nothing(broker: FakeBroker) -> None:
 
 @on_both_loops
 async def test_a_message_in_hand_when_the_loop_is_cancelled_comes_again(broker: FakeBroker) -> None:
-    """It was not acked, so its work may be half done."""
+    """It was not acknowledged, so its work may be half done."""
     await publish(broker, "0", "1")
     in_hand = asyncio.Event()
 
@@ -241,7 +241,7 @@ async def test_a_message_in_hand_when_the_loop_is_cancelled_comes_again(broker: 
 
 @on_both_loops
 async def test_closing_ends_the_loop_of_another_task(broker: FakeBroker) -> None:
-    """Cleanly: no exception, and nothing acked that was not."""
+    """It ends without an exception, and acknowledges nothing."""
     await publish(broker, "0", "1")
     seen = []
     async with new_consumer(broker) as consumer:
@@ -283,7 +283,7 @@ async def test_several_tasks_share_one_consumer(broker: FakeBroker) -> None:
 
 @on_both_loops
 async def test_receive_may_wait_for_a_while_only(broker: FakeBroker) -> None:
-    """None when nothing came; nothing is lost by giving up."""
+    """It returns None after the timeout, and loses no message."""
     async with new_consumer(broker) as consumer:
         assert await consumer.receive(timeout=0.02) is None
         await publish(broker, "0")
@@ -291,7 +291,7 @@ async def test_receive_may_wait_for_a_while_only(broker: FakeBroker) -> None:
 
 
 async def test_an_unstarted_consumer_says_so() -> None:
-    """Waiting for messages that cannot come would hang for good."""
+    """Otherwise it would wait forever."""
     with pytest.raises(ClientClosedError):
         await Consumer("billing", {"orders": "*"}).receive()
 
@@ -301,7 +301,7 @@ async def test_an_unstarted_consumer_says_so() -> None:
 
 @on_both_loops
 async def test_members_share_the_queues(broker: FakeBroker) -> None:
-    """Every queue has one reader, also while members come and go."""
+    """Every queue has one reader, also while members join and leave."""
     members = first, second, third = [new_consumer(broker) for _ in range(3)]
 
     def shares() -> list[int]:
@@ -323,7 +323,7 @@ async def test_members_share_the_queues(broker: FakeBroker) -> None:
 
 @on_both_loops
 async def test_a_member_that_dies_is_replaced(broker: FakeBroker) -> None:
-    """Its unacked messages go to the others."""
+    """Its unacknowledged messages go to the other members."""
     await publish(broker, "0", "1", "2")
     first = new_consumer(broker)
     await first.start()
@@ -332,7 +332,7 @@ async def test_a_member_that_dies_is_replaced(broker: FakeBroker) -> None:
     assert await take(first, 2, ack=False) == ["1", "2"]
 
     async with new_consumer(broker) as second:
-        # The first one vanishes without a word: its connections break and stay broken.
+        # The first one ends without unregistering: its connections break and stay broken.
         for task in first._tasks:
             task.cancel()
         keeper = first._session._maintenance
@@ -348,7 +348,7 @@ async def test_a_member_that_dies_is_replaced(broker: FakeBroker) -> None:
 
 @on_both_loops
 async def test_an_ack_after_the_queue_moved_does_not_count(broker: FakeBroker) -> None:
-    """The new owner delivers the message again; the old one learns that from the answer."""
+    """The new owner gets the message again; ``ack`` returns False to the old one."""
     await publish(broker, "0")
     async with new_consumer(broker) as first:
         message = await first.receive()
@@ -366,7 +366,7 @@ async def test_an_ack_after_the_queue_moved_does_not_count(broker: FakeBroker) -
 
 @on_both_loops
 async def test_every_member_of_a_broadcast_gets_everything(broker: FakeBroker) -> None:
-    """And none of them touches the group's offsets at the broker."""
+    """No member changes the group's offsets at the broker."""
     first = new_consumer(broker, broadcasting=True, start_from="first")
     second = new_consumer(broker, broadcasting=True, start_from="first")
     async with running(first, second):
@@ -382,7 +382,7 @@ async def test_every_member_of_a_broadcast_gets_everything(broker: FakeBroker) -
 async def test_a_broadcast_consumer_may_keep_its_offsets(
     broker: FakeBroker, tmp_path: Path
 ) -> None:
-    """In a file of its own, so that a restart goes on where it was."""
+    """It stores them in a file, and continues there after a restart."""
     path = tmp_path / "sub" / "offsets.json"
     arguments: dict[str, Any] = {"broadcasting": True, "start_from": "first", "offsets_file": path}
     await publish(broker, "0", "1")
@@ -409,7 +409,7 @@ async def test_a_broadcast_consumer_may_keep_its_offsets(
 async def test_a_new_group_starts_where_it_was_told(
     start_from: Any, young: bool, expected: list[str]
 ) -> None:
-    """Brokers begin a young topic at its first message, unless a time was given."""
+    """Without a time, brokers start it at the first message of a new topic."""
     async with fake_broker() as broker:
         broker.create_topic("orders", 1)
         await publish(broker, "old")
@@ -423,7 +423,7 @@ async def test_a_new_group_starts_where_it_was_told(
 
 
 async def test_a_group_that_read_nothing_yet_keeps_its_start() -> None:
-    """Else what is sent while it is away would be skipped by "last" a second time."""
+    """Otherwise "last" would skip messages sent between two runs."""
     async with fake_broker() as broker:
         broker.create_topic("orders", 1)
         async with new_consumer(broker) as consumer:
@@ -435,7 +435,7 @@ async def test_a_group_that_read_nothing_yet_keeps_its_start() -> None:
 
 
 async def test_a_topic_that_does_not_exist_yet_is_waited_for() -> None:
-    """Consumers are often up before the first message."""
+    """Consumers often start before the first message is sent."""
     async with (
         fake_broker() as broker,
         new_consumer(broker, subscriptions={"later": "*"}) as consumer,
@@ -448,7 +448,7 @@ async def test_a_topic_that_does_not_exist_yet_is_waited_for() -> None:
 async def test_a_missing_topic_is_told_once_with_the_nearest_names(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A typing error shows in the log and to the program, and not in the absence of messages."""
+    """A typing error shows in the log and in ``on_event``."""
     monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
     for name in ("orders", "order_events", "payments", "%RETRY%order-events"):
         broker.create_topic(name)
@@ -474,7 +474,7 @@ async def test_a_missing_topic_is_told_once_with_the_nearest_names(
 async def test_other_topics_are_consumed_while_one_is_missing(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And looking for it asks for its route alone, not who shares the queues of the others."""
+    """The look-up of a missing topic requests its route, and no list of members."""
     monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
     await publish(broker, "0")
     async with new_consumer(broker, subscriptions={"later": "*", "orders": "*"}) as consumer:
@@ -491,7 +491,7 @@ async def test_other_topics_are_consumed_while_one_is_missing(
 
 @pytest.mark.parametrize(("missing", "seconds"), [(1, 0.5), (10, 0.5), (40, 2.0), (1000, 50.0)])
 def test_many_missing_topics_are_looked_for_more_rarely(missing: int, seconds: float) -> None:
-    """A consumer asks for one twice a second, and for all together 20 times."""
+    """A consumer looks up one twice a second, and all together 20 times a second."""
     assert missing_topic_interval(missing) == seconds
 
 
@@ -500,7 +500,7 @@ def test_many_missing_topics_are_looked_for_more_rarely(missing: int, seconds: f
 async def test_a_topic_created_while_it_is_waited_for_is_read_from_its_first_message(
     broker: FakeBroker, broadcasting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The consumer was there before, so "last" is before it, whatever arrives meanwhile."""
+    """The consumer was there first, so "last" skips nothing."""
     monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
     missed = asyncio.Event()
     # Where a broker says that the group has no offset, the end is asked for.
@@ -522,7 +522,7 @@ async def test_a_topic_created_while_it_is_waited_for_is_read_from_its_first_mes
 async def test_a_name_server_that_knows_no_topic_at_all_makes_none_new(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has just started: a topic it hears of later may be old, and "last" means its end."""
+    """It has just started, so a topic that it reports later may be old."""
     monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
     missed = asyncio.Event()
     broker.fail(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, Answer(b'{"topicList":[]}'))
@@ -544,7 +544,7 @@ async def test_a_name_server_that_knows_no_topic_at_all_makes_none_new(
 async def test_an_event_function_that_fails_stops_nothing(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is the user's; the log has its traceback."""
+    """Its traceback is logged, and the consumer continues."""
 
     def fail(_event: ConsumerEvent) -> None:
         raise ZeroDivisionError
@@ -571,7 +571,7 @@ async def test_a_consumer_warns_once_a_minute_while_another_subscribes_different
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both filters are named, in the log and to the program, and the end of it is logged."""
+    """The warning has both filters; the end of the difference is logged too."""
     caplog.set_level(logging.INFO)
     broker.unequal = OTHERS
     events: list[ConsumerEvent] = []
@@ -595,7 +595,7 @@ async def test_a_consumer_warns_once_a_minute_while_another_subscribes_different
         assert "'paid'" in line
 
         monkeypatch.setattr(consumer_module, "REMINDER_INTERVAL", 0.0)
-        # Its time is minutes away, by the real clock.
+        # The next reminder is minutes away on the real clock.
         consumer._reminder_due = 0.0
         await until(lambda: len(events) > 3)
         broker.unequal = None
@@ -605,7 +605,7 @@ async def test_a_consumer_warns_once_a_minute_while_another_subscribes_different
 
 @on_both_loops
 async def test_a_consumer_that_is_refused_does_not_start(broker: FakeBroker) -> None:
-    """It would get no queue and wait for ever."""
+    """Otherwise it would wait forever without a queue."""
     broker.unequal, broker.refuses_unequal = OTHERS, True
     consumer = new_consumer(broker, subscriptions={"refunds": "*"})
     with pytest.raises(UnequalSubscriptionsError, match="they differ") as refusal:
@@ -622,7 +622,7 @@ async def test_a_consumer_that_is_refused_does_not_start(broker: FakeBroker) -> 
 async def test_a_consumer_that_is_refused_later_raises_until_it_is_accepted(
     broker: FakeBroker,
 ) -> None:
-    """As when a broker comes back and others were faster; those who wait are woken."""
+    """This happens after a broker restart; waiting calls of ``receive`` raise too."""
     await publish(broker, "0")
     async with new_consumer(broker, config=OFTEN) as consumer:
         await take(consumer, 1)
@@ -647,7 +647,7 @@ async def test_a_consumer_that_is_refused_later_raises_until_it_is_accepted(
 
 @on_both_loops
 async def test_a_message_given_back_comes_again_through_the_retry_topic(broker: FakeBroker) -> None:
-    """It shows its own topic and the attempt, and holds up nothing behind it."""
+    """It has its own topic and the attempt, and does not block later messages."""
     await publish(broker, "0", "1")
     attempts: list[tuple[bytes, str, int]] = []
     async with new_consumer(broker) as consumer:
@@ -674,7 +674,7 @@ async def test_a_message_given_back_comes_again_through_the_retry_topic(broker: 
 
 @on_both_loops
 async def test_a_message_no_broker_takes_back_is_delivered_again_here(broker: FakeBroker) -> None:
-    """Old or small brokers know no such request; the offset waits for the message."""
+    """Some brokers do not support the request; then the offset waits for the message."""
     broker.send_back_supported = False
     await publish(broker, "0")
     async with new_consumer(broker) as consumer:
@@ -695,7 +695,7 @@ async def test_a_message_no_broker_takes_back_is_delivered_again_here(broker: Fa
 @in_steady_time
 @pytest.mark.parametrize("supported", [True, False])
 async def test_a_message_not_acked_in_time_comes_again(broker: FakeBroker, supported: bool) -> None:
-    """Whoever held it may be stuck; a late ack of it still counts if nobody else did."""
+    """A late ``ack`` counts unless the broker has the message back."""
     broker.send_back_supported = supported
     await publish(broker, "0", "1")
     async with new_consumer(broker, ack_timeout=0.2) as consumer:
@@ -713,7 +713,7 @@ async def test_a_message_not_acked_in_time_comes_again(broker: FakeBroker, suppo
 
 
 async def test_an_ack_timeout_of_none_waits_for_good() -> None:
-    """For work that takes hours."""
+    """It is for work that takes hours."""
     async with fake_broker() as broker:
         broker.create_topic("orders", 1)
         await publish(broker, "0")
@@ -726,7 +726,7 @@ async def test_an_ack_timeout_of_none_waits_for_good() -> None:
 
 @in_steady_time
 async def test_a_late_ack_spares_a_redelivery_that_is_still_waiting(broker: FakeBroker) -> None:
-    """The work was done after all."""
+    """The message is not delivered again."""
     broker.send_back_supported = False
     await publish(broker, "0")
     config = ClientConfig(retry_delay=0.05)
@@ -743,7 +743,7 @@ async def test_a_late_ack_spares_a_redelivery_that_is_still_waiting(broker: Fake
 
 @on_both_loops
 async def test_a_restarted_broker_is_pulled_from_again(broker: FakeBroker) -> None:
-    """Pulls, membership and offsets all come back by themselves."""
+    """Pulls, membership and offsets recover without an action of the program."""
     await publish(broker, "0")
     async with new_consumer(broker) as consumer:
         await take(consumer, 1)
@@ -759,7 +759,7 @@ async def test_a_restarted_broker_is_pulled_from_again(broker: FakeBroker) -> No
 
 @on_both_loops
 async def test_failed_pulls_are_repeated(broker: FakeBroker) -> None:
-    """Flow control at once, everything else after a second; nothing is skipped."""
+    """They are retried after a second, after flow control at once; nothing is skipped."""
     await publish(broker, "0")
     broker.fail(PULL, *[Refuse(ResponseCode.FLOW_CONTROL)] * 9, Refuse(ResponseCode.SYSTEM_ERROR))
     async with new_consumer(broker) as consumer:
@@ -767,7 +767,7 @@ async def test_failed_pulls_are_repeated(broker: FakeBroker) -> None:
 
 
 async def test_a_broker_that_forgot_the_subscription_hears_it_again() -> None:
-    """It answers 24 until the next heartbeat, which then comes at once."""
+    """It answers 24; the consumer then sends a heartbeat at once."""
     async with fake_broker() as broker:
         broker.create_topic("orders", 1)
         await publish(broker, "0")
@@ -779,7 +779,7 @@ async def test_a_broker_that_forgot_the_subscription_hears_it_again() -> None:
 
 
 async def test_an_offset_that_no_longer_exists_is_corrected() -> None:
-    """The broker says where to go on, and that is remembered."""
+    """The consumer continues at the offset that the broker returns, and commits it."""
     async with fake_broker() as broker:
         broker.create_topic("orders", 1)
         await publish(broker, "0", "1")
@@ -791,7 +791,7 @@ async def test_an_offset_that_no_longer_exists_is_corrected() -> None:
 
 
 async def test_damaged_records_do_not_stop_the_queue(caplog: pytest.LogCaptureFixture) -> None:
-    """What can be read is delivered, what cannot is skipped, loudly."""
+    """They are skipped with an error in the log; the others are delivered."""
     async with fake_broker() as broker:
         broker.create_topic("orders", 1)
         await publish(broker, "0", "1", "2")
@@ -822,7 +822,7 @@ async def test_damaged_records_do_not_stop_the_queue(caplog: pytest.LogCaptureFi
 async def test_pulling_pauses_while_too_much_is_unacked(
     limit: dict[str, int], expected: int
 ) -> None:
-    """Memory is bounded however slow the loop is, and pulling goes on with the acks."""
+    """Memory is bounded however slow the loop is; pulling continues after acks."""
     config = ClientConfig(pull_batch=1, pull_suspend=1.0, **limit)  # type: ignore[arg-type]
     async with fake_broker() as broker:
         broker.create_topic("orders", 1)
@@ -841,7 +841,7 @@ async def test_pulling_pauses_while_too_much_is_unacked(
 
 
 async def test_a_failed_group_question_changes_nothing() -> None:
-    """A member that cannot see the group keeps its queues, or two would read one."""
+    """A member that cannot list the group keeps its queues; two members would share one."""
     async with fake_broker() as broker, new_consumer(broker) as consumer:
         broker.create_topic("orders", 4)
         await until(lambda: len(consumer.assignment) == 5)
@@ -898,7 +898,7 @@ async def test_a_queue_is_pulled_once_although_another_could_not_be_taken() -> N
         async with new_consumer(broker) as consumer:
             await late.wait()
             for _ in range(3):  # answered after what follows from the late answer
-                # The next one is half a minute away, by the real clock.
+                # The next heartbeat is half a minute away on the real clock.
                 await consumer._session.heartbeat(broker.address)
             await until(lambda: [q.topic for q in consumer.assignment].count("orders") == 2)
             names = sorted(task.get_name() for task in asyncio.all_tasks())

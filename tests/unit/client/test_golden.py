@@ -52,7 +52,7 @@ def answers(*codes: int, ok: frozenset[int] = frozenset({0})) -> Iterator[Remoti
 
 
 def test_every_official_route_gives_queues_and_addresses() -> None:
-    """With bare and with quoted broker ids, of both versions."""
+    """Both versions, with bare and with quoted broker ids, are read."""
     routes = [
         build_route("t", decode_route(answer.body))
         for answer in answers(RequestCode.GET_ROUTEINFO_BY_TOPIC)
@@ -67,7 +67,7 @@ def test_every_official_route_gives_queues_and_addresses() -> None:
 
 
 def test_official_clusters_and_groups_are_read() -> None:
-    """106 has bare integer keys in every version."""
+    """Request 106 has bare integer keys in every version."""
     clusters = [decode_cluster_info(a.body) for a in answers(RequestCode.GET_BROKER_CLUSTER_INFO)]
     groups = [decode_consumer_list(a.body) for a in answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)]
 
@@ -77,7 +77,7 @@ def test_official_clusters_and_groups_are_read() -> None:
 
 
 def test_every_official_send_answer_becomes_a_result() -> None:
-    """With and without a transaction id, and of batches too."""
+    """With and without a transaction id, and for batches."""
     queue = MessageQueue("t", "broker-a", 99)
     codes = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     results = [
@@ -95,7 +95,7 @@ def test_every_official_send_answer_becomes_a_result() -> None:
 
 
 def test_every_officially_stored_message_can_be_consumed() -> None:
-    """Records in pull answers: bodies, ids, topics and transactions."""
+    """Bodies, ids, topics and transactions are read from the records of pull answers."""
     views: list[MessageView] = []
     packed = 0
     for answer in answers(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
@@ -117,7 +117,7 @@ def test_every_officially_stored_message_can_be_consumed() -> None:
 
 
 def test_official_offsets_are_read() -> None:
-    """A group's place in a queue."""
+    """The committed offset of a group in a queue is decoded."""
     offsets = [
         typed(answer, QueryConsumerOffsetResponseHeader, "x").offset
         for answer in answers(RequestCode.QUERY_CONSUMER_OFFSET)
@@ -128,7 +128,7 @@ def test_official_offsets_are_read() -> None:
 
 
 def test_every_official_check_can_be_answered() -> None:
-    """Header and record say which half message is meant, and of which group."""
+    """Header and record identify the half message and its group."""
     checks = [
         decoded(frame)
         for file in FILES

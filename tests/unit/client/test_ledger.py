@@ -74,12 +74,12 @@ def books(tmp_path: Path, request: pytest.FixtureRequest) -> Books:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check gives up at once when somebody writes."""
+    """A check that does not wait for a lock."""
     monkeypatch.setattr(ledger, "LOCK_SECONDS", 0.01)
 
 
 def test_a_row_is_a_commit(books: Books) -> None:
-    """However often it is asked about."""
+    """Every check of it is answered COMMIT."""
     books.order("t-1")
 
     assert [books.check(asked_about("t-1")) for _ in range(3)] == [Decision.COMMIT] * 3
@@ -87,7 +87,7 @@ def test_a_row_is_a_commit(books: Books) -> None:
 
 
 def test_no_row_is_a_rollback_and_stays_one(books: Books) -> None:
-    """The local transaction that comes later fails as a whole."""
+    """A local transaction that comes later fails as a whole."""
     assert books.check(asked_about("t-1")) is Decision.ROLLBACK
     with pytest.raises(TransactionFencedError, match="t-1 cannot be recorded"):
         books.order("t-1")
@@ -100,7 +100,7 @@ def test_no_row_is_a_rollback_and_stays_one(books: Books) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_row_that_is_not_committed_is_unknown(books: Books, commits: bool) -> None:
-    """Nobody can tell yet, and the answer after that is the right one."""
+    """A later check has the right answer."""
     with closing(books.connect()) as running:
         books.ledger.record(running.cursor(), "t-1")
         assert books.check(asked_about("t-1")) is Decision.UNKNOWN
@@ -113,7 +113,7 @@ def test_a_row_that_is_not_committed_is_unknown(books: Books, commits: bool) -> 
 
 
 def test_a_row_of_a_process_that_was_killed_is_none(books: Books) -> None:
-    """Its database transaction has not committed, so it never will."""
+    """Its database transaction has not committed and never will."""
     program = (
         "import os, signal, sqlite3, sys\n"
         "from halfmq.client import TransactionLedger\n"
@@ -175,7 +175,7 @@ def test_a_database_that_is_away_is_unknown(tmp_path: Path) -> None:
 
 
 def test_what_is_no_database_error_is_the_callers() -> None:
-    """A mistake in the program should not look like a lock."""
+    """A mistake in the program is raised and does not count as UNKNOWN."""
 
     def connect() -> sqlite3.Connection:
         raise ZeroDivisionError
@@ -185,7 +185,7 @@ def test_what_is_no_database_error_is_the_callers() -> None:
 
 
 def test_old_rows_can_be_pruned_and_then_decide_nothing(books: Books) -> None:
-    """A missing row of that age may have been there: ROLLBACK could be wrong."""
+    """A missing row of that age may have been deleted, so ROLLBACK could be wrong."""
     books.order("old")
     books.check(asked_about("old tombstone"))
     books.now += 31 * 86_400
@@ -207,7 +207,7 @@ def test_old_rows_can_be_pruned_and_then_decide_nothing(books: Books) -> None:
 
 
 def test_in_autocommit_mode_a_check_keeps_its_promises_too(books: Books) -> None:
-    """Somebody will give it such a connection."""
+    """``connect`` may return such a connection."""
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(books.path, isolation_level=None)
@@ -238,7 +238,7 @@ def test_in_autocommit_mode_a_check_keeps_its_promises_too(books: Books) -> None
 def test_statements_are_written_as_the_driver_wants_them(
     paramstyle: str, sql: str, mapped: bool
 ) -> None:
-    """Those of PEP 249, and PostgreSQL's own."""
+    """The paramstyles of PEP 249, and PostgreSQL's own."""
     written, values = TransactionLedger("app.ledger", clock=lambda: 5.0).statement("t", paramstyle)
 
     assert written == f"insert into app.ledger (id, state, recorded_at) values ({sql})"
@@ -247,7 +247,7 @@ def test_statements_are_written_as_the_driver_wants_them(
 
 
 def test_the_parameter_style_is_the_drivers_own() -> None:
-    """A cursor of a wrapper does not tell; then it has to be given."""
+    """For a cursor of a wrapper, which does not declare one, it must be given."""
     with closing(sqlite3.connect(":memory:")) as connection:
         assert paramstyle_of(connection.cursor()) == "qmark"
     with pytest.raises(ConfigurationError, match="paramstyle"):
@@ -303,7 +303,7 @@ async def test_a_check_that_comes_first_fails_the_local_transaction(
 async def test_a_producer_that_died_after_its_row_is_spoken_for(
     broker: FakeBroker, shared: Books
 ) -> None:
-    """The row is enough for any other producer of the group, in a thread of its own."""
+    """Any other producer of the group can answer from the row."""
     threads: list[threading.Thread] = []
 
     def check(message: MessageView) -> Decision:

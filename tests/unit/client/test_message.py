@@ -81,13 +81,13 @@ def record(
 def test_a_message_that_cannot_arrive_is_refused_where_it_is_built(
     build: Callable[[], Message],
 ) -> None:
-    """The mistake shows in the line that made it; a forged system property is one of them."""
+    """The constructor raises; reserved property names are refused too."""
     with pytest.raises(InvalidMessageError):
         build()
 
 
 def test_properties_carry_tag_keys_and_id() -> None:
-    """What consumers and the key index read."""
+    """Consumers and the key index read them."""
     message = Message("orders", b"x", tags="created", keys=["o-1", "o-2"], properties={"a": "b"})
 
     draft = encode_message(message, "ID", CONFIG)
@@ -101,7 +101,7 @@ def test_properties_carry_tag_keys_and_id() -> None:
 
 
 def test_delay_and_wait_travel_only_when_set() -> None:
-    """Absent means: at once, and wait for the disk."""
+    """Without the properties, a broker delivers at once and waits for the disk."""
     message = Message("orders", b"x", delay_level=3, wait_durable=False)
 
     properties = decode_properties(encode_message(message, "ID", CONFIG).properties)
@@ -110,7 +110,7 @@ def test_delay_and_wait_travel_only_when_set() -> None:
 
 
 def test_a_half_message_is_marked_by_properties_and_flag() -> None:
-    """The broker goes by TRAN_MSG; PGROUP says whom to ask."""
+    """TRAN_MSG marks it, and PGROUP names the group that is checked."""
     draft = encode_half_message(Message("orders", b"x"), "ID", "orders-tx", CONFIG)
 
     assert draft.sys_flag == 0x4
@@ -122,13 +122,13 @@ def test_a_half_message_is_marked_by_properties_and_flag() -> None:
 
 
 def test_a_half_message_cannot_be_delayed() -> None:
-    """RocketMQ drops the delay in silence; the user should know."""
+    """RocketMQ would ignore the delay without an error."""
     with pytest.raises(InvalidMessageError, match="delay"):
         encode_half_message(Message("orders", b"x", delay_level=1), "ID", "g", CONFIG)
 
 
 def test_long_bodies_are_compressed_if_that_helps() -> None:
-    """From 4096 bytes on, as the official clients do; noise stays as it is."""
+    """From 4096 bytes on, as official clients do; a body that would not shrink is sent as it is."""
     compressible = encode_message(Message("orders", b"a" * 4096), "ID", CONFIG)
     short = encode_message(Message("orders", b"a" * 4095), "ID", CONFIG)
     noise = bytes(zlib.crc32(bytes([n % 256, n // 256])) % 256 for n in range(5000))
@@ -142,7 +142,7 @@ def test_long_bodies_are_compressed_if_that_helps() -> None:
 
 
 def test_limits_are_exact() -> None:
-    """A broker takes exactly 4 MiB and 32 767 bytes of properties."""
+    """A broker accepts 4 MiB of body and 32 767 bytes of properties, and not one byte more."""
     config = ClientConfig(message_size_max=100, compress_over=None)
     encode_message(Message("orders", b"x" * 100), "ID", config)
     fits = 32_767 - len("UNIQ_KEY1ID1" + "a11")
@@ -180,7 +180,7 @@ def test_a_batch_gives_each_message_its_own_id() -> None:
     ],
 )
 def test_what_no_batch_can_hold_is_refused(messages: list[Message]) -> None:
-    """The broker would refuse the whole of it."""
+    """The broker would reject the whole batch."""
     config = ClientConfig(message_size_max=120)
     with pytest.raises(InvalidMessageError):
         encode_message_batch(messages, ["K"] * len(messages), config)
@@ -208,7 +208,7 @@ def test_a_received_message_shows_what_was_sent() -> None:
 
 
 def test_a_message_without_properties_still_has_an_id() -> None:
-    """Anything may have written the topic; the place in the log is always there."""
+    """The offset id is used if there is no UNIQ_KEY."""
     view = MessageView(record(), "broker-a")
 
     assert (view.tags, view.keys) == ("", "")
@@ -216,7 +216,7 @@ def test_a_message_without_properties_still_has_an_id() -> None:
 
 
 def test_a_retried_message_shows_its_own_topic_and_attempt() -> None:
-    """The group's retry topic is plumbing."""
+    """The retry topic of the group is not shown."""
     properties = b"RETRY_TOPIC\x01orders\x02"
     view = MessageView(record(b"x", properties, "%RETRY%g", reconsume_times=2), "broker-a")
 
@@ -232,7 +232,7 @@ def test_a_transactional_message_knows_its_transaction() -> None:
 
 
 def test_a_committed_message_has_a_stable_id() -> None:
-    """Where its half lies: told by the broker, or found in the record that RocketMQ wrote."""
+    """The id of its half message, from the broker or from a record of RocketMQ."""
     half_id = b"TRAN_MSG\x01true\x02TRANSACTION_HALF_ID\x01HALF\x02"
     told = MessageView(record(b"x", half_id, "%RETRY%g", reconsume_times=1), "broker-a")
     forged = MessageView(record(b"x", half_id), "broker-a")
@@ -249,7 +249,7 @@ def test_a_committed_message_has_a_stable_id() -> None:
 
 @pytest.mark.parametrize("sys_flag", [0x001, 0x301])
 def test_both_marks_of_zlib_are_unpacked(sys_flag: int) -> None:
-    """Old clients leave the compression type open, new ones name it."""
+    """Old clients leave the compression type open, new ones set it."""
     view = MessageView(record(zlib.compress(b"hello" * 1000), sys_flag=sys_flag), "broker-a")
 
     assert view.body == b"hello" * 1000
@@ -268,7 +268,7 @@ def test_both_marks_of_zlib_are_unpacked(sys_flag: int) -> None:
     ],
 )
 def test_a_body_that_cannot_be_unpacked_says_so_when_read(body: bytes, sys_flag: int) -> None:
-    """The message itself stays usable: it can be given back, or acked with its id logged."""
+    """The message can still be returned with ``retry``, or acknowledged."""
     view = MessageView(record(body, b"UNIQ_KEY\x01ID\x02", sys_flag=sys_flag), "broker-a")
 
     with pytest.raises(UnreadableBodyError, match="ID"):
@@ -288,7 +288,7 @@ COMPRESSIONS: Final = [
 def test_a_body_that_would_fill_the_memory_is_not_unpacked(
     compress: Callable[[bytes], bytes], sys_flag: int
 ) -> None:
-    """A few kilobytes can stand for gigabytes."""
+    """A few kilobytes can expand to gigabytes."""
     content = bytes(DECOMPRESSED_SIZE_MAX + 1)
     view = MessageView(record(compress(content), sys_flag=sys_flag), "broker-a")
 
@@ -300,7 +300,7 @@ def test_a_body_that_would_fill_the_memory_is_not_unpacked(
 def test_a_body_is_read_however_it_was_compressed(
     compress: Callable[[bytes], bytes], sys_flag: int
 ) -> None:
-    """Java clients since 5.0 may choose."""
+    """Java clients since 5.0 can choose LZ4 or ZSTD."""
     view = MessageView(record(compress(b"hello" * 100), sys_flag=sys_flag), "broker-a")
 
     assert view.body == b"hello" * 100
@@ -319,6 +319,6 @@ def test_a_body_tells_what_has_to_be_installed(
 
 
 async def test_a_message_under_check_cannot_be_acked() -> None:
-    """It is answered with a Decision; an ack would look as if it did something."""
+    """A check is answered with a Decision; ``ack`` would have no effect."""
     with pytest.raises(ClientError, match="Decision"):
         await MessageView(record(), "broker-a").ack()

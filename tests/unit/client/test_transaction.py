@@ -53,7 +53,7 @@ async def fail_after(action: Callable[[], object]) -> None:
 
 @on_both_loops
 async def test_leaving_normally_commits(broker: FakeBroker) -> None:
-    """The half message is stored before the block runs, and shown only after it."""
+    """The half message is stored before the block runs, and delivered after it."""
     async with new_producer(broker) as producer:
         async with producer.transaction(MESSAGE) as tx:
             (half,) = broker.halves.values()
@@ -100,7 +100,7 @@ async def asked_and_committed(broker: FakeBroker, transaction_id: str) -> None:
 async def test_a_block_left_by_an_error_is_decided_by_the_checker(
     broker: FakeBroker, answer: Decision
 ) -> None:
-    """The row may have been committed before the error; the error goes on either way."""
+    """The row may have been committed before the error, which propagates."""
     checker = Asked(answer)
     async with new_producer(broker, checker) as producer:
         with pytest.raises(LocalError):
@@ -118,7 +118,7 @@ async def test_a_block_left_by_an_error_is_decided_by_the_checker(
 async def test_a_checker_that_cannot_tell_leaves_it_to_the_broker(
     broker: FakeBroker, answer: Decision | Exception | None
 ) -> None:
-    """It says UNKNOWN, raises, or takes too long; asked later, it knows more."""
+    """It answers UNKNOWN, raises or times out; a later check of the broker decides."""
     checker = Asked(Decision.COMMIT if answer is None else answer, Decision.COMMIT)
     if answer is None:
         checker.release.clear()
@@ -136,7 +136,7 @@ async def test_a_checker_that_cannot_tell_leaves_it_to_the_broker(
 
 @on_both_loops
 async def test_a_cancelled_block_is_decided_by_the_checker(broker: FakeBroker) -> None:
-    """A request that timed out in a web server must not leave row and message apart."""
+    """A request that times out in a web server must not separate row and message."""
     checker = Asked(Decision.COMMIT)
     async with new_producer(broker, checker) as producer:
         with pytest.raises(TimeoutError):
@@ -161,7 +161,7 @@ async def test_a_cancelled_block_is_decided_by_the_checker(broker: FakeBroker) -
 
 @on_both_loops
 async def test_members_of_a_task_group_are_decided_one_by_one(broker: FakeBroker) -> None:
-    """The failure of one cancels the others, and each asks about its own transaction."""
+    """A failure cancels the others, and each transaction is checked by itself."""
     checker = Asked(Decision.ROLLBACK)
     everybody = asyncio.Barrier(4)
 
@@ -187,7 +187,7 @@ async def test_members_of_a_task_group_are_decided_one_by_one(broker: FakeBroker
 
 @on_both_loops
 async def test_a_second_cancellation_leaves_it_to_the_broker(broker: FakeBroker) -> None:
-    """Whoever cancels twice is not kept waiting; and the transaction counts as running no more."""
+    """The caller does not wait, and the transaction no longer counts as running."""
     checker = Asked(Decision.COMMIT)
     checker.release.clear()
     transactions: list[Transaction] = []
@@ -210,7 +210,7 @@ async def test_a_second_cancellation_leaves_it_to_the_broker(broker: FakeBroker)
 
 
 async def test_cancelled_while_the_checkers_answer_is_sent_still_sends_it() -> None:
-    """A COMMIT under way becomes nothing else, whoever waits for it."""
+    """The decision does not change after it was made."""
     async with fake_broker() as broker, new_producer(broker, Asked(Decision.COMMIT)) as producer:
         broker.create_topic("orders")
         broker.fail(END, Refuse(ResponseCode.SYSTEM_BUSY))
@@ -231,7 +231,7 @@ async def test_cancelled_while_the_checkers_answer_is_sent_still_sends_it() -> N
 
 @on_both_loops
 async def test_rollback_asks_nobody(broker: FakeBroker) -> None:
-    """The program has rolled its own database back, and knows."""
+    """The program knows that its database transaction was rolled back."""
     async with new_producer(broker) as producer:
         tx = producer.transaction(MESSAGE)
         with pytest.raises(LocalError):
@@ -246,7 +246,7 @@ async def test_rollback_asks_nobody(broker: FakeBroker) -> None:
 
 @on_both_loops
 async def test_a_coroutine_that_is_closed_leaves_it_to_the_broker(broker: FakeBroker) -> None:
-    """It may not wait for anything; so do generators that nobody finishes."""
+    """It must not await anything; this also applies to abandoned generators."""
     checker = Asked(Decision.COMMIT)
 
     async def block(tx: Transaction) -> AsyncGenerator[None, None]:
@@ -271,7 +271,7 @@ async def test_a_coroutine_that_is_closed_leaves_it_to_the_broker(broker: FakeBr
 
 @on_both_loops
 async def test_a_transaction_that_nobody_has_any_more_is_not_running(broker: FakeBroker) -> None:
-    """Its block was interrupted so that it was never left; the checker can still tell."""
+    """Its block was interrupted and never left; then the checker may be called."""
     checker = Asked(Decision.COMMIT)
     async with new_producer(broker, checker) as producer:
         tx: Transaction | None = producer.transaction(MESSAGE)
@@ -288,7 +288,7 @@ async def test_a_transaction_that_nobody_has_any_more_is_not_running(broker: Fak
 
 @on_both_loops
 async def test_a_producer_closed_meanwhile_decides_nothing(broker: FakeBroker) -> None:
-    """The checker's answer cannot be delivered: another member of the group will be asked."""
+    """The checker's answer cannot be sent, so the broker asks another member."""
     checker = Asked(Decision.COMMIT)
     producer = new_producer(broker, checker)
     await producer.start()
@@ -308,7 +308,7 @@ async def test_a_producer_closed_meanwhile_decides_nothing(broker: FakeBroker) -
 
 @on_both_loops
 async def test_closing_waits_for_the_checker(broker: FakeBroker) -> None:
-    """And for the delivery of what it says."""
+    """It also waits until the decision is delivered."""
     checker = Asked(Decision.COMMIT)
     checker.release.clear()
     producer = new_producer(broker, checker)
@@ -332,7 +332,7 @@ async def test_closing_waits_for_the_checker(broker: FakeBroker) -> None:
 
 
 async def test_closing_cuts_off_a_checker_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program's own error goes on; another member of the group will be asked."""
+    """The program's own error propagates; the broker asks another member."""
     monkeypatch.setattr(transaction, "CLOSE_SECONDS", 0.01)
     checker = Asked(Decision.COMMIT)
     checker.release.clear()
@@ -357,7 +357,7 @@ async def test_closing_cuts_off_a_checker_that_hangs(monkeypatch: pytest.MonkeyP
 
 @on_both_loops
 async def test_cancelled_while_the_half_message_is_sent_rolls_it_back(broker: FakeBroker) -> None:
-    """It may be stored by then, and its block will never run."""
+    """It may be stored, and its block will never run."""
     async with new_producer(broker, config=ClientConfig()) as producer:
         entering = asyncio.ensure_future(producer.transaction(MESSAGE).__aenter__())
         await asyncio.sleep(0)
@@ -370,7 +370,7 @@ async def test_cancelled_while_the_half_message_is_sent_rolls_it_back(broker: Fa
 
 
 async def test_cancelled_while_deciding_still_decides() -> None:
-    """The decision is on its way whether or not somebody waits for it."""
+    """The decision is sent although its caller no longer waits."""
     async with fake_broker() as broker, new_producer(broker) as producer:
         broker.create_topic("orders")
         broker.fail(END, Refuse(ResponseCode.SYSTEM_BUSY))
@@ -390,7 +390,7 @@ async def test_cancelled_while_deciding_still_decides() -> None:
 @on_both_loops
 @pytest.mark.parametrize("decision", list(Decision))
 async def test_an_explicit_decision_wins(broker: FakeBroker, decision: Decision) -> None:
-    """After a commit of unknown outcome only the checker can tell."""
+    """``decide`` overrides how the block ends."""
     async with new_producer(broker) as producer:
         tx = producer.transaction(MESSAGE)
         with pytest.raises(LocalError):
@@ -407,7 +407,7 @@ async def test_an_explicit_decision_wins(broker: FakeBroker, decision: Decision)
 async def test_a_half_message_that_is_not_safe_stops_the_transaction(
     broker: FakeBroker, status: int
 ) -> None:
-    """A power cut could lose it after the row was written."""
+    """A power failure could lose it after the row was written."""
     broker.send_status = status
     async with new_producer(broker) as producer:
         with pytest.raises(HalfNotDurableError) as caught:
@@ -434,7 +434,7 @@ async def test_a_refused_half_message_does_not_run_the_block() -> None:
 
 @on_both_loops
 async def test_a_decision_is_repeated_until_confirmed(broker: FakeBroker) -> None:
-    """The broker takes the same decision twice as one."""
+    """On a halfmq broker decisions are idempotent."""
     broker.fail(END, Cut(), Cut(after_doing=True))
     async with new_producer(broker) as producer, producer.transaction(MESSAGE) as tx:
         pass
@@ -445,7 +445,7 @@ async def test_a_decision_is_repeated_until_confirmed(broker: FakeBroker) -> Non
 
 
 async def test_an_official_broker_gets_a_commit_once_when_in_doubt() -> None:
-    """It would deliver the message once per COMMIT; its check settles the doubt."""
+    """It would deliver the message once per COMMIT; its check settles the transaction."""
     async with fake_broker(halfmq=False) as broker:
         broker.create_topic("orders")
         async with new_producer(broker) as producer:
@@ -465,7 +465,7 @@ async def test_an_official_broker_gets_a_commit_once_when_in_doubt() -> None:
 async def test_an_undelivered_commit_is_no_error_of_the_block(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The row is written; the broker will ask, and then this producer knows without its checker."""
+    """The row is committed; this producer answers the later check without its checker."""
     broker.fail(END, *[Ignore()] * 9)
     async with new_producer(broker, config=IMPATIENT) as producer:
         async with producer.transaction(MESSAGE) as tx:
@@ -482,7 +482,7 @@ async def test_an_undelivered_commit_is_no_error_of_the_block(
 
 @on_both_loops
 async def test_a_commit_that_comes_too_late_is_an_error(broker: FakeBroker) -> None:
-    """The row is there and the message will never come: the program has to know."""
+    """The row exists and the message will not be delivered: the program must know."""
     async with new_producer(broker) as producer:
         with pytest.raises(DecisionConflictError, match="COMMIT of transaction"):
             async with producer.transaction(MESSAGE) as tx:
@@ -494,7 +494,7 @@ async def test_a_commit_that_comes_too_late_is_an_error(broker: FakeBroker) -> N
 async def test_a_rollback_that_comes_too_late_keeps_the_users_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The user's error is the one to handle; the conflict is logged."""
+    """The user's error propagates; the conflict is logged."""
     checker = Asked(Decision.ROLLBACK)
     async with fake_broker() as broker, new_producer(broker, checker) as producer:
         tx = producer.transaction(MESSAGE)
@@ -507,7 +507,7 @@ async def test_a_rollback_that_comes_too_late_keeps_the_users_error(
 
 @on_both_loops
 async def test_a_running_transaction_is_not_given_to_the_checker(broker: FakeBroker) -> None:
-    """Its row is not visible yet: the checker would say ROLLBACK, and lose the message."""
+    """Its row is not visible yet, so the checker would answer ROLLBACK."""
     async with new_producer(broker) as producer, producer.transaction(MESSAGE) as tx:
         broker.check(broker.half_of(tx.id))
         await until(lambda: broker.half_of(tx.id).decisions == [UNKNOWN])
@@ -517,7 +517,7 @@ async def test_a_running_transaction_is_not_given_to_the_checker(broker: FakeBro
 
 @on_both_loops
 async def test_a_half_message_sent_again_is_one_transaction(broker: FakeBroker) -> None:
-    """A retry after a lost answer carries the same id, by which the broker knows it."""
+    """A retry after a lost answer has the same id, by which the broker deduplicates."""
     async with new_producer(broker) as producer:
         broker.fail(SEND, Cut(after_doing=True))
         async with producer.transaction(MESSAGE) as tx:
@@ -531,7 +531,7 @@ async def test_a_half_message_sent_again_is_one_transaction(broker: FakeBroker) 
 
 @on_both_loops
 async def test_a_second_copy_of_a_half_message_is_rolled_back(broker: FakeBroker) -> None:
-    """A broker forgets in the end which messages it has seen; only one half was decided."""
+    """Deduplication at the broker is limited; only one half message was decided."""
     broker.duplicates = False
     async with new_producer(broker) as producer:
         broker.fail(SEND, Cut(after_doing=True))
@@ -552,7 +552,7 @@ async def test_a_second_copy_of_a_half_message_is_rolled_back(broker: FakeBroker
 async def test_a_half_message_whose_block_never_ran_is_rolled_back_by_its_check(
     broker: FakeBroker,
 ) -> None:
-    """No attempt was answered, one was stored; the checker need not be asked."""
+    """No attempt was answered, one was stored; the checker is not called."""
     async with new_producer(broker, config=IMPATIENT) as producer:
         broker.fail(SEND, *[Ignore(after_doing=True)] * 9)
         with pytest.raises(SendTimeoutError):
@@ -564,7 +564,7 @@ async def test_a_half_message_whose_block_never_ran_is_rolled_back_by_its_check(
 
 
 async def test_a_transaction_needs_somebody_to_ask() -> None:
-    """Without a checker an undecided message would be asked about in vain, and parked."""
+    """Without a checker, the broker could never settle an undecided transaction."""
     async with fake_broker() as broker, new_producer(broker, None) as producer:
         with pytest.raises(ConfigurationError, match="checker"):
             producer.transaction(MESSAGE)
@@ -605,7 +605,7 @@ class Listener(TransactionListener):
 async def test_a_listener_decides_as_in_rocketmq(
     broker: FakeBroker, outcome: object, decision: Decision
 ) -> None:
-    """There, an exception means "not known", and the check follows."""
+    """An exception counts as UNKNOWN, and a check follows."""
     listener = Listener(outcome)
     async with new_producer(broker, None) as producer:
         tx = await producer.send_in_transaction(MESSAGE, listener, arg=42)
@@ -618,7 +618,7 @@ async def test_a_listener_decides_as_in_rocketmq(
 
 
 async def test_a_listener_given_at_the_start_serves_all() -> None:
-    """As TransactionMQProducer.setTransactionListener."""
+    """It corresponds to TransactionMQProducer.setTransactionListener."""
     listener = Listener(Decision.COMMIT)
     async with (
         fake_broker() as broker,
@@ -633,7 +633,7 @@ async def test_a_listener_given_at_the_start_serves_all() -> None:
 
 
 async def test_closing_waits_for_decisions_under_way() -> None:
-    """A program that ends right after a transaction has still decided it."""
+    """A program may end right after a transaction."""
     async with fake_broker() as broker:
         broker.create_topic("orders")
         producer = new_producer(broker)
@@ -652,7 +652,7 @@ async def test_closing_waits_for_decisions_under_way() -> None:
 
 @in_steady_time
 async def test_a_half_message_that_is_not_answered_is_a_timeout() -> None:
-    """The local transaction does not run on hope."""
+    """The local transaction does not run."""
     async with fake_broker() as broker, new_producer(broker, config=IMPATIENT) as producer:
         broker.fail(SEND, Ignore(after_doing=True))
         with pytest.raises(SendTimeoutError):
@@ -664,7 +664,7 @@ async def test_a_half_message_that_is_not_answered_is_a_timeout() -> None:
 async def test_closing_ends_a_transaction_that_waits_for_its_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its block has not run; and its task was not cancelled, so it must not look so."""
+    """Its block has not run; it gets ClientClosedError, because its task was not cancelled."""
     monkeypatch.setattr(transaction, "CLOSE_SECONDS", 0.1)
     async with fake_broker() as broker:
         producer = new_producer(broker)
@@ -682,7 +682,7 @@ async def test_closing_ends_a_transaction_that_waits_for_its_broker(
 async def test_a_commit_that_closing_cuts_off_is_no_error_of_the_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The local transaction has committed; the checker will tell."""
+    """The local transaction has committed; a later check settles it."""
     monkeypatch.setattr(transaction, "CLOSE_SECONDS", 0.1)
     async with fake_broker() as broker:
         producer = new_producer(broker)
@@ -701,7 +701,7 @@ async def test_a_commit_that_closing_cuts_off_is_no_error_of_the_block(
 
 @on_both_loops
 async def test_pending_are_the_groups_undecided_transactions(broker: FakeBroker) -> None:
-    """Those of every producer of the group, and of no other, however many pages they fill."""
+    """Those of every producer of this group only, however many pages they fill."""
     other = TransactionProducer("others-tx", commits, namesrv=broker.address, config=QUICK)
     async with new_producer(broker) as producer, other:
         assert await producer.pending() == []
@@ -725,7 +725,7 @@ async def test_pending_are_the_groups_undecided_transactions(broker: FakeBroker)
 
 
 async def test_an_official_broker_does_not_tell_what_is_pending() -> None:
-    """It keeps no list."""
+    """It has no such request."""
     async with fake_broker(halfmq=False) as broker, new_producer(broker) as producer:
         with pytest.raises(UnsupportedRequestError, match="QUERY_TRANSACTIONS"):
             await producer.pending()

@@ -58,7 +58,7 @@ def type_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 @pytest.mark.parametrize("words", ["tx list", "broker metrics", "group list", "user list"])
 def test_every_noun_signs(halfmq: Shell, words: str) -> None:
-    """With the key of the environment."""
+    """Requests are signed with the key of the environment."""
     done = halfmq(*words.split())
 
     assert (done.code, done.err) == (0, "")
@@ -67,7 +67,7 @@ def test_every_noun_signs(halfmq: Shell, words: str) -> None:
 def test_credentials_come_from_a_file(
     halfmq: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Named by the option or by the environment; either wins over the two variables."""
+    """The option or a variable names the file, which overrides the key variables."""
     monkeypatch.setenv(KEY_VARIABLE, "nobody")
     file = credentials_file(tmp_path, ADMIN)
     assert halfmq("user", "list").code == 1
@@ -82,7 +82,7 @@ def test_credentials_come_from_a_file(
 
 
 def test_a_secret_of_digits_is_a_text(halfmq: Shell, tmp_path: Path) -> None:
-    """As in every example of RocketMQ."""
+    """RocketMQ's examples have such secrets."""
     file = tmp_path / "tools.yml"
     file.write_text("accessKey: 007\nsecretKey: 0123\n")
     file.chmod(0o600)
@@ -94,7 +94,7 @@ def test_a_secret_of_digits_is_a_text(halfmq: Shell, tmp_path: Path) -> None:
 
 @READ_BY_ALL
 def test_a_file_that_others_can_read_is_not_used(halfmq: Shell, tmp_path: Path) -> None:
-    """The error says how to mend it."""
+    """The error says how to fix it."""
     file = credentials_file(tmp_path, ADMIN, mode=0o640)
 
     refused = halfmq("user", "list", "--credentials", file)
@@ -109,7 +109,7 @@ def test_a_file_that_others_can_read_is_not_used(halfmq: Shell, tmp_path: Path) 
 def test_a_file_that_is_something_else_is_not_shown(
     halfmq: Shell, tmp_path: Path, text: str
 ) -> None:
-    """What was expected stands there, and nothing of what was found."""
+    """The error says what was expected, and contains nothing of the file."""
     file = tmp_path / "tools.yml"
     file.write_text(text)
     file.chmod(0o600)
@@ -124,7 +124,7 @@ def test_a_file_that_is_something_else_is_not_shown(
 def test_half_of_the_credentials_is_an_error(
     halfmq: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names the variable that is missing."""
+    """The error names the missing variable."""
     monkeypatch.delenv(SECRET_VARIABLE)
 
     refused = halfmq("tx", "list")
@@ -134,7 +134,7 @@ def test_half_of_the_credentials_is_an_error(
 
 
 def test_a_refusal_says_who_may_not_do_what(halfmq: Shell, tmp_path: Path) -> None:
-    """Exit code 1, as for every refusal."""
+    """The exit code is 1, as for every refusal."""
     file = credentials_file(tmp_path, PUBLISHER)
 
     refused = halfmq("tx", "list", "--credentials", file)
@@ -146,7 +146,7 @@ def test_a_refusal_says_who_may_not_do_what(halfmq: Shell, tmp_path: Path) -> No
 def test_tls_and_an_authority(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``--ca`` trusts a file, ``--tls`` the system; without them an enforcing broker says no."""
+    """``--ca`` trusts a file, ``--tls`` the system; an enforcing broker needs one of them."""
     certificates = Certificates(tmp_path)
     broker = GuardedBroker(tmp_path, None, tlsServerMode="enforcing", **certificates.settings)
     try:
@@ -169,7 +169,7 @@ def test_tls_and_an_authority(
 
 
 def test_users_are_listed_and_shown(halfmq: Shell) -> None:
-    """A table for people, JSON for programs, secrets only when they are asked for."""
+    """A table, or JSON for programs; secrets only with ``--show-secrets``."""
     table = halfmq("user", "list")
     assert table.out.splitlines() == [
         "NAME        TYPE    STATUS",
@@ -192,7 +192,7 @@ def test_users_are_listed_and_shown(halfmq: Shell) -> None:
 def test_a_user_is_created_changed_and_deleted(
     halfmq: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Passwords from standard input and from a file; what is not named stays."""
+    """Passwords come from standard input or a file; omitted options change nothing."""
     type_in(monkeypatch, "new-secret\n")
     created = halfmq("user", "create", "bob", "--super", "--password-file", "-", "--json")
     assert (created.code, created.json) == (0, {"name": "bob", "action": "create"})
@@ -225,7 +225,7 @@ def test_a_user_is_created_changed_and_deleted(
 def test_a_password_is_asked_for_twice_and_not_echoed(
     halfmq: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a terminal; without one there is nobody to ask."""
+    """This needs a terminal; without one it is an error."""
     answers = iter(["new-secret", "new-secret", "new-secret", "another"])
     asked: list[str] = []
 
@@ -252,7 +252,7 @@ def test_a_password_is_asked_for_twice_and_not_echoed(
 
 @pytest.mark.parametrize("words", ["user create bob --password p", "user create bob -p p"])
 def test_no_password_is_taken_from_the_command_line(halfmq: Shell, words: str) -> None:
-    """Everybody on the machine can read it there."""
+    """Every user of the machine could read it there."""
     assert halfmq(*words.split()).code == 2
 
 
@@ -297,7 +297,7 @@ def test_policies_are_created_changed_and_deleted(halfmq: Shell) -> None:
 
 
 def test_wrong_entries_are_refused_by_the_broker(halfmq: Shell) -> None:
-    """With its reason; what argparse can tell is usage."""
+    """The error has its reason; errors that argparse detects are usage errors."""
     wrong = halfmq("acl", "create", "publisher", "--resource", "Queue:q", "--actions", "Pub")
     assert (wrong.code, "Queue:q" in wrong.err) == (1, True)
     assert halfmq("acl", "create", "publisher", "--resource", "Topic:t").code == 2
@@ -308,7 +308,7 @@ def test_wrong_entries_are_refused_by_the_broker(halfmq: Shell) -> None:
 
 
 def test_users_and_policies_are_copied_to_another_broker(halfmq: Shell, tmp_path: Path) -> None:
-    """All of them, or those that are named; what is there already is updated."""
+    """All of them, or the named ones; existing ones are updated."""
     (tmp_path / "other").mkdir()
     other = GuardedBroker(tmp_path / "other", "users")
     try:
@@ -316,7 +316,7 @@ def test_users_and_policies_are_copied_to_another_broker(halfmq: Shell, tmp_path
             there.delete_user("publisher")
             there.update_user("subscriber", password="an old password")
             some = halfmq("user", "copy", "publisher", "nobody", "--to", other.address)
-            assert (some.code, some.err) == (1, "halfmq: there is nothing of nobody to copy\n")
+            assert (some.code, some.err) == (1, "halfmq: nothing to copy for nobody\n")
             assert some.out == f"copied to {other.address}: publisher\n"
             assert there.acl("publisher") is None
             everyone = halfmq("user", "copy", "--to", other.address, "--json").json
@@ -344,7 +344,7 @@ def test_users_and_policies_are_copied_to_another_broker(halfmq: Shell, tmp_path
 
 
 def test_a_broker_without_users_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Users are a thing of brokers that authenticate by them."""
+    """The error says which setting is missing."""
     broker = GuardedBroker(tmp_path)
     try:
         shell = Shell(capsys)

@@ -99,7 +99,7 @@ def halfmq(capsys: pytest.CaptureFixture[str], served: OperatedThread) -> Shell:
 
 
 def test_the_table_tells_people_what_is_undecided(halfmq: Shell, served: OperatedThread) -> None:
-    """State with its reason, age in words, owner, and how often a producer was asked."""
+    """It has the state with its reason, the age in words, the owner, and the checks."""
     parked = {"state": "parked", "parked_reason": "no-answer", "next_check_ms": None}
     served.change(200, **parked, age_ms=18_720_000, keys="o-" + "9" * 40, owner="10.0.0.7:4711")
     served.change(300, next_check_ms=0)
@@ -125,7 +125,7 @@ def test_the_table_tells_people_what_is_undecided(halfmq: Shell, served: Operate
 
 
 def test_a_program_gets_json(halfmq: Shell, served: OperatedThread) -> None:
-    """An array of all fields, an empty one when nothing is undecided."""
+    """The array has all fields; it is empty if nothing is undecided."""
     done = halfmq("tx", "list", "--json")
 
     assert [one["offset"] for one in done.json] == [100, 200, 300]
@@ -137,7 +137,7 @@ def test_a_program_gets_json(halfmq: Shell, served: OperatedThread) -> None:
 
 
 def test_filters_go_to_the_broker(halfmq: Shell, served: OperatedThread) -> None:
-    """Who has a million undecided transactions must not fetch them all."""
+    """A filtered list must not fetch a million transactions."""
     assert halfmq("tx", "list", "--group", "g", "--state", "parked").code == 0
 
     (request,) = served.broker.requests_of(QUERY)[:1]
@@ -146,7 +146,7 @@ def test_filters_go_to_the_broker(halfmq: Shell, served: OperatedThread) -> None
 
 
 def test_a_listing_that_was_cut_says_so(halfmq: Shell) -> None:
-    """On standard error, so that JSON stays JSON."""
+    """The note goes to standard error, so that the JSON stays valid."""
     cut = halfmq("tx", "list", "--json", "--limit", "2")
     assert [one["offset"] for one in cut.json] == [100, 200]
     assert cut.err == "halfmq: only the first 2 are listed; --limit 0 lists all\n"
@@ -157,7 +157,7 @@ def test_a_listing_that_was_cut_says_so(halfmq: Shell) -> None:
 
 
 def test_one_transaction_is_shown_in_full(halfmq: Shell, served: OperatedThread) -> None:
-    """By either id, for people and for programs."""
+    """Either id works, and output is text or JSON."""
     done = halfmq("tx", "show", "Key200")
     shown = dict(line.split("  ", 1) for line in done.out.splitlines())
 
@@ -168,11 +168,11 @@ def test_one_transaction_is_shown_in_full(halfmq: Shell, served: OperatedThread)
     assert again.json["transaction_id"] == "Key200"
     missing = halfmq("tx", "show", "other")
     assert (missing.code, missing.out) == (1, "")
-    assert missing.err == "halfmq: nothing undecided has the id other\n"
+    assert missing.err == "halfmq: no undecided transaction has the id other\n"
 
 
 def test_an_operator_decides_with_a_reason(halfmq: Shell, served: OperatedThread) -> None:
-    """And is told what became of it."""
+    """The command prints the result."""
     commit = halfmq("tx", "commit", "Key100", "--reason", "the row is there")
     rollback = halfmq("tx", "rollback", "Key200")
     resume = halfmq("tx", "resume", "Key300", "--json")
@@ -189,7 +189,7 @@ def test_an_operator_decides_with_a_reason(halfmq: Shell, served: OperatedThread
 
 
 def test_a_refusal_is_exit_code_1_with_its_reason(halfmq: Shell, served: OperatedThread) -> None:
-    """A script must notice that the decision was not taken."""
+    """A script must notice that the decision was refused."""
     served.operated.refusal = (ResponseCode.ILLEGAL_OPERATION, "it was rolled back at noon")
 
     done = halfmq("tx", "commit", "Key100")
@@ -201,7 +201,7 @@ def test_a_refusal_is_exit_code_1_with_its_reason(halfmq: Shell, served: Operate
 def test_metrics_are_those_of_halfmq_unless_all_are_wanted(
     halfmq: Shell, served: OperatedThread
 ) -> None:
-    """Nobody looks for one number between eighty of another broker."""
+    """RocketMQ's eighty keys are shown only with ``--all``."""
     table = {"brokerVersion": "479", "halfmq.transactions.pending": "3", "halfmq.connections": "2"}
     code = RequestCode.GET_BROKER_RUNTIME_INFO
     served.broker.handlers[code] = lambda command, _: encode_reply(
@@ -218,7 +218,7 @@ def test_metrics_are_those_of_halfmq_unless_all_are_wanted(
 
 
 def test_texts_of_others_do_not_steer_the_terminal(halfmq: Shell, served: OperatedThread) -> None:
-    """Keys are whatever a producer wrote."""
+    """Keys may contain control characters, which are replaced."""
     served.change(100, keys="\x1b[2J\n")
 
     for words in (("tx", "list"), ("tx", "show", "Key100")):
@@ -243,7 +243,7 @@ def test_texts_of_others_do_not_steer_the_terminal(halfmq: Shell, served: Operat
 def test_wrong_usage_is_exit_code_2(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    """With a line that says what is wrong."""
+    """The error says what is wrong."""
     done = Shell(capsys)(*words)
 
     assert (done.code, done.out) == (2, "")
@@ -253,7 +253,7 @@ def test_wrong_usage_is_exit_code_2(
 def test_a_broker_that_is_not_there_is_exit_code_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its address and what may help."""
+    """The error has the address and a remedy."""
     monkeypatch.setitem(ClientConfig.__init__.__kwdefaults__ or {}, "send_timeout", 1.0)
     done = Shell(capsys)("tx", "list", "--namesrv", "127.0.0.1:1")
 
@@ -264,7 +264,7 @@ def test_a_broker_that_is_not_there_is_exit_code_1(
 
 
 def test_the_installed_command_is_this_one() -> None:
-    """The name that operators type leads here."""
+    """The entry point ``halfmq`` runs this module."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     module, _, function = project["project"]["scripts"]["halfmq"].partition(":")
 
@@ -284,12 +284,12 @@ def test_the_installed_command_is_this_one() -> None:
     ],
 )
 def test_ages_are_words(seconds: float, words: str) -> None:
-    """As exact as anybody needs, and never more than two parts."""
+    """An age has at most two units."""
     assert format_duration(seconds) == words
 
 
 def test_a_cluster_without_consumers_says_so(halfmq: Shell, served: OperatedThread) -> None:
-    """An empty table would look like a mistake; a program gets an empty array."""
+    """Text says that no consumer is connected; JSON is an empty array."""
     served.broker.fail(RequestCode.QUERY_CONSUMERS, *[Answer(encode_entries([]))] * 3)
 
     assert halfmq("group", "list").out == "no consumer is connected\n"
@@ -302,7 +302,7 @@ def test_a_cluster_without_consumers_says_so(halfmq: Shell, served: OperatedThre
 def test_a_refused_member_does_not_make_its_group_unequal(
     halfmq: Shell, served: OperatedThread
 ) -> None:
-    """It gets no message; it is shown all the same, and what others chose cannot steer a screen."""
+    """It gets no messages; it is shown, with control characters replaced."""
     entries = [
         ConsumerInfo("g", "a", "10.0.0.1:1", "CLUSTERING", False, "orders", "created"),
         ConsumerInfo("g", "b\x1b[2J", "10.0.0.2:2", "CLUSTERING", True, "orders", "paid"),

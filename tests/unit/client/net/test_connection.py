@@ -63,7 +63,7 @@ async def free_port() -> int:
 
 @in_steady_time
 async def test_a_closed_port_is_named() -> None:
-    """The commonest mistake of a newcomer: the broker is not running."""
+    """The error names the address if no broker runs there."""
     port = await free_port()
 
     with pytest.raises(ConnectError) as caught:
@@ -77,7 +77,7 @@ async def test_a_closed_port_is_named() -> None:
 
 @on_both_loops
 async def test_a_start_waits_for_a_broker_that_starts_too() -> None:
-    """As when a machine boots, or both were restarted."""
+    """A client and a broker may start at the same time, as when a machine boots."""
     broker = FakeBroker()
     producer = Producer("g", namesrv=f"127.0.0.1:{await free_port()}", config=QUICK)
     starting = asyncio.ensure_future(producer.start())
@@ -91,7 +91,7 @@ async def test_a_start_waits_for_a_broker_that_starts_too() -> None:
 
 @in_steady_time
 async def test_a_server_that_never_answers_is_named_with_what_it_was_asked() -> None:
-    """Something listens there, but no name server."""
+    """The error names address and request if a server accepts connections but never answers."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -108,7 +108,7 @@ async def test_a_server_that_never_answers_is_named_with_what_it_was_asked() -> 
 
 @in_steady_time
 async def test_an_unknown_host_is_named() -> None:
-    """A typing error in the address should not look like a broken network."""
+    """An unknown host name gets an error of its own, not a network error."""
     with pytest.raises(ConnectError, match=r"no\.such\.host\.invalid:9876: the host name"):
         await Producer("g", namesrv="no.such.host.invalid", config=IMPATIENT).start()
 
@@ -116,7 +116,7 @@ async def test_an_unknown_host_is_named() -> None:
 @in_steady_time
 @pytest.mark.parametrize("host", ["a..b", "a" * 70])
 async def test_a_host_name_that_cannot_be_one_is_named(host: str) -> None:
-    """Such names fail in Python's own encoding, before any look-up."""
+    """Names that Python's own encoding rejects, before any look-up, get a clear error."""
     async with new_pool() as pool:
         with pytest.raises(ConnectError, match=f"{host}:9876: not a valid address"):
             await pool.get(f"{host}:9876", PATIENCE_S)
@@ -124,7 +124,7 @@ async def test_a_host_name_that_cannot_be_one_is_named(host: str) -> None:
 
 @on_both_loops
 async def test_the_next_name_server_is_asked_when_one_is_down(broker: FakeBroker) -> None:
-    """A list of name servers is there for exactly this."""
+    """A client with several name servers works while one of them is down."""
     dead = f"127.0.0.1:{await free_port()}"
 
     async with Producer("g", namesrv=f"{dead};{broker.address}") as producer:
@@ -135,7 +135,7 @@ async def test_the_next_name_server_is_asked_when_one_is_down(broker: FakeBroker
 
 @in_steady_time
 async def test_all_name_servers_are_named_when_all_are_down() -> None:
-    """Which of them was it? All of them."""
+    """The error names every name server that was tried."""
     addresses = [f"127.0.0.1:{await free_port()}" for _ in range(2)]
 
     with pytest.raises(ConnectError) as caught:
@@ -146,7 +146,7 @@ async def test_all_name_servers_are_named_when_all_are_down() -> None:
 
 @on_both_loops
 async def test_a_lost_connection_fails_what_waits_for_an_answer(broker: FakeBroker) -> None:
-    """The request may have worked, so the caller must hear of it."""
+    """The request may have been executed, so its caller gets an error."""
     async with new_pool() as pool:
         broker.fail(ROUTE, Ignore(), Cut())
         connection = await pool.get(broker.address, PATIENCE_S)
@@ -161,7 +161,7 @@ async def test_a_lost_connection_fails_what_waits_for_an_answer(broker: FakeBrok
 
 @in_steady_time
 async def test_a_slow_answer_times_out_and_the_connection_stays(broker: FakeBroker) -> None:
-    """Others use it too; only a peer that says nothing at all is given up."""
+    """A connection is closed only if its peer sends nothing at all."""
     async with new_pool() as pool:
         connection = await pool.get(broker.address, PATIENCE_S)
         broker.fail(ROUTE, Ignore())
@@ -177,7 +177,7 @@ async def test_a_slow_answer_times_out_and_the_connection_stays(broker: FakeBrok
 
 @in_steady_time
 async def test_a_silent_peer_is_given_up(broker: FakeBroker) -> None:
-    """A half-open connection would otherwise time out every request for minutes."""
+    """Otherwise a half-open connection would time out every request for minutes."""
     async with new_pool() as pool:
         connection = await pool.get(broker.address, PATIENCE_S)
         await asyncio.sleep(0.01)  # else silence is no later than the last sign of life
@@ -192,7 +192,7 @@ async def test_a_silent_peer_is_given_up(broker: FakeBroker) -> None:
 
 @on_both_loops
 async def test_go_away_moves_new_requests_to_a_new_connection(broker: FakeBroker) -> None:
-    """A broker that closes in order answers 1500 and expects clients to reconnect."""
+    """A broker that shuts down answers 1500 and expects clients to reconnect."""
     async with new_pool() as pool:
         old = await pool.get(broker.address, PATIENCE_S)
         broker.fail(ROUTE, Refuse(ResponseCode.GO_AWAY))
@@ -206,7 +206,7 @@ async def test_go_away_moves_new_requests_to_a_new_connection(broker: FakeBroker
 
 @in_steady_time
 async def test_requests_above_the_limit_wait_for_an_answer(broker: FakeBroker) -> None:
-    """Memory per connection is bounded, and nobody is refused for it."""
+    """In-flight requests are limited per connection; further ones wait and do not fail."""
     pool = ConnectionPool(ClientConfig(in_flight_max=2), {})
     connection = await pool.get(broker.address, PATIENCE_S)
     await asyncio.sleep(0.01)  # else silence is no later than the last sign of life
@@ -232,7 +232,7 @@ async def test_requests_above_the_limit_wait_for_an_answer(broker: FakeBroker) -
 
 @in_steady_time
 async def test_a_request_that_finds_no_room_times_out(broker: FakeBroker) -> None:
-    """Waiting for room counts as waiting for the answer."""
+    """The wait for a free slot counts towards the timeout of the request."""
     pool = ConnectionPool(ClientConfig(in_flight_max=1), {})
     connection = await pool.get(broker.address, PATIENCE_S)
     broker.fail(ROUTE, Ignore())
@@ -247,7 +247,7 @@ async def test_a_request_that_finds_no_room_times_out(broker: FakeBroker) -> Non
 
 @on_both_loops
 async def test_cancelled_requests_leave_nothing_behind(broker: FakeBroker) -> None:
-    """Their answers are dropped, and the connection serves the next."""
+    """Their answers are dropped, and the connection serves the next request."""
     async with new_pool() as pool:
         connection = await pool.get(broker.address, PATIENCE_S)
         requests = [connection.request(ROUTE, FIELDS, seconds=PATIENCE_S) for _ in range(20)]
@@ -265,7 +265,7 @@ async def test_cancelled_requests_leave_nothing_behind(broker: FakeBroker) -> No
 async def test_garbage_ends_the_connection_and_nothing_else(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """There is no frame boundary any more; say so once and connect anew."""
+    """After garbage no frame boundary is known: log it once, and reconnect."""
     async with new_pool() as pool:
         connection = await pool.get(broker.address, PATIENCE_S)
         await connection.request(ROUTE, FIELDS, seconds=PATIENCE_S)
@@ -285,7 +285,7 @@ async def test_garbage_ends_the_connection_and_nothing_else(
 
 @on_both_loops
 async def test_whole_answers_before_garbage_still_count(broker: FakeBroker) -> None:
-    """They were answered; the garbage came after."""
+    """Answers that arrived before the garbage reach their callers."""
     async with new_pool() as pool:
         connection = await pool.get(broker.address, PATIENCE_S)
         broker.fail(ROUTE, Ignore())
@@ -298,7 +298,7 @@ async def test_whole_answers_before_garbage_still_count(broker: FakeBroker) -> N
 
 @on_both_loops
 async def test_requests_of_the_broker_are_answered_or_refused(broker: FakeBroker) -> None:
-    """Silence would let an operator's tool wait for its full timeout."""
+    """Without an answer, an operator's tool would wait for its full timeout."""
     served: list[int] = []
 
     def serve(command: RemotingCommand, _connection: BrokerConnection) -> None:
@@ -324,7 +324,7 @@ async def test_requests_of_the_broker_are_answered_or_refused(broker: FakeBroker
 
 @in_steady_time
 async def test_reconnecting_is_spaced_however_many_wait() -> None:
-    """A broker that restarts must not meet a storm."""
+    """Many callers share one connection attempt, and attempts have pauses between them."""
     async with new_pool() as pool:
         address = f"127.0.0.1:{await free_port()}"
         for _ in range(3):
@@ -332,7 +332,7 @@ async def test_reconnecting_is_spaced_however_many_wait() -> None:
                 await pool.get(address, PATIENCE_S)
         clock = asyncio.get_running_loop().time
         failed_at = clock()
-        # Attempts at an address where nobody listens are seen only from inside.
+        # Attempts to connect to a closed port can be counted only from inside.
         dial = pool._connect
         dialled_at: list[float] = []
 
@@ -352,7 +352,7 @@ async def test_reconnecting_is_spaced_however_many_wait() -> None:
 
 @on_both_loops
 async def test_a_broker_that_comes_back_is_found(broker: FakeBroker) -> None:
-    """No restart of the client is needed."""
+    """A client reconnects to a restarted broker without a restart of its own."""
     async with new_pool() as pool:
         connection = await pool.get(broker.address, PATIENCE_S)
         await connection.request(ROUTE, FIELDS, seconds=PATIENCE_S)
@@ -369,7 +369,7 @@ async def test_a_broker_that_comes_back_is_found(broker: FakeBroker) -> None:
 
 @on_both_loops
 async def test_a_closed_pool_opens_nothing(broker: FakeBroker) -> None:
-    """A late request must not keep a socket that nobody closes."""
+    """A request after the close must not open a socket that nobody closes."""
     pool = ConnectionPool(QUICK, {})
     await pool.close()
 
@@ -379,13 +379,13 @@ async def test_a_closed_pool_opens_nothing(broker: FakeBroker) -> None:
 
 @on_both_loops
 async def test_closing_tells_those_who_wait_for_a_broker_that_is_away(broker: FakeBroker) -> None:
-    """They were not cancelled, so they must not look as if they had been."""
+    """Waiting sends get ClientClosedError, because their tasks were not cancelled."""
     config = ClientConfig(reconnect_delay_min=2.0, reconnect_delay_max=2.0)
     producer = Producer("g", namesrv=broker.address, config=config)
     await producer.start()
     await producer.send(Message("orders", b"x"))
     await broker.stop()
-    # That a connection is lost shows to a user with the next request only.
+    # A user sees the loss of a connection only with the next request.
     await until(lambda: producer._session.brokers.get_open(broker.address) is None)
     topics = ("orders", "unknown")  # one waits for the broker, one for the name server
     sends = [asyncio.ensure_future(producer.send(Message(topic, b"x"))) for topic in topics]
@@ -405,7 +405,7 @@ async def test_closing_tells_those_who_wait_for_a_broker_that_is_away(broker: Fa
 async def test_a_close_that_is_cancelled_leaves_nothing_open(
     broker: FakeBroker, kind: type[Any], silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An impatient program must not leak what nobody can close any more."""
+    """A cancelled close still closes every socket."""
     monkeypatch.setattr(session, "UNREGISTER_SECONDS", 0.1)
     arguments = [{"orders": "*"}] if kind is Consumer else []
     for steps in range(1, 7):
@@ -427,7 +427,7 @@ async def test_a_close_that_is_cancelled_leaves_nothing_open(
 
 @on_both_loops
 async def test_a_halfmq_broker_is_spoken_to_in_msgpack(broker: FakeBroker) -> None:
-    """It is recognised by the answer to the first question, which goes out in JSON."""
+    """It is recognised by its answer to the first request, which has a JSON header."""
     async with Producer("g", namesrv=broker.address) as producer:
         await producer.send(Message("orders", b"x"))
 
@@ -453,7 +453,7 @@ async def test_others_are_spoken_to_in_json(halfmq: bool, choice: Any) -> None:
 async def test_the_connection_to_a_broker_is_opened_again_at_once(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A transaction producer with nothing to send must still be found by checks."""
+    """Checks must reach a transaction producer that has nothing to send."""
     caplog.set_level(logging.INFO)
     async with Producer("g", namesrv=broker.address, config=QUICK):
         await until(lambda: len(broker.producers("g")) == 1)
@@ -469,12 +469,12 @@ async def test_the_connection_to_a_broker_is_opened_again_at_once(
 
 @on_both_loops
 async def test_heartbeats_go_to_all_brokers_although_one_is_missing(broker: FakeBroker) -> None:
-    """One dead broker must not make the living ones forget us."""
+    """An unreachable broker must not delay the heartbeats to the others."""
     config = ClientConfig(
         heartbeat_interval=0.1, reconnect_delay_min=0.01, reconnect_delay_max=0.02
     )
     async with Producer("g", namesrv=broker.address, config=config) as producer:
-        # A route that is old: the broker it names is gone.
+        # A stale route, whose broker is gone.
         routes = producer._session.routes
         routes._cluster["broker-b"] = f"127.0.0.1:{await free_port()}"
         before = len(broker.requests_of(RequestCode.HEART_BEAT))
@@ -484,7 +484,7 @@ async def test_heartbeats_go_to_all_brokers_although_one_is_missing(broker: Fake
 
 @on_both_loops
 async def test_a_peer_that_does_not_read_slows_senders_down(broker: FakeBroker) -> None:
-    """Bytes wait in bounded memory here, not in an ever longer list."""
+    """Backpressure applies once the write buffer is full."""
     config = ClientConfig(write_buffer_max=64 << 10, compress_over=None)
     body = bytes(1 << 20)
     async with Producer("g", namesrv=broker.address, config=config) as producer:
@@ -509,7 +509,7 @@ async def test_a_peer_that_does_not_read_slows_senders_down(broker: FakeBroker) 
 async def test_a_oneway_send_waits_no_longer_for_a_peer_that_does_not_read(
     broker: FakeBroker,
 ) -> None:
-    """It is nobody's answer that it waits for, but room; and that has an end too."""
+    """Its wait for room in the write buffer ends after ``send_timeout``."""
     config = ClientConfig(write_buffer_max=64 << 10, compress_over=None, send_timeout=0.3)
     async with Producer("g", namesrv=broker.address, config=config) as producer:
         await producer.send(Message("orders", b"x"))
@@ -526,7 +526,7 @@ async def test_a_oneway_send_waits_no_longer_for_a_peer_that_does_not_read(
 
 @on_both_loops
 async def test_closing_does_not_wait_for_a_peer_that_does_not_read(broker: FakeBroker) -> None:
-    """A hung broker must not hang the program's end."""
+    """A broker that hangs must not delay the end of the program."""
     config = ClientConfig(write_buffer_max=64 << 20, compress_over=None)
     pool = ConnectionPool(config, {})
     connection = await pool.get(broker.address, PATIENCE_S)
@@ -543,7 +543,7 @@ async def test_closing_does_not_wait_for_a_peer_that_does_not_read(broker: FakeB
 
 @on_both_loops
 async def test_a_client_works_on_its_own_loop_only(broker: FakeBroker) -> None:
-    """From the loop of another thread it would wait for ever, or break its tables."""
+    """Used from another thread's loop it would wait forever or corrupt its state."""
     broker.create_topic("orders")
     async with (
         Producer("g", namesrv=broker.address) as producer,

@@ -54,7 +54,7 @@ async def _commits(_message: object) -> Decision:
 
 @on_both_loops
 async def test_everything_works_over_tls(serve: Serve, tmp_path: Path) -> None:
-    """Sends, a transaction, a large message that is pulled, and an administrator."""
+    """Sends, a transaction, a large message that is pulled, and an administrator work."""
     certificates = Certificates(tmp_path)
     broker = serve(tlsServerMode="enforcing", **certificates.settings)
     tls, address = certificates.context(), broker.address
@@ -82,7 +82,7 @@ async def test_everything_works_over_tls(serve: Serve, tmp_path: Path) -> None:
 
 @on_both_loops
 async def test_signatures_and_tls_go_together(serve: Serve, tmp_path: Path) -> None:
-    """The one shows who asks, the other hides what."""
+    """A client can sign requests and encrypt its connections at the same time."""
     certificates = Certificates(tmp_path)
     broker = serve("users", **certificates.settings)  # permissive: the set-up is plain
     tls = certificates.context()
@@ -141,7 +141,7 @@ async def test_a_certificate_of_an_unknown_authority_is_not_accepted(
 
 @on_both_loops
 async def test_a_plain_client_of_an_enforcing_broker_is_told(serve: Serve, tmp_path: Path) -> None:
-    """Every kind of client, at its start, and at once."""
+    """Every kind of client gets a TlsError at its start, without retries."""
     broker = serve(tlsServerMode="enforcing", **Certificates(tmp_path).settings)
     address = broker.address
     for client in (
@@ -159,7 +159,7 @@ async def test_a_plain_client_of_an_enforcing_broker_is_told(serve: Serve, tmp_p
 
 @on_both_loops
 async def test_a_tls_client_of_a_plain_broker_is_told(serve: Serve) -> None:
-    """A broker that restarts ends a handshake too, so it is tried as long as a start may take."""
+    """It is retried until the start times out: a restarting broker looks the same."""
     broker = serve()
     producer = Producer("p", namesrv=broker.address, tls=True, config=QUICK)
     with pytest.raises(TlsError, match="leave out tls"):
@@ -168,7 +168,7 @@ async def test_a_tls_client_of_a_plain_broker_is_told(serve: Serve) -> None:
 
 @on_both_loops
 async def test_a_server_that_answers_a_handshake_in_plain_is_told_apart() -> None:
-    """Whatever else listens there."""
+    """Any other server that answers in plain text gets an error that says so."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -184,7 +184,7 @@ async def test_a_server_that_answers_a_handshake_in_plain_is_told_apart() -> Non
 
 @on_both_loops
 async def test_a_peer_that_hangs_up_on_plain_clients_may_want_tls() -> None:
-    """An official enforcing broker does so, and so does one that restarts: it is a hint."""
+    """The error only hints at TLS: a restarting broker also closes connections at once."""
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _command in FrameDecoder().receive_data(await reader.read(65_536)):

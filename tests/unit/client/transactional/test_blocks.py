@@ -88,7 +88,7 @@ async def work(producer: TransactionProducer, book: OrderBook, threads: Executor
 async def test_row_and_message_agree_wherever_an_async_block_is_interrupted(
     broker: FakeBroker, book: OrderBook, kind: Kind, twice: bool
 ) -> None:
-    """From the prepare to the answer of the decision; a second time soon after the first."""
+    """Every await is interrupted once, and a second time soon after the first."""
     for first in range(1, SUSPENSIONS_MAX):
         reached = 0
         for second in range(first + 1, first + 5) if twice else [first]:
@@ -120,7 +120,7 @@ def forget_cancellations() -> None:
 async def test_a_thread_that_runs_on_after_a_time_limit_is_fenced_or_delivered(
     broker: FakeBroker, book: OrderBook, before: bool
 ) -> None:
-    """Its row comes before the checker is asked, or not at all."""
+    """Its row is inserted before the check, or not at all."""
     entered, go_on = threading.Event(), threading.Event()
     fenced: list[str] = []
 
@@ -159,7 +159,7 @@ async def test_a_thread_that_runs_on_after_a_time_limit_is_fenced_or_delivered(
 async def test_a_driver_that_raises_after_its_commit_is_delivered(
     broker: FakeBroker, book: OrderBook
 ) -> None:
-    """The connection broke when the answer was due; the row is there."""
+    """The connection broke before the answer; the row is committed."""
 
     def save(tx_id: str) -> None:
         book.save(tx_id)
@@ -175,7 +175,7 @@ async def test_a_driver_that_raises_after_its_commit_is_delivered(
 
 @on_both_loops
 async def test_recorded_twice_is_fenced_and_delivered(broker: FakeBroker, book: OrderBook) -> None:
-    """A repetition after a lost answer fails, but the first attempt has committed."""
+    """The second attempt fails, but the first one has committed."""
 
     def save_twice(tx_id: str) -> None:
         book.save(tx_id)
@@ -198,7 +198,7 @@ async def test_recorded_twice_is_fenced_and_delivered(broker: FakeBroker, book: 
 async def test_a_block_that_records_nothing_is_an_error_and_rolled_back(
     broker: FakeBroker, book: OrderBook
 ) -> None:
-    """Without a row no check could ever tell that it committed; now none will come."""
+    """Without a row no check could answer COMMIT."""
     async with producer_of(broker, book.check) as producer:
         with pytest.raises(TransactionNotRecordedError, match=r"ledger\.record") as caught:
             async with producer.transaction(MESSAGE) as tx:
@@ -214,7 +214,7 @@ async def test_a_block_that_records_nothing_is_an_error_and_rolled_back(
 async def test_a_block_that_records_nothing_may_decide_by_itself(
     broker: FakeBroker, book: OrderBook
 ) -> None:
-    """A program that says what happened is believed."""
+    """An explicit decision is sent unchanged."""
     async with producer_of(broker, book.check) as producer:
         async with producer.transaction(MESSAGE) as nothing_to_do:
             nothing_to_do.rollback()
@@ -228,7 +228,7 @@ async def test_a_block_that_records_nothing_may_decide_by_itself(
 async def test_a_ledger_that_cannot_tell_leaves_an_unrecorded_block_undecided(
     broker: FakeBroker, tmp_path: Path
 ) -> None:
-    """Its database is away: nothing is committed, and the broker will ask."""
+    """Its database does not answer: nothing is committed, and the broker will check."""
     check = TransactionLedger().checker(lambda: sqlite3.connect(tmp_path / "none" / "x.db"))
     async with producer_of(broker, check) as producer:
         with pytest.raises(TransactionNotRecordedError, match="decision UNKNOWN"):
@@ -243,7 +243,7 @@ async def test_a_ledger_that_cannot_tell_leaves_an_unrecorded_block_undecided(
 async def test_however_it_was_recorded_it_commits(
     broker: FakeBroker, book: OrderBook, how: str
 ) -> None:
-    """By another object for the same table, by a driver that is awaited, or by another process."""
+    """By another ledger object of the table, an async driver, or another process."""
     check = book.check
     if how == "a wrapper":
 
@@ -270,7 +270,7 @@ async def test_however_it_was_recorded_it_commits(
 async def test_another_table_is_not_the_checkers_ledger(
     broker: FakeBroker, book: OrderBook
 ) -> None:
-    """The checker would look in vain."""
+    """The checker would not find the row."""
     other = TransactionLedger("other")
     with closing(book.connect()) as connection:
         other.create_table(connection)
@@ -289,7 +289,7 @@ async def test_another_table_is_not_the_checkers_ledger(
 async def test_what_was_recorded_is_remembered_until_the_end_and_bounded(
     broker: FakeBroker, book: OrderBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a transaction that was forgotten for lack of room, the ledger is asked and knows."""
+    """After an eviction the producer looks into the ledger."""
     monkeypatch.setattr(recorded_transactions, "RECORDED_MAX", 5)
     # It belongs to the process: other tests' transactions may be in it.
     recorded_transactions._recorded.clear()
@@ -359,7 +359,7 @@ def block(producer: blocking.TransactionProducer, book: OrderBook) -> None:
 def test_row_and_message_agree_wherever_a_blocking_block_is_interrupted(
     served: BrokerThread, book: OrderBook, error: Callable[[], BaseException]
 ) -> None:
-    """A signal handler may raise at any call: of the block, and of what enters and leaves it."""
+    """A signal handler may raise at any call of the block, its entry and its exit."""
     delivered: set[str] = set()
     broker = served.broker
     with blocking_producer(served, book.check) as producer:
@@ -386,7 +386,7 @@ async def deliver(broker: FakeBroker, delivered: set[str]) -> None:
 def test_a_second_signal_while_the_checker_is_asked_leaves_it_to_the_broker(
     served: BrokerThread, book: OrderBook, signalled: Callable[[], None]
 ) -> None:
-    """The program is not kept waiting, and the next check reaches the checker."""
+    """The program does not wait, and the next check reaches the checker."""
     release = threading.Event()
     asked: list[MessageView] = []
 
@@ -416,7 +416,7 @@ def test_a_second_signal_while_the_checker_is_asked_leaves_it_to_the_broker(
 def test_interrupted_while_the_half_message_is_stored_it_is_rolled_back(
     served: BrokerThread, book: OrderBook, signalled: Callable[[], None]
 ) -> None:
-    """It is stored, and its block never runs: nobody has to be asked."""
+    """Its block never runs, so the checker is not called."""
     broker = served.broker
     prepare = broker.handlers[RequestCode.SEND_MESSAGE_V2]
 
@@ -434,7 +434,7 @@ def test_interrupted_while_the_half_message_is_stored_it_is_rolled_back(
 def test_interrupted_while_the_commit_is_sent_it_stays_a_commit(
     served: BrokerThread, book: OrderBook, signalled: Callable[[], None]
 ) -> None:
-    """What is on its way becomes nothing else."""
+    """A decision does not change after it was made."""
     broker = served.broker
     end = broker.handlers[RequestCode.END_TRANSACTION]
 
@@ -452,7 +452,7 @@ def test_interrupted_while_the_commit_is_sent_it_stays_a_commit(
 def test_a_blocking_block_that_records_nothing_is_an_error(
     served: BrokerThread, book: OrderBook
 ) -> None:
-    """Here as there."""
+    """The blocking client behaves as the async one."""
     with (
         blocking_producer(served, book.check) as producer,
         pytest.raises(TransactionNotRecordedError),
@@ -464,7 +464,7 @@ def test_a_blocking_block_that_records_nothing_is_an_error(
 
 
 def test_a_blocking_context_is_entered_once(served: BrokerThread, book: OrderBook) -> None:
-    """A second time disturbs nothing of the first."""
+    """A second entry raises and does not affect the first."""
     with blocking_producer(served, book.check) as producer:
         context = producer.transaction(MESSAGE)
         with context as tx:
@@ -478,7 +478,7 @@ def test_a_blocking_context_is_entered_once(served: BrokerThread, book: OrderBoo
 def test_a_generator_that_nobody_finishes_waits_for_nothing(
     served: BrokerThread, book: OrderBook
 ) -> None:
-    """It may be closed on the very thread that works for it; the broker will ask."""
+    """It may be closed on the background thread itself; the broker will check."""
 
     def saved(producer: blocking.TransactionProducer) -> Iterator[str]:
         with producer.transaction(MESSAGE) as tx:

@@ -38,7 +38,7 @@ from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_brok
 
 @on_both_loops
 async def test_a_check_is_acknowledged_before_anybody_is_asked(broker: FakeBroker) -> None:
-    """The broker learns that its question has arrived however long the answer takes."""
+    """The acknowledgement does not wait for the checker."""
     release = asyncio.Event()
 
     async def checker(_message: MessageView) -> Decision:
@@ -55,15 +55,17 @@ async def test_a_check_is_acknowledged_before_anybody_is_asked(broker: FakeBroke
 
 
 @on_both_loops
-async def test_an_answer_is_repeated_until_confirmed(broker: FakeBroker) -> None:
-    """Also when the connection by which the check came is gone: the routes know the way."""
+async def test_an_answer_is_repeated_until_confirmed(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This holds also if the connection of the check was lost: routes have the address."""
+    caplog.set_level("INFO")
     async with new_producer(broker, commits) as producer:
         identity = await undecided(producer)
         broker.fail(END, Cut(), Refuse(ResponseCode.SYSTEM_BUSY), Cut(after_doing=True))
         broker.check(broker.half_of(identity))
         await until(lambda: len(broker.requests_of(END)) == 4)
-        # The end of a check shows in nothing else.
-        await until(lambda: not producer._check_back._in_progress)
+        await until(lambda: "event=check_answered" in caplog.text)
 
     assert broker.half_of(identity).decisions == [COMMIT, COMMIT]
     assert len(broker.messages("orders")) == 1
@@ -71,7 +73,7 @@ async def test_an_answer_is_repeated_until_confirmed(broker: FakeBroker) -> None
 
 
 async def test_a_check_repeated_meanwhile_is_acknowledged_and_asks_nobody_again() -> None:
-    """One question to the database is enough, whoever has lost the acknowledgement."""
+    """The checker runs once, even if an acknowledgement was lost."""
     release = asyncio.Event()
     asked = 0
 
@@ -108,7 +110,7 @@ async def test_a_producer_without_a_checker_says_so() -> None:
 
 
 async def test_what_a_producer_knows_itself_needs_no_checker() -> None:
-    """A transaction that runs here is "not known yet", with a checker or without."""
+    """A transaction that runs here is UNKNOWN, with and without a checker."""
     async with fake_broker() as broker, new_producer(broker, never) as producer:
         async with producer.transaction(MESSAGE) as tx:
             # A producer cannot prepare without a checker, so it loses it here.
@@ -120,7 +122,7 @@ async def test_what_a_producer_knows_itself_needs_no_checker() -> None:
 
 
 async def test_a_full_queue_of_checks_is_a_refusal() -> None:
-    """An unanswered check would cost the broker its time to find another member."""
+    """The broker can then ask another member without waiting for a timeout."""
     release = asyncio.Event()
 
     async def checker(_message: MessageView) -> Decision:
@@ -143,7 +145,7 @@ async def test_a_full_queue_of_checks_is_a_refusal() -> None:
 
 
 async def test_a_producer_that_is_being_closed_takes_no_check() -> None:
-    """It may not have the time to answer; one that it has taken is still answered."""
+    """It may have no time to answer; checks that it has accepted are still answered."""
     release = asyncio.Event()
 
     async def checker(_message: MessageView) -> Decision:
@@ -191,7 +193,7 @@ async def test_a_check_for_another_group_or_without_sense_is_refused() -> None:
 
 
 async def test_an_official_broker_asks_and_is_answered_one_way() -> None:
-    """It knows nothing of acknowledgements, and takes no answer but on its own connection."""
+    """It does not support acknowledgements, and accepts answers only on the same connection."""
     async with fake_broker(halfmq=False) as broker, new_producer(broker, commits) as producer:
         identity = await undecided(producer)
         broker.check(broker.half_of(identity))
@@ -218,15 +220,16 @@ async def test_answers_to_many_checks_share_a_request(broker: FakeBroker) -> Non
 
 
 async def test_a_conflicting_answer_is_logged_and_over(caplog: pytest.LogCaptureFixture) -> None:
-    """Somebody else has decided meanwhile; that is no error of this producer."""
+    """Another producer has decided meanwhile, which is not an error here."""
     caplog.set_level("INFO")
     async with fake_broker() as broker, new_producer(broker, commits) as producer:
         identity = await undecided(producer)
         broker.half_of(identity).decisions.append(12)
         broker.check(broker.half_of(identity))
         await until(lambda: "event=check_not_answered" in caplog.text)
-        # A check that stays in progress shows in nothing else.
-        assert not producer._check_back._in_progress
+        # The check is no longer in progress: the next one is answered too.
+        broker.check(broker.half_of(identity))
+        await until(lambda: caplog.text.count("event=check_not_answered") == 2)
 
     assert broker.messages("orders") == []
 
@@ -240,7 +243,7 @@ class AsyncCallable:
 
 @on_both_loops
 async def test_a_restarted_producer_is_asked_without_having_sent(broker: FakeBroker) -> None:
-    """It stands in for the one that died between the local commit and its decision."""
+    """It answers for the process that died between its commit and its decision."""
     asked: list[MessageView] = []
 
     async def checker(message: MessageView) -> Decision:
@@ -288,7 +291,7 @@ async def failing_checker(_message: MessageView) -> Decision:
 async def test_checkers_may_be_plain_or_async_and_may_fail(
     broker: FakeBroker, checker: Callable[[MessageView], object], decision: int
 ) -> None:
-    """A plain one runs in a thread; what is no answer counts as "not known yet"."""
+    """A plain one runs in a thread; any result that is not a Decision counts as UNKNOWN."""
     async with new_producer(broker, checker) as producer:
         identity = await undecided(producer)
 
@@ -301,7 +304,7 @@ async def test_checkers_may_be_plain_or_async_and_may_fail(
 async def test_checks_are_bounded_and_the_rest_is_asked_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """After an outage thousands may be due at once; the database must not get them all."""
+    """After an outage thousands may be due, and the database must not get all at once."""
     running = most = 0
     release = asyncio.Event()
 
@@ -332,7 +335,7 @@ async def test_checks_are_bounded_and_the_rest_is_asked_again(
 
 @in_steady_time
 async def test_a_checker_that_hangs_stops_no_other_check() -> None:
-    """It counts as "not known yet", and its turn goes to the next."""
+    """It counts as UNKNOWN, and its slot goes to the next check."""
     called = 0
 
     async def checker(_message: MessageView) -> Decision:
@@ -356,7 +359,7 @@ async def test_a_checker_that_hangs_stops_no_other_check() -> None:
 
 @in_steady_time
 async def test_checkers_that_hang_on_threads_hang_nothing_else() -> None:
-    """Neither the program's own threads, nor other checks; and the broker is sent to others."""
+    """The program and other checks continue; the broker asks other members."""
     release = threading.Event()
     asked: list[bytes] = []
 
@@ -396,7 +399,7 @@ async def test_checkers_that_hang_on_threads_hang_nothing_else() -> None:
 
 
 async def test_a_call_that_was_given_up_ends_without_a_trace() -> None:
-    """Its thread may end long after the loop: nobody is told, and nothing fails."""
+    """Its thread may end long after the loop, without an error."""
     release = threading.Event()
     calls = CheckerPool(1, seconds=0.01)
 
@@ -424,7 +427,7 @@ async def test_a_call_that_was_given_up_ends_without_a_trace() -> None:
 async def test_checks_that_make_no_sense_are_logged_and_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A broker's mistake must not end the connection or the producer."""
+    """A malformed check must not end the connection or the producer."""
     caplog.set_level(logging.WARNING)
     async with fake_broker() as broker, new_producer(broker) as producer:
         identity = await undecided(producer)
@@ -446,7 +449,7 @@ async def test_checks_that_make_no_sense_are_logged_and_dropped(
 
 @in_steady_time
 async def test_a_check_that_comes_before_the_start_is_over_is_answered(broker: FakeBroker) -> None:
-    """A broker asks as soon as it has heard of a producer, and again only after a long while."""
+    """A broker sends checks right after the handshake."""
     async with new_producer(broker) as producer:
         identity = await undecided(producer)
     late = new_producer(broker, commits, IMPATIENT)
@@ -464,7 +467,7 @@ async def test_a_check_that_comes_before_the_start_is_over_is_answered(broker: F
 
 @in_steady_time
 async def test_a_check_that_comes_after_the_end_is_refused(broker: FakeBroker) -> None:
-    """A broker asks until it has heard the farewell; that must not break the connection."""
+    """A broker may send checks until it has unregistered the producer."""
     producer = new_producer(broker)
     await producer.start()
     identity = await undecided(producer)

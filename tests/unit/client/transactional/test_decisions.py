@@ -40,7 +40,7 @@ async def finish(producer: TransactionProducer, transactions: list[Transaction])
 
 @on_both_loops
 async def test_decisions_of_one_pass_leave_as_one_request(broker: FakeBroker) -> None:
-    """A program with many transactions at once pays for few round trips."""
+    """Many concurrent transactions need few round trips."""
     async with new_producer(broker) as producer:
         transactions = await prepared(producer, 5)
         await finish(producer, transactions)
@@ -55,7 +55,7 @@ async def test_decisions_of_one_pass_leave_as_one_request(broker: FakeBroker) ->
 
 @on_both_loops
 async def test_a_decision_that_is_alone_is_an_end_transaction(broker: FakeBroker) -> None:
-    """And says where the message lies for consumers; a rollback has none."""
+    """A confirmed COMMIT has the id of the final message; a ROLLBACK has none."""
     async with new_producer(broker) as producer:
         async with producer.transaction(MESSAGE) as committed:
             pass
@@ -70,7 +70,7 @@ async def test_a_decision_that_is_alone_is_an_end_transaction(broker: FakeBroker
 
 @on_both_loops
 async def test_a_lost_answer_to_a_batch_yields_no_second_message(broker: FakeBroker) -> None:
-    """The batch is told again, and its results name the first final messages."""
+    """The batch is resent, and its results have the ids of the first final messages."""
     broker.fail(ENDS, Cut(after_doing=True), Cut(), Refuse(ResponseCode.SYSTEM_BUSY))
     async with new_producer(broker) as producer:
         transactions = await prepared(producer, 3)
@@ -85,7 +85,7 @@ async def test_a_lost_answer_to_a_batch_yields_no_second_message(broker: FakeBro
 
 @on_both_loops
 async def test_each_transaction_of_a_batch_has_its_own_result(broker: FakeBroker) -> None:
-    """One that was rolled back before is that one's error only."""
+    """Only a transaction that was rolled back before gets the error."""
     async with new_producer(broker) as producer:
         first, late, last = await prepared(producer, 3)
         broker.half_of(late.id).decisions.append(ROLLBACK)
@@ -102,7 +102,7 @@ async def test_each_transaction_of_a_batch_has_its_own_result(broker: FakeBroker
 
 @in_steady_time
 async def test_only_what_may_help_is_told_again() -> None:
-    """Of a batch with one transaction that the broker does not know, that one is given up."""
+    """Only the refused decision is resent, by itself, until the timeout."""
     async with fake_broker() as broker, new_producer(broker, config=IMPATIENT) as producer:
         known, unknown = await prepared(producer, 2)
         half = broker.half_of(unknown.id)
@@ -115,7 +115,7 @@ async def test_only_what_may_help_is_told_again() -> None:
 
 
 async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker refuses longer ones."""
+    """A broker refuses longer batches."""
     monkeypatch.setattr(client_decisions, "ENDS_MAX", 2)
     async with fake_broker() as broker, new_producer(broker) as producer:
         transactions = await prepared(producer, 5)
@@ -126,7 +126,7 @@ async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_an_older_broker_of_ours_gets_them_one_by_one() -> None:
-    """It says once that it knows no batches."""
+    """It answers once that it does not support batches."""
     async with fake_broker() as broker, new_producer(broker) as producer:
         broker.batches = False
         for _ in range(2):
@@ -138,7 +138,7 @@ async def test_an_older_broker_of_ours_gets_them_one_by_one() -> None:
 
 
 async def test_an_official_broker_gets_them_one_by_one() -> None:
-    """And does not say where the final message lies."""
+    """It does not return the id of the final message."""
     async with fake_broker(halfmq=False) as broker, new_producer(broker) as producer:
         transactions = await prepared(producer, 3)
         await finish(producer, transactions)
@@ -148,7 +148,7 @@ async def test_an_official_broker_gets_them_one_by_one() -> None:
 
 
 async def test_a_nonsensical_answer_to_a_batch_is_no_confirmation() -> None:
-    """Neither fewer results than decisions, nor bytes that are none."""
+    """This covers too few results, and bytes that are not results."""
     async with fake_broker() as broker, new_producer(broker) as producer:
         for body in (b"\x90", b"nonsense"):
             transactions = await prepared(producer, 2)
@@ -158,7 +158,7 @@ async def test_a_nonsensical_answer_to_a_batch_is_no_confirmation() -> None:
 
 
 async def test_closing_settles_a_batch_that_has_not_left() -> None:
-    """Whoever waits for it is not left waiting."""
+    """Callers that wait for it return."""
     async with fake_broker() as broker:
         producer = new_producer(broker)
         await producer.start()
@@ -176,7 +176,7 @@ async def test_closing_settles_a_batch_that_has_not_left() -> None:
 
 
 async def test_a_batch_cancelled_before_its_first_step_is_settled() -> None:
-    """Its task never ran, so nothing in it could settle anything."""
+    """Its task never ran, so it could not settle the decisions itself."""
     async with fake_broker() as broker, new_producer(broker) as producer:
         transactions = await prepared(producer, 2)
         finishing = [

@@ -73,7 +73,7 @@ async def test_several_messages_are_delivered_all_or_none(broker: FakeBroker) ->
 
 @on_both_loops
 async def test_a_list_of_one_is_a_single_message(broker: FakeBroker) -> None:
-    """It needs nothing that an official broker does not have."""
+    """It also works with an official broker."""
     async with new_producer(broker) as producer, producer.transaction([MESSAGE]) as tx:
         assert (tx.message, tx.result) == (MESSAGE, tx.results[0])
 
@@ -82,7 +82,7 @@ async def test_a_list_of_one_is_a_single_message(broker: FakeBroker) -> None:
 
 
 async def test_the_checker_sees_the_first_message() -> None:
-    """It names the transaction."""
+    """The first message identifies the transaction."""
     asked: list[MessageView] = []
 
     async def checker(message: MessageView) -> Decision:
@@ -102,7 +102,7 @@ async def test_the_checker_sees_the_first_message() -> None:
 
 @on_both_loops
 async def test_a_lost_answer_prepares_nothing_twice(broker: FakeBroker) -> None:
-    """The same ids come again."""
+    """The retry has the same ids."""
     broker.fail(PREPARE, Refuse(ResponseCode.SYSTEM_BUSY), Cut(after_doing=True))
     async with new_producer(broker) as producer, producer.transaction(SEVERAL):
         pass
@@ -114,7 +114,7 @@ async def test_a_lost_answer_prepares_nothing_twice(broker: FakeBroker) -> None:
 
 @in_steady_time
 async def test_what_is_never_answered_is_rolled_back_by_its_check() -> None:
-    """Its block will not run, whatever is stored."""
+    """Its block will not run, whether the half messages are stored or not."""
     async with fake_broker() as broker, new_producer(broker, config=IMPATIENT) as producer:
         broker.fail(PREPARE, *[Ignore(after_doing=True)] * 9)
         with pytest.raises(SendTimeoutError):
@@ -126,7 +126,7 @@ async def test_what_is_never_answered_is_rolled_back_by_its_check() -> None:
 
 
 async def test_a_refusal_is_the_callers() -> None:
-    """Nothing is stored and the block does not run."""
+    """The block does not run."""
     async with fake_broker() as broker, new_producer(broker) as producer:
         broker.fail(PREPARE, Refuse(ResponseCode.MESSAGE_ILLEGAL))
         with pytest.raises(BrokerRefusedError, match="MESSAGE_ILLEGAL"):
@@ -141,7 +141,7 @@ async def test_a_refusal_is_the_callers() -> None:
 
 @pytest.mark.parametrize("header_type", ["json", "msgpack"])
 async def test_it_needs_no_particular_header(header_type: HeaderChoice) -> None:
-    """A broker of ours is known as one whatever the configuration says of headers."""
+    """Several messages work with JSON and with MSGPACK headers."""
     config = replace(QUICK, header_type=header_type)
     async with fake_broker() as broker, new_producer(broker, config=config) as producer:
         async with producer.transaction(SEVERAL) as tx:
@@ -152,7 +152,7 @@ async def test_it_needs_no_particular_header(header_type: HeaderChoice) -> None:
 
 
 async def test_an_official_broker_cannot_do_it() -> None:
-    """Neither several messages nor a delay from the commit on, and the error says who can."""
+    """The error says that several messages and delays after the commit need halfmq."""
     async with fake_broker(halfmq=False) as broker, new_producer(broker) as producer:
         with pytest.raises(ConfigurationError, match="only halfmq brokers take several"):
             await producer.transaction(SEVERAL).__aenter__()
@@ -177,7 +177,7 @@ class Commits(TransactionListener):
 
 
 async def test_a_listener_may_decide_about_several() -> None:
-    """RocketMQ's form takes lists as well."""
+    """``send_in_transaction`` also accepts a list."""
     async with fake_broker() as broker, new_producer(broker, None) as producer:
         tx = await producer.send_in_transaction(SEVERAL, Commits())
 
@@ -195,14 +195,14 @@ async def test_the_number_of_messages_is_limited(count: int) -> None:
 
 @pytest.mark.parametrize("wrong", ["abc", [MESSAGE, 5], None, {"a": MESSAGE}])
 async def test_what_is_no_message_is_refused_by_name(wrong: Any) -> None:
-    """A program without types should not end in an AttributeError of ours."""
+    """A program without type checks gets a clear error, not an AttributeError."""
     async with fake_broker() as broker, new_producer(broker) as producer:
         with pytest.raises(InvalidMessageError, match="neither a Message nor a list of them"):
             producer.transaction(wrong)
 
 
 async def test_together_they_fit_into_a_frame() -> None:
-    """A broker closes the connection of whoever sends a longer one."""
+    """A broker closes the connection after a longer frame."""
     large = Message("orders", bytes(4_000_000))
     config = replace(QUICK, compress_over=None)
     async with (
@@ -220,7 +220,7 @@ def _route(topic: str, *brokers: str) -> Route:
 
 
 def test_all_messages_go_to_one_broker() -> None:
-    """To one that serves all the topics, another than the one that failed if there is any."""
+    """It serves all the topics, and after a failure another one is preferred."""
     orders, invoices = _route("orders", "a", "b", "c"), _route("invoices", "c", "b")
     for avoided in (None, "a", "b", "c"):
         for _ in range(7):
@@ -235,7 +235,7 @@ def test_all_messages_go_to_one_broker() -> None:
 
 @on_both_loops
 async def test_a_delay_from_the_commit_on_is_a_property(broker: FakeBroker) -> None:
-    """Milliseconds, and never early; a time is the same in every time zone."""
+    """It is in milliseconds and never early; a time is independent of the time zone."""
     noon = datetime(2030, 1, 1, 12, 0, 0, 1, tzinfo=UTC)
     messages = [
         Message("orders", b"x", deliver_after=timedelta(milliseconds=1, microseconds=1)),
@@ -267,7 +267,7 @@ async def test_a_delay_from_the_commit_on_is_a_property(broker: FakeBroker) -> N
     ],
 )
 def test_a_time_of_delivery_is_one_and_clear(wrong: dict[str, object], reason: str) -> None:
-    """What a broker would refuse, or would mean something else there, shows at once."""
+    """Values that a broker would reject or read differently are errors."""
     with pytest.raises(InvalidMessageError, match=reason):
         Message("orders", b"x", **wrong)  # type: ignore[arg-type]
 
