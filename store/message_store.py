@@ -28,6 +28,7 @@ from .files.directory_lock import DirectoryLock
 from .files.durable_mark import DurableMark
 from .files.maintenance import Maintenance
 from .files.mapped_file import lacks_space, make_directory
+from .files.obsolete_files import remove_obsolete_files
 from .files.worker import ThreadWorker, WorkerFactory
 from .format.topics import SCHEDULE_TOPIC
 from .index.index_builder import IndexBuilder, KeyIndex, NoIndex
@@ -194,6 +195,7 @@ class MessageStore:
         if missing is not None:
             raise UnusableFileError(files.path(missing), "is missing from the log")
         self._queue_table.load()
+        remove_obsolete_files(self._config)
         clean = not self._abort.is_set()
         # From here on files change; a crash during recovery must not look like a clean stop.
         self._abort.create()
