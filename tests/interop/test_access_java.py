@@ -58,8 +58,9 @@ SETTINGS: dict[str, object] = {
 SCENARIOS = (
     *("send", "batch", "look_up", "orderly", "retry", "pull", "lite_pull", "transactions"),
 )
-TOPICS = [*(f"java-{name}" for name in SCENARIOS), "java-shared"]
-GROUPS = [f"java-{name}-{role}" for name in SCENARIOS for role in ("consumer", "reader")]
+TOPICS = [*(f"java-{name}" for name in SCENARIOS), "java-lite_pull-sql", "java-shared"]
+ROLES = ("consumer", "reader", "selecting")
+GROUPS = [f"java-{name}-{role}" for name in SCENARIOS for role in ROLES]
 DEAD = "%DLQ%java-retry-consumer"
 
 NO_ROUTE = 10005
@@ -237,7 +238,8 @@ def test_what_is_allowed_works(java: Java) -> None:
     assert [line["topic"] for line in _of(seen["retry"], "dead")] == [DEAD]
     assert len(_of(seen["pull"], "by_time")) == 6
     assert [line["queue_offset"] for line in _of(seen["pull"], "committed")] == [3]
-    assert len(_bodies(seen["lite_pull"], "polled")) == 8
+    pulled = {*(f"l-{number}" for number in range(9)), "s-1", "s-2"}
+    assert set(_bodies(seen["lite_pull"], "polled")) == pulled
     transactions = _bodies(seen["transactions"])
     assert transactions.pop("marker") == 4
     assert transactions == dict.fromkeys(

@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,8 @@ def test_an_interrupted_command_says_nothing() -> None:
             [sys.executable, "-m", "halfmq.command", "tx", "list", f"--namesrv=127.0.0.1:{port}"],
             stderr=subprocess.PIPE,
             text=True,
+            # Ctrl-C is ignored where this test itself runs in the background of a shell.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         ) as process:
             connected, _ = silent.accept()
             process.send_signal(signal.SIGINT)
