@@ -1,4 +1,4 @@
-"""Admin: decide transactions, administer topics, groups, users and permissions.
+"""Admin: decide transactions; administer topics, groups, offsets, users, permissions, settings.
 
 ::
 
@@ -13,8 +13,8 @@ row. Its ``half_message_id`` is the offset id of its half, and is ``message.half
 consumers. Methods accept either; only the second also identifies a decided transaction. They query
 all brokers of the cluster.
 
-The requests are halfmq's own. A broker of Apache RocketMQ has no list of undecided transactions and
-accepts decisions from producers only; it supports ``resume`` for a parked message, and ``metrics``.
+Requests about undecided transactions and ``groups`` are halfmq's own: a broker of Apache RocketMQ
+refuses them, except ``resume`` for a parked message. The other requests are RocketMQ's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Admin(
     BrokerCalls,
     UserCalls,
 ):
-    """Lists and decides transactions, administers topics, groups, users and permissions."""
+    """Decides transactions and administers the brokers of a cluster."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Where consumer groups are in their topics, and how to send them elsewhere."""
+"""Offsets of consumer groups: show, reset and clone them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Position: TypeAlias = Literal["first", "last"] | datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOffset:
-    """How far a consumer group is in one queue."""
+    """The offset of a consumer group in one queue."""
 
     queue: MessageQueue
     offset: int
@@ -52,7 +52,7 @@ class GroupOffset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpan:
-    """From when to when one queue has messages, and up to when a group has consumed them."""
+    """The store times of the messages in one queue, and up to when a group has consumed them."""
 
     queue: MessageQueue
     first_stored: datetime | None
@@ -65,12 +65,12 @@ class TimeSpan:
 
 
 class OffsetCalls(ClusterClient):
-    """Shows and changes where groups are."""
+    """Shows and changes the offsets of groups."""
 
     async def offsets(self, group: str, topic: str | None = None) -> list[GroupOffset]:
-        """Return how far a group is in each queue, by queue; with ``topic`` only in that topic.
+        """Return the offsets of a group, sorted by queue; ``topic`` limits them to one topic.
 
-        Queues in which it has consumed nothing are left out.
+        Queues for which the group has no offset are left out.
 
         Raises:
             ClientError: A broker does not answer, or refuses.
@@ -87,10 +87,10 @@ class OffsetCalls(ClusterClient):
         return sorted(found, key=lambda one: one.queue)
 
     async def reset_offsets(self, group: str, topic: str, to: Position) -> dict[MessageQueue, int]:
-        """Send a group to other messages in all queues of a topic; return the new offsets.
+        """Reset the offsets of a group in all queues of a topic; return the new ones.
 
-        Connected consumers go there at once, those of RocketMQ before 5.0 after ten seconds. With
-        ``useServerSideResetOffset=false`` a broker tells connected consumers only.
+        Connected consumers continue there at once, those of RocketMQ before 5.0 after ten seconds.
+        With ``useServerSideResetOffset=false`` a broker resets connected consumers only.
 
         Args:
             group: The consumer group; it must exist.
@@ -119,7 +119,7 @@ class OffsetCalls(ClusterClient):
         return dict(sorted(found.items()))
 
     async def reset_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Send a group to another message of one queue.
+        """Reset the offset of a group in one queue.
 
         Raises:
             BrokerRefusedError: The queue has no such offset, or the group does not exist.
@@ -145,7 +145,7 @@ class OffsetCalls(ClusterClient):
     async def clone_offsets(
         self, source: str, target: str, topic: str | None = None, *, offline: bool = True
     ) -> None:
-        """Send a group to where another one is, in all topics or in one.
+        """Set the offsets of a group to those of another one, in all topics or in one.
 
         Args:
             source: The group whose offsets are read.
@@ -167,7 +167,7 @@ class OffsetCalls(ClusterClient):
         await self._ask_each(RequestCode.CLONE_GROUP_OFFSET, header)
 
     async def time_spans(self, group: str, topic: str) -> list[TimeSpan]:
-        """Return from when to when each queue of a topic has messages, and how late a group is.
+        """Return the store times of each queue of a topic, and how far a group lags in time.
 
         Raises:
             BrokerRefusedError: No broker has the topic.

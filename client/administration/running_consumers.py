@@ -1,4 +1,4 @@
-"""Connected consumers: what they are doing, and one message for one of them."""
+"""Connected consumers: their state, and a request to consume one message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..net.session import expect_success
 from .brokers import ClusterClient, call_broker
 
 RELAY_SECONDS = 12.0
-"""How long an answer may take: brokers wait ten seconds for the consumer."""
+"""Time limit of an answer: brokers wait ten seconds for the consumer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +40,14 @@ class ConsumedQueue:
     cached: int
     """Messages that it has pulled and not consumed."""
     last_pull: datetime | None
-    """None: never, as in the next."""
+    """None: never."""
     last_consumed: datetime | None
+    """None: nothing yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningConsumer:
-    """What a connected consumer tells about itself."""
+    """The state of a connected consumer, as it reports it."""
 
     properties: Mapping[str, str]
     """Its settings; the names differ between clients."""
@@ -54,12 +55,12 @@ class RunningConsumer:
     """Topic to filter expression."""
     queues: tuple[ConsumedQueue, ...]
     stacks: str | None
-    """Where its threads are, or its asyncio tasks; None if not asked for."""
+    """Stacks of its threads or asyncio tasks; None if not requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectConsumption:
-    """What came of a message that a consumer was given directly."""
+    """The outcome of a message that a consumer was sent directly."""
 
     outcome: str
     """RocketMQ's name: ``CR_SUCCESS``, ``CR_LATER``, ``CR_THROW_EXCEPTION``, …"""
@@ -74,14 +75,14 @@ class DirectConsumption:
 
 
 class RunningConsumerCalls(ClusterClient):
-    """Asks connected consumers, through their brokers."""
+    """Requests to connected consumers, which brokers pass on."""
 
     async def running_consumer(
         self, group: str, client_id: str, *, stacks: bool = False
     ) -> RunningConsumer:
-        """Return what a connected consumer tells about itself.
+        """Return the state that a connected consumer reports.
 
-        ``groups`` has the client ids. With ``stacks`` also where its threads or tasks are.
+        ``groups`` lists the client ids. ``stacks`` includes the stacks of its threads or tasks.
 
         Raises:
             BrokerRefusedError: It is not connected, too old, or does not answer in ten seconds.
@@ -108,7 +109,7 @@ class RunningConsumerCalls(ClusterClient):
     async def consume_directly(
         self, group: str, client_id: str, message: ReceivedMessage
     ) -> DirectConsumption:
-        """Have a connected consumer consume one stored message, now; return what came of it.
+        """Have a connected consumer consume one stored message now; return the outcome.
 
         No offset changes. ``message`` and ``messages_with_key`` find messages.
 

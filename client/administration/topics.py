@@ -118,9 +118,9 @@ class TopicCalls(ClusterClient):
             await requests.create_topic(header)
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic, its consumers' offsets and its route; a topic that is unknown is none.
+        """Delete a topic, its consumers' offsets and its route; an unknown topic is no error.
 
-        Producers that still send create it again where topics are created by use.
+        Producers that still send create it again if the broker creates topics on first use.
 
         Raises:
             BrokerRefusedError: It is the broker's own.

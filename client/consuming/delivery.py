@@ -138,7 +138,7 @@ class DeliveryBuffer:
             self._make_ready(Delivery(self, window, record))
 
     def add_directly(self, queue: MessageQueue, record: Record) -> asyncio.Future[bool]:
-        """Add a message that comes next; return whether it is acknowledged, or else returned."""
+        """Deliver a message before all others; the result is whether it was acknowledged."""
         delivery = DirectDelivery(self, InFlightWindow(queue, 0, None), record)
 
         def forget(outcome: asyncio.Future[bool]) -> None:

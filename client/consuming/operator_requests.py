@@ -1,7 +1,7 @@
 """Requests of operators to a running consumer, which brokers pass on.
 
-* 307: tell about itself, with the stacks of its asyncio tasks if wanted
-* 221: tell its offsets in a topic
+* 307: report subscriptions, queues and offsets, on request with the stacks of its asyncio tasks
+* 221: report its offsets in a topic
 * 220: continue at other offsets
 * 309: consume one message, in the user's loop like any other, but without an offset to commit
 
@@ -52,11 +52,11 @@ from .in_flight import InFlightWindow
 logger = logging.getLogger(__name__)
 
 DIRECT_SECONDS: Final = 9.0
-"""How long a message that was given directly may take; brokers wait ten seconds."""
+"""Time limit for a message of request 309; brokers wait ten seconds."""
 DIRECT_MAX: Final = 16
-"""Messages given directly at one time; brokers give as much as the operator sends."""
+"""Concurrent messages of request 309; further ones are refused. Brokers pass on every request."""
 STACKS_MAX: Final = 1_000
-"""Tasks whose stacks are told, about 500 bytes each."""
+"""Tasks whose stacks are reported, about 500 bytes each."""
 
 
 class OperatorRequests:
@@ -71,7 +71,7 @@ class OperatorRequests:
         buffer: Callable[[], DeliveryBuffer | None],
         seek: Callable[[MessageQueue, int], None],
     ) -> None:
-        """Wire it; ``seek`` has an assigned queue continue at an offset, and ignores others."""
+        """Wire the parts; ``seek`` moves a queue to an offset, and ignores those not assigned."""
         self._group = group
         self._properties = properties
         self._subscriptions = subscriptions
@@ -90,7 +90,7 @@ class OperatorRequests:
         }
 
     def stop(self) -> None:
-        """Leave messages that were given directly unanswered."""
+        """Cancel the answers to requests 309 that are not complete."""
         for task in self._directly:
             task.cancel()
 
@@ -114,7 +114,7 @@ class OperatorRequests:
         if group != self._group:
             raise _NotServedError(f"The Consumer Group <{group}> not exist in this consumer")
 
-    # -- what it tells
+    # -- reports
 
     def _running_info(self, request: RemotingCommand, _connection: BrokerConnection) -> bytes:
         header = request.header
@@ -141,7 +141,7 @@ class OperatorRequests:
             }
         )
 
-    # -- what it does
+    # -- actions
 
     def _reset(self, request: RemotingCommand, _connection: BrokerConnection) -> None:
         header = request.header
