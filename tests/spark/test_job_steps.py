@@ -70,6 +70,7 @@ def test_each_step_is_a_line(
     assert seconds == sorted(seconds)
 
 
+@pytest.mark.slow  # another session of Spark, and one is enough to see that it works
 def test_json_stands_alone_in_a_pipe_that_standard_error_shares(tmp_path: Path) -> None:
     """As under spark-submit: a program reads it. A Python called by its path is enough."""
     (tmp_path / "store" / "config").mkdir(parents=True)
