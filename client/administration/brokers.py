@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
@@ -81,3 +83,8 @@ async def call_broker(
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise UnsupportedRequestError(address, code)
     return answer
+
+
+def time_of(time_ms: int) -> datetime | None:
+    """Return a time of the wire, in milliseconds; None for 0 or less, which means none."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms > 0 else None

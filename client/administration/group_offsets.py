@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from halfmq.remoting.admin_bodies import Entry, decode_entries
@@ -26,7 +26,7 @@ from ..arguments import check_count, check_kind, check_optional_text, check_text
 from ..errors import BadAnswerError, ConfigurationError, ConnectError
 from ..message import MessageQueue
 from ..net.session import expect_success
-from .brokers import ClusterClient, call_broker
+from .brokers import ClusterClient, call_broker, time_of
 
 Position: TypeAlias = Literal["first", "last"] | datetime
 """The first message, the end of a queue, or the first message stored at a time or after it."""
@@ -193,16 +193,12 @@ def _queue(key: QueueKey) -> MessageQueue:
     return MessageQueue(key.topic, key.broker_name, key.queue_id)
 
 
-def _time(time_ms: int) -> datetime | None:
-    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms > 0 else None
-
-
 def _offset(key: QueueKey, offsets: OffsetWrapper) -> GroupOffset:
     return GroupOffset(
         queue=_queue(key),
         offset=offsets.consumer_offset,
         end=offsets.broker_offset,
-        consumed=_time(offsets.last_timestamp),
+        consumed=time_of(offsets.last_timestamp),
     )
 
 
@@ -210,9 +206,9 @@ def _time_span(entry: Entry) -> TimeSpan:
     queue: Any = entry["messageQueue"]
     return TimeSpan(
         queue=MessageQueue(str(queue["topic"]), str(queue["brokerName"]), int(queue["queueId"])),
-        first_stored=_time(int(entry["minTimeStamp"])),
-        last_stored=_time(int(entry["maxTimeStamp"])),
-        consumed=_time(int(entry["consumeTimeStamp"])),
+        first_stored=time_of(int(entry["minTimeStamp"])),
+        last_stored=time_of(int(entry["maxTimeStamp"])),
+        consumed=time_of(int(entry["consumeTimeStamp"])),
         delay=int(entry["delayTime"]) / 1000,
     )
 

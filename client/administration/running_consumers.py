@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from halfmq.remoting.admin_headers import (
     ConsumeMessageDirectlyRequestHeader,
@@ -24,7 +24,7 @@ from ..arguments import check_kind, check_text
 from ..errors import BadAnswerError, BrokerRefusedError
 from ..message import MessageQueue, ReceivedMessage
 from ..net.session import expect_success
-from .brokers import ClusterClient, call_broker
+from .brokers import ClusterClient, call_broker, time_of
 
 RELAY_SECONDS = 12.0
 """Time limit of an answer: brokers wait ten seconds for the consumer."""
@@ -165,10 +165,6 @@ def _consumed_queue(key: QueueKey, progress: QueueProgress) -> ConsumedQueue:
         queue=MessageQueue(key.topic, key.broker_name, key.queue_id),
         offset=progress.commit_offset,
         cached=progress.cached_msg_count,
-        last_pull=_time(progress.last_pull_timestamp),
-        last_consumed=_time(progress.last_consume_timestamp),
+        last_pull=time_of(progress.last_pull_timestamp),
+        last_consumed=time_of(progress.last_consume_timestamp),
     )
-
-
-def _time(time_ms: int) -> datetime | None:
-    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms > 0 else None

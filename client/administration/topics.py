@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from halfmq.remoting.admin_bodies import decode_group_list
@@ -17,7 +17,7 @@ from ..arguments import check_count, check_text
 from ..errors import BadAnswerError
 from ..message import MessageQueue
 from ..net.topic_requests import TopicRequests
-from .brokers import ClusterClient
+from .brokers import ClusterClient, time_of
 
 _DEFAULT_TOPIC: Final = "TBW102"  # as RocketMQ's tools name it; brokers ignore it here
 _READ: Final = 4  # bits of a topic's perm
@@ -174,7 +174,7 @@ def _range(key: QueueKey, offsets: TopicOffset) -> QueueRange:
         queue=MessageQueue(key.topic, key.broker_name, key.queue_id),
         first=offsets.min_offset,
         end=offsets.max_offset,
-        last_stored=datetime.fromtimestamp(stored_ms / 1000, UTC) if stored_ms > 0 else None,
+        last_stored=time_of(stored_ms),
     )
 
 

@@ -25,7 +25,7 @@ def unlike_the_leader(outcome: Outcome, bounds: LogBounds) -> Iterable[Finding]:
             state = "rolled back" if outcome.rollbacks else "undecided"
             detail = f"{which} was committed, the first is {state}"
             yield Finding(Kind.SPLIT_GROUP, [history.half.offset, finals[0].offset], detail)
-        if number and len(finals) > 1:  # several of the first are told by ``repeated``
+        if number and len(finals) > 1:  # ``repeated`` reports several of the first
             detail = f"{len(finals)} final messages of {which}"
             yield Finding(Kind.COMMITTED_TWICE, [final.offset for final in finals], detail)
 

@@ -185,7 +185,7 @@ class GroupOffsetHandlers:
         if len(members) > RESET_CLIENTS_MAX:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR,
-                f"the group has {len(members)} consumers, at most {RESET_CLIENTS_MAX} are told: "
+                f"the group has {len(members)} consumers, at most {RESET_CLIENTS_MAX} are reset: "
                 f"set useServerSideResetOffset=true to reset it in the broker",
             )
         for member in members:

@@ -31,12 +31,6 @@ from tests.support.index_records import (
     service,
 )
 
-# The brokers were restarted, or their first index file expired, so that the files do not follow
-# from the records alone.
-NOT_FROM_ITS_RECORDS = {"stale-tail", "stale-cq", "retention", "plain-cq-none"}
-# The index belongs to a longer log than the one that is left.
-CUT = {"plain-torn", "plain-badcrc", "plain-cq-ahead"}
-
 
 def test_after_a_clean_stop_the_index_is_continued(tmp_path: Path) -> None:
     """The newest file is continued; records after its last one must be put."""
