@@ -23,7 +23,7 @@ from typing import Final, cast
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.ports import Connection, OnAnswer
 from halfmq.broker.transaction.half import half_request
-from halfmq.broker.transaction.service import TransactionService
+from halfmq.broker.transaction.transaction_service import TransactionService
 from halfmq.remoting.bodies import HeartbeatData, ProducerData, encode_heartbeat
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand

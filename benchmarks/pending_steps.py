@@ -20,8 +20,8 @@ from halfmq.broker.ports import Connection
 from halfmq.broker.transaction.deciding import DecisionRequest, PlannedDecision
 from halfmq.broker.transaction.destination import Destinations
 from halfmq.broker.transaction.half import half_request
-from halfmq.broker.transaction.service import TransactionService
-from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.broker.transaction.state.state_machine import TransactionEvent
+from halfmq.broker.transaction.transaction_service import TransactionService
 from halfmq.store.config import FlushMode, StoreConfig
 from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.ids import pack_host
@@ -185,7 +185,9 @@ def snapshot(root: Path, behind: int, body_size: int) -> dict[str, float]:
         (half,) = service.prepares.prepare_group([message(number, body)], GROUP, gone)
         if number % 2:
             planned = service.decisions.plan(
-                DecisionRequest(half.physical_offset, half.queue_offset, GROUP, Event.ROLLBACK)
+                DecisionRequest(
+                    half.physical_offset, half.queue_offset, GROUP, TransactionEvent.ROLLBACK
+                )
             )
             assert isinstance(planned, PlannedDecision)
             service.decisions.carry_out(planned)

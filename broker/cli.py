@@ -28,7 +28,7 @@ from halfmq.store.errors import DirectoryInUseError, StoreError
 
 from .config import BrokerConfig
 from .config_file import LoadedConfig, load_config
-from .errors import AddressTakenError, ConfigurationError
+from .errors import AddressTakenError, BrokerConfigError
 from .logs import configure_logging
 from .service import Broker
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         loaded = load_config(options.conf, options.set)
-    except ConfigurationError as error:
+    except BrokerConfigError as error:
         print(f"broker: {error}", file=sys.stderr)  # noqa: T201
         return ExitCode.CONFIGURATION
     configure_logging(options.log_level)
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reserve_descriptor_table()
     try:
         _run(_serve(loaded))
-    except ConfigurationError as error:
+    except BrokerConfigError as error:
         return _fail(ExitCode.CONFIGURATION, error)
     except DirectoryInUseError as error:
         return _fail(ExitCode.DIRECTORY_IN_USE, error)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from .access.config import TLS_PROPERTIES
 from .config import SECTIONS, BrokerConfig
-from .errors import ConfigurationError
+from .errors import BrokerConfigError
 from .settings import HIDDEN, BadValueError, Setting, settings_of
 
 _ROCKETMQ_ONLY: Final = frozenset(
@@ -108,7 +108,7 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
     for contradiction in (config.access.contradiction(), config.tls.contradiction()):
         if contradiction is not None:
             key, expected = contradiction
-            raise ConfigurationError(origins[key].source, key, origins[key].value, expected)
+            raise BrokerConfigError(origins[key].source, key, origins[key].value, expected)
     if config.access.acl_enabled and config.access.plain_acl_file is None:
         folder = file.parent if file else config.store.root / "config"
         access = replace(config.access, plain_acl_file=folder / "plain_acl.yml")
@@ -143,7 +143,7 @@ def decode_settings(body: bytes) -> dict[str, str]:
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
-        raise ConfigurationError("line", "", "", "text in UTF-8") from error
+        raise BrokerConfigError("line", "", "", "text in UTF-8") from error
     return {key: value for key, value, _source in _parse_lines(text, "line")}
 
 
@@ -174,7 +174,7 @@ def _parse(item: Setting, value: str, source: str) -> object:
     except BadValueError as error:
         shown = HIDDEN if item.kind.is_secret else value
         cause = None if item.kind.is_secret else error
-        raise ConfigurationError(source, item.key, shown, item.kind.expected) from cause
+        raise BrokerConfigError(source, item.key, shown, item.kind.expected) from cause
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
@@ -193,7 +193,7 @@ def _read_file(file: Path) -> Iterator[tuple[str, str, str]]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigurationError(
+        raise BrokerConfigError(
             str(file), "--conf", str(file), f"a readable file ({reason})"
         ) from error
     yield from _parse_lines(text, str(file))
@@ -206,7 +206,7 @@ def _parse_lines(text: str, name: str) -> Iterator[tuple[str, str, str]]:
             continue
         key, separator, value = stripped.partition("=")
         if not separator or not key.strip():
-            raise ConfigurationError(
+            raise BrokerConfigError(
                 f"{name}:{number}", stripped, "", "a line of the form key=value"
             )
         yield key.strip(), value.strip(), f"{name}:{number}"
@@ -216,5 +216,5 @@ def _read_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not key.strip():
-            raise ConfigurationError("--set", override, "", "KEY=VALUE")
+            raise BrokerConfigError("--set", override, "", "KEY=VALUE")
         yield key.strip(), value.strip(), "--set"

@@ -65,7 +65,7 @@ class UnfinishedError(BrokerError):
     """
 
 
-class ConfigurationError(BrokerError):
+class BrokerConfigError(BrokerError):
     """A setting has an invalid value."""
 
     def __init__(self, source: str, key: str, value: str, expected: str) -> None:

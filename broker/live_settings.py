@@ -28,7 +28,7 @@ from halfmq.store.files import disk
 from .access.config import TlsMode
 from .config import BrokerConfig
 from .config_file import LoadedConfig, key_of_line, known_settings, unknown_key, with_value
-from .errors import ConfigurationError, RequestRefusedError
+from .errors import BrokerConfigError, RequestRefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class LiveSettings:
             self._check_changeable(key)
             try:
                 config = with_value(config, key, value)
-            except ConfigurationError as error:
+            except BrokerConfigError as error:
                 remark = f"{key}={error.value}: expected {error.expected}"
                 raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, remark) from error
         return config

@@ -22,7 +22,7 @@ from typing import Final
 from halfmq.remoting.codes import INT32_MAX, VERSION
 from halfmq.store.message_store import MessageStore
 
-from .tables.statistics import MESSAGES, TIMES, Counter, Statistics
+from .tables.message_statistics import MESSAGES, TIMES, Counter, Statistics
 
 VERSION_NAME: Final = "V5_3_3"
 """The name of the version that we report in every header."""

@@ -38,7 +38,7 @@ from .filters.filters_in_use import FiltersInUse
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
 from .handlers.admin.changes import Changes
 from .handlers.admin.cleaning import CleaningHandlers
-from .handlers.admin.offsets import GroupOffsetHandlers
+from .handlers.admin.group_offsets import GroupOffsetHandlers
 from .handlers.admin.tables import TableHandlers
 from .handlers.admin.transactions import TransactionAdminHandlers
 from .handlers.administration import HandlerPart, admin_handlers
@@ -46,7 +46,7 @@ from .handlers.clients.assignments import AssignmentHandlers
 from .handlers.clients.brokers import BrokerHandlers
 from .handlers.clients.clients import ClientHandlers
 from .handlers.clients.locks import LockHandlers
-from .handlers.clients.offsets import OffsetHandlers
+from .handlers.clients.queue_offsets import OffsetHandlers
 from .handlers.clients.routes import RouteHandlers
 from .handlers.messages.pull import PullHandler
 from .handlers.messages.pull_admission import PullAdmission
@@ -73,9 +73,9 @@ from .runtime_info import RuntimeInfo
 from .store_service import PersistTicker, StoreService, make_tables_directory
 from .tables.all_tables import make_tables
 from .tables.client_registry import SCAN_S
-from .tables.statistics import Statistics
+from .tables.message_statistics import Statistics
 from .transaction.destination import Destinations
-from .transaction.service import TransactionService
+from .transaction.transaction_service import TransactionService
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 
 from .errors import BodyError
-from .transaction_bodies import Entry
+from .transaction_bodies import EndEntry
 
 CONSUMERS_MAX: Final = 1000
 """Entries that may be requested for one page: a few milliseconds of the broker's event loop."""
@@ -20,7 +20,7 @@ MEMBER_TOPICS_MAX: Final = 4096
 """Topics of one member, and so entries by which a page may exceed the requested number."""
 
 
-class ConsumerInfo(Entry, frozen=True):
+class ConsumerInfo(EndEntry, frozen=True):
     """The subscription of one member of a consumer group to one topic."""
 
     group: str

@@ -28,14 +28,14 @@ offsets must fit a property."""
 TRANSACTIONS_MAX: Final = 1000
 """Transactions in one page: a few milliseconds of the broker's event loop."""
 
-E = TypeVar("E", bound="Entry")
+E = TypeVar("E", bound="EndEntry")
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class EndEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of the entries of these bodies."""
 
 
-class TransactionEnd(Entry, frozen=True):
+class TransactionEnd(EndEntry, frozen=True):
     """One decision in an END_TRANSACTIONS request (9001); the fields of END_TRANSACTION."""
 
     commit_log_offset: Int64  # physical offset of the half record
@@ -45,7 +45,7 @@ class TransactionEnd(Entry, frozen=True):
     from_check: bool = False
 
 
-class EndResult(Entry, frozen=True):
+class EndResult(EndEntry, frozen=True):
     """The outcome of one decision: what the answer to END_TRANSACTION contains."""
 
     code: Int32  # a ResponseCode
@@ -53,7 +53,7 @@ class EndResult(Entry, frozen=True):
     message_id: str | None = None  # offset id of the final message; None unless committed
 
 
-class PreparedMessage(Entry, frozen=True):
+class PreparedMessage(EndEntry, frozen=True):
     """One half message of a PREPARE_TRANSACTION request (9002), with fields of SEND_MESSAGE."""
 
     topic: str
@@ -65,7 +65,7 @@ class PreparedMessage(Entry, frozen=True):
     body: bytes
 
 
-class PreparedResult(Entry, frozen=True):
+class PreparedResult(EndEntry, frozen=True):
     """Where one half message of a PREPARE_TRANSACTION request (9002) was stored."""
 
     queue_id: Int32  # of the real topic
@@ -73,7 +73,7 @@ class PreparedResult(Entry, frozen=True):
     message_id: str  # offset id of the half
 
 
-class TransactionInfo(Entry, frozen=True):
+class TransactionInfo(EndEntry, frozen=True):
     """One undecided transaction from the broker's table."""
 
     offset: Int64  # physical offset of the half record: what DECIDE_TRANSACTION names
@@ -95,7 +95,7 @@ class TransactionInfo(Entry, frozen=True):
     messages: Int32 = 1  # of its group
 
 
-def encode_entries(entries: Sequence[Entry]) -> bytes:
+def encode_entries(entries: Sequence[EndEntry]) -> bytes:
     """Encode entries, in order, as a body."""
     return _encode(entries)
 

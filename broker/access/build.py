@@ -11,7 +11,7 @@ from typing import Final
 
 from halfmq.store.errors import StoreError
 
-from ..errors import ConfigurationError, RequestRefusedError
+from ..errors import BrokerConfigError, RequestRefusedError
 from ..lifecycle import Service
 from .config import AccessConfig
 from .control import AccessControl
@@ -35,7 +35,7 @@ def plain_acl(config: AccessConfig) -> PlainAcl:
     try:
         accounts = PlainAcl(file)
     except PlainAclError as error:
-        raise ConfigurationError(
+        raise BrokerConfigError(
             str(error.file), "aclEnable", "true", f"a usable plain ACL: {error.reason}"
         ) from error
     for path in accounts.files:
@@ -108,7 +108,7 @@ class UserTable:
         try:
             self._users.load()
         except StoreError as error:
-            raise ConfigurationError(
+            raise BrokerConfigError(
                 "users", "authenticationEnabled", "true", f"a usable table of users: {error}"
             ) from error
         named = [one for one in (config.initial_user, config.inner_credentials) if one is not None]
@@ -116,11 +116,11 @@ class UserTable:
             try:
                 await self._users.add_missing(name, secret)
             except RequestRefusedError as error:
-                raise ConfigurationError(
+                raise BrokerConfigError(
                     "authenticationEnabled", "user", name, f"a usable user: {error.remark}"
                 ) from error
         if self._users.is_empty:
-            raise ConfigurationError(
+            raise BrokerConfigError(
                 "authenticationEnabled",
                 "initAuthenticationUser",
                 "",

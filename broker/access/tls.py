@@ -12,7 +12,7 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from ..errors import ConfigurationError
+from ..errors import BrokerConfigError
 from .config import ClientAuth, TlsConfig, TlsMode
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class TlsContext:
         self._stamps = stamps
         try:
             self.current = self._context()
-        except ConfigurationError as error:
+        except BrokerConfigError as error:
             logger.error(  # noqa: TRY400 -- the reason is enough
                 "event=certificate_not_reloaded %s; the previous one stays in force", error
             )
@@ -94,7 +94,7 @@ class TlsContext:
                 config.cert_path, config.key_path, password=lambda: config.key_password
             )
         except (ssl.SSLError, OSError, ValueError) as error:
-            raise ConfigurationError(
+            raise BrokerConfigError(
                 "TLS",
                 "tlsServerCertPath",
                 str(config.cert_path),
@@ -104,7 +104,7 @@ class TlsContext:
             try:
                 context.load_verify_locations(config.trust_cert_path)
             except (ssl.SSLError, OSError) as error:
-                raise ConfigurationError(
+                raise BrokerConfigError(
                     "TLS",
                     "tlsServerTrustCertPath",
                     str(config.trust_cert_path),
@@ -123,7 +123,7 @@ def _check_readable(key: str, path: Path) -> None:
         with path.open("rb"):
             pass
     except OSError as error:
-        raise ConfigurationError(
+        raise BrokerConfigError(
             "TLS", key, str(path), f"a readable file ({error.strerror})"
         ) from error
 

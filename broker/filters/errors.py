@@ -1,20 +1,11 @@
-"""Errors of SQL92 filters.
-
-`FilterError`
-├── `FilterSyntaxError`: the expression is invalid
-└── `EvaluationError`: the values of one message cannot be compared; it does not match
-"""
+"""Errors of SQL92 filters: a wrong expression, and values of a message that it cannot compare."""
 
 from __future__ import annotations
 
 from ..errors import BrokerError
 
 
-class FilterError(BrokerError):
-    """Root of the errors of SQL92 filters."""
-
-
-class FilterSyntaxError(FilterError):
+class FilterSyntaxError(BrokerError):
     """An expression is wrong at ``position``, in characters from its start."""
 
     def __init__(self, position: int, reason: str) -> None:
@@ -25,5 +16,5 @@ class FilterSyntaxError(FilterError):
         return f"SQL92 filter is wrong at character {self.position + 1}: {self.reason}"
 
 
-class EvaluationError(FilterError):
+class EvaluationError(BrokerError):
     """The values of a message cannot be compared as the expression requires."""

@@ -87,7 +87,7 @@ class Negation(Node):
     """An operand with a minus sign."""
 
 
-class Condition(Node):
+class FilterCondition(Node):
     """A comparison, or several combined by AND, OR or NOT."""
 
     @property
@@ -151,7 +151,7 @@ def condition(node: Node) -> Node:
     if not isinstance(node, Property):
         raise FilterSyntaxError(node.position, f"{node.text} is neither true nor false")
     get = node.evaluate
-    return Condition(
+    return FilterCondition(
         node.position, node.text, lambda properties: None if get(properties) is None else False
     )
 
@@ -164,7 +164,7 @@ def inverse(position: int, operand: Node) -> Node:
         value = evaluate(properties)
         return None if value is None else not value
 
-    return Condition(position, "NOT …", inverted, *_size(operand))
+    return FilterCondition(position, "NOT …", inverted, *_size(operand))
 
 
 def any_of(operands: Sequence[Node]) -> Node:
@@ -192,7 +192,7 @@ def _joined(operands: Sequence[Node], *, stop: bool) -> Node:
         return result
 
     word = "OR" if stop else "AND"
-    return Condition(operands[0].position, f"… {word} …", joined, *_size(*operands))
+    return FilterCondition(operands[0].position, f"… {word} …", joined, *_size(*operands))
 
 
 # --- comparison
@@ -226,7 +226,7 @@ def is_not_null(left: Node) -> Node:
 
 def _equality(left: Node, right: Node) -> Node:
     usual = _equality_with_constant(left, right)
-    return Condition(
+    return FilterCondition(
         left.position, "… = …", usual or _equality_of_any(left, right), *_size(left, right)
     )
 
@@ -289,12 +289,12 @@ def less_or_equal(left: Node, right: Node) -> Node:
 
 def _ordered(left: Node, sign: str, right: Node, holds: Callable[[int], bool]) -> Node:
     for operand in (left, right):
-        if _number(operand) is None and isinstance(operand, Constant | Condition):
+        if _number(operand) is None and isinstance(operand, Constant | FilterCondition):
             raise FilterSyntaxError(
                 operand.position, f"{operand.text} cannot be compared by {sign}, only a number can"
             )
     ordered = _ordered_by_number(left, right, holds) or _ordered_by_any(left, right, holds)
-    return Condition(left.position, f"… {sign} …", ordered, *_size(left, right))
+    return FilterCondition(left.position, f"… {sign} …", ordered, *_size(left, right))
 
 
 def _number(operand: Node) -> float | None:
@@ -363,7 +363,7 @@ def contained_in(value: Node, strings: Sequence[str], *, negated: bool = False) 
         found = get(properties)
         return None if found is None else (found in wanted) is not negated
 
-    return Condition(value.position, "… IN …", contained, *_size(value))
+    return FilterCondition(value.position, "… IN …", contained, *_size(value))
 
 
 contains: Final[Callable[[str, str], bool]] = str.__contains__
@@ -401,7 +401,7 @@ def string_test(
         operators += CONTAINS_OPERATORS - 1
         check_operators(operators, value.position)
         holds = _search_of(value.position, wanted)
-    return Condition(value.position, "… CONTAINS …", test, depth, operators)
+    return FilterCondition(value.position, "… CONTAINS …", test, depth, operators)
 
 
 def _size(*operands: Node) -> tuple[int, int]:

@@ -11,14 +11,14 @@ from ..config import TopicDefaults
 from ..live_settings import LiveSettings
 from ..ports import Handler
 from ..tables.all_tables import Tables
-from ..tables.statistics import Statistics
+from ..tables.message_statistics import Statistics
+from .admin.broker_config import SettingsHandlers
 from .admin.changes import Changes
 from .admin.consume_queue import ConsumeQueueHandlers
 from .admin.consumption import ConsumptionHandlers
 from .admin.groups import GroupHandlers
 from .admin.kv_config import KvConfigHandlers
 from .admin.relays import RelayHandlers
-from .admin.settings import SettingsHandlers
 from .admin.statistics import StatisticsHandlers
 from .admin.topics import TopicHandlers
 

@@ -32,7 +32,7 @@ from halfmq.store.format.crc import crc32
 
 from ..access.config import KeyPair
 from ..config import TopicDefaults
-from ..tables.topics import TopicTable
+from ..tables.topic_table import TopicTable
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from ..config import BrokerConfig
 from .broker_table import BrokerTable
 from .client_registry import ClientRegistry
 from .consumer_offsets import ConsumerOffsetTable
-from .groups import GroupTable
-from .kv_config import KvConfig
+from .group_table import GroupTable
+from .kv_table import KvConfig
 from .queue_locks import QueueLocks
-from .topics import TopicTable
+from .topic_table import TopicTable
 
 
 @dataclass(frozen=True, slots=True)

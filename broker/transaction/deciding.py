@@ -40,7 +40,7 @@ from .op_writer import OpWriter
 from .state.counters import Counters
 from .state.final_message_cache import FinalMessageCache
 from .state.pending import Pending, PendingTable
-from .state.state_machine import RESULTS, Event, State, Verdict, outcome
+from .state.state_machine import RESULTS, State, TransactionEvent, Verdict, outcome
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class DecisionRequest(msgspec.Struct, gc=False):
     offset: int  # physical, of the half, or of a check copy or a further half of it
     queue_offset: int  # of the same record in the half topic
     producer_group: str  # must be the group that prepared it
-    event: Event  # COMMIT, ROLLBACK or UNKNOWN
+    event: TransactionEvent  # COMMIT, ROLLBACK or UNKNOWN
     from_check: bool = False  # whether it answers a check
     names: Sequence[str] = ()  # names of the transaction; if any, one must be its unique key
     authorize: Authorize | None = None  # None: without access control
@@ -156,7 +156,10 @@ class Decisions:
         wrong_group = entry.group != request.producer_group
         event = request.event
         if authorize is not None and (
-            wrong_offset or wrong_group or event is Event.UNKNOWN or offset in self._groups
+            wrong_offset
+            or wrong_group
+            or event is TransactionEvent.UNKNOWN
+            or offset in self._groups
         ):
             self._authorize_all(offset, authorize)
             authorize = None
@@ -188,7 +191,7 @@ class Decisions:
     def _plan(
         self,
         entry: Pending,
-        event: Event,
+        event: TransactionEvent,
         names: Sequence[str] = (),
         *,
         from_check: bool = False,
@@ -222,13 +225,13 @@ class Decisions:
             raise
         return self.decided(planned, results)
 
-    def decide(self, entry: Pending, event: Event) -> Ended:
+    def decide(self, entry: Pending, event: TransactionEvent) -> Ended:
         """Apply a decision of an operator or of a start; raise as ``plan`` and ``carry_out`` do."""
         planned = self._plan(entry, event)
         assert planned is not None  # decisions planned by producers have been appended before
         return planned if isinstance(planned, Ended) else self.carry_out(planned)
 
-    def answer_decided(self, offset: int, event: Event) -> Ended:
+    def answer_decided(self, offset: int, event: TransactionEvent) -> Ended:
         """Answer a request about a decided half with its decision, or raise."""
         return self._answer_decided(offset, self._existing_half(offset), event)
 
@@ -251,7 +254,7 @@ class Decisions:
 
     def _answered(self, entry: Pending) -> None:
         """Count the answer to a check once, even if the answer is repeated."""
-        counts = outcome(entry.state, Event.ANSWERED).verdict is Verdict.COUNT
+        counts = outcome(entry.state, TransactionEvent.ANSWERED).verdict is Verdict.COUNT
         if counts and entry.answered < entry.sent:
             entry.answered += 1
             self._counters.checks_answered += 1
@@ -341,7 +344,7 @@ class Decisions:
         """Drop a planned decision whose records could not be appended."""
         self._planned.discard(planned.entry.offset)
 
-    def _answer_decided(self, offset: int, half: StoredHalf, event: Event) -> Ended:
+    def _answer_decided(self, offset: int, half: StoredHalf, event: TransactionEvent) -> Ended:
         """Answer a request about a decided transaction; append nothing."""
         first = self._table.transaction_of(offset)
         decision = self._lookup.find(first, half)
@@ -375,7 +378,7 @@ class Decisions:
                 entry.group,
                 1 + len(self._table.groups.get(leader, ())),
             )
-            self.decide(entry, Event.ROLLBACK)
+            self.decide(entry, TransactionEvent.ROLLBACK)
             self._log.request_flush()
 
     def complete_commits(self, halves: Sequence[int]) -> None:

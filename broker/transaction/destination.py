@@ -14,7 +14,7 @@ from halfmq.store.log.append_request import AppendRequest
 
 from ..delay.levels import COMMIT_DELAY_PREFIX
 from ..tables.topic_config import TopicConfig
-from ..tables.topics import TopicTable
+from ..tables.topic_table import TopicTable
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,12 @@ from .checks.parking import Parking
 from .deciding import Decisions, Ended
 from .state.counters import Counters
 from .state.pending import PendingTable
-from .state.state_machine import Event
+from .state.state_machine import TransactionEvent
 
-ACTIONS: Final = {"commit": Event.OPERATOR_COMMIT, "rollback": Event.OPERATOR_ROLLBACK}
+ACTIONS: Final = {
+    "commit": TransactionEvent.OPERATOR_COMMIT,
+    "rollback": TransactionEvent.OPERATOR_ROLLBACK,
+}
 """The decisions of operators."""
 
 
@@ -64,7 +67,7 @@ class OperatorActions:
         """
         entry = self._table.get(self._table.transaction_of(offset))
         if entry is None:
-            return self._decisions.answer_decided(offset, Event.RESUME)
+            return self._decisions.answer_decided(offset, TransactionEvent.RESUME)
         position = self._parking.resume(entry)
         if position:
             self._checker.schedule_again(entry, self._now_ms() - entry.store_timestamp)

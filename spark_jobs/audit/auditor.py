@@ -27,7 +27,7 @@ from ..source.scan import QUEUE, read_scan
 from . import key_groups, queue_findings, statistics
 from .checks import DEFAULT_CHECKS, Check, Checks, Remark, checks_of
 from .digests import changed_bytes
-from .model import FINDING_COLUMNS, FINDING_DDL, Kind, State
+from .model import FINDING_COLUMNS, FINDING_DDL, AuditedState, Kind
 from .notes import Notes
 from .statistics import Delays, OpenAges, Timeline
 
@@ -44,7 +44,7 @@ _SEEN: Final = (
     " bytes array<struct<file: string, position: bigint, size: int>>"
 )
 _OWNER_COLUMNS: Final = ("physicalOffset", "uniqKey", "producerGroup", "realTopic", "timestamp")
-_VOID: Final = (str(State.EXPIRED), str(State.UNFOUNDED))
+_VOID: Final = (str(AuditedState.EXPIRED), str(AuditedState.UNFOUNDED))
 
 
 class Anomaly(NamedTuple):

@@ -10,28 +10,30 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..source.parts import Part
-from .model import Event, Finding, Kind, LogBounds
+from .model import Finding, Kind, LogBounds, LogEvent
 
 
 @dataclass(slots=True)
-class Message:
+class MessageHistory:
     """One of the messages of a transaction, mostly the only one: every record that is about it."""
 
-    halves: list[Event] = field(default_factory=list)  # the first, then a check's copies of it
-    decided: list[Event] = field(default_factory=list)  # final and rollback records
-    damaged: list[Event] = field(default_factory=list)  # such that do not match their CRC
-    unmarked: list[Event] = field(default_factory=list)  # finals without the bits of a commit
-    ops: list[Event] = field(default_factory=list)
-    waiting: list[Event] = field(default_factory=list)  # copies of a delayed final, without a link
-    delivered: list[Event] = field(default_factory=list)  # by records without a link
+    halves: list[LogEvent] = field(default_factory=list)  # the first, then a check's copies of it
+    decided: list[LogEvent] = field(default_factory=list)  # final and rollback records
+    damaged: list[LogEvent] = field(default_factory=list)  # such that do not match their CRC
+    unmarked: list[LogEvent] = field(default_factory=list)  # finals without the bits of a commit
+    ops: list[LogEvent] = field(default_factory=list)
+    waiting: list[LogEvent] = field(
+        default_factory=list
+    )  # copies of a delayed final, without a link
+    delivered: list[LogEvent] = field(default_factory=list)  # by records without a link
 
     @property
-    def half(self) -> Event | None:
+    def half(self) -> LogEvent | None:
         """The first half record that can be read."""
         return self.halves[0] if self.halves else None
 
     @property
-    def commits(self) -> list[Event]:
+    def commits(self) -> list[LogEvent]:
         """The final messages."""
         return [event for event in self.decided if event.part is not Part.ROLLBACK]
 
@@ -44,16 +46,16 @@ class Message:
 class History:
     """One transaction: every record that is about it."""
 
-    half: Event | None = None  # its original half, if that can be read
-    messages: dict[int, Message] = field(default_factory=dict)  # by number; 0 is there
-    discards: list[Event] = field(default_factory=list)
-    resumes: list[Event] = field(default_factory=list)
+    half: LogEvent | None = None  # its original half, if that can be read
+    messages: dict[int, MessageHistory] = field(default_factory=dict)  # by number; 0 is there
+    discards: list[LogEvent] = field(default_factory=list)
+    resumes: list[LogEvent] = field(default_factory=list)
 
-    def message(self, number: int) -> Message:
-        return self.messages.setdefault(number, Message())
+    def message(self, number: int) -> MessageHistory:
+        return self.messages.setdefault(number, MessageHistory())
 
     @property
-    def leader(self) -> Message:
+    def leader(self) -> MessageHistory:
         """The first message, which decides for all."""
         return self.messages[0]
 
@@ -71,20 +73,20 @@ class History:
         )
 
 
-def divide(events: Sequence[Event], bounds: LogBounds) -> tuple[list[History], list[Finding]]:
+def divide(events: Sequence[LogEvent], bounds: LogBounds) -> tuple[list[History], list[Finding]]:
     """Divide the records of a key group, in log order, by transaction; report what has no half."""
     division = _Division(events, bounds)
     return [history for history in division.histories if history.is_transaction], division.findings
 
 
 class _Division:
-    def __init__(self, events: Sequence[Event], bounds: LogBounds) -> None:
+    def __init__(self, events: Sequence[LogEvent], bounds: LogBounds) -> None:
         self._bounds = bounds
         self._owners: dict[int, tuple[History, int]] = {}  # by half; the number of its message
         self.findings: list[Finding] = []
         firsts = [event for event in events if _is_first(event)]
-        self.histories = [History(half, {0: Message([half])}) for half in firsts]
-        self.histories = self.histories or [History(None, {0: Message()})]
+        self.histories = [History(half, {0: MessageHistory([half])}) for half in firsts]
+        self.histories = self.histories or [History(None, {0: MessageHistory()})]
         for event in events:
             if event.part is Part.HALF:
                 self._half(event)
@@ -93,7 +95,7 @@ class _Division:
             else:
                 self._about(event)
 
-    def _half(self, event: Event) -> None:
+    def _half(self, event: LogEvent) -> None:
         if event.number:  # the halves of several messages lie side by side, the leader first
             history = self._begun(event.offset)[-1]
             history.message(event.number).halves.append(event)
@@ -104,7 +106,7 @@ class _Division:
             history = next(history for history in self.histories if history.half is event)
         self._owners[event.offset] = history, event.number
 
-    def _about(self, event: Event) -> None:
+    def _about(self, event: LogEvent) -> None:
         """Take a record that names a half, or is known by its key."""
         owner = self._owners.get(event.reference)
         if event.part in _DELIVERIES and self._is_without_link(event, owner):
@@ -130,7 +132,7 @@ class _Division:
         else:
             message.decided.append(event)
 
-    def _is_without_link(self, event: Event, owner: tuple[History, int] | None) -> bool:
+    def _is_without_link(self, event: LogEvent, owner: tuple[History, int] | None) -> bool:
         """Tell whether a record that delivers is known by its key only.
 
         Zero is the link of a record that has none, and of the final of the half at offset 0.
@@ -141,7 +143,7 @@ class _Division:
             return True
         return bool(owner[0].message(owner[1]).decided)
 
-    def _delivery(self, event: Event) -> None:
+    def _delivery(self, event: LogEvent) -> None:
         begun = self._begun(event.offset)
         message = begun[-1].message(event.number)
         if event.part is Part.WAITING:
@@ -154,12 +156,12 @@ class _Division:
                 break
         message.delivered.append(event)
 
-    def _named(self, event: Event) -> None:
+    def _named(self, event: LogEvent) -> None:
         if event.reference not in self._owners and not self._bounds.is_unreadable(event.reference):
             detail = f"the decision also names {event.reference}, where there is no half message"
             self.findings.append(Finding(Kind.DECISION_WITHOUT_HALF, [event.offset], detail))
 
-    def _without_half(self, event: Event) -> Iterable[Finding]:
+    def _without_half(self, event: LogEvent) -> Iterable[Finding]:
         named = event.reference
         if event.part is Part.OP:
             detail = (
@@ -184,7 +186,7 @@ class _Division:
         begun = [one for one in self.histories if one.half and one.half.offset <= offset]
         return begun or self.histories[:1]
 
-    def _history_without_owner(self, event: Event) -> History:
+    def _history_without_owner(self, event: LogEvent) -> History:
         """The transaction that a record is about whose half is not there.
 
         It is one of its own if it names a half that cannot be read, before all that can.
@@ -192,7 +194,7 @@ class _Division:
         first = self.histories[0].half
         named = event.reference
         if first and named and event.offset < first.offset and self._bounds.is_unreadable(named):
-            self.histories.insert(0, History(None, {0: Message()}))
+            self.histories.insert(0, History(None, {0: MessageHistory()}))
             return self.histories[0]
         return self._latest(event.offset)
 
@@ -213,5 +215,5 @@ _RECORD_NAMES: Final = {
 }
 
 
-def _is_first(event: Event) -> bool:
+def _is_first(event: LogEvent) -> bool:
     return event.part is Part.HALF and event.check_times is None and not event.number

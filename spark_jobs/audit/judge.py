@@ -35,11 +35,13 @@ from collections.abc import Iterable
 from ..source.parts import Part
 from . import rules_decisions, rules_finals, rules_groups, rules_waiting
 from .histories import divide
-from .model import NO_TERMS, Event, Kind, LogBounds, Terms, Transaction, Verdict
+from .model import NO_TERMS, AuditedTransaction, KeyGroupVerdict, Kind, LogBounds, LogEvent, Terms
 from .rules_decisions import Outcome
 
 
-def judge(events: Iterable[Event], bounds: LogBounds, terms: Terms = NO_TERMS) -> Verdict:
+def judge(
+    events: Iterable[LogEvent], bounds: LogBounds, terms: Terms = NO_TERMS
+) -> KeyGroupVerdict:
     """Say what became of the transactions of a key group, given all its records."""
     histories, findings = divide(sorted(events, key=_log_order), bounds)
     missing = {Kind.DECISION_WITHOUT_HALF, Kind.PARKED_WITHOUT_HALF}
@@ -55,18 +57,18 @@ def judge(events: Iterable[Event], bounds: LogBounds, terms: Terms = NO_TERMS) -
         findings += rules_waiting.resumed_from_nothing(outcome.history, bounds)
     for together in rules_groups.overlapping(outcomes):
         findings += rules_groups.repeated(together)
-    return Verdict([_transaction(outcome) for outcome in outcomes], findings)
+    return KeyGroupVerdict([_transaction(outcome) for outcome in outcomes], findings)
 
 
-def _log_order(event: Event) -> tuple[int, bool, int]:
+def _log_order(event: LogEvent) -> tuple[int, bool, int]:
     return event.offset, event.part is Part.NAMED, event.reference
 
 
-def _transaction(outcome: Outcome) -> Transaction:
+def _transaction(outcome: Outcome) -> AuditedTransaction:
     messages = outcome.history.messages
     halves = messages[0].halves
     first, decided = messages[0].half, outcome.decided
-    return Transaction(
+    return AuditedTransaction(
         state=outcome.state,
         half=first.offset if first else None,
         decided=decided.offset if decided else None,

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 from ..source.events import SLOT_BITS, WITH_CONTENT
 from ..source.parts import Part
 from .judge import judge
-from .model import Content, Event, Kind, LogBounds, State, Terms
+from .model import AuditedState, Kind, LogBounds, LogEvent, MessageContent, Terms
 
 COLUMNS: Final = (
     "key",
@@ -110,10 +110,10 @@ def settled(groups: DataFrame, bounds: LogBounds, terms: Terms) -> DataFrame:
     if terms.overdue_before_ms is not None:
         is_young &= F.col("halfTime") >= terms.overdue_before_ms
     state = (
-        F.when(by_record & is_commit & (F.col("difference") == 0), str(State.COMMITTED))
-        .when(by_record & ~is_commit, str(State.ROLLED_BACK))
-        .when(by_op, str(State.ROLLED_BACK))
-        .when(undecided & (F.col("ops") == 0) & is_young, str(State.PENDING))
+        F.when(by_record & is_commit & (F.col("difference") == 0), str(AuditedState.COMMITTED))
+        .when(by_record & ~is_commit, str(AuditedState.ROLLED_BACK))
+        .when(by_op, str(AuditedState.ROLLED_BACK))
+        .when(undecided & (F.col("ops") == 0) & is_young, str(AuditedState.PENDING))
     )
     return groups.select(
         "key",
@@ -246,10 +246,10 @@ def event_of(
     due: int,
     sound: bool | None,
     *content: int,
-) -> Event:
+) -> LogEvent:
     """Make an event of a row with ``COLUMNS``, without its key and label."""
     reference = slot if part == Part.HALF else half
-    return Event(
+    return LogEvent(
         Part(part),
         offset,
         -1 if reference is None else reference,
@@ -257,7 +257,7 @@ def event_of(
         number,
         total,
         time,
-        Content(*content) if part in WITH_CONTENT else None,
+        MessageContent(*content) if part in WITH_CONTENT else None,
         due,
         sound is not False,
     )

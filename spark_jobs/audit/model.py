@@ -10,7 +10,7 @@ from ..source.parts import Part
 CHECKS_MAX: Final = 15  # RocketMQ's transactionCheckMax: it gives up after so many copies
 
 
-class State(StrEnum):
+class AuditedState(StrEnum):
     """What became of a transaction."""
 
     COMMITTED = "committed"
@@ -53,7 +53,7 @@ class Kind(StrEnum):
     OVERLAP = "overlap"
 
 
-class Content(NamedTuple):
+class MessageContent(NamedTuple):
     """What a half and its final have in common; texts as hashes of 64 bits."""
 
     topic: int  # the real one
@@ -64,7 +64,7 @@ class Content(NamedTuple):
     body_size: int  # bytes
 
 
-class Event(NamedTuple):
+class LogEvent(NamedTuple):
     """One record of a key group."""
 
     part: Part
@@ -74,7 +74,7 @@ class Event(NamedTuple):
     number: int = 0  # which of several messages it is about; 0 is the leader
     total: int = 1  # how many messages the transaction has
     time_ms: int = 0  # when it was stored
-    content: Content | None = None  # of halves and what delivers them; None: not known
+    content: MessageContent | None = None  # of halves and what delivers them; None: not known
     due_ms: int = 0  # of WAITING: when it is to be delivered
     sound: bool = True  # matches its CRC; a final that does not decides nothing
 
@@ -94,10 +94,10 @@ class Finding(NamedTuple):
     detail: str
 
 
-class Transaction(NamedTuple):
+class AuditedTransaction(NamedTuple):
     """One transaction of a key group."""
 
-    state: State
+    state: AuditedState
     half: int | None  # physical offset of its first half; None when that is not in the log
     decided: int | None = None  # physical offset of the record or op that decided it
     checks: int = 0  # as often the log shows that its producer was asked
@@ -106,10 +106,10 @@ class Transaction(NamedTuple):
     lost: tuple[int, int] | None = None  # an undetermined one's decision may have lain here
 
 
-class Verdict(NamedTuple):
+class KeyGroupVerdict(NamedTuple):
     """What became of a key group, and what is wrong with it."""
 
-    transactions: list[Transaction]
+    transactions: list[AuditedTransaction]
     findings: list[Finding]
 
 

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from halfmq.store.format.record import RECORD_SIZE_MIN
 
 from ..source.parts import Part
-from .histories import History, Message
-from .model import Event, Finding, Kind, LogBounds, State
+from .histories import History, MessageHistory
+from .model import AuditedState, Finding, Kind, LogBounds, LogEvent
 
 Range = tuple[int, int]
 
 
-class Decision(NamedTuple):
+class AcceptedDecision(NamedTuple):
     """One accepted decision: where it shows, and the op that mirrors it."""
 
     offset: int
@@ -31,10 +31,10 @@ class Outcome(NamedTuple):
     """What became of one transaction."""
 
     history: History
-    state: State
-    commits: list[Decision]
-    rollbacks: list[Decision]
-    decided: Decision | None = None  # the first that counts
+    state: AuditedState
+    commits: list[AcceptedDecision]
+    rollbacks: list[AcceptedDecision]
+    decided: AcceptedDecision | None = None  # the first that counts
     lost: Range | None = None  # of an undetermined one: where its decision may have been
     findings: Sequence[Finding] = ()
 
@@ -42,33 +42,38 @@ class Outcome(NamedTuple):
 def outcome(history: History, bounds: LogBounds, *, unfounded: bool) -> Outcome:
     """Say what became of a transaction; ``unfounded``: something names a half that never was."""
     settled = _settled(history, bounds)
-    is_open = bool(history.discards) and settled.state in {State.PARKED, State.PENDING}
+    is_open = bool(history.discards) and settled.state in {
+        AuditedState.PARKED,
+        AuditedState.PENDING,
+    }
     if history.leader.halves or is_open:
         return settled
-    return settled._replace(state=State.UNFOUNDED if unfounded else State.EXPIRED)
+    return settled._replace(state=AuditedState.UNFOUNDED if unfounded else AuditedState.EXPIRED)
 
 
 def _decisions(
-    message: Message, bounds: LogBounds
-) -> tuple[list[Decision], list[Decision], list[Event]]:
+    message: MessageHistory, bounds: LogBounds
+) -> tuple[list[AcceptedDecision], list[AcceptedDecision], list[LogEvent]]:
     """Give commits, rollbacks, and the ops that tell of neither."""
     ops = list(message.ops)
     own = {half.offset for half in message.halves}
-    commits: list[Decision] = []
-    rollbacks: list[Decision] = []
+    commits: list[AcceptedDecision] = []
+    rollbacks: list[AcceptedDecision] = []
     for event in sorted(message.decided, key=lambda event: event.reference not in own):
         # A decision whose link is broken may have any of the ops.
         op = _take_after(event, ops, any_half=event.reference not in own)
         kept = rollbacks if event.part is Part.ROLLBACK else commits
-        kept.append(Decision(event.offset, op.offset if op else None, event.time_ms))
+        kept.append(AcceptedDecision(event.offset, op.offset if op else None, event.time_ms))
     for event in (*message.unmarked, *message.damaged):
         _take_after(event, ops, any_half=True)
     idle = [op for op in ops if bounds.records_rollback(op.offset)]
-    rollbacks += [Decision(op.offset, op.offset, op.time_ms) for op in ops if op not in idle]
+    rollbacks += [
+        AcceptedDecision(op.offset, op.offset, op.time_ms) for op in ops if op not in idle
+    ]
     return sorted(commits, key=_place), sorted(rollbacks, key=_place), idle
 
 
-def _take_after(event: Event, ops: list[Event], *, any_half: bool) -> Event | None:
+def _take_after(event: LogEvent, ops: list[LogEvent], *, any_half: bool) -> LogEvent | None:
     """Take the first op after a decision: ops are written in the order of the decisions."""
     for index, op in enumerate(ops):
         if op.offset > event.offset and (any_half or op.reference == event.reference):
@@ -86,18 +91,18 @@ def _settled(history: History, bounds: LogBounds) -> Outcome:
     pending = Outcome(history, _undecided(history), commits, rollbacks)
     by_record = [decision for decision in rollbacks if decision.op != decision.offset]
     if first := (commits or by_record)[:1]:
-        state = State.COMMITTED if commits else State.ROLLED_BACK
+        state = AuditedState.COMMITTED if commits else AuditedState.ROLLED_BACK
         hasty = _hasty(leader, [*commits, *by_record], idle, bounds)
         return pending._replace(state=state, decided=first[0], findings=hasty)
     if shown := leader.unmarked or _commits_of_followers(history, bounds):
-        return pending._replace(state=State.COMMITTED, decided=_shown_by(shown[0]))
+        return pending._replace(state=AuditedState.COMMITTED, decided=_shown_by(shown[0]))
     if rollbacks:
         if lost := _where_lost(leader, rollbacks[0].offset, bounds):
-            return pending._replace(state=State.UNDETERMINED, lost=lost)
-        return pending._replace(state=State.ROLLED_BACK, decided=rollbacks[0])
+            return pending._replace(state=AuditedState.UNDETERMINED, lost=lost)
+        return pending._replace(state=AuditedState.ROLLED_BACK, decided=rollbacks[0])
     if leader.damaged:
         lost = (leader.damaged[0].offset, leader.damaged[0].offset + RECORD_SIZE_MIN)
-        return pending._replace(state=State.UNDETERMINED, lost=lost)
+        return pending._replace(state=AuditedState.UNDETERMINED, lost=lost)
     ops = [
         op
         for message in history.messages.values()
@@ -107,25 +112,25 @@ def _settled(history: History, bounds: LogBounds) -> Outcome:
     if not ops:
         return pending
     if shown := leader.delivered or leader.waiting:
-        return pending._replace(state=State.COMMITTED, decided=_shown_by(shown[0]))
+        return pending._replace(state=AuditedState.COMMITTED, decided=_shown_by(shown[0]))
     if lost := _where_lost(leader, min(ops, key=_place).offset, bounds):
-        return pending._replace(state=State.UNDETERMINED, lost=lost)
+        return pending._replace(state=AuditedState.UNDETERMINED, lost=lost)
     return pending._replace(findings=[_missing_decision(ops)])
 
 
-def _shown_by(event: Event) -> Decision:
-    return Decision(event.offset, None, event.time_ms)
+def _shown_by(event: LogEvent) -> AcceptedDecision:
+    return AcceptedDecision(event.offset, None, event.time_ms)
 
 
-def _undecided(history: History) -> State:
+def _undecided(history: History) -> AuditedState:
     # What an operator resumes gets a half again by RocketMQ, and a record of its own by halfmq.
     asked_again = [event.offset for event in (*history.leader.halves[-1:], *history.resumes[-1:])]
     if history.discards and max(asked_again, default=-1) < history.discards[-1].offset:
-        return State.PARKED
-    return State.PENDING
+        return AuditedState.PARKED
+    return AuditedState.PENDING
 
 
-def _commits_of_followers(history: History, bounds: LogBounds) -> list[Event]:
+def _commits_of_followers(history: History, bounds: LogBounds) -> list[LogEvent]:
     """Give the finals of further messages that halfmq wrote: it did so after the leader's."""
     finals = [
         final
@@ -136,7 +141,7 @@ def _commits_of_followers(history: History, bounds: LogBounds) -> list[Event]:
     return sorted(finals, key=_place)
 
 
-def _where_lost(message: Message, before: int, bounds: LogBounds) -> Range | None:
+def _where_lost(message: MessageHistory, before: int, bounds: LogBounds) -> Range | None:
     """Find what cannot be read between the half and an op, and may hold the decision."""
     half = message.half
     if half is None:
@@ -147,7 +152,7 @@ def _where_lost(message: Message, before: int, bounds: LogBounds) -> Range | Non
     return bounds.lost(size, half.offset, before)
 
 
-def _missing_decision(ops: Sequence[Event]) -> Finding:
+def _missing_decision(ops: Sequence[LogEvent]) -> Finding:
     detail = (
         "an op message marks it as decided, but the log has neither a final message nor a"
         " rollback record"
@@ -157,7 +162,10 @@ def _missing_decision(ops: Sequence[Event]) -> Finding:
 
 
 def _hasty(
-    leader: Message, decisions: Sequence[Decision], idle: Sequence[Event], bounds: LogBounds
+    leader: MessageHistory,
+    decisions: Sequence[AcceptedDecision],
+    idle: Sequence[LogEvent],
+    bounds: LogBounds,
 ) -> list[Finding]:
     """Find ops of halfmq's that were there before any decision was."""
     first = min(decision.offset for decision in decisions)
@@ -172,7 +180,7 @@ def _hasty(
     ]
 
 
-def _place(one: Event | Decision) -> int:
+def _place(one: LogEvent | AcceptedDecision) -> int:
     return one.offset
 
 
@@ -194,7 +202,7 @@ def conflicts(outcome: Outcome) -> list[Finding]:
     return list(found.values())
 
 
-def _order(commits: Sequence[Decision], rollback: Decision) -> Kind:
+def _order(commits: Sequence[AcceptedDecision], rollback: AcceptedDecision) -> Kind:
     if any(commit.offset > rollback.offset for commit in commits):
         return Kind.COMMIT_AFTER_ROLLBACK
     if rollback.op != rollback.offset:  # a rollback record: it stands where it was decided

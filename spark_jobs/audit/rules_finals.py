@@ -5,8 +5,8 @@ from typing import Final
 
 from ..source.parts import Part
 from ..times import duration, full_moment
-from .histories import Message
-from .model import Content, Event, Finding, Kind, LogBounds, Terms
+from .histories import MessageHistory
+from .model import Finding, Kind, LogBounds, LogEvent, MessageContent, Terms
 from .rules_decisions import Outcome
 
 _DELIVERED_WITHIN: Final = 5_000  # ms from when a delayed commit is due; brokers look each second
@@ -34,20 +34,20 @@ def faulty_deliveries(outcome: Outcome, bounds: LogBounds, terms: Terms) -> Iter
             yield from _unlinked_deliveries(message, bounds)
 
 
-def _unmarked(message: Message) -> Iterator[Finding]:
+def _unmarked(message: MessageHistory) -> Iterator[Finding]:
     for final in message.unmarked:
         detail = "it names its half message, but its flags lack the bits of a committed message"
         halves = [message.half.offset] if message.half else []
         yield Finding(Kind.UNMARKED_FINAL, [*halves, final.offset], detail)
 
 
-def _unlinked(message: Message, record: Event) -> Finding:
+def _unlinked(message: MessageHistory, record: LogEvent) -> Finding:
     detail = "the message was delivered by a record that is not its final message"
     halves = [message.half.offset] if message.half else []
     return Finding(Kind.UNLINKED_DELIVERY, [*halves, record.offset], detail)
 
 
-def _unlinked_deliveries(message: Message, bounds: LogBounds) -> Iterator[Finding]:
+def _unlinked_deliveries(message: MessageHistory, bounds: LogBounds) -> Iterator[Finding]:
     half = message.half
     if half is None or message.damaged:
         return
@@ -60,7 +60,7 @@ def _unlinked_deliveries(message: Message, bounds: LogBounds) -> Iterator[Findin
 # --- the content
 
 
-def _altered(message: Message, bounds: LogBounds) -> Iterator[Finding]:
+def _altered(message: MessageHistory, bounds: LogBounds) -> Iterator[Finding]:
     by_offset = {half.offset: half for half in message.halves}
     for final in (*message.commits, *message.unmarked, *_arrivals(message)):
         half = by_offset.get(final.reference, message.half)
@@ -72,12 +72,12 @@ def _altered(message: Message, bounds: LogBounds) -> Iterator[Finding]:
             yield Finding(Kind.ALTERED_FINAL, [half.offset, final.offset], detail)
 
 
-def _arrivals(message: Message) -> list[Event]:
+def _arrivals(message: MessageHistory) -> list[LogEvent]:
     waited = message.waiting or any(final.part is Part.WAITING for final in message.commits)
     return message.delivered if waited else []
 
 
-def _differences(half: Content, event: Event, bounds: LogBounds) -> Iterator[str]:
+def _differences(half: MessageContent, event: LogEvent, bounds: LogBounds) -> Iterator[str]:
     final = event.content
     assert final is not None
     for name, attribute in _FIELDS.items():
@@ -87,7 +87,7 @@ def _differences(half: Content, event: Event, bounds: LogBounds) -> Iterator[str
         yield f"queue ({final.queue} instead of {half.queue})"
 
 
-def _was_moved(half: Content, queue: int, offset: int, bounds: LogBounds) -> bool:
+def _was_moved(half: MessageContent, queue: int, offset: int, bounds: LogBounds) -> bool:
     """Tell whether a message went elsewhere because its topic has lost the queue.
 
     halfmq puts it into the queue that is left of its number when divided by the queues there are,
@@ -103,7 +103,7 @@ def _was_moved(half: Content, queue: int, offset: int, bounds: LogBounds) -> boo
 
 
 def _waited(
-    message: Message, waits: list[Event], bounds: LogBounds, terms: Terms
+    message: MessageHistory, waits: list[LogEvent], bounds: LogBounds, terms: Terms
 ) -> Iterable[Finding]:
     """Judge the delivery of a delayed commit: once, when it is due."""
     if len(message.delivered) > len(waits):

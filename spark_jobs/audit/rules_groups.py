@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from .histories import History, Message
-from .model import Finding, Kind, LogBounds, State
-from .rules_decisions import Decision, Outcome
+from .histories import History, MessageHistory
+from .model import AuditedState, Finding, Kind, LogBounds
+from .rules_decisions import AcceptedDecision, Outcome
 
 # --- several messages
 
@@ -16,12 +16,12 @@ def unlike_the_leader(outcome: Outcome, bounds: LogBounds) -> Iterable[Finding]:
         yield from _without_leader(history, bounds)
         return
     for number in sorted({*range(history.total), *history.messages}):
-        message = history.messages.get(number, Message())
+        message = history.messages.get(number, MessageHistory())
         which = f"message {number + 1} of {history.total}"
         finals = message.commits
-        if outcome.state is State.COMMITTED:
+        if outcome.state is AuditedState.COMMITTED:
             yield from _unlike_a_commit(outcome, number, message, bounds)
-        elif finals and outcome.state is not State.UNDETERMINED:
+        elif finals and outcome.state is not AuditedState.UNDETERMINED:
             state = "rolled back" if outcome.rollbacks else "undecided"
             detail = f"{which} was committed, the first is {state}"
             yield Finding(Kind.SPLIT_GROUP, [history.half.offset, finals[0].offset], detail)
@@ -31,7 +31,7 @@ def unlike_the_leader(outcome: Outcome, bounds: LogBounds) -> Iterable[Finding]:
 
 
 def _unlike_a_commit(
-    outcome: Outcome, number: int, message: Message, bounds: LogBounds
+    outcome: Outcome, number: int, message: MessageHistory, bounds: LogBounds
 ) -> Iterable[Finding]:
     """Find a message of a committed transaction that consumers do not get."""
     history, decided = outcome.history, outcome.decided
@@ -100,7 +100,7 @@ def repeated(together: Sequence[Outcome]) -> Iterable[Finding]:
         detail = f"prepared {len(together)} times: none of the half messages is the copy of a check"
         offsets = [outcome.history.half.offset for outcome in together if outcome.history.half]
         yield Finding(Kind.DUPLICATE_PREPARE, offsets, detail)
-    commits: list[Decision] = [commit for outcome in together for commit in outcome.commits]
+    commits: list[AcceptedDecision] = [commit for outcome in together for commit in outcome.commits]
     if len(commits) > 1:
         offsets = sorted(commit.offset for commit in commits)
         detail = f"{len(commits)} final messages: consumers see each of them"

@@ -5,7 +5,7 @@ from typing import Final
 
 from ..times import duration, full_moment
 from .histories import History
-from .model import Finding, Kind, LogBounds, State, Terms
+from .model import AuditedState, Finding, Kind, LogBounds, Terms
 from .rules_decisions import Outcome
 
 _PARKED_WITHIN: Final = 600_000  # ms from the last check to the parking; RocketMQ needs a round
@@ -14,7 +14,7 @@ _PARKED_WITHIN: Final = 600_000  # ms from the last check to the parking; Rocket
 def left_undecided(outcome: Outcome, bounds: LogBounds, terms: Terms) -> Iterable[Finding]:
     """Find halves that wait too long, and those that nobody will ask about."""
     halves = outcome.history.leader.halves
-    if outcome.state is not State.PENDING or not halves:
+    if outcome.state is not AuditedState.PENDING or not halves:
         return
     if not outcome.history.half and bounds.hides(0, halves[0].offset):
         return  # only copies are left: an op of the original names it by a queue offset

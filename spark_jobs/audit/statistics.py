@@ -15,11 +15,16 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from ..log.lookup import Names
 from ..times import DAY, HOUR, MINUTE, SECOND
-from .model import State
+from .model import AuditedState
 
 BINS_MAX: Final = 60  # intervals: as many as can be told apart on a phone
-SHOWN: Final = (State.COMMITTED, State.ROLLED_BACK, State.PARKED, State.PENDING)
-OPEN: Final = (State.PENDING, State.PARKED)  # nobody has decided
+SHOWN: Final = (
+    AuditedState.COMMITTED,
+    AuditedState.ROLLED_BACK,
+    AuditedState.PARKED,
+    AuditedState.PENDING,
+)
+OPEN: Final = (AuditedState.PENDING, AuditedState.PARKED)  # nobody has decided
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 _ACCURACY: Final = 10_000  # ranks are off by at most one in so many
 AGES_MS: Final = (MINUTE, 10 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY)  # upper bounds

@@ -103,7 +103,7 @@ _DIFFERENCES: Final = """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
+class TimeRange:
     """The time range whose rows and messages are judged, in milliseconds; None sets no limit.
 
     What they are compared with may lie ``grace`` before and after it.
@@ -127,7 +127,7 @@ class Range:
         }
 
 
-EVERYTHING: Final = Range()
+EVERYTHING: Final = TimeRange()
 _JUDGED: Final = "coalesce(at >= :since and at < :until, true)"  # an unknown time is in the range
 _COMPARED: Final = "coalesce(at >= :since - :grace and at < :until + :grace, true)"
 _MESSAGES: Final = f"""
@@ -152,7 +152,7 @@ def messages(
     records: DataFrame,
     topics: Collection[str],
     key: str = PROPERTY_KEYS,
-    within: Range = EVERYTHING,
+    within: TimeRange = EVERYTHING,
 ) -> DataFrame:
     """List the keys of a log's messages: one row per message and key, null for one without.
 
@@ -174,7 +174,7 @@ def messages(
 
 
 def rows(
-    ledger: DataFrame, key: str, time: str | None = None, within: Range = EVERYTHING
+    ledger: DataFrame, key: str, time: str | None = None, within: TimeRange = EVERYTHING
 ) -> DataFrame:
     """Count the rows of a ledger by key: ``key, rows, judged, due, young, at``.
 

@@ -76,7 +76,7 @@ _CUT: Final = (
 )
 
 
-class Range(NamedTuple):
+class ExportedRange(NamedTuple):
     """A part of the log that one batch has exported; offsets are physical."""
 
     start: int
@@ -146,13 +146,13 @@ class Export:
     ) -> dict[str, Any]:
         """Export what is not exported yet, inside of ``opened``.
 
-        Returns the results as JSON: ``rows`` exported, the ``ranges`` (``Range``), offsets that are
-        ``missing`` because they left the log before they were exported, and ``left_bytes`` of the
-        active segment for a later run.
+        Returns the results as JSON: ``rows`` exported, the ``ranges`` (``ExportedRange``), offsets
+        that are ``missing`` because they left the log before they were exported, and
+        ``left_bytes`` of the active segment for a later run.
         """
         start = extent.first_offset if self._state.end is None else self._state.end
         end = extent.end_offset if active else _full_end(extent)
-        self._extent, self._ranges = extent, list[Range]()
+        self._extent, self._ranges = extent, list[ExportedRange]()
         missing = list(extent.gaps(start, end)) if start < end else []
         if start < end:
             self._stream(spark, end, fail_on_data_loss=not missing)
@@ -277,7 +277,7 @@ class Export:
     def _keep(self, start: int, end: int, counts: dict[str, Any]) -> None:
         last = counts.pop("last")
         segment = self._extent.segment_at(start).base
-        self._ranges.append(Range(start=start, end=end, segment=segment, **counts))
+        self._ranges.append(ExportedRange(start=start, end=end, segment=segment, **counts))
         self._state.end = end
         if last is not None:
             self._state.last = list(last)
@@ -302,7 +302,7 @@ def _full_end(extent: LogExtent) -> int:
 
 
 def _counts(is_wanted: Column) -> list[Column]:
-    """Return the fields of ``Range`` that are counted while a batch is written, and ``last``."""
+    """Return what is counted of an ``ExportedRange`` while a batch is written, and ``last``."""
     is_wanted = F.coalesce(is_wanted, F.lit(False))
     damaged = F.when(F.col("recordType") == CORRUPT, F.col("size"))
     last = F.struct("physicalOffset", F.unix_millis("timestamp"))
@@ -381,5 +381,5 @@ def _table(options: argparse.Namespace, summary: dict[str, Any]) -> Iterator[str
         yield fact("left", f"{summary['left_bytes']:,} bytes of the segment that is being written")
     for gap in summary["missing"]:
         yield fact("missing", f"{gap['start']} to {gap['end']} left the log before the export")
-    names = [name for name in Range._fields if name != "segment"]
+    names = [name for name in ExportedRange._fields if name != "segment"]
     yield from listing(summary["ranges"], *names)

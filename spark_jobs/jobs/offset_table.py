@@ -25,7 +25,7 @@ _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 
 
-class GroupOffset(NamedTuple):
+class StoredOffset(NamedTuple):
     """Where a group continues in one queue: the columns of ``DDL``."""
 
     group: str
@@ -39,7 +39,7 @@ class OffsetTable(NamedTuple):
 
     path: Path  # the file they are from
     is_backup: bool  # the file itself was missing or damaged
-    offsets: list[GroupOffset]
+    offsets: list[StoredOffset]
 
 
 def offset_file(directory: str | Path) -> Path:
@@ -93,7 +93,7 @@ def is_brokers_own(group: str) -> bool:
     return group in _BROKERS_GROUPS or group.startswith(_BROKERS_PREFIXES)
 
 
-def _offsets(table: Mapping[str, Any]) -> Iterator[GroupOffset]:
+def _offsets(table: Mapping[str, Any]) -> Iterator[StoredOffset]:
     by_key = table.get("offsetTable")
     if not isinstance(by_key, dict):
         raise ValueError("it has no offsetTable")  # noqa: TRY004  as for any other wrong content
@@ -102,7 +102,7 @@ def _offsets(table: Mapping[str, Any]) -> Iterator[GroupOffset]:
         if not isinstance(queues, dict) or not topic or not group:
             raise ValueError(f"{key!r} is not topic@group with a table of queues")
         for queue, next_offset in queues.items():
-            yield GroupOffset(
+            yield StoredOffset(
                 group, topic, _integer(queue, _INT32_MAX), _integer(next_offset, _INT64_MAX)
             )
 

@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
     if options.time_column is None and (options.since or options.until):
         raise OptionError("--from and --until", "name the ledger's --time-column too")
     with running(options, "differences") as job:
-        within = differences.Range(
+        within = differences.TimeRange(
             since_ms=_ms(options.since),
             until_ms=_ms(options.until),
             grace=options.grace,

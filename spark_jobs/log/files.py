@@ -28,7 +28,7 @@ WINDOW: Final = 16 << 20  # bytes; large enough that a request to an object stor
 _KNOWN_MAX: Final = 256  # file systems kept open, one per path
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     """What a folder holds under a name."""
 
     name: str
@@ -116,7 +116,7 @@ def folder_in(directory: str, name: str) -> str:
     return inside if is_folder(inside) else directory
 
 
-def entries(folder: str, names: re.Pattern[str]) -> list[Entry]:
+def entries(folder: str, names: re.Pattern[str]) -> list[FolderEntry]:
     """List what has such names in a folder, by name.
 
     Raises:
@@ -129,26 +129,26 @@ def entries(folder: str, names: re.Pattern[str]) -> list[Entry]:
     return sorted(one for one in listed if one is not None)
 
 
-def local_entry(found: "os.DirEntry[str]") -> Entry | None:
+def local_entry(found: "os.DirEntry[str]") -> FolderEntry | None:
     """Describe what was found in a folder; None when it has been deleted since, as brokers do.
 
     Raises:
         OSError: It cannot be looked at; a link to nowhere is no file that was deleted.
     """
     try:
-        return Entry(found.name, found.path, found.stat().st_size, found.is_dir())
+        return FolderEntry(found.name, found.path, found.stat().st_size, found.is_dir())
     except FileNotFoundError:
         if found.is_symlink():
             raise
         return None
 
 
-def _remote_entries(folder: str) -> list[Entry]:
+def _remote_entries(folder: str) -> list[FolderEntry]:
     from pyarrow.fs import FileSelector  # noqa: PLC0415  as above
 
     system, inner = file_system_of(folder)
     return [
-        Entry(
+        FolderEntry(
             info.base_name,
             child(folder, info.base_name),
             info.size or 0,
@@ -174,7 +174,7 @@ def open_file(path: str) -> "NativeFile":
     return system.open_input_file(inner)
 
 
-class Content:
+class FileContent:
     """The first ``size`` bytes of a file at their places in memory; it may have become shorter.
 
     A local file is mapped. What is not mapped is read in windows, into memory that is reserved at

@@ -28,7 +28,7 @@ from halfmq.store.format.record_fields import FIELDS
 
 from ..errors import LogDirectoryError
 from .arrays import Ints
-from .files import WINDOW, Content, readable
+from .files import WINDOW, FileContent, readable
 from .rows import Rows, SegmentBytes
 from .segments import OFFSET_END, Segment
 from .walk import SECTION_BYTES, record_bounds
@@ -74,7 +74,7 @@ class SegmentReader:
         self._limit = limit
         self._search_max = search_max
         with readable(segment.path):
-            self._content = Content(segment.path, limit, memory_map=memory_map)
+            self._content = FileContent(segment.path, limit, memory_map=memory_map)
         self._map = self._content.mapped
         if len(self._map) < limit:
             raise LogDirectoryError(segment.path, "has become shorter while it was read")

@@ -19,7 +19,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from .. import times
-from ..audit.model import State
+from ..audit.model import AuditedState
 from ..audit.statistics import PERCENTILES, Delays, OpenAges, Timeline
 from . import charts, text
 from .anomalies import dump, shown_kinds
@@ -70,9 +70,9 @@ def page(audit: "Audit", *, written_ms: int, details: Path | None = None) -> str
             " img-src data:; base-uri 'none'; form-action 'none'",
             labels=labels,
             check_names=CHECKS,
-            total=sum(audit.states[state] for state in (*labels, State.UNDETERMINED)),
-            undetermined=audit.states[State.UNDETERMINED],
-            expired=audit.states[State.EXPIRED],
+            total=sum(audit.states[state] for state in (*labels, AuditedState.UNDETERMINED)),
+            undetermined=audit.states[AuditedState.UNDETERMINED],
+            expired=audit.states[AuditedState.EXPIRED],
             placed=placed,
             states_chart=charts.states_chart(timeline, labels) if placed else "",
             undecided_chart=charts.undecided_chart(timeline) if placed else "",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from ..audit.model import State
+from ..audit.model import AuditedState
 from ..audit.statistics import PERCENTILES
 from .tables import ROWS_MAX, fact, listing
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ..audit.auditor import Anomaly, Audit
 
 _COUNTED: Final = (
-    State.COMMITTED,
-    State.ROLLED_BACK,
-    State.PENDING,
-    State.PARKED,
-    State.UNDETERMINED,
+    AuditedState.COMMITTED,
+    AuditedState.ROLLED_BACK,
+    AuditedState.PENDING,
+    AuditedState.PARKED,
+    AuditedState.UNDETERMINED,
 )
 
 
@@ -30,7 +30,7 @@ def summary(audit: "Audit") -> dict[str, object]:
             "total": sum(counts.values()),
             **counts,
             # Decided here, while the half lies below the first offset: not in the total.
-            "expired": audit.states[State.EXPIRED],
+            "expired": audit.states[AuditedState.EXPIRED],
         },
         "delays": [delays._asdict() for delays in audit.delays],
         "over_time": audit.timeline._asdict(),
@@ -66,10 +66,10 @@ def table(audit: "Audit") -> Iterator[str]:
     yield ""
     yield fact("transactions", sum(audit.states[state] for state in _COUNTED))
     for state in _COUNTED:
-        if state is not State.UNDETERMINED or audit.states[state]:
+        if state is not AuditedState.UNDETERMINED or audit.states[state]:
             yield fact(f"  {state.replace('_', ' ')}", audit.states[state])
-    if audit.states[State.EXPIRED]:
-        yield f"  (and {audit.states[State.EXPIRED]:,} decisions on halves no longer in the log)"
+    if expired := audit.states[AuditedState.EXPIRED]:
+        yield f"  (and {expired:,} decisions on halves no longer in the log)"
     yield from _delay_lines(audit)
     yield ""
     yield fact("anomalies", audit.anomaly_count)

@@ -83,7 +83,7 @@ class EventReader(DataSourceReader):
                 yield event_batch(self._schema, chunk.events, self._options)
 
 
-class Chunk(NamedTuple):
+class EventChunk(NamedTuple):
     """What a split holds in one place: records, or a range without; the last chunk has neither."""
 
     events: Records  # those whose half has been read; in the last chunk all others
@@ -93,7 +93,7 @@ class Chunk(NamedTuple):
     skipped: SkippedRange | None = None
 
 
-def read_chunks(split: SegmentSplit, options: EventOptions) -> Iterator[Chunk]:
+def read_chunks(split: SegmentSplit, options: EventOptions) -> Iterator[EventChunk]:
     """Read the events of a split, each with its key if its half lies in the split."""
     halves = Halves()
     none = np.zeros(0, dtype=EVENT)
@@ -101,15 +101,15 @@ def read_chunks(split: SegmentSplit, options: EventOptions) -> Iterator[Chunk]:
     reader = SegmentReader(split.segment, split.limit, memory_map=options.memory_map)
     for item in reader.scan(split.start, split.stop, end=split.end):
         if not isinstance(item, Rows):
-            yield Chunk(none, skipped=item)
+            yield EventChunk(none, skipped=item)
             continue
         sound = sound_records(item) if options.verify_crc else None
         found = _read_events(item, sound)
         halves.add(found.events)
         events = halves.link(found.events)
         waiting.append(events[~events[HAS_KEY]])
-        yield Chunk(events[events[HAS_KEY]], item, sound, found)
-    yield Chunk(halves.link(np.concatenate(waiting)))  # some may precede their half
+        yield EventChunk(events[events[HAS_KEY]], item, sound, found)
+    yield EventChunk(halves.link(np.concatenate(waiting)))  # some may precede their half
 
 
 def _read_events(rows: Rows, sound: Bools | None) -> BatchEvents:

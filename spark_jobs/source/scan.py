@@ -18,7 +18,7 @@ from ..log.arrays import Ints, whole_numbers
 from ..log.rows import Rows, store_times
 from ..log.segments import LogExtent
 from .columns import ARROW_TYPES, tags_codes
-from .event_source import EVENT_COLUMNS, Chunk, event_batch, read_chunks
+from .event_source import EVENT_COLUMNS, EventChunk, event_batch, read_chunks
 from .events import HAS_KEY
 from .options import PARTITION_BYTES, EventOptions
 from .python import use_this_python
@@ -135,7 +135,7 @@ class EventScan:
         return pa.RecordBatch.from_arrays([*none, pa.array([notes], _NOTES)], schema=self._schema)
 
 
-def _notes(chunk: Chunk, base: int) -> Iterator[Note]:
+def _notes(chunk: EventChunk, base: int) -> Iterator[Note]:
     """Describe what a chunk of the segment at ``base`` holds beside events."""
     if chunk.skipped is not None:
         position, size, reason = chunk.skipped

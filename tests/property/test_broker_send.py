@@ -17,7 +17,7 @@ from halfmq.broker.net.group_append import GroupAppend
 from halfmq.broker.net.router import serve
 from halfmq.broker.ports import Connection
 from halfmq.broker.tables.topic_config import TopicConfig
-from halfmq.broker.tables.topics import TopicTable
+from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.broker.transaction.admission import RequestedDelays, without_broker_properties
 from halfmq.broker.transaction.deduplication import FirstHalf, RecentPrepares, deduplication_key
 from halfmq.broker.transaction.half import half_request

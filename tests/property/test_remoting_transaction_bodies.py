@@ -17,8 +17,8 @@ from halfmq.remoting.transaction_bodies import (
     ENDS_MAX,
     GROUP_MESSAGES_MAX,
     TRANSACTIONS_MAX,
+    EndEntry,
     EndResult,
-    Entry,
     PreparedMessage,
     PreparedResult,
     TransactionEnd,
@@ -48,7 +48,7 @@ INFOS = st.builds(
     INT32,
 )
 
-Decode = Callable[[bytes], Sequence[Entry]]
+Decode = Callable[[bytes], Sequence[EndEntry]]
 
 BODIES_OF_OURS: list[tuple[Decode, st.SearchStrategy[Any], int, int]] = [
     (decode_ends, ENDS, 0, ENDS_MAX),
@@ -63,7 +63,7 @@ every_body = pytest.mark.parametrize(("decode", "entry", "least", "most"), BODIE
 @every_body
 @given(data=st.data())
 def test_what_went_in_comes_out(
-    decode: Decode, entry: st.SearchStrategy[Entry], least: int, most: int, data: st.DataObject
+    decode: Decode, entry: st.SearchStrategy[EndEntry], least: int, most: int, data: st.DataObject
 ) -> None:
     """Broker and client have the same entries in the same order."""
     entries = data.draw(st.lists(entry, min_size=least, max_size=5))
@@ -84,7 +84,7 @@ def test_garbage_is_a_body_error(
 @every_body
 @given(data=st.data())
 def test_a_damaged_body_is_a_body_error_or_other_entries(
-    decode: Decode, entry: st.SearchStrategy[Entry], least: int, most: int, data: st.DataObject
+    decode: Decode, entry: st.SearchStrategy[EndEntry], least: int, most: int, data: st.DataObject
 ) -> None:
     """Bytes that are nearly valid are the likeliest to be accepted."""
     body = bytearray(encode_entries(data.draw(st.lists(entry, min_size=1, max_size=3))))
@@ -98,7 +98,7 @@ def test_a_damaged_body_is_a_body_error_or_other_entries(
 @every_body
 @given(data=st.data())
 def test_more_entries_than_allowed_are_refused(
-    decode: Decode, entry: st.SearchStrategy[Entry], least: int, most: int, data: st.DataObject
+    decode: Decode, entry: st.SearchStrategy[EndEntry], least: int, most: int, data: st.DataObject
 ) -> None:
     """The limit is exact, and is checked before entries are built."""
     one = data.draw(entry)

@@ -44,7 +44,7 @@ from halfmq.broker.transaction.errors import (
 from halfmq.broker.transaction.replay import snapshot
 from halfmq.broker.transaction.replay.log_replay import LogReplay
 from halfmq.broker.transaction.state.pending import PendingTable
-from halfmq.broker.transaction.state.state_machine import Event, State
+from halfmq.broker.transaction.state.state_machine import State, TransactionEvent
 from halfmq.store.log.append_request import AppendResult
 from tests.support.transactions import Broker, Connected, end_now
 
@@ -58,7 +58,7 @@ class Known:
     halves: list[AppendResult]  # the leader first; most transactions have no other
     group: str
     lost: bool = False  # lost in a crash before its sender got the answer
-    decided: Event | None = None  # the decision that was answered with success
+    decided: TransactionEvent | None = None  # the decision that was answered with success
     final_offset: int | None = None  # of the final message, from an answer
     waiting: list[Answer] = field(default_factory=list)  # until the log is on disk
 
@@ -72,7 +72,7 @@ class Answer(NamedTuple):
     """An answer that the broker sends when the log is on disk."""
 
     position: int
-    event: Event
+    event: TransactionEvent
     final_offset: int | None
 
 
@@ -123,11 +123,15 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule(
         known=halves,
-        event=st.sampled_from([Event.COMMIT, Event.ROLLBACK, Event.UNKNOWN]),
+        event=st.sampled_from(
+            [TransactionEvent.COMMIT, TransactionEvent.ROLLBACK, TransactionEvent.UNKNOWN]
+        ),
         named=st.integers(0, 3),
         from_check=st.booleans(),
     )
-    def end(self, known: Known, event: Event, named: int = 0, from_check: bool = False) -> None:
+    def end(
+        self, known: Known, event: TransactionEvent, named: int = 0, from_check: bool = False
+    ) -> None:
         if known.lost:
             return  # its sender got no answer, so it has no offsets
         half = known.halves[named % len(known.halves)]
@@ -145,7 +149,7 @@ class TransactionMachine(RuleBasedStateMachine):
         """Have an operator decide."""
         if known.lost:
             return
-        event = Event.COMMIT if action == "commit" else Event.ROLLBACK
+        event = TransactionEvent.COMMIT if action == "commit" else TransactionEvent.ROLLBACK
         half = known.halves[named % len(known.halves)]
         with self.refused_only_by_the_opposite(known, event):
             self.note(
@@ -171,17 +175,21 @@ class TransactionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.known)  # a bundle in a list does not ensure that
     @rule(
         ends=st.lists(
-            st.tuples(halves, st.sampled_from([Event.COMMIT, Event.ROLLBACK]), st.integers(0, 3)),
+            st.tuples(
+                halves,
+                st.sampled_from([TransactionEvent.COMMIT, TransactionEvent.ROLLBACK]),
+                st.integers(0, 3),
+            ),
             min_size=1,
             max_size=5,
         ),
         refused=st.booleans(),
     )
-    def end_together(self, ends: list[tuple[Known, Event, int]], refused: bool) -> None:
+    def end_together(self, ends: list[tuple[Known, TransactionEvent, int]], refused: bool) -> None:
         """Plan and append several decisions as one group; the store may refuse them all."""
         service = self.broker.service
-        plans: list[tuple[Known, Event, int, PlannedDecision]] = []
-        later: list[tuple[Known, Event, int]] = []
+        plans: list[tuple[Known, TransactionEvent, int, PlannedDecision]] = []
+        later: list[tuple[Known, TransactionEvent, int]] = []
         for known, event, named in ends:
             if known.lost:
                 continue
@@ -209,20 +217,20 @@ class TransactionMachine(RuleBasedStateMachine):
             self.end(known, event, named)
 
     @contextmanager
-    def refused_only_by_the_opposite(self, known: Known, event: Event) -> Iterator[None]:
+    def refused_only_by_the_opposite(self, known: Known, event: TransactionEvent) -> Iterator[None]:
         """Check that a refusal has a reason, and that nothing contradicts a success."""
         finals = len(self.broker.finals_of(known.half))
         try:
             yield
         except DecidedOtherwiseError:
             assert event is not known.decided
-            assert finals == (event is Event.ROLLBACK)
+            assert finals == (event is TransactionEvent.ROLLBACK)
 
-    def note(self, known: Known, event: Event, ended: Ended) -> None:
+    def note(self, known: Known, event: TransactionEvent, ended: Ended) -> None:
         """Keep an answer until the log is on disk up to its decision."""
-        if event is Event.UNKNOWN:
+        if event is TransactionEvent.UNKNOWN:
             return
-        assert (ended.final_offset is not None) == (event is Event.COMMIT)
+        assert (ended.final_offset is not None) == (event is TransactionEvent.COMMIT)
         if known.final_offset is not None:
             assert ended.final_offset == known.final_offset
         known.waiting.append(Answer(ended.position, event, ended.final_offset))
@@ -237,7 +245,7 @@ class TransactionMachine(RuleBasedStateMachine):
                     known.half.physical_offset + skew[0],
                     known.half.queue_offset + skew[1],
                     known.group + skew[2],
-                    Event.COMMIT,
+                    TransactionEvent.COMMIT,
                 ),
             )
         except TransactionError:
@@ -256,8 +264,8 @@ class TransactionMachine(RuleBasedStateMachine):
         self.members[group].append(producer)
         self.broker.service.on_producer(group)
 
-    @rule(group=st.sampled_from(GROUPS), event=st.sampled_from(list(Event)[:3]))
-    def answer_checks(self, group: str, event: Event) -> None:
+    @rule(group=st.sampled_from(GROUPS), event=st.sampled_from(list(TransactionEvent)[:3]))
+    def answer_checks(self, group: str, event: TransactionEvent) -> None:
         by_offset = {one.half.physical_offset: one for one in self.known if not one.lost}
         for producer in self.members[group]:
             for offset in producer.checked_offsets:
@@ -343,9 +351,9 @@ class TransactionMachine(RuleBasedStateMachine):
             assert [len(self.broker.finals_of(half)) for half in known.halves] == [finals] * len(
                 known.halves
             )
-            if known.decided is Event.COMMIT:
+            if known.decided is TransactionEvent.COMMIT:
                 assert finals == 1
-            if known.decided is Event.ROLLBACK:
+            if known.decided is TransactionEvent.ROLLBACK:
                 assert finals == 0
 
     @invariant()

@@ -79,6 +79,11 @@ MODULES_MAX = 15
 ABOVE_MODULES_MAX = {"remoting"}
 """Folders that may have more: the modules of the wire stand alone."""
 
+EVERYWHERE = {"errors.py", "config.py"}
+"""Modules that several folders of a layer have."""
+
+BLOCKING = "client/blocking.py"
+
 THIRD_PARTY = {
     "remoting": {"msgspec"},
     "store/format": {"numpy"},
@@ -194,6 +199,30 @@ def test_folders_are_read_at_a_glance() -> None:
     )
 
     assert {name for name, count in counts.items() if count > MODULES_MAX} <= ABOVE_MODULES_MAX
+
+
+def test_a_name_leads_to_one_file() -> None:
+    """No two modules of a layer have the same name."""
+    names = Counter(
+        (path.relative_to(ROOT).parts[0], path.name)
+        for path in _modules()
+        if path.name not in EVERYWHERE and not path.name.startswith("__")
+    )
+
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_a_name_leads_to_one_class() -> None:
+    """No two public classes have the same name, but for the blocking form of the client's."""
+    names = Counter(
+        node.name
+        for path in _modules()
+        if path.relative_to(ROOT).as_posix() != BLOCKING
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_an_upward_import_is_found(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from halfmq.broker.transaction.half_records import committed
 from halfmq.broker.transaction.replay import snapshot_file
 from halfmq.broker.transaction.replay.log_replay import LogReplay
 from halfmq.broker.transaction.replay.snapshot import Snapshots
-from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.client import Decision, TransactionProducer, message
 from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.properties import get_property
@@ -107,9 +107,13 @@ def _flush_reports_later_writes(_original: Any) -> Any:
 
 
 def _opposite_is_accepted(original: Any) -> Any:
-    def answer(self: Any, offset: int, half: Any, event: Event) -> Any:
+    def answer(self: Any, offset: int, half: Any, event: TransactionEvent) -> Any:
         decision = self._lookup.find(self._table.transaction_of(offset), half)
-        if event is Event.COMMIT and decision is not None and decision.state.name == "ROLLED_BACK":
+        if (
+            event is TransactionEvent.COMMIT
+            and decision is not None
+            and decision.state.name == "ROLLED_BACK"
+        ):
             self._append((committed(self._final_at(offset)),))
         return original(self, offset, half, event)
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from halfmq.broker import service as broker_service
 from halfmq.broker.disk import retention_schedule as broker_retention
 from halfmq.broker.net.connection import ClientConnection
-from halfmq.broker.transaction import service as transaction_service
+from halfmq.broker.transaction import transaction_service
 from halfmq.broker.transaction.replay import snapshot
 from halfmq.client.net import connection as client_connection
 from halfmq.store.files import disk as door

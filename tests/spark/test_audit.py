@@ -12,18 +12,18 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit.auditor import Anomaly, Audit, audited
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.model import Kind, State
+from halfmq.spark_jobs.audit.model import AuditedState, Kind
 from tests.support import golden_store
 from tests.support.log_writer import COMMIT, HALF, OP, Apache, LogWriter, Ours
 from tests.support.planted_log import PENDING_AGE, plant
 
 SEGMENT = 1 << 16
 IN_THE_LOG = {  # the words of the golden stores
-    "COMMITTED": State.COMMITTED,
-    "COMMITTED_WITHOUT_OP": State.COMMITTED,
-    "ROLLED_BACK": State.ROLLED_BACK,
-    "DISCARDED": State.PARKED,
-    "UNDECIDED": State.PENDING,
+    "COMMITTED": AuditedState.COMMITTED,
+    "COMMITTED_WITHOUT_OP": AuditedState.COMMITTED,
+    "ROLLED_BACK": AuditedState.ROLLED_BACK,
+    "DISCARDED": AuditedState.PARKED,
+    "UNDECIDED": AuditedState.PENDING,
 }
 
 
@@ -120,7 +120,7 @@ def test_thousands_of_transactions_and_every_fault_among_them(
     expected = {half: state for half, state in planted.states.items() if half in halves}
     assert states == expected
     assert len(parked) == len(planted.states) - len(expected)
-    unfounded = {str(State.UNFOUNDED): planted.decisions_on_nothing}
+    unfounded = {str(AuditedState.UNFOUNDED): planted.decisions_on_nothing}
     assert audit.states == Counter(map(str, planted.states.values())) + Counter(unfounded)
     for row in described:
         if row["halfOffset"] is not None:
@@ -185,7 +185,7 @@ def test_what_expired_or_was_lost_is_held_against_nobody(
     keys = {record.offset: record.properties.get("UNIQ_KEY") for record in planted.log.written}
     for half, state in planted.states.items():
         # A rollback of RocketMQ is told by its op alone; with the op, it is lost.
-        if keys[half] not in touched and state != State.ROLLED_BACK:
+        if keys[half] not in touched and state != AuditedState.ROLLED_BACK:
             assert states[half] == state
 
 
@@ -241,8 +241,11 @@ def test_odd_records_are_taken_for_what_they_are(spark: SparkSession, tmp_path: 
             (Kind.OP_WITHOUT_HALF, [op.offset]),
             (Kind.DECISION_WITHOUT_HALF, [op.offset + op.size]),
         ]
-        assert (audit.states[State.ROLLED_BACK], audit.states[State.COMMITTED]) == (1, 1)
-        assert audit.states[State.PENDING] == 1
+        assert (audit.states[AuditedState.ROLLED_BACK], audit.states[AuditedState.COMMITTED]) == (
+            1,
+            1,
+        )
+        assert audit.states[AuditedState.PENDING] == 1
 
 
 def test_a_delayed_commit_is_decided_where_it_waits(spark: SparkSession, tmp_path: Path) -> None:
@@ -260,4 +263,4 @@ def test_a_delayed_commit_is_decided_where_it_waits(spark: SparkSession, tmp_pat
 
     with audit_of(spark, tmp_path) as audit:
         assert audit.anomalies == []
-        assert (audit.states[State.COMMITTED], audit.states[State.PENDING]) == (4, 1)
+        assert (audit.states[AuditedState.COMMITTED], audit.states[AuditedState.PENDING]) == (4, 1)

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit.auditor import Audit, audited
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.model import Kind, State
+from halfmq.spark_jobs.audit.model import AuditedState, Kind
 from tests.support import altered_log, naive_audit
 from tests.support.auditing import OF_QUEUES
 from tests.support.planted_faults import DESTROYED, ORDERS, SEGMENT, plant_faults
@@ -102,7 +102,7 @@ def test_destroyed_finals_leave_it_open_what_was_decided(
     assert told.keys() == planted.states.keys()
     for half, state in planted.states.items():
         # What RocketMQ rolled back leaves nothing that would tell it from a lost commit.
-        is_open = state is State.ROLLED_BACK and told[half] == State.UNDETERMINED
+        is_open = state is AuditedState.ROLLED_BACK and told[half] == AuditedState.UNDETERMINED
         assert told[half] == state or (is_open and order != "halfmq's")
 
 

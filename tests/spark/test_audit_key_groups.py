@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from halfmq.spark_jobs.audit import key_groups
 from halfmq.spark_jobs.audit.dialects import END
 from halfmq.spark_jobs.audit.judge import judge
-from halfmq.spark_jobs.audit.model import Content, Event, LogBounds, Terms
+from halfmq.spark_jobs.audit.model import LogBounds, LogEvent, MessageContent, Terms
 from halfmq.spark_jobs.source.event_source import EVENT_COLUMNS
 from halfmq.spark_jobs.source.parts import Part
 from halfmq.spark_jobs.source.schema import ddl
@@ -26,7 +26,7 @@ BOUNDS = {
         100, ((300, 420), (700, 720)), 10**6, records_rollbacks=((500, 600), (800, END))
     ),
 }
-ALIKE = Content(1, 2, 3, 4, 5, 6)
+ALIKE = MessageContent(1, 2, 3, 4, 5, 6)
 
 parts = st.sampled_from(
     [Part.OP, Part.COMMIT, Part.ROLLBACK, Part.DISCARD, Part.RESUME, Part.DELIVERED, Part.WAITING]
@@ -34,7 +34,7 @@ parts = st.sampled_from(
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Event]:
+def histories(draw: st.DrawFn) -> list[LogEvent]:
     """Records of one key group: mostly what brokers write, sometimes anything."""
     total = draw(st.sampled_from([1, 1, 1, 1, 2, 3]))
     start = draw(st.integers(0, 99))
@@ -43,7 +43,7 @@ def histories(draw: st.DrawFn) -> list[Event]:
     checks = draw(st.sampled_from([None, None, None, None, 0, 2, 15]))
     sound = draw(st.sampled_from([True] * 9 + [False]))
     events = [
-        Event(
+        LogEvent(
             Part.HALF, at, at, checks if at == start else None, number, total, at, ALIKE,
             sound=sound,
         )
@@ -55,25 +55,25 @@ def histories(draw: st.DrawFn) -> list[Event]:
         content = ALIKE._replace(**draw(st.sampled_from([{}, {}, {}, {"queue": 9}, {"keys": 0}])))
         sound = draw(st.sampled_from([True] * 9 + [False]))
         events += [
-            Event(
+            LogEvent(
                 Part.COMMIT, at + number, half, None, number, total, at + number, content,
                 sound=sound,
             )
             for number, half in enumerate(offsets_of_halves)
         ]  # fmt: skip
     elif kind == "rollback":
-        events.append(Event(Part.ROLLBACK, at, start, None, 0, total, at))
+        events.append(LogEvent(Part.ROLLBACK, at, start, None, 0, total, at))
     elif kind == "any":
         offsets, named = st.integers(0, 130), st.sampled_from([*offsets_of_halves, 3])
         for part, offset, half in draw(st.lists(st.tuples(parts, offsets, named), max_size=4)):
             if part is not Part.OP or half in offsets_of_halves:  # else it is in no group
                 known = ALIKE if part in (Part.COMMIT, Part.DELIVERED, Part.WAITING) else None
-                events.append(Event(part, offset, half, time_ms=offset, content=known))
+                events.append(LogEvent(part, offset, half, time_ms=offset, content=known))
     if kind in {"commit", "rollback"} and draw(st.integers(0, 9)):
-        events += [Event(Part.NAMED, at, h, None, 0, total, at) for h in offsets_of_halves[1:]]
+        events += [LogEvent(Part.NAMED, at, h, None, 0, total, at) for h in offsets_of_halves[1:]]
     if kind in {"commit", "rollback", "op"} and draw(st.booleans()):
         later = at + draw(st.sampled_from([20, 20, 20, -1]))
-        events += [Event(Part.OP, later, half, time_ms=later) for half in offsets_of_halves]
+        events += [LogEvent(Part.OP, later, half, time_ms=later) for half in offsets_of_halves]
     ops = [event for event in events if event.part is Part.OP]
     if ops and draw(st.integers(0, 9)) == 0:
         events.append(ops[0])  # an op record may list a half twice
@@ -81,14 +81,14 @@ def histories(draw: st.DrawFn) -> list[Event]:
     return [apart(event, deciding) for event in events]
 
 
-def apart(event: Event, deciding: Part) -> Event:
+def apart(event: LogEvent, deciding: Part) -> LogEvent:
     """Spread offsets by part, so that no two records have one; references go with their halves."""
     part = deciding if event.part is Part.NAMED else event.part
     reference = event.reference if event.part is Part.HALF else event.reference * 10 + Part.HALF
     return event._replace(offset=event.offset * 10 + part, reference=reference)
 
 
-def row(key: int, event: Event) -> tuple[Any, ...]:
+def row(key: int, event: LogEvent) -> tuple[Any, ...]:
     is_half = event.part is Part.HALF
     return (
         key, int(event.part), event.offset,
@@ -102,7 +102,7 @@ def row(key: int, event: Event) -> tuple[Any, ...]:
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs=st.lists(histories(), min_size=100, max_size=300))
 def test_queries_say_what_the_rules_say(
-    bounds: LogBounds, spark: SparkSession, logs: list[list[Event]]
+    bounds: LogBounds, spark: SparkSession, logs: list[list[LogEvent]]
 ) -> None:
     """State, place, times, decision and findings of every key group."""
     rows = [row(key + 1, event) for key, history in enumerate(logs) for event in history]
@@ -138,7 +138,7 @@ def test_queries_say_what_the_rules_say(
     assert len(unsettled) < len(logs)
 
 
-def stored(history: list[Event], half: int | None) -> int | None:
+def stored(history: list[LogEvent], half: int | None) -> int | None:
     """When a half was stored."""
     times = (e.time_ms for e in history if e.part is Part.HALF and e.offset == half)
     return next(times, None)

@@ -11,7 +11,7 @@ from halfmq.spark_jobs.audit import statistics
 from halfmq.spark_jobs.audit.auditor import audited
 from halfmq.spark_jobs.audit.checks import Checks
 from halfmq.spark_jobs.audit.key_groups import TRANSACTION_COLUMNS, VERDICT_DDL
-from halfmq.spark_jobs.audit.model import State
+from halfmq.spark_jobs.audit.model import AuditedState
 from halfmq.spark_jobs.audit.statistics import BINS_MAX, SHOWN, Scale
 from halfmq.spark_jobs.log.lookup import Names
 from tests.support import golden_store
@@ -23,7 +23,7 @@ DDL = ", ".join(VERDICT_DDL.split(", ")[: len(TRANSACTION_COLUMNS)])
 
 
 def transaction(
-    state: State, time: int | None, took: int | None = None, label: int = 1, checks: int = 0
+    state: AuditedState, time: int | None, took: int | None = None, label: int = 1, checks: int = 0
 ) -> tuple[object, ...]:
     half = None if time is None else 700 + label
     return (str(state), 7, half, None, took, time, checks, 1, label)
@@ -32,15 +32,15 @@ def transaction(
 def test_each_transaction_counts_once_at_its_time(spark: SparkSession) -> None:
     """One with a wrong clock at the edge; one without a half for its state alone."""
     rows = [
-        transaction(State.COMMITTED, 5_000, 1_500),
-        transaction(State.COMMITTED, 7_999, 5),
-        transaction(State.ROLLED_BACK, 6_000, -5_900),
-        transaction(State.PENDING, 1),
-        transaction(State.PENDING, 10**14),
-        transaction(State.PARKED, 70_001),
-        transaction(State.PARKED, None),
-        transaction(State.EXPIRED, None, 3),
-        transaction(State.UNDETERMINED, 6_000),
+        transaction(AuditedState.COMMITTED, 5_000, 1_500),
+        transaction(AuditedState.COMMITTED, 7_999, 5),
+        transaction(AuditedState.ROLLED_BACK, 6_000, -5_900),
+        transaction(AuditedState.PENDING, 1),
+        transaction(AuditedState.PENDING, 10**14),
+        transaction(AuditedState.PARKED, 70_001),
+        transaction(AuditedState.PARKED, None),
+        transaction(AuditedState.EXPIRED, None, 3),
+        transaction(AuditedState.UNDETERMINED, 6_000),
     ]
 
     counts = statistics.counted(statistics.tally(spark.createDataFrame(rows, DDL), ON), ON)
@@ -60,8 +60,11 @@ def test_each_transaction_counts_once_at_its_time(spark: SparkSession) -> None:
 
 def test_delays_are_told_by_group_and_topic(spark: SparkSession) -> None:
     """Percentiles of what was decided; a decision before its half took no time."""
-    rows = [transaction(State.COMMITTED, 10, took) for took in range(100)]
-    rows += [transaction(State.PENDING, 10), transaction(State.COMMITTED, 10, -5, 2, 3)]
+    rows = [transaction(AuditedState.COMMITTED, 10, took) for took in range(100)]
+    rows += [
+        transaction(AuditedState.PENDING, 10),
+        transaction(AuditedState.COMMITTED, 10, -5, 2, 3),
+    ]
 
     names = {701: Names(None, "b", "g"), 702: Names(None, "a", "g")}
 
@@ -96,7 +99,7 @@ def test_one_wrong_clock_does_not_stretch_the_chart(
 
     end = timeline.start_ms + timeline.width_ms * len(timeline.decided)
     assert START <= timeline.start_ms < end <= log.now + 60
-    assert sum(timeline.prepared[State.COMMITTED]) == 20
+    assert sum(timeline.prepared[AuditedState.COMMITTED]) == 20
 
 
 def test_ages_count_to_where_the_audit_stands(spark: SparkSession, tmp_path: Path) -> None:
@@ -111,12 +114,12 @@ def test_ages_count_to_where_the_audit_stands(spark: SparkSession, tmp_path: Pat
     log.close()
 
     with audited(spark, str(tmp_path)) as audit:
-        assert audit.open_ages.counts[State.PENDING] == [1, 0, 0, 1, 0, 0, 0]
-        assert sum(audit.timeline.prepared[State.COMMITTED]) == 2
+        assert audit.open_ages.counts[AuditedState.PENDING] == [1, 0, 0, 1, 0, 0, 0]
+        assert sum(audit.timeline.prepared[AuditedState.COMMITTED]) == 2
         assert audit.timeline.undecided[0] == 1
         assert audit.timeline.undecided[-1] == 2
     with audited(spark, str(tmp_path), checks=Checks(as_of_ms=log.now + 240 * HOUR)) as audit:
-        assert audit.open_ages.counts[State.PENDING] == [0, 0, 0, 0, 0, 0, 2]
+        assert audit.open_ages.counts[AuditedState.PENDING] == [0, 0, 0, 0, 0, 0, 2]
 
 
 def test_every_transaction_of_a_broker_is_counted(spark: SparkSession, tmp_path: Path) -> None:
@@ -125,6 +128,6 @@ def test_every_transaction_of_a_broker_is_counted(spark: SparkSession, tmp_path:
         assert {state: sum(row) for state, row in audit.timeline.prepared.items()} == {
             state: audit.states[state] for state in SHOWN
         }
-        still_open = audit.states[State.PENDING] + audit.states[State.PARKED]
+        still_open = audit.states[AuditedState.PENDING] + audit.states[AuditedState.PARKED]
         assert audit.timeline.undecided[-1] == still_open
         assert len(audit.timeline.decided) <= BINS_MAX

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit.auditor import audited
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.model import Kind, State
+from halfmq.spark_jobs.audit.model import AuditedState, Kind
 from tests.support.planted_log import DAMAGE, PENDING_AGE, plant
 from tests.support.seeds import run_seed
 
@@ -47,14 +47,14 @@ def test_no_fault_hides_among_millions_and_none_is_invented(
 
     assert found == planted.expected
     assert records == len(planted.log.written)
-    unfounded = {str(State.UNFOUNDED): planted.decisions_on_nothing}
+    unfounded = {str(AuditedState.UNFOUNDED): planted.decisions_on_nothing}
     assert counts == Counter(map(str, planted.states.values())) + Counter(unfounded)
     table = pq.read_table(tmp_path / "halves")
     states = dict(zip(table["halfOffset"].to_pylist(), table["state"].to_pylist(), strict=True))
     wrong = {at: state for at, state in states.items() if planted.states[at] != state}
     assert wrong == {}
     parked_alone = set(planted.states) - set(states)
-    assert {planted.states[at] for at in parked_alone} <= {State.PARKED}
+    assert {planted.states[at] for at in parked_alone} <= {AuditedState.PARKED}
 
 
 @pytest.mark.campaign

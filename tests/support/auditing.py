@@ -15,7 +15,7 @@ from typing import Any
 from halfmq.spark_jobs.audit.checks import DEFAULT_CHECKS, Checks
 from halfmq.spark_jobs.audit.judge import judge
 from halfmq.spark_jobs.audit.key_groups import COLUMNS, event_of
-from halfmq.spark_jobs.audit.model import Kind, LogBounds, State
+from halfmq.spark_jobs.audit.model import AuditedState, Kind, LogBounds
 from halfmq.spark_jobs.audit.notes import Notes
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.store_files import StoreFiles
@@ -37,8 +37,8 @@ Found = tuple[Kind, tuple[int, ...]]
 class Outcome:
     """What an audit in this process found: all but what is wrong with queues."""
 
-    states: Counter[State]
-    transactions: dict[int, State]  # by the half's offset, else that of the first record
+    states: Counter[AuditedState]
+    transactions: dict[int, AuditedState]  # by the half's offset, else that of the first record
     found: list[Found]
     details: list[str]
 
@@ -69,7 +69,7 @@ def audit_here(directory: Path, *, step: int = 1 << 20, checks: Checks = DEFAULT
         faults += verdict.findings
         for one in verdict.transactions:
             outcome.states[one.state] += 1
-            if one.state not in {State.EXPIRED, State.UNFOUNDED}:
+            if one.state not in {AuditedState.EXPIRED, AuditedState.UNFOUNDED}:
                 first = min(row["physicalOffset"] for row in rows)
                 outcome.transactions[first if one.half is None else one.half] = one.state
     outcome.found = sorted((Kind(kind), tuple(offsets)) for kind, offsets, _ in faults)

@@ -17,7 +17,14 @@ from zlib import crc32
 
 from halfmq.spark_jobs.audit.dialects import Mark, recorded_rollbacks
 from halfmq.spark_jobs.audit.judge import judge
-from halfmq.spark_jobs.audit.model import Content, Event, Kind, LogBounds, State, Terms
+from halfmq.spark_jobs.audit.model import (
+    AuditedState,
+    Kind,
+    LogBounds,
+    LogEvent,
+    MessageContent,
+    Terms,
+)
 from halfmq.spark_jobs.source.parts import Part
 
 HALF, OP = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -100,8 +107,8 @@ class Naive:
     """What the audit of a log must say of its transactions."""
 
     found: list[Found] = field(default_factory=list)
-    states: Counter[State] = field(default_factory=Counter)
-    transactions: dict[int, State] = field(default_factory=dict)  # by the half's offset
+    states: Counter[AuditedState] = field(default_factory=Counter)
+    transactions: dict[int, AuditedState] = field(default_factory=dict)  # by the half's offset
     details: list[str] = field(default_factory=list)
 
 
@@ -143,8 +150,8 @@ def _bytes(folder: Path, start: int, end: int) -> bytes:
     return (folder / f"{base:020}").read_bytes()[start - base : end - base]
 
 
-def _families(log: list[Raw]) -> dict[str, list[Event]]:
-    families: dict[str, list[Event]] = defaultdict(list)
+def _families(log: list[Raw]) -> dict[str, list[LogEvent]]:
+    families: dict[str, list[LogEvent]] = defaultdict(list)
     by_offset: dict[int, str] = {}
     by_place: dict[int, tuple[str, int]] = {}
     for one in log:
@@ -154,7 +161,7 @@ def _families(log: list[Raw]) -> dict[str, list[Event]]:
             for place in one.body.decode().split(","):
                 if place and int(place) in by_place:
                     family, half = by_place[int(place)]
-                    families[family].append(Event(Part.OP, one.offset, half, time_ms=one.time))
+                    families[family].append(LogEvent(Part.OP, one.offset, half, time_ms=one.time))
         elif part is not None and part is not Part.OP:
             event = _event(one, part)
             families[key].append(event)
@@ -191,10 +198,10 @@ def _key(one: Raw) -> str | None:
     return key and f"{one.properties.get('PGROUP')} {key}"
 
 
-def _event(one: Raw, part: Part) -> Event:
+def _event(one: Raw, part: Part) -> LogEvent:
     checks = one.properties.get("TRANSACTION_CHECK_TIMES")
     _, number, total = one.properties.get("TRANSACTION_GROUP", "x,0,1").rsplit(",", 2)
-    return Event(
+    return LogEvent(
         part,
         one.offset,
         one.place if part is Part.HALF else one.link,
@@ -208,14 +215,14 @@ def _event(one: Raw, part: Part) -> Event:
     )
 
 
-def _content(one: Raw, part: Part) -> Content | None:
+def _content(one: Raw, part: Part) -> MessageContent | None:
     if part not in (Part.HALF, Part.COMMIT, Part.DELIVERED, Part.WAITING):
         return None
     topic, queue = one.topic, one.queue
     if part in (Part.HALF, Part.WAITING):
         topic, queue = one.properties["REAL_TOPIC"], int(one.properties["REAL_QID"])
     tags, keys = (hash(one.properties.get(name, "")) for name in ("TAGS", "KEYS"))
-    return Content(hash(topic), queue, tags, keys, one.crc, len(one.body))
+    return MessageContent(hash(topic), queue, tags, keys, one.crc, len(one.body))
 
 
 def _due(one: Raw) -> int:

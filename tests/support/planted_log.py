@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 
-from halfmq.spark_jobs.audit.model import Kind, State
+from halfmq.spark_jobs.audit.model import AuditedState, Kind
 
 from .log_writer import (
     HALF,
@@ -42,14 +42,14 @@ class Planted:
 
     log: LogWriter
     random: random.Random
-    states: dict[int, State] = field(default_factory=dict)  # by the half's offset
+    states: dict[int, AuditedState] = field(default_factory=dict)  # by the half's offset
     anomalies: list[Callable[[], Found]] = field(default_factory=list)  # known when all is written
     decisions_on_nothing: int = 0
     damage: list[Callable[[], None]] = field(default_factory=list)  # done to the files at the end
     is_late: bool = False  # the clock has been put forward
     spare: int = 0  # numbers given out once
 
-    def decide(self, half: Written, state: State) -> None:
+    def decide(self, half: Written, state: AuditedState) -> None:
         self.states[half.offset] = state
 
     def wrong(self, kind: Kind, *offsets: int | Callable[[], int]) -> None:
@@ -97,7 +97,7 @@ def retried(planted: Planted, dialect: Apache) -> None:
     """A consumer gives a committed message back: copies with its flags, and without its link."""
     half = dialect.half(dialect.key())
     final = dialect.commit(half)
-    planted.decide(half, State.COMMITTED)
+    planted.decide(half, AuditedState.COMMITTED)
     bits = 0 if isinstance(dialect, Ours) else 0x8
     # As in the golden store ``delay-retry-dlq``: the retry topic is the real one of what waits.
     retry = {"DELAY": "3", "RETRY_TOPIC": "orders", "REAL_TOPIC": "%RETRY%cg", "REAL_QID": "0"}
@@ -121,30 +121,30 @@ def transaction(planted: Planted, dialect: Apache) -> None:
     answer = choose.random()
     if answer < 0.6:
         dialect.commit(decided_on)
-        planted.decide(half, State.COMMITTED)
+        planted.decide(half, AuditedState.COMMITTED)
     elif answer < 0.85 or not planted.is_late:
         dialect.rollback(decided_on)
-        planted.decide(half, State.ROLLED_BACK)
+        planted.decide(half, AuditedState.ROLLED_BACK)
     else:
-        planted.decide(half, State.PENDING)
+        planted.decide(half, AuditedState.PENDING)
 
 
 def parked(planted: Planted, dialect: Apache) -> None:
     """Given up; then decided after all, or resumed, or neither."""
     half = dialect.half(dialect.key())
     dialect.discard(half)
-    planted.decide(half, State.PARKED)
+    planted.decide(half, AuditedState.PARKED)
     answer = planted.random.random()
     if answer < 0.3:
         dialect.commit(half)
-        planted.decide(half, State.COMMITTED)
+        planted.decide(half, AuditedState.COMMITTED)
     elif answer < 0.7:
         again = dialect.resume(half) if isinstance(dialect, Ours) else dialect.check(half, 0)
         if planted.is_late:
-            planted.decide(half, State.PENDING)
+            planted.decide(half, AuditedState.PENDING)
         else:
             dialect.rollback(half if isinstance(dialect, Ours) else again)
-            planted.decide(half, State.ROLLED_BACK)
+            planted.decide(half, AuditedState.ROLLED_BACK)
 
 
 def again(planted: Planted, dialect: Apache) -> None:
@@ -154,8 +154,8 @@ def again(planted: Planted, dialect: Apache) -> None:
     dialect.write_ops()
     anew = dialect.half(half.properties["UNIQ_KEY"])
     dialect.commit(anew)
-    planted.decide(half, State.ROLLED_BACK)
-    planted.decide(anew, State.COMMITTED)
+    planted.decide(half, AuditedState.ROLLED_BACK)
+    planted.decide(anew, AuditedState.COMMITTED)
 
 
 def delayed(planted: Planted, dialect: Apache) -> None:
@@ -163,7 +163,7 @@ def delayed(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
     waits = planted.random.randrange(1, 4)
     dialect.commit_delayed(half, waits=waits, by_rocketmq=planted.random.random() < 0.3)
-    planted.decide(half, State.COMMITTED)
+    planted.decide(half, AuditedState.COMMITTED)
 
 
 def several(planted: Planted, dialect: Apache) -> None:
@@ -175,15 +175,15 @@ def several(planted: Planted, dialect: Apache) -> None:
     halves = dialect.several(count - cut_off, of=count)
     if answer < 0.5:
         dialect.commit_several(halves)
-        planted.decide(halves[0], State.COMMITTED)
+        planted.decide(halves[0], AuditedState.COMMITTED)
     elif answer < 0.7 or cut_off or not planted.is_late:
         dialect.rollback_several(halves)
-        planted.decide(halves[0], State.ROLLED_BACK)
+        planted.decide(halves[0], AuditedState.ROLLED_BACK)
     elif answer < 0.8:
         dialect.discard(halves[0])
-        planted.decide(halves[0], State.PARKED)
+        planted.decide(halves[0], AuditedState.PARKED)
     else:
-        planted.decide(halves[0], State.PENDING)
+        planted.decide(halves[0], AuditedState.PENDING)
 
 
 def unreadable(planted: Planted, dialect: Apache) -> None:
@@ -193,7 +193,7 @@ def unreadable(planted: Planted, dialect: Apache) -> None:
     for _ in range(planted.random.randrange(40)):
         plain(planted, dialect)
     dialect.rollback_bare(half)
-    planted.decide(half, State.ROLLED_BACK)
+    planted.decide(half, AuditedState.ROLLED_BACK)
 
 
 HEALTHY_OF_BOTH = [
@@ -215,7 +215,7 @@ HEALTHY_OF_OURS = [delayed, several, unreadable]
 def committed_twice(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
     finals = [dialect.commit(half), dialect.commit(half)]
-    planted.decide(half, State.COMMITTED)
+    planted.decide(half, AuditedState.COMMITTED)
     planted.wrong(Kind.COMMITTED_TWICE, *(final.offset for final in finals))
 
 
@@ -225,7 +225,7 @@ def commit_after_rollback(planted: Planted, dialect: Apache) -> None:
     if planted.random.random() < 0.5:
         dialect.write_ops()
     final = dialect.commit(half)
-    planted.decide(half, State.COMMITTED)
+    planted.decide(half, AuditedState.COMMITTED)
     rollback = record.offset if record else lambda: planted.ops_of(half)[0]
     planted.wrong(Kind.COMMIT_AFTER_ROLLBACK, rollback, final.offset)
 
@@ -235,7 +235,7 @@ def rollback_after_commit(planted: Planted, dialect: Apache) -> None:
     final = dialect.commit(half)
     dialect.write_ops()
     record = dialect.rollback(half)
-    planted.decide(half, State.COMMITTED)
+    planted.decide(half, AuditedState.COMMITTED)
     rollback = record.offset if record else lambda: planted.ops_of(half)[1]
     planted.wrong(Kind.ROLLBACK_AFTER_COMMIT, final.offset, rollback)
 
@@ -265,8 +265,8 @@ def duplicate_prepare(planted: Planted, dialect: Apache) -> None:
         plain(planted, dialect)
     dialect.commit(half)
     dialect.rollback(duplicate)
-    planted.decide(half, State.COMMITTED)
-    planted.decide(duplicate, State.ROLLED_BACK)
+    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(duplicate, AuditedState.ROLLED_BACK)
     planted.wrong(Kind.DUPLICATE_PREPARE, half.offset, duplicate.offset)
 
 
@@ -275,13 +275,13 @@ def parked_without_half(planted: Planted, dialect: Apache) -> None:
     nowhere = planted.log.written[0].offset + 1
     link = nowhere if isinstance(dialect, Ours) else 0
     record = planted.log.append(PARKED, b"", properties, prepared=link)
-    planted.decide(record, State.PARKED)
+    planted.decide(record, AuditedState.PARKED)
     planted.wrong(Kind.PARKED_WITHOUT_HALF, record.offset)
 
 
 def lost_parking(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
-    planted.decide(half, State.PENDING)
+    planted.decide(half, AuditedState.PENDING)
     if isinstance(dialect, Ours):  # resumed, so it must have been parked
         resumed = dialect.resume(half)
         planted.wrong(Kind.LOST_PARKING, half.offset, resumed.offset)
@@ -298,7 +298,7 @@ def lost_parking(planted: Planted, dialect: Apache) -> None:
 
 def overdue(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
-    planted.decide(half, State.PENDING)
+    planted.decide(half, AuditedState.PENDING)
     if not planted.is_late:
         planted.wrong(Kind.OVERDUE_HALF, half.offset)
 
@@ -308,7 +308,7 @@ def missing_final(planted: Planted, dialect: Apache) -> None:
     halves = dialect.several(3)
     finals = dialect.commit_several(halves, finals=2)
     plain(planted, dialect)
-    planted.decide(halves[0], State.COMMITTED)
+    planted.decide(halves[0], AuditedState.COMMITTED)
     planted.wrong(Kind.MISSING_FINAL, halves[2].offset, finals[0].offset)
 
 
@@ -319,11 +319,11 @@ def split_group(planted: Planted, dialect: Apache) -> None:
         halves = dialect.several(3)
         final = dialect.commit(halves[1])
         dialect.rollback_several(halves)
-        planted.decide(halves[0], State.ROLLED_BACK)
+        planted.decide(halves[0], AuditedState.ROLLED_BACK)
     else:  # committed, though not all of them were there
         halves = dialect.several(2, of=3)
         final = dialect.commit_several(halves)[0]
-        planted.decide(halves[0], State.COMMITTED)
+        planted.decide(halves[0], AuditedState.COMMITTED)
     planted.wrong(Kind.SPLIT_GROUP, halves[0].offset, final.offset)
 
 

@@ -32,7 +32,7 @@ from halfmq.broker.net.connection import ClientConnection
 from halfmq.broker.net.reply_release import ReplyRelease
 from halfmq.broker.service import Broker
 from halfmq.broker.tables.all_tables import Tables
-from halfmq.broker.transaction.service import TransactionService
+from halfmq.broker.transaction.transaction_service import TransactionService
 from halfmq.client import ClientConfig
 from halfmq.remoting.codes import HeaderType
 from halfmq.store.config import FlushMode

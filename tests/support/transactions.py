@@ -17,11 +17,11 @@ from halfmq.broker.transaction.destination import Destinations
 from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.broker.transaction.op_writer import OpWriter
 from halfmq.broker.transaction.replay.snapshot import Snapshots
-from halfmq.broker.transaction.service import TransactionService
 from halfmq.broker.transaction.state.decision_cache import DECIDED_REMEMBERED
 from halfmq.broker.transaction.state.final_message_cache import FinalMessageCache
 from halfmq.broker.transaction.state.pending import PendingTable
-from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.broker.transaction.state.state_machine import TransactionEvent
+from halfmq.broker.transaction.transaction_service import TransactionService
 from halfmq.remoting.codes import FLAG_ONE_WAY
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
@@ -579,11 +579,11 @@ class Broker(ServiceParts):
             messages.append((one, key))
         return self.service.prepares.prepare_group(messages, group, producer or gone())
 
-    def end(self, half: AppendResult, event: Event, *, group: str = "pg") -> int:
+    def end(self, half: AppendResult, event: TransactionEvent, *, group: str = "pg") -> int:
         """Send a decision; return the log position that its answer waits for."""
         return self.ended(half, event, group=group).position
 
-    def ended(self, half: AppendResult, event: Event, *, group: str = "pg") -> Ended:
+    def ended(self, half: AppendResult, event: TransactionEvent, *, group: str = "pg") -> Ended:
         return end_now(
             self.service.decisions,
             DecisionRequest(half.physical_offset, half.queue_offset, group, event),

@@ -47,8 +47,8 @@ from ...loop.slices import in_slices
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry, Member
 from ...tables.consumer_offsets import ConsumerOffsetTable
-from ...tables.groups import BUILT_IN_GROUPS, GroupConfig, GroupTable
-from ...tables.topics import QUEUES_MAX, TopicTable
+from ...tables.group_table import BUILT_IN_GROUPS, GroupConfig, GroupTable
+from ...tables.topic_table import QUEUES_MAX, TopicTable
 from .changes import Changes
 from .sliced import collect
 

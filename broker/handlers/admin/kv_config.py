@@ -20,7 +20,7 @@ from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
-from ...tables.kv_config import KvConfig
+from ...tables.kv_table import KvConfig
 from .changes import Changes
 
 

@@ -36,8 +36,8 @@ from ...config import TopicDefaults
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler, StoredRecords
 from ...tables.client_registry import ClientRegistry
-from ...tables.groups import GroupTable
-from ...tables.topics import TopicTable
+from ...tables.group_table import GroupTable
+from ...tables.topic_table import TopicTable
 from ..subjects import require
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
-from ...tables.statistics import Statistics
+from ...tables.message_statistics import Statistics
 
 
 class StatisticsHandlers:

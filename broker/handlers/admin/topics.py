@@ -43,7 +43,7 @@ from ...tables.attributes import altered, parse_change
 from ...tables.broker_table import BrokerTable
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.topic_config import TopicConfig
-from ...tables.topics import QUEUES_MAX, TopicTable
+from ...tables.topic_table import QUEUES_MAX, TopicTable
 from .changes import Changes
 from .sliced import collect
 

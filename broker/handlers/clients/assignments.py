@@ -29,7 +29,7 @@ from ...ports import Connection, Handler
 from ...tables.broker_table import BrokerTable
 from ...tables.client_registry import ClientRegistry
 from ...tables.topic_config import PERM_READ
-from ...tables.topics import TopicTable
+from ...tables.topic_table import TopicTable
 
 QUEUES_MAX: Final = 2_048
 """Queues of a topic on all brokers: more would take the event loop for longer than 2 ms."""

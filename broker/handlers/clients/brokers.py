@@ -43,7 +43,7 @@ from ...config import TopicDefaults
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.broker_table import MASTER_ID, BrokerTable
-from ...tables.kv_config import KvConfig
+from ...tables.kv_table import KvConfig
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 """Namespace of the KV configuration that is in the answer to each registration."""

@@ -45,8 +45,8 @@ from ...errors import RequestRefusedError
 from ...filters.filters_in_use import FiltersInUse
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry, GroupMembers
-from ...tables.groups import GroupTable
-from ...tables.topics import TopicTable
+from ...tables.group_table import GroupTable
+from ...tables.topic_table import TopicTable
 
 logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.broker_table import BrokerTable
 from ...tables.topic_config import PERM_WRITE, TopicConfig
-from ...tables.topics import TopicTable
+from ...tables.topic_table import TopicTable
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from ...net.replay_pace import ReplayPace
 from ...net.router import serve
 from ...ports import Connection, Handler
 from ...tables.consumer_offsets import ConsumerOffsetTable
-from ...tables.statistics import Statistics
+from ...tables.message_statistics import Statistics
 from .pull_admission import PullAdmission
 from .sql_search import Search, Searcher
 

@@ -18,8 +18,8 @@ from ...filters.filters_in_use import FiltersInUse
 from ...net.long_polling import Wanted
 from ...ports import Connection
 from ...tables.client_registry import ClientRegistry
-from ...tables.groups import GroupTable
-from ...tables.topics import TopicTable
+from ...tables.group_table import GroupTable
+from ...tables.topic_table import TopicTable
 
 SUBSCRIPTION_FLAG: Final = 4
 CLASS_FILTER_FLAG: Final = 8

@@ -39,7 +39,7 @@ from ...errors import REFUSAL_FIELDS, RequestRefusedError
 from ...net.group_append import GroupAppend
 from ...ports import AppendLog, Connection, Handler
 from ...tables.topic_config import TopicConfig
-from ...tables.topics import TopicTable
+from ...tables.topic_table import TopicTable
 from ...transaction.admission import fault_in_batch, without_broker_properties
 from ...transaction.deduplication import FirstHalf, deduplication_key
 from ...transaction.prepares import Prepares

@@ -42,10 +42,10 @@ from ...delay.levels import DelayLevels, with_properties
 from ...disk.send_refusal import SendRefusal
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler, Store
-from ...tables.groups import GroupConfig, GroupTable
+from ...tables.group_table import GroupConfig, GroupTable
 from ...tables.queue_locks import QueueLocks
 from ...tables.topic_config import TopicConfig
-from ...tables.topics import TopicTable
+from ...tables.topic_table import TopicTable
 from ..subjects import require
 
 logger = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from ...net.router import STORE_ERROR_CODES
 from ...ports import Connection
 from ...transaction.deciding import DecisionRequest, Decisions, Ended
 from ...transaction.errors import TransactionError
-from ...transaction.state.state_machine import Event
+from ...transaction.state.state_machine import TransactionEvent
 from ..subjects import may_decide
 from .end_rules import (
     ERROR_CODES,
@@ -202,7 +202,7 @@ def _append_alone(
         batch.put(index, _refused(error))
 
 
-def _request_of(end: TransactionEnd, event: Event, batch: Batch) -> DecisionRequest:
+def _request_of(end: TransactionEnd, event: TransactionEvent, batch: Batch) -> DecisionRequest:
     return DecisionRequest(
         end.commit_log_offset,
         end.tran_state_table_offset,

@@ -26,14 +26,14 @@ from ...transaction.errors import (
     HalfNotFoundError,
     TransactionError,
 )
-from ...transaction.state.state_machine import Event
+from ...transaction.state.state_machine import TransactionEvent
 
 logger = logging.getLogger(__name__)
 
-EVENTS: Final[Mapping[int, Event]] = {
-    int(TransactionType.COMMIT): Event.COMMIT,
-    int(TransactionType.ROLLBACK): Event.ROLLBACK,
-    int(TransactionType.NONE): Event.UNKNOWN,
+EVENTS: Final[Mapping[int, TransactionEvent]] = {
+    int(TransactionType.COMMIT): TransactionEvent.COMMIT,
+    int(TransactionType.ROLLBACK): TransactionEvent.ROLLBACK,
+    int(TransactionType.NONE): TransactionEvent.UNKNOWN,
 }
 """commitOrRollback → event; the numbers are the transaction bits of sysFlag."""
 

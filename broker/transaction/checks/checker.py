@@ -48,7 +48,7 @@ from ...ports import Connection
 from ..half import StoredHalf, unique_key
 from ..half_records import check_body
 from ..state.pending import Pending, PendingTable
-from ..state.state_machine import Event, Verdict, outcome
+from ..state.state_machine import TransactionEvent, Verdict, outcome
 from .group_queues import Group, GroupQueues
 from .timetable import BUCKET_MS, Timetable
 
@@ -576,4 +576,4 @@ class Checker:
 
 
 def _needs_check(entry: Pending) -> bool:
-    return outcome(entry.state, Event.DUE).verdict is Verdict.CHECK
+    return outcome(entry.state, TransactionEvent.DUE).verdict is Verdict.CHECK

@@ -25,7 +25,14 @@ from ..half_records import bare_request, parked_request
 from ..log import TransactionLog
 from ..state.counters import Counters
 from ..state.pending import Pending, PendingTable
-from ..state.state_machine import PARKING_REASONS, Event, ParkedReason, State, Verdict, outcome
+from ..state.state_machine import (
+    PARKING_REASONS,
+    ParkedReason,
+    State,
+    TransactionEvent,
+    Verdict,
+    outcome,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +81,14 @@ class Parking:
         """Return the number of transactions parked since the start, by reason."""
         return {f"parked_{reason.name.lower()}": n for reason, n in self._parked_by.items()}
 
-    def park(self, entry: Pending, half: StoredHalf, event: Event = Event.GIVE_UP) -> bool:
+    def park(
+        self, entry: Pending, half: StoredHalf, event: TransactionEvent = TransactionEvent.GIVE_UP
+    ) -> bool:
         """Park a transaction; return False if that could not be recorded and must be retried."""
         if outcome(entry.state, event).verdict is not Verdict.TRANSITION:
             return True
         reason = ParkedReason.UNKNOWN if entry.answered else ParkedReason.NO_ANSWER
-        if event is Event.EXPIRED:
+        if event is TransactionEvent.EXPIRED:
             reason = ParkedReason.EXPIRED
         try:
             self._ensure_topic()
@@ -114,7 +123,7 @@ class Parking:
         Raises:
             StoreError: That could not be recorded; the transaction stays parked.
         """
-        if outcome(entry.state, Event.RESUME).verdict is not Verdict.TRANSITION:
+        if outcome(entry.state, TransactionEvent.RESUME).verdict is not Verdict.TRANSITION:
             return 0
         resumed = bare_request(
             entry.offset,
@@ -180,7 +189,7 @@ class Parking:
                     if half is None:
                         logger.error("event=half_unreadable half_offset=%d", offset)
                     else:
-                        self.park(entry, half, Event.EXPIRED)
+                        self.park(entry, half, TransactionEvent.EXPIRED)
                     yield
             yield
         self._passed = self._blocked_end

@@ -37,7 +37,7 @@ from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIM
 
 from ..half import GroupMembership, group_membership, immunity_s, other_halves
 from ..state.pending import MemberHalf, Pending, PendingTable
-from ..state.state_machine import Event, State, Verdict, outcome, parked_reason_of
+from ..state.state_machine import State, TransactionEvent, Verdict, outcome, parked_reason_of
 
 KEYS_OF_DECIDED: Final = 500_000
 """Keys of decided transactions kept for late copies, about 250 bytes each. RocketMQ copies a
@@ -94,10 +94,12 @@ class LogReplay:
                 self._half(record)
             elif bits == _ROLLBACK:
                 self._apply_finding(
-                    record.prepared_transaction_offset, Event.ROLLBACK_FOUND, record
+                    record.prepared_transaction_offset, TransactionEvent.ROLLBACK_FOUND, record
                 )
             elif bits == _PREPARED:
-                self._apply_finding(record.prepared_transaction_offset, Event.RESUMED_FOUND, record)
+                self._apply_finding(
+                    record.prepared_transaction_offset, TransactionEvent.RESUMED_FOUND, record
+                )
         elif bits == _COMMIT:
             self._final(record)
         elif topic == OP_TOPIC:
@@ -198,7 +200,7 @@ class LogReplay:
             return
         self._first_by_queue_offset[record.queue_offset] = first
         if checks == 0:
-            self._apply_finding(entry.offset, Event.RESUMED_FOUND, record)
+            self._apply_finding(entry.offset, TransactionEvent.RESUMED_FOUND, record)
         entry.checks = checks
 
     def _final(self, record: Record) -> None:
@@ -216,7 +218,7 @@ class LogReplay:
             others = other_halves(record.properties) or [
                 member.offset for member in table.groups.get(first, ())
             ]
-            if self._apply_finding(first, Event.FINAL_FOUND, record):
+            if self._apply_finding(first, TransactionEvent.FINAL_FOUND, record):
                 self.unfinished.update(dict.fromkeys(others))
 
     def _op(self, record: Record) -> None:
@@ -233,7 +235,7 @@ class LogReplay:
             if self._table.is_member(first):
                 self._decide_member(first, State.ROLLED_BACK, record)
             else:
-                self._apply_finding(first, Event.OP_FOUND, record)
+                self._apply_finding(first, TransactionEvent.OP_FOUND, record)
 
     def _parked(self, record: Record) -> None:
         first = record.prepared_transaction_offset
@@ -242,11 +244,13 @@ class LogReplay:
             if by_key is None:
                 return
             first = by_key
-        self._apply_finding(self._table.transaction_of(first), Event.PARKED_FOUND, record)
+        self._apply_finding(
+            self._table.transaction_of(first), TransactionEvent.PARKED_FOUND, record
+        )
 
     # --- shared by them
 
-    def _apply_finding(self, first: int, event: Event, record: Record) -> bool:
+    def _apply_finding(self, first: int, event: TransactionEvent, record: Record) -> bool:
         """Apply an event; return whether it changed the state of the transaction.
 
         The decision about a transaction that is no longer known is added to the cache.
@@ -264,11 +268,11 @@ class LogReplay:
             if verdict is Verdict.TRANSITION:
                 table.decided.add(first, state, record.physical_offset)
             return verdict is Verdict.TRANSITION
-        if event is Event.FINAL_FOUND:
+        if event is TransactionEvent.FINAL_FOUND:
             table.decided.add(first, State.COMMITTED, record.physical_offset)
-        elif event is Event.ROLLBACK_FOUND:
+        elif event is TransactionEvent.ROLLBACK_FOUND:
             table.decided.add(first, State.ROLLED_BACK, record.physical_offset)
-        return event is Event.FINAL_FOUND
+        return event is TransactionEvent.FINAL_FOUND
 
     def _decide_member(self, offset: int, state: State, record: Record) -> None:
         """Apply Apache RocketMQ's decision about one of several halves."""

@@ -27,7 +27,7 @@ import msgspec
 from ...ports import Connection
 from .decision_cache import DECIDED_REMEMBERED, DecisionCache
 from .log_map import BLOCK_COUNT, LogMap
-from .state_machine import Event, ParkedReason, State, Verdict, outcome
+from .state_machine import ParkedReason, State, TransactionEvent, Verdict, outcome
 
 _PREPARED, _PARKED = State.PREPARED, State.PARKED  # for the hot path
 
@@ -318,7 +318,7 @@ class PendingTable:
         for entry in self._pending:  # in log order
             if entry.offset >= min_offset:
                 break
-            if outcome(entry.state, Event.DELETED_FOUND).verdict is Verdict.FORGET:
+            if outcome(entry.state, TransactionEvent.DELETED_FOUND).verdict is Verdict.FORGET:
                 expired.append(entry)
         for entry in expired:
             self.discard(entry)

@@ -25,7 +25,7 @@ class State(IntEnum):
     PARKED = 3
 
 
-class Event(IntEnum):
+class TransactionEvent(IntEnum):
     """What can happen to a transaction: requests, steps of the check-back, findings in the log."""
 
     COMMIT = 0  # from the producer, on its own or in answer to a check
@@ -97,8 +97,8 @@ class Result(NamedTuple):
     verdict: Verdict
 
 
-_S, _E, _V = State, Event, Verdict
-_RULES: Final[dict[tuple[State, Event], Result]] = {
+_S, _E, _V = State, TransactionEvent, Verdict
+_RULES: Final[dict[tuple[State, TransactionEvent], Result]] = {
     (_S.PREPARED, _E.COMMIT): Result(_S.COMMITTED, _V.DECIDE),
     (_S.PREPARED, _E.ROLLBACK): Result(_S.ROLLED_BACK, _V.DECIDE),
     (_S.PREPARED, _E.OPERATOR_COMMIT): Result(_S.COMMITTED, _V.DECIDE),
@@ -144,12 +144,12 @@ _RULES: Final[dict[tuple[State, Event], Result]] = {
 RocketMQ may commit twice, and the first one counts."""
 
 RESULTS: Final = tuple(
-    tuple(_RULES.get((state, event), Result(state, _V.IGNORE)) for event in Event)
+    tuple(_RULES.get((state, event), Result(state, _V.IGNORE)) for event in TransactionEvent)
     for state in State
 )
 """The table by state and event, for the hot path, which saves the call of ``outcome``."""
 
 
-def outcome(state: State, event: Event) -> Result:
+def outcome(state: State, event: TransactionEvent) -> Result:
     """Return the new state and the verdict for an event in this state."""
     return RESULTS[state][event]

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import spark_log
 from benchmarks.spark_log import write_log
-from halfmq.spark_jobs.audit.model import State
+from halfmq.spark_jobs.audit.model import AuditedState
 from tests.support.auditing import audit_here
 
 
@@ -25,4 +25,4 @@ def test_a_generated_log_is_sound_and_has_what_it_says(
     assert log.records == 1_005
     assert log.segments == len(list((tmp_path / "store" / "commitlog").iterdir())) > 3
     half = log.transactions // 2
-    assert outcome.states == {State.COMMITTED: half, State.ROLLED_BACK: half}
+    assert outcome.states == {AuditedState.COMMITTED: half, AuditedState.ROLLED_BACK: half}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.config_file import known_settings, load_config
-from halfmq.broker.errors import ConfigurationError
+from halfmq.broker.errors import BrokerConfigError
 from halfmq.store.config import FlushMode
 from tests.support.documents import ROOT
 
@@ -88,7 +88,7 @@ def test_a_wrong_value_says_where_and_what_was_expected(
     """File, line, key, value and expectation are enough to correct it."""
     path = _file(tmp_path, f"# first line\n{line}\n")
 
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(BrokerConfigError) as caught:
         load_config(path)
 
     message = str(caught.value)
@@ -134,7 +134,7 @@ def test_durations_accept_milliseconds_and_units() -> None:
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """A wrong path is a configuration error, not a traceback."""
-    with pytest.raises(ConfigurationError, match=r"missing\.conf"):
+    with pytest.raises(BrokerConfigError, match=r"missing\.conf"):
         load_config(tmp_path / "missing.conf")
 
 

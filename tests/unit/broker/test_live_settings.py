@@ -11,7 +11,7 @@ import pytest
 from halfmq.broker.config import BrokerConfig
 from halfmq.broker.config_file import known_settings, load_config, with_value
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.handlers.admin.settings import SETTINGS_BYTES_MAX
+from halfmq.broker.handlers.admin.broker_config import SETTINGS_BYTES_MAX
 from halfmq.broker.live_settings import LiveSettings
 from halfmq.broker.service import Broker
 from halfmq.remoting.codes import RequestCode, ResponseCode

@@ -12,13 +12,13 @@ from halfmq.broker.delay.delivery import DelayService
 from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
 from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.handlers.clients.offsets import OffsetHandlers
+from halfmq.broker.handlers.clients.queue_offsets import OffsetHandlers
 from halfmq.broker.handlers.messages.queries import QueryHandlers
 from halfmq.broker.handlers.messages.send_back import SendBackHandler
 from halfmq.broker.tables.consumer_offsets import ConsumerOffsetTable
-from halfmq.broker.tables.groups import GroupTable
+from halfmq.broker.tables.group_table import GroupTable
 from halfmq.broker.tables.queue_locks import QueueLocks
-from halfmq.broker.tables.topics import TopicTable
+from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.config import FlushMode, StoreConfig

@@ -16,7 +16,7 @@ from halfmq.remoting.transaction_bodies import (
     ENDS_MAX,
     GROUP_MESSAGES_MAX,
     TRANSACTIONS_MAX,
-    Entry,
+    EndEntry,
     TransactionInfo,
 )
 from tests.support.documents import ROOT
@@ -83,7 +83,7 @@ def test_every_entry_is_listed_with_its_fields_and_its_limit() -> None:
     kinds = [
         kind
         for kind in (vars(transaction_bodies) | vars(consumer_bodies)).values()
-        if isinstance(kind, type) and issubclass(kind, Entry) and kind is not Entry
+        if isinstance(kind, type) and issubclass(kind, EndEntry) and kind is not EndEntry
     ]
 
     assert _rows("Entries of the bodies") == [

@@ -15,7 +15,7 @@ import trustme
 from halfmq.broker.access.config import ClientAuth, TlsConfig, TlsMode
 from halfmq.broker.access.tls import TlsContext
 from halfmq.broker.config_file import load_config
-from halfmq.broker.errors import ConfigurationError
+from halfmq.broker.errors import BrokerConfigError
 from halfmq.broker.loop.fetches import Fetches
 from halfmq.broker.net.reply_release import ReplyRelease
 from halfmq.broker.net.router import Router
@@ -250,7 +250,7 @@ def test_a_certificate_that_cannot_be_used_is_an_error_with_its_cause(
         case _:
             (folder / damage).write_text("garbage")
 
-    with pytest.raises(ConfigurationError, match=complaint):
+    with pytest.raises(BrokerConfigError, match=complaint):
         TlsContext(certificates.config(client_auth=ClientAuth.REQUIRE))
 
 
@@ -267,7 +267,7 @@ def test_a_certificate_that_cannot_be_used_is_an_error_with_its_cause(
 )
 def test_contradictory_tls_settings_are_errors(settings: list[str], complaint: str) -> None:
     """The error names the key."""
-    with pytest.raises(ConfigurationError, match=complaint):
+    with pytest.raises(BrokerConfigError, match=complaint):
         load_config(None, settings)
 
 

@@ -20,7 +20,7 @@ from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.filters.filters_in_use import FiltersInUse
 from halfmq.broker.handlers.clients.clients import ClientHandlers
 from halfmq.broker.handlers.clients.locks import LockHandlers
-from halfmq.broker.handlers.clients.offsets import OffsetHandlers
+from halfmq.broker.handlers.clients.queue_offsets import OffsetHandlers
 from halfmq.broker.handlers.clients.routes import RouteHandlers
 from halfmq.broker.handlers.messages.queries import QueryHandlers
 from halfmq.broker.handlers.messages.send_back import SendBackHandler
@@ -28,9 +28,9 @@ from halfmq.broker.net.router import Router
 from halfmq.broker.tables.broker_table import BrokerTable
 from halfmq.broker.tables.client_registry import ClientRegistry
 from halfmq.broker.tables.consumer_offsets import ConsumerOffsetTable
-from halfmq.broker.tables.groups import GroupTable
+from halfmq.broker.tables.group_table import GroupTable
 from halfmq.broker.tables.queue_locks import QueueLocks
-from halfmq.broker.tables.topics import TopicTable
+from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting import headers
 from halfmq.remoting.bodies import decode_lock_batch, decode_locked_queues
 from halfmq.remoting.codes import FLAG_RESPONSE, HeaderType, RequestCode, ResponseCode

@@ -10,7 +10,7 @@ import pytest
 from halfmq.broker.access.config import KeyPair
 from halfmq.broker.config import TopicDefaults
 from halfmq.broker.net.registration import NameServerRegistration
-from halfmq.broker.tables.topics import TopicTable
+from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.tables.consumer_offsets import NO_OFFSET, ConsumerOffsetTable
-from halfmq.broker.tables.groups import GroupTable
-from halfmq.broker.tables.topics import TopicTable
+from halfmq.broker.tables.group_table import GroupTable
+from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.store.errors import DamagedTableError
 from halfmq.store.files.json_table import save_table
 from tests.support.broker_doubles import Clock, config_path, identity

@@ -13,7 +13,7 @@ import pytest
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.tables import awaited_save
 from halfmq.broker.tables.awaited_save import TOPICS_PER_PASS, AwaitedSave, ServeDeferred
-from halfmq.broker.tables.topics import TopicTable
+from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from tests.support.patience import PATIENCE_S

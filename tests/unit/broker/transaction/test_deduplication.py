@@ -10,7 +10,7 @@ from halfmq.broker.transaction import deduplication, prepares
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.deduplication import RecentPrepares, deduplication_key
 from halfmq.broker.transaction.half_reader import HalfReader
-from halfmq.broker.transaction.state.state_machine import Event, State
+from halfmq.broker.transaction.state.state_machine import State, TransactionEvent
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.headers import SendMessageResponseHeader
 from halfmq.store.format.ids import parse_offset_message_id
@@ -26,7 +26,7 @@ def sends(tmp_path: Path) -> Prepares:
     return Prepares(tmp_path)
 
 
-def _decide(sends: Prepares, half: SendMessageResponseHeader, event: Event) -> None:
+def _decide(sends: Prepares, half: SendMessageResponseHeader, event: TransactionEvent) -> None:
     offset = parse_offset_message_id(half.msg_id).physical_offset
     end_now(sends.broker.service.decisions, DecisionRequest(offset, half.queue_offset, "pg", event))
     sends.broker.log.flush()
@@ -73,7 +73,7 @@ def test_a_duplicate_of_a_committed_half_gets_its_ids(sends: Prepares, large: bo
     """The message is delivered; a second one would be delivered twice."""
     body = b"x" * 9_000 if large else b"row 1"
     first = sends.prepare("K", body)
-    _decide(sends, first, Event.COMMIT)
+    _decide(sends, first, TransactionEvent.COMMIT)
 
     assert sends.prepare("K", body) == first
     assert len(sends.broker.records_of("orders")) == 1
@@ -114,10 +114,10 @@ def test_checks_go_to_the_connection_of_a_duplicate_if_the_first_is_closed(
 def test_after_a_rollback_the_same_half_is_a_new_transaction(sends: Prepares) -> None:
     """Its producer has not run the local transaction yet, and its commit must count."""
     first = sends.prepare("K")
-    _decide(sends, first, Event.ROLLBACK)
+    _decide(sends, first, TransactionEvent.ROLLBACK)
     again = sends.prepare("K")
     third = sends.prepare("K")
-    _decide(sends, again, Event.COMMIT)
+    _decide(sends, again, TransactionEvent.COMMIT)
 
     assert again.msg_id != first.msg_id
     assert third == again  # the latest of that key is the one that counts
@@ -154,8 +154,8 @@ def test_keys_with_equal_hashes_are_no_duplicates(
 def test_a_duplicate_is_recognised_after_a_restart(sends: Prepares, drained: bool) -> None:
     """The broker may be killed after the half and before its answer."""
     undecided, decided, refused = (sends.prepare(key) for key in ("K1", "K2", "K3"))
-    _decide(sends, decided, Event.COMMIT)
-    _decide(sends, refused, Event.ROLLBACK)
+    _decide(sends, decided, TransactionEvent.COMMIT)
+    _decide(sends, refused, TransactionEvent.ROLLBACK)
     sends.restart(drained=drained)
 
     assert sends.prepare("K1") == undecided
@@ -167,10 +167,10 @@ def test_a_duplicate_of_a_half_whose_decision_left_the_cache_is_recognised(tmp_p
     """The index finds the decision."""
     sends = Prepares(tmp_path, decided=1)
     committed, rolled_back = sends.prepare("K1"), sends.prepare("K2")
-    _decide(sends, committed, Event.COMMIT)
-    _decide(sends, rolled_back, Event.ROLLBACK)
+    _decide(sends, committed, TransactionEvent.COMMIT)
+    _decide(sends, rolled_back, TransactionEvent.ROLLBACK)
     for key in "abcd":
-        _decide(sends, sends.prepare(key), Event.COMMIT)
+        _decide(sends, sends.prepare(key), TransactionEvent.COMMIT)
 
     assert sends.prepare("K1") == committed
     assert sends.prepare("K2") != rolled_back
@@ -190,7 +190,7 @@ def test_a_half_that_could_not_be_appended_has_no_duplicate(sends: Prepares) -> 
 def test_a_first_half_that_retention_has_deleted_has_no_duplicate(sends: Prepares) -> None:
     """A half that cannot be read cannot be compared."""
     first = sends.prepare("K")
-    _decide(sends, first, Event.COMMIT)
+    _decide(sends, first, TransactionEvent.COMMIT)
     sends.broker.log.delete_before(sends.broker.log.write_offset)
 
     assert sends.prepare("K") != first

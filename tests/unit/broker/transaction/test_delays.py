@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.transaction.errors import DecidedOtherwiseError
-from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.store.format.topics import SCHEDULE_TOPIC
 from halfmq.store.log.append_request import AppendResult
 from tests.support.transactions import Broker
@@ -22,7 +22,7 @@ def broker(tmp_path: Path) -> Broker:
 def _committed(broker: Broker, delay_ms: int) -> AppendResult:
     half = broker.prepare(TRANSACTION_DELAY_MS=str(delay_ms))
     broker.wait(2_000)  # the local transaction takes its time, and none of the delay
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
     return half
 
 
@@ -40,7 +40,7 @@ def test_a_delay_counts_from_the_commit(broker: Broker) -> None:
 def test_a_rollback_of_a_delayed_message_delivers_nothing(broker: Broker) -> None:
     """Nothing is stored in the schedule topic."""
     half = broker.prepare(TRANSACTION_DELAY_MS="7000")
-    broker.end(half, Event.ROLLBACK)
+    broker.end(half, TransactionEvent.ROLLBACK)
 
     assert broker.records_of(SCHEDULE_TOPIC) == broker.records_of("orders") == []
 
@@ -52,15 +52,15 @@ def test_a_delayed_decision_is_found_again(broker: Broker, restarted: bool) -> N
     (final,) = broker.finals_of(half)
     broker.log.flush()
     for _ in range(4):
-        broker.end(broker.prepare(), Event.COMMIT)
+        broker.end(broker.prepare(), TransactionEvent.COMMIT)
         if restarted:
             broker.log.flush()
             broker.restart()
         end = broker.log.write_offset
 
-        broker.end(half, Event.COMMIT)
+        broker.end(half, TransactionEvent.COMMIT)
         with pytest.raises(DecidedOtherwiseError):
-            broker.end(half, Event.ROLLBACK)
+            broker.end(half, TransactionEvent.ROLLBACK)
 
         assert broker.log.write_offset == end
     assert broker.finals_of(half) == [final]
@@ -69,11 +69,11 @@ def test_a_delayed_decision_is_found_again(broker: Broker, restarted: bool) -> N
 def test_a_forgotten_decision_is_found_when_the_clock_was_set_back(broker: Broker) -> None:
     """Its time in the index is in the future."""
     half = broker.prepare()
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
     broker.log.flush()
     broker.clock.step(-10 * 86_400_000)
     for _ in range(4):
-        broker.end(broker.prepare(), Event.COMMIT)
+        broker.end(broker.prepare(), TransactionEvent.COMMIT)
 
     with pytest.raises(DecidedOtherwiseError):
-        broker.end(half, Event.ROLLBACK)
+        broker.end(half, TransactionEvent.ROLLBACK)

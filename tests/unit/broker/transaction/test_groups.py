@@ -7,7 +7,7 @@ import pytest
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.errors import DecidedOtherwiseError, HalfMismatchError
-from halfmq.broker.transaction.state.state_machine import Event, State
+from halfmq.broker.transaction.state.state_machine import State, TransactionEvent
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
@@ -58,7 +58,7 @@ def test_one_message_is_no_group(broker: Broker) -> None:
 
     (record,) = broker.records_of(HALF_TOPIC)
     assert "TRANSACTION_GROUP" not in record.property_map
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
     assert finals(broker, [half]) == [1]
 
 
@@ -67,7 +67,7 @@ def test_a_commit_delivers_all_by_one_append(broker: Broker) -> None:
     halves = broker.prepare_group(4)
     start = broker.log.write_offset
 
-    ended = broker.ended(halves[0], Event.COMMIT)
+    ended = broker.ended(halves[0], TransactionEvent.COMMIT)
 
     records = list(broker.log.scan(start))
     assert [record.prepared_transaction_offset for record in records] == [
@@ -90,9 +90,9 @@ def test_a_commit_delivers_all_by_one_append(broker: Broker) -> None:
 def test_finals_are_the_same_from_memory_and_from_the_log(broker: Broker) -> None:
     """A late decision delivers the same messages as an early one."""
     early, late = broker.prepare_group(3), broker.prepare_group(3)
-    broker.end(early[0], Event.COMMIT)
+    broker.end(early[0], TransactionEvent.COMMIT)
     broker.forget_finals()
-    broker.end(late[0], Event.COMMIT)
+    broker.end(late[0], TransactionEvent.COMMIT)
 
     for first, second in zip(early, late, strict=True):
         (one,), (two,) = broker.finals_of(first), broker.finals_of(second)
@@ -116,7 +116,7 @@ def test_a_rollback_is_one_record(broker: Broker) -> None:
     halves = broker.prepare_group(3)
     start = broker.log.write_offset
 
-    broker.end(halves[0], Event.ROLLBACK)
+    broker.end(halves[0], TransactionEvent.ROLLBACK)
 
     (record,) = broker.log.scan(start)
     assert record.property_map["TRANSACTION_HALVES"] == ",".join(
@@ -125,14 +125,16 @@ def test_a_rollback_is_one_record(broker: Broker) -> None:
     assert finals(broker, halves) == [0, 0, 0]
 
 
-@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
+@pytest.mark.parametrize("event", [TransactionEvent.COMMIT, TransactionEvent.ROLLBACK])
 @pytest.mark.parametrize("named", [0, 1, 2])
 def test_a_request_that_names_any_half_decides_the_whole_transaction(
-    broker: Broker, event: Event, named: int
+    broker: Broker, event: TransactionEvent, named: int
 ) -> None:
     """Once, whichever half a repeated request names."""
     halves = broker.prepare_group(3)
-    opposite = Event.ROLLBACK if event is Event.COMMIT else Event.COMMIT
+    opposite = (
+        TransactionEvent.ROLLBACK if event is TransactionEvent.COMMIT else TransactionEvent.COMMIT
+    )
 
     first = broker.ended(halves[named], event)
     end = broker.log.write_offset
@@ -143,20 +145,20 @@ def test_a_request_that_names_any_half_decides_the_whole_transaction(
         with pytest.raises(DecidedOtherwiseError):
             broker.end(half, opposite)
     assert broker.log.write_offset == end
-    assert finals(broker, halves) == [int(event is Event.COMMIT)] * 3
+    assert finals(broker, halves) == [int(event is TransactionEvent.COMMIT)] * 3
 
 
-@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
+@pytest.mark.parametrize("event", [TransactionEvent.COMMIT, TransactionEvent.ROLLBACK])
 @pytest.mark.parametrize("drained", [True, False])
 def test_a_decision_about_a_group_is_found_after_it_left_the_cache(
-    tmp_path: Path, event: Event, drained: bool
+    tmp_path: Path, event: TransactionEvent, drained: bool
 ) -> None:
     """By any of its halves, with the id of the leader's final message."""
     broker = Broker(tmp_path, decided=2)
     halves = broker.prepare_group(3)
     first = broker.ended(halves[0], event)
     for _ in range(9):
-        broker.end(broker.prepare(), Event.COMMIT)
+        broker.end(broker.prepare(), TransactionEvent.COMMIT)
     broker.restart(drained=True) if drained else broker.log.flush()
     end = broker.log.write_offset
 
@@ -172,17 +174,19 @@ def test_a_further_half_is_verified_like_the_first(broker: Broker) -> None:
     with pytest.raises(HalfMismatchError, match="state table offset wrong"):
         end_now(
             broker.service.decisions,
-            DecisionRequest(halves[1].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT),
+            DecisionRequest(
+                halves[1].physical_offset, halves[0].queue_offset, "pg", TransactionEvent.COMMIT
+            ),
         )
     with pytest.raises(HalfMismatchError, match="group wrong"):
-        broker.end(halves[1], Event.COMMIT, group="other")
+        broker.end(halves[1], TransactionEvent.COMMIT, group="other")
     assert broker.log.write_offset == end
 
 
 def test_op_messages_name_every_half(broker: Broker) -> None:
     """Apache RocketMQ would check each half without one."""
-    broker.end(broker.prepare_group(3)[0], Event.COMMIT)
-    broker.end(broker.prepare_group(2)[0], Event.ROLLBACK)
+    broker.end(broker.prepare_group(3)[0], TransactionEvent.COMMIT)
+    broker.end(broker.prepare_group(2)[0], TransactionEvent.ROLLBACK)
 
     broker.service.drain()
 
@@ -203,11 +207,11 @@ def test_a_failed_append_leaves_the_group_undecided(broker: Broker) -> None:
     halves = broker.prepare_group(3)
     broker.log.failing = True
     with pytest.raises(StoreError):
-        broker.end(halves[0], Event.COMMIT)
+        broker.end(halves[0], TransactionEvent.COMMIT)
     broker.log.failing = False
 
     assert finals(broker, halves) == [0, 0, 0]
-    broker.end(halves[0], Event.COMMIT)
+    broker.end(halves[0], TransactionEvent.COMMIT)
     assert finals(broker, halves) == [1, 1, 1]
 
 
@@ -229,7 +233,7 @@ def test_a_group_whose_append_was_cut_off_is_rolled_back(broker: Broker, survivo
     if rollbacks:
         assert broker.log.flush_requests
         with pytest.raises(DecidedOtherwiseError):
-            broker.end(halves[0], Event.COMMIT)
+            broker.end(halves[0], TransactionEvent.COMMIT)
     broker.log.flush()
     broker.restart()
     assert len(broker.table) == 1 + whole
@@ -246,7 +250,7 @@ def test_a_commit_whose_append_was_cut_off_is_completed(
     broker.log.flush()
     if snapshot:
         broker.restart(drained=True)
-    broker.end(halves[0], Event.COMMIT)
+    broker.end(halves[0], TransactionEvent.COMMIT)
 
     broker.restart(survivors=survivors)
 
@@ -266,7 +270,7 @@ def test_a_failed_completion_does_not_prevent_the_start(broker: Broker) -> None:
     """One message is damaged, and the topics of the others cannot be created."""
     halves = broker.prepare_group(4)
     broker.log.flush()
-    broker.end(halves[0], Event.COMMIT)
+    broker.end(halves[0], TransactionEvent.COMMIT)
     records, damaged = broker.log.encoded, halves[2].physical_offset
     records[damaged] = records[damaged].replace(b"REAL_TOPIC", b"LOST_TOPIC")
     broker.destination.error = RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the table is full")
@@ -280,7 +284,7 @@ def test_a_completion_that_was_cut_off_is_completed_too(broker: Broker) -> None:
     """However often the power fails, each message is stored once."""
     halves = broker.prepare_group(5)
     broker.log.flush()
-    broker.end(halves[0], Event.COMMIT)
+    broker.end(halves[0], TransactionEvent.COMMIT)
 
     for _ in range(5):
         broker.restart(survivors=1)
@@ -300,7 +304,7 @@ def test_a_snapshot_keeps_groups(broker: Broker) -> None:
             (half.physical_offset, half.queue_offset) for half in halves[1:]
         )
     }
-    broker.end(halves[2], Event.COMMIT)
+    broker.end(halves[2], TransactionEvent.COMMIT)
     assert finals(broker, halves) == [1, 1, 1]
 
 
@@ -313,7 +317,7 @@ def test_a_group_with_a_damaged_half_is_not_delivered_in_part(broker: Broker) ->
     end = broker.log.write_offset
 
     with pytest.raises(Exception, match="Find prepared transaction message failed"):
-        broker.end(halves[0], Event.COMMIT)
+        broker.end(halves[0], TransactionEvent.COMMIT)
     assert broker.log.write_offset == end
 
     broker.service.operator.decide(halves[0].physical_offset, "rollback")
@@ -340,7 +344,7 @@ def test_every_message_of_a_group_may_be_delayed(broker: Broker, restart: bool) 
     """The deciding records are in the schedule topic, and a start completes them there too."""
     halves = broker.prepare_group(3, TRANSACTION_DELAY_MS="5000")
     broker.log.flush()
-    broker.end(halves[0], Event.COMMIT)
+    broker.end(halves[0], TransactionEvent.COMMIT)
     if restart:
         broker.restart(survivors=1)
 

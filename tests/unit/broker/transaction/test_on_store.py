@@ -9,8 +9,8 @@ import pytest
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.errors import DecidedOtherwiseError
-from halfmq.broker.transaction.service import TransactionService
-from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.broker.transaction.state.state_machine import TransactionEvent
+from halfmq.broker.transaction.transaction_service import TransactionService
 from halfmq.store.config import FlushMode, StoreConfig
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
@@ -85,10 +85,10 @@ class StoredBroker(ServiceParts):
             self.flush()
         return half
 
-    def request(self, half: AppendResult, event: Event) -> DecisionRequest:
+    def request(self, half: AppendResult, event: TransactionEvent) -> DecisionRequest:
         return DecisionRequest(half.physical_offset, half.queue_offset, "pg", event)
 
-    def end(self, half: AppendResult, event: Event) -> int:
+    def end(self, half: AppendResult, event: TransactionEvent) -> int:
         ended = end_now(self.service.decisions, self.request(half, event))
         self.flush()
         return ended.position
@@ -147,8 +147,8 @@ def test_a_message_is_consumed_after_its_commit_only(broker: StoredBroker) -> No
     committed, rolled_back, open_half = (broker.prepare(body) for body in (b"1", b"2", b"3"))
     assert broker.consumed() == []
 
-    broker.end(rolled_back, Event.ROLLBACK)
-    broker.end(committed, Event.COMMIT)
+    broker.end(rolled_back, TransactionEvent.ROLLBACK)
+    broker.end(committed, TransactionEvent.COMMIT)
     broker.service.drain()
     broker.flush()
 
@@ -165,7 +165,7 @@ def test_a_restart_keeps_every_decision(broker: StoredBroker, tmp_path: Path, ho
     halves = [broker.prepare(b"%d" % number * 300) for number in range(40)]
     for number, half in enumerate(halves):
         if number % 4 < 2:
-            broker.end(half, Event.COMMIT if number % 4 else Event.ROLLBACK)
+            broker.end(half, TransactionEvent.COMMIT if number % 4 else TransactionEvent.ROLLBACK)
     broker.kill(tmp_path / "after") if how == "killed" else broker.restart()
 
     assert broker.service.metrics()["pending"] == 20
@@ -175,7 +175,7 @@ def test_a_restart_keeps_every_decision(broker: StoredBroker, tmp_path: Path, ho
         half.physical_offset for number, half in enumerate(halves) if number % 4 >= 2
     ]
     for number, half in enumerate(halves):
-        event, opposite = Event.COMMIT, Event.ROLLBACK
+        event, opposite = TransactionEvent.COMMIT, TransactionEvent.ROLLBACK
         if number % 4 == 0:
             event, opposite = opposite, event
         broker.end(half, event)
@@ -186,9 +186,9 @@ def test_a_restart_keeps_every_decision(broker: StoredBroker, tmp_path: Path, ho
     )
 
 
-@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
+@pytest.mark.parametrize("event", [TransactionEvent.COMMIT, TransactionEvent.ROLLBACK])
 def test_a_repeated_decision_is_answered_before_the_first_is_on_disk(
-    broker: StoredBroker, event: Event
+    broker: StoredBroker, event: TransactionEvent
 ) -> None:
     """A topic that opts out of the flush is answered at once; the client may repeat at once."""
     half = broker.prepare(flushed=False)
@@ -207,7 +207,7 @@ def test_large_halves_are_committed_whole(broker: StoredBroker) -> None:
     halves = [broker.prepare(body) for body in bodies]
     broker.forget_finals()  # have them read from the log
     for half in halves:
-        broker.end(half, Event.COMMIT)
+        broker.end(half, TransactionEvent.COMMIT)
     assert [record.body for record in broker.consumed()] == bodies
 
 
@@ -263,7 +263,9 @@ def test_messages_of_one_transaction_become_visible_together(
 
         end_now(
             broker.service.decisions,
-            DecisionRequest(halves[0].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT),
+            DecisionRequest(
+                halves[0].physical_offset, halves[0].queue_offset, "pg", TransactionEvent.COMMIT
+            ),
         )
         seen = [len(broker.consumed(f"topic{number}")) for number in range(5)]
         assert seen in ([attempt] * 5, [attempt + 1] * 5)  # the flusher may have been as fast
@@ -287,7 +289,7 @@ def test_a_commit_that_is_on_disk_in_part_is_completed(
     halves = broker.service.prepares.prepare_group(messages, "pg", gone())
     broker.flush()
     start = broker.store.write_offset
-    broker.end(halves[0], Event.COMMIT)
+    broker.end(halves[0], TransactionEvent.COMMIT)
     ends = [record.end for record in broker.store.reader.scan(start)]
     log = broker.root / "commitlog" / f"{0:020d}"
     after = tmp_path / "after"
@@ -313,7 +315,7 @@ def test_damage_in_the_log_hides_no_later_half(
     """A half that is not in the table would count as decided, and its message would be lost."""
     halves = [broker.prepare(b"%d" % number * 300) for number in range(60)]
     for half in halves[::2]:
-        broker.end(half, Event.COMMIT)
+        broker.end(half, TransactionEvent.COMMIT)
     pending = {half.physical_offset for half in halves[1::2]}
     broker.stop()
     (broker.root / "config" / "halfmqTransactions").unlink()
@@ -345,7 +347,7 @@ def test_damage_in_the_log_hides_no_later_half(
     assert "event=log_damaged" in caplog.text
     for half in halves[7::2]:
         if half.physical_offset not in lost:
-            broker.end(half, Event.COMMIT)
+            broker.end(half, TransactionEvent.COMMIT)
 
 
 # --- stores of the official broker
@@ -372,7 +374,11 @@ def test_a_store_of_rocketmq_opens_in_the_middle_of_transactions(golden: GoldenS
     for transaction in golden.truth["transactions"]:
         half = transaction["halves"][-1]
         finals = len(transaction["finals"])
-        event = Event.ROLLBACK if transaction["state_in_the_log"] == "ROLLED_BACK" else Event.COMMIT
+        event = (
+            TransactionEvent.ROLLBACK
+            if transaction["state_in_the_log"] == "ROLLED_BACK"
+            else TransactionEvent.COMMIT
+        )
         end = broker.store.write_offset
 
         end_now(
@@ -385,7 +391,7 @@ def test_a_store_of_rocketmq_opens_in_the_middle_of_transactions(golden: GoldenS
 
         undecided = transaction["state_in_the_log"] in {"UNDECIDED", "DISCARDED"}
         assert (broker.store.write_offset > end) is undecided, transaction["what"]
-        assert undecided or finals or event is Event.ROLLBACK
+        assert undecided or finals or event is TransactionEvent.ROLLBACK
     broker.stop()
 
     broker.open(golden.root)  # and once more, now from the snapshot

@@ -7,7 +7,7 @@ import pytest
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.loop import slices
 from halfmq.broker.tables.topic_config import TopicConfig
-from halfmq.broker.tables.topics import TopicTable
+from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.destination import Destinations
 from halfmq.broker.transaction.errors import (
@@ -15,7 +15,7 @@ from halfmq.broker.transaction.errors import (
     HalfMismatchError,
     HalfNotFoundError,
 )
-from halfmq.broker.transaction.state.state_machine import Event, State
+from halfmq.broker.transaction.state.state_machine import State, TransactionEvent
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
@@ -60,7 +60,9 @@ def test_a_transaction_is_described_in_full(broker: Broker) -> None:
     broker.wait(5_000)
     end_now(
         broker.service.decisions,
-        DecisionRequest(half.physical_offset, half.queue_offset, "pg", Event.UNKNOWN, True),
+        DecisionRequest(
+            half.physical_offset, half.queue_offset, "pg", TransactionEvent.UNKNOWN, True
+        ),
     )
     (info,) = broker.service.view.page(-1, 10).infos
     assert (info.checks_sent, info.checks_delivered, info.checks_answered) == (1, 1, 1)
@@ -74,7 +76,7 @@ def test_pages_follow_each_other_without_gap_or_repetition(broker: Broker) -> No
     offsets = [half.physical_offset for half in halves]
 
     first = broker.service.view.page(-1, 4).infos
-    broker.end(halves[3], Event.COMMIT, group="pg1")
+    broker.end(halves[3], TransactionEvent.COMMIT, group="pg1")
     second = broker.service.view.page(first[-1].offset, 100).infos
 
     assert [info.offset for info in first + second] == offsets
@@ -103,7 +105,7 @@ def test_a_transaction_is_found_by_its_key_and_by_its_id(broker: Broker) -> None
         found = broker.service.view.find(name)
         assert found is not None
         assert found.offset == half.physical_offset
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
     assert broker.service.view.find(f"{7:032X}") is None
     assert broker.service.view.find(offset_message_id(HOST, half.physical_offset)) is None
     assert broker.service.view.find("nothing") is None
@@ -145,7 +147,7 @@ def test_an_operator_decides_in_the_producers_place(
     end = broker.log.write_offset
     again = broker.service.operator.decide(half.physical_offset, action)
     assert again.final_offset == ended.final_offset
-    opposite = Event.ROLLBACK if committed else Event.COMMIT
+    opposite = TransactionEvent.ROLLBACK if committed else TransactionEvent.COMMIT
     with pytest.raises(DecidedOtherwiseError):
         broker.end(half, opposite)
     with pytest.raises(DecidedOtherwiseError):
@@ -156,7 +158,7 @@ def test_an_operator_decides_in_the_producers_place(
 def test_an_operator_cannot_change_a_producers_decision(broker: Broker) -> None:
     """The message may be delivered, or its sender knows that it never will be."""
     half = broker.prepare()
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
     with pytest.raises(DecidedOtherwiseError, match="was committed at 2023-11-14T22:13:20"):
         broker.service.operator.decide(half.physical_offset, "rollback")
 
@@ -164,7 +166,7 @@ def test_an_operator_cannot_change_a_producers_decision(broker: Broker) -> None:
 def test_an_operator_must_name_a_half(broker: Broker) -> None:
     """A decision about a final message would deliver it again."""
     half = broker.prepare()
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
     (final,) = broker.finals_of(half)
     for offset, error in (
         (final.physical_offset, HalfMismatchError),
@@ -212,7 +214,11 @@ def test_the_parked_reason_shows_whether_checks_were_answered(broker: Broker) ->
             end_now(
                 broker.service.decisions,
                 DecisionRequest(
-                    half.physical_offset, half.queue_offset, "unsure", Event.UNKNOWN, True
+                    half.physical_offset,
+                    half.queue_offset,
+                    "unsure",
+                    TransactionEvent.UNKNOWN,
+                    True,
                 ),
             )
         unsure.checks.clear()
@@ -231,7 +237,7 @@ def test_the_parked_reason_shows_whether_checks_were_answered(broker: Broker) ->
 def test_only_answers_to_checks_are_counted_as_such(broker: Broker) -> None:
     """An unrequested "unknown" does not answer a check."""
     half = broker.prepare()
-    broker.end(half, Event.UNKNOWN)
+    broker.end(half, TransactionEvent.UNKNOWN)
     (info,) = broker.service.view.page(-1, 1).infos
     assert info.checks_answered == 0
 
@@ -244,7 +250,9 @@ def test_a_repeated_answer_to_a_check_is_counted_once(broker: Broker) -> None:
         for _ in range(5):
             end_now(
                 broker.service.decisions,
-                DecisionRequest(half.physical_offset, half.queue_offset, "pg", Event.UNKNOWN, True),
+                DecisionRequest(
+                    half.physical_offset, half.queue_offset, "pg", TransactionEvent.UNKNOWN, True
+                ),
             )
         (info,) = broker.service.view.page(-1, 1).infos
         assert (info.checks_sent, info.checks_answered) == (checks, checks)
@@ -283,7 +291,7 @@ def test_the_checks_of_a_resumed_transaction_begin_again(broker: Broker, restart
 def test_resuming_a_transaction_that_is_not_parked_does_nothing(broker: Broker) -> None:
     """For a decided one, the error names the decision."""
     half, decided = broker.prepare(), broker.prepare()
-    broker.end(decided, Event.ROLLBACK)
+    broker.end(decided, TransactionEvent.ROLLBACK)
     end = broker.log.write_offset
 
     broker.service.operator.resume(half.physical_offset)
@@ -326,7 +334,7 @@ def test_an_undecided_half_blocks_retention_with_a_warning(
     broker.service.operator.decide(halves[0].physical_offset, "rollback")
     broker.service.on_retention_blocked(wanted)
     assert caplog.text.count("event=retention_blocked") == 2
-    broker.end(halves[1], Event.COMMIT)  # none of them is lost
+    broker.end(halves[1], TransactionEvent.COMMIT)  # none of them is lost
     assert len(broker.finals_of(halves[1])) == 1
 
 
@@ -399,7 +407,7 @@ def test_a_commit_goes_to_a_queue_that_exists(broker: Broker) -> None:
     half = broker.prepare()
     broker.destination.elsewhere["orders", 1] = ("orders", 0)
 
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
 
     (final,) = broker.finals_of(half)
     assert (final.topic, final.queue_id) == ("orders", 0)
@@ -410,10 +418,10 @@ def test_a_commit_without_a_destination_is_refused_and_can_be_repeated(broker: B
     half = broker.prepare()
     broker.destination.error = RequestRefusedError(ResponseCode.NO_PERMISSION, "no room")
     with pytest.raises(RequestRefusedError):
-        broker.end(half, Event.COMMIT)
+        broker.end(half, TransactionEvent.COMMIT)
     broker.destination.error = None
 
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
 
     assert len(broker.finals_of(half)) == 1
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.spark_jobs.audit.model import Kind, State
+from halfmq.spark_jobs.audit.model import AuditedState, Kind
 from tests.support.naive_audit import Naive, audit
 from tests.support.planted_faults import (
     DESTROYED,
@@ -40,7 +40,7 @@ FAULTS: list[tuple[str, Fault]] = [
 def finds_what_was_planted(planted: Planted, naive: Naive) -> None:
     assert Counter(naive.found) == Counter(planted.expected), naive.details
     assert naive.transactions == planted.states
-    assert not naive.states[State.UNFOUNDED]
+    assert not naive.states[AuditedState.UNFOUNDED]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_destroyed_finals_leave_it_open_what_was_decided(
     assert naive.transactions.keys() == planted.states.keys()
     for half, state in planted.states.items():
         told = naive.transactions[half]
-        is_open = state is State.ROLLED_BACK and told is State.UNDETERMINED
+        is_open = state is AuditedState.ROLLED_BACK and told is AuditedState.UNDETERMINED
         assert told is state or (is_open and order != "halfmq's")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.model import State
+from halfmq.spark_jobs.audit.model import AuditedState
 from tests.support.auditing import OF_QUEUES, audit_here
 from tests.support.planted_log import DAMAGE, PENDING_AGE, Planted, plant
 from tests.support.sections import some_sections
@@ -30,13 +30,13 @@ def audits_to_what_was_planted(planted: Planted, root: Path, seed: int) -> None:
     assert outcome.found == expected, outcome.details
     # What RocketMQ rolled back leaves an op alone, and a damaged range may have held a final.
     states = {
-        half: planted.states[half] if state is State.UNDETERMINED else state
+        half: planted.states[half] if state is AuditedState.UNDETERMINED else state
         for half, state in outcome.transactions.items()
     }
     assert states == planted.states
-    unknown = {half for half in states if outcome.transactions[half] is State.UNDETERMINED}
-    assert {states[half] for half in unknown} <= {State.ROLLED_BACK}
-    unfounded = Counter({State.UNFOUNDED: planted.decisions_on_nothing})
+    unknown = {half for half in states if outcome.transactions[half] is AuditedState.UNDETERMINED}
+    assert {states[half] for half in unknown} <= {AuditedState.ROLLED_BACK}
+    unfounded = Counter({AuditedState.UNFOUNDED: planted.decisions_on_nothing})
     assert outcome.states == Counter(outcome.transactions.values()) + unfounded
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.spark_jobs.audit.auditor import Anomaly, Audit
-from halfmq.spark_jobs.audit.model import Kind, State
+from halfmq.spark_jobs.audit.model import AuditedState, Kind
 from halfmq.spark_jobs.report.anomalies import shown_kinds
 from halfmq.spark_jobs.report.kinds import KINDS
 from halfmq.spark_jobs.report.page import ROWS_MAX, page
@@ -114,8 +114,8 @@ def test_what_became_of_transactions_is_said(audit: Audit) -> None:
     """In numbers, in a chart with a description, and in a table."""
     text = page(audit, written_ms=WRITTEN)
 
-    assert f"<dt>committed</dt><dd>{audit.states[State.COMMITTED]}</dd>" in text
-    assert f"{audit.states[State.COMMITTED]} committed" in text
+    assert f"<dt>committed</dt><dd>{audit.states[AuditedState.COMMITTED]}</dd>" in text
+    assert f"{audit.states[AuditedState.COMMITTED]} committed" in text
     charts = re.findall(r'<svg [^>]*class="chart.*?<desc id="[\w-]+">(.+?)</desc>', text)
     assert len(charts) == text.count("<svg ") == 2
     assert text.count("<caption>") >= 4

@@ -13,7 +13,7 @@ from halfmq.broker.handlers.admin.transactions import TransactionAdminHandlers
 from halfmq.broker.net.group_append import GroupAppend
 from halfmq.broker.net.router import Router
 from halfmq.broker.runtime_info import RuntimeInfo
-from halfmq.broker.tables.statistics import Statistics
+from halfmq.broker.tables.message_statistics import Statistics
 from halfmq.broker.transaction.deciding import Ended
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,

@@ -15,8 +15,8 @@ from halfmq.broker.handlers.clients.routes import RouteHandlers
 from halfmq.broker.ports import Handler
 from halfmq.broker.tables import broker_table
 from halfmq.broker.tables.broker_table import HEARTBEAT_TIMEOUT_MS, BrokerTable
-from halfmq.broker.tables.kv_config import KvConfig
-from halfmq.broker.tables.topics import TopicTable
+from halfmq.broker.tables.kv_table import KvConfig
+from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.bodies import (
     QueueData,
     TopicRouteData,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.handlers.clients.offsets import OffsetHandlers
+from halfmq.broker.handlers.clients.queue_offsets import OffsetHandlers
 from halfmq.broker.tables.consumer_offsets import ConsumerOffsetTable
-from halfmq.broker.tables.groups import GroupTable
-from halfmq.broker.tables.topics import TopicTable
+from halfmq.broker.tables.group_table import GroupTable
+from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from tests.support.broker_doubles import (
     START_MS,

@@ -12,7 +12,7 @@ from halfmq.broker.handlers.clients.routes import RouteHandlers
 from halfmq.broker.handlers.messages import queries
 from halfmq.broker.handlers.messages.queries import QueryHandlers
 from halfmq.broker.tables.broker_table import BrokerTable
-from halfmq.broker.tables.topics import TopicTable
+from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.format.record import decode_records

@@ -12,7 +12,7 @@ from halfmq.broker.config import TransactionConfig
 from halfmq.broker.delay.levels import DELAY_MS_MAX
 from halfmq.broker.transaction.admission import FINAL_RESERVE
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.ids import parse_offset_message_id
@@ -198,7 +198,7 @@ def test_a_half_leaves_room_for_its_decision(sends: Prepares, long_path: bool) -
     offset = parse_offset_message_id(largest.msg_id).physical_offset
     end_now(
         sends.broker.service.decisions,
-        DecisionRequest(offset, largest.queue_offset, "pg", Event.COMMIT),
+        DecisionRequest(offset, largest.queue_offset, "pg", TransactionEvent.COMMIT),
     )
 
 
@@ -223,7 +223,7 @@ def test_a_long_key_leaves_room_for_the_decision_as_well(
     offset = parse_offset_message_id(largest.msg_id).physical_offset
     ended = end_now(
         sends.broker.service.decisions,
-        DecisionRequest(offset, largest.queue_offset, "pg", Event.COMMIT),
+        DecisionRequest(offset, largest.queue_offset, "pg", TransactionEvent.COMMIT),
     )
 
     final = sends.broker.log.record_at(ended.final_offset or 0)

@@ -11,9 +11,9 @@ from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_
 from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.handlers.messages.send_back import SendBackHandler
-from halfmq.broker.tables.groups import GroupTable
+from halfmq.broker.tables.group_table import GroupTable
 from halfmq.broker.tables.queue_locks import QueueLocks
-from halfmq.broker.tables.topics import TopicTable
+from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.bodies import QueueKey
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import SendMessageRequestHeader

@@ -11,7 +11,7 @@ from halfmq.broker.handlers.transactions.end import LARGE_BODY, TransactionHandl
 from halfmq.broker.loop import slices
 from halfmq.broker.net.group_append import GROUP_MAX, GroupAppend
 from halfmq.broker.net.router import Router
-from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
@@ -178,7 +178,7 @@ def test_a_halfmq_client_gets_the_id_of_the_final_message(tmp_path: Path, how: s
         front.answers()
     if how == "from the index":
         for _ in range(9):
-            front.broker.end(front.broker.prepare(), Event.COMMIT)
+            front.broker.end(front.broker.prepare(), TransactionEvent.COMMIT)
         front.broker.restart(drained=True)
         front.reload()
     elif how == "after a restart":
@@ -296,7 +296,7 @@ def test_a_refused_decision_of_a_batch_affects_no_other(front: Front) -> None:
         front.broker.prepare(),
         front.broker.prepare(group="other"),
     )
-    front.broker.end(decided, Event.ROLLBACK)
+    front.broker.end(decided, TransactionEvent.ROLLBACK)
     nowhere = AppendResult(1 << 40, 0, 0, 0)
 
     front.batch(

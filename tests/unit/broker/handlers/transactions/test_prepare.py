@@ -9,7 +9,7 @@ import pytest
 
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.remoting.codes import HeaderType, ResponseCode
 from halfmq.remoting.transaction_bodies import GROUP_MESSAGES_MAX, PreparedMessage, PreparedResult
 from halfmq.store.format.ids import parse_offset_message_id
@@ -31,7 +31,7 @@ def sends(tmp_path: Path) -> Prepares:
     return Prepares(tmp_path)
 
 
-def _end(sends: Prepares, half: PreparedResult, event: Event, group: str = "pg") -> None:
+def _end(sends: Prepares, half: PreparedResult, event: TransactionEvent, group: str = "pg") -> None:
     offset = parse_offset_message_id(half.message_id).physical_offset
     end_now(
         sends.broker.service.decisions, DecisionRequest(offset, half.queue_offset, group, event)
@@ -65,7 +65,7 @@ def test_one_decision_makes_all_visible(sends: Prepares) -> None:
     leader, *_ = sends.prepare_several(*THREE)
     assert sends.broker.records_of("orders") == []
 
-    _end(sends, leader, Event.COMMIT)
+    _end(sends, leader, TransactionEvent.COMMIT)
 
     orders, payments = sends.broker.records_of("orders"), sends.broker.records_of("payments")
     assert [(one.queue_id, one.body) for one in orders] == [(0, b"row 0"), (2, b"row 2")]
@@ -77,7 +77,7 @@ def test_each_message_may_have_its_own_delay(sends: Prepares) -> None:
     """It counts from the commit of all."""
     now, later = part("K0"), part("K1", TRANSACTION_DELAY_MS="60000")
     leader, _ = sends.prepare_several(now, later)
-    _end(sends, leader, Event.COMMIT)
+    _end(sends, leader, TransactionEvent.COMMIT)
 
     assert len(sends.broker.records_of("orders")) == 1
     (waiting,) = sends.broker.records_of(SCHEDULE_TOPIC)
@@ -85,9 +85,9 @@ def test_each_message_may_have_its_own_delay(sends: Prepares) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("event", [None, Event.COMMIT])
+@pytest.mark.parametrize("event", [None, TransactionEvent.COMMIT])
 def test_a_repeated_prepare_gets_the_ids_of_the_first(
-    sends: Prepares, event: Event | None, restarted: bool
+    sends: Prepares, event: TransactionEvent | None, restarted: bool
 ) -> None:
     """For all messages of the transaction."""
     first = sends.prepare_several(*THREE)
@@ -104,9 +104,9 @@ def test_a_repeated_prepare_gets_the_ids_of_the_first(
 def test_a_transaction_sent_again_after_its_rollback_is_a_new_one(sends: Prepares) -> None:
     """Its commit must count."""
     first = sends.prepare_several(*THREE)
-    _end(sends, first[0], Event.ROLLBACK)
+    _end(sends, first[0], TransactionEvent.ROLLBACK)
     again = sends.prepare_several(*THREE)
-    _end(sends, again[0], Event.COMMIT)
+    _end(sends, again[0], TransactionEvent.COMMIT)
 
     assert again != first
     assert len(sends.broker.records_of("orders")) == 2
@@ -146,7 +146,7 @@ def test_a_single_prepare_is_no_duplicate_of_one_of_several(sends: Prepares) -> 
 def test_a_member_cannot_be_decided_alone(sends: Prepares) -> None:
     """A decision that names one of the halves is one for all."""
     _, member, _ = sends.prepare_several(*THREE)
-    _end(sends, member, Event.ROLLBACK)
+    _end(sends, member, TransactionEvent.ROLLBACK)
 
     assert sends.broker.service.metrics()["pending"] == 0
     assert sends.broker.records_of("orders") == sends.broker.records_of("payments") == []
@@ -242,7 +242,7 @@ def test_beyond_the_limit_of_undecided_halves_prepares_are_refused(tmp_path: Pat
     offset = parse_offset_message_id(last.msg_id).physical_offset
     end_now(
         sends.broker.service.decisions,
-        DecisionRequest(offset, last.queue_offset, "pg", Event.COMMIT),
+        DecisionRequest(offset, last.queue_offset, "pg", TransactionEvent.COMMIT),
     )
     sends.prepare("M")
 

@@ -8,7 +8,7 @@ import pytest
 
 from halfmq.broker.transaction.checks import group_queues
 from halfmq.broker.transaction.checks.timetable import BUCKET_MS
-from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.remoting.command import RemotingCommand
 from tests.support.check_back import INTERVAL_MS, TIMEOUT_MS, counts, member
 from tests.support.transactions import Broker
@@ -120,7 +120,7 @@ def test_a_late_refusal_does_not_end_the_pause_of_a_group(broker: Broker) -> Non
     broker.wait(group_queues.BUSY_RETRY_MS // 2)
     assert young.physical_offset not in producer.checked_offsets
 
-    broker.end(halves[-1], Event.COMMIT)
+    broker.end(halves[-1], TransactionEvent.COMMIT)
     late(RemotingCommand(code=1))
     broker.wait(0)
     assert young.physical_offset not in producer.checked_offsets
@@ -191,7 +191,7 @@ def test_an_acknowledgement_after_the_decision_is_only_counted(
     producer = member(broker)
     half = broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
     producer.acknowledge(code)
     broker.wait(0)
     for _ in range(10):

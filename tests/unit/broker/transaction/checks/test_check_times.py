@@ -9,7 +9,7 @@ import pytest
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.checks import checker
 from halfmq.broker.transaction.checks.timetable import BUCKET_MS
-from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from tests.support.check_back import DAY_MS, INTERVAL_MS, PAUSES_MS, TIMEOUT_MS
 from tests.support.transactions import START_MS, Broker, Connected
 
@@ -85,11 +85,11 @@ def test_a_clock_set_back_while_the_broker_was_down_delays_no_check(broker: Brok
 
 def test_op_messages_do_not_wait_for_a_clock_set_back(broker: Broker) -> None:
     """All housekeeping uses the monotonic clock."""
-    broker.end(broker.prepare(), Event.COMMIT)
+    broker.end(broker.prepare(), TransactionEvent.COMMIT)
     broker.wait(30_000)
     before = broker.service.metrics()
     broker.clock.step(-3_600_000)
-    broker.end(broker.prepare(), Event.COMMIT)
+    broker.end(broker.prepare(), TransactionEvent.COMMIT)
     broker.wait(3_000)
     broker.wait(3_000)
     assert broker.service.metrics()["ops_written"] == before["ops_written"] + 1
@@ -260,9 +260,9 @@ def test_a_local_transaction_of_any_length_is_delivered_once(
         asked_at += [now_ms] * (len(producer.checks) - len(asked_at))
         if now_ms >= done_ms and not done:
             done = True
-            broker.end(half, Event.COMMIT)
+            broker.end(half, TransactionEvent.COMMIT)
         for _ in producer.checks[answered:]:
-            broker.end(half, Event.COMMIT if done else Event.UNKNOWN)
+            broker.end(half, TransactionEvent.COMMIT if done else TransactionEvent.UNKNOWN)
         answered = len(producer.checks)
 
     assert len(broker.finals_of(half)) == 1

@@ -13,7 +13,7 @@ from halfmq.broker.loop.slices import Slice
 from halfmq.broker.transaction.checks import checker, group_queues
 from halfmq.broker.transaction.checks.timetable import BUCKET_MS
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.remoting.codes import RequestCode
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError, waiting
@@ -29,7 +29,7 @@ def test_the_first_check_is_sent_after_the_timeout(broker: Broker) -> None:
     producer = broker.producers.join("pg", Connected())
     broker.prepare()
     half = broker.prepare(producer, key="K" * 32)
-    broker.end(broker.prepare(), Event.COMMIT)
+    broker.end(broker.prepare(), TransactionEvent.COMMIT)
 
     broker.wait(TIMEOUT_MS - 1)
     assert producer.checks == []
@@ -76,8 +76,8 @@ def test_one_check_at_a_time(broker: Broker) -> None:
     assert times == ["1", "2"]
 
 
-@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
-def test_the_answer_to_a_check_ends_the_checks(broker: Broker, event: Event) -> None:
+@pytest.mark.parametrize("event", [TransactionEvent.COMMIT, TransactionEvent.ROLLBACK])
+def test_the_answer_to_a_check_ends_the_checks(broker: Broker, event: TransactionEvent) -> None:
     """The producer answers with the offsets from the check."""
     producer = broker.producers.join("pg", Connected())
     half = broker.prepare()
@@ -91,7 +91,7 @@ def test_the_answer_to_a_check_ends_the_checks(broker: Broker, event: Event) -> 
     broker.wait(20 * INTERVAL_MS)
 
     assert len(producer.checks) == 1
-    assert len(broker.finals_of(half)) == (event is Event.COMMIT)
+    assert len(broker.finals_of(half)) == (event is TransactionEvent.COMMIT)
 
 
 def test_the_producer_that_prepared_gets_the_first_check_and_then_the_others_in_turn(
@@ -246,7 +246,7 @@ def test_a_parked_transaction_can_still_be_decided_and_stays_parked_after_a_cras
     assert producer.checks == []
     assert broker.service.metrics()["pending_parked"] == 1
 
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
 
     assert len(broker.finals_of(half)) == 1
     assert broker.service.metrics()["pending_parked"] == 0
@@ -317,7 +317,7 @@ def test_a_decided_transaction_costs_only_a_lookup_when_its_check_is_due(
     """Nearly all are decided before their first check is due."""
     producer = broker.producers.join("pg", Connected())
     for _ in range(2 * checker.ENTRIES_PER_STEP - 10):
-        broker.end(broker.prepare(), Event.COMMIT)
+        broker.end(broker.prepare(), TransactionEvent.COMMIT)
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     assert broker.checker.tick(broker.clock.now_ms, Slice()) == 0
@@ -395,7 +395,7 @@ def test_entries_of_decided_transactions_do_not_accumulate(
         seconds = str(3_600 + number % 50)
         halves.append(broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS=seconds))
         if number % 10:
-            broker.end(halves.pop(), Event.ROLLBACK)
+            broker.end(halves.pop(), TransactionEvent.ROLLBACK)
         if number % 5 == 0:
             broker.wait(10)
             broker.wait(checker.SWEEP_PAUSE_MS)
@@ -412,7 +412,7 @@ def test_decided_transactions_of_a_group_without_members_are_dropped(broker: Bro
     for _ in range(50):
         half = broker.prepare()
         broker.wait(TIMEOUT_MS + BUCKET_MS)
-        broker.end(half, Event.COMMIT)
+        broker.end(half, TransactionEvent.COMMIT)
     broker.wait(2 * group_queues.NO_MEMBER_RETRY_MS)
     assert broker.checker.waiting_for_producers == 1
 
@@ -496,7 +496,7 @@ def test_a_decision_during_the_fetch_of_its_half_ends_the_checks(
     half = broker.prepare()
     cold = Cold(broker, monkeypatch)
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    broker.end(half, Event.ROLLBACK)
+    broker.end(half, TransactionEvent.ROLLBACK)
     cold.end_fetches()
     assert producer.checks == []
     assert broker.checker._fetched == set()  # nothing public shows a set that only grows

@@ -8,7 +8,7 @@ from halfmq.broker.transaction.errors import DecisionForgottenError
 from halfmq.broker.transaction.replay.log_replay import ForeignRecordError, LogReplay
 from halfmq.broker.transaction.state.decision_cache import RecordedDecision
 from halfmq.broker.transaction.state.pending import MemberHalf, PendingTable
-from halfmq.broker.transaction.state.state_machine import Event, State
+from halfmq.broker.transaction.state.state_machine import State, TransactionEvent
 from halfmq.store.log.append_request import AppendRequest
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.transactions import HOST, PEER, START_MS, Broker, MemoryLog, golden_log
@@ -122,9 +122,9 @@ def test_the_oldest_copy_represents_a_half_that_was_deleted_by_age(store: Golden
     assert table.transaction_of(newest["commitLogOffset"]) == entry.offset
 
 
-@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
+@pytest.mark.parametrize("event", [TransactionEvent.COMMIT, TransactionEvent.ROLLBACK])
 def test_a_decision_is_known_after_its_half_was_deleted_by_age(
-    tmp_path: Path, event: Event
+    tmp_path: Path, event: TransactionEvent
 ) -> None:
     """With the record that decided; a snapshot counts it among those that left the cache."""
     broker = Broker(tmp_path)
@@ -135,9 +135,9 @@ def test_a_decision_is_known_after_its_half_was_deleted_by_age(
 
     table, _ = replayed(broker.log)
 
-    state = State.COMMITTED if event is Event.COMMIT else State.ROLLED_BACK
+    state = State.COMMITTED if event is TransactionEvent.COMMIT else State.ROLLED_BACK
     assert table.decided.find(half.physical_offset) == RecordedDecision(state, decision_at)
-    assert table.decided.newest_final == (decision_at if event is Event.COMMIT else 0)
+    assert table.decided.newest_final == (decision_at if event is TransactionEvent.COMMIT else 0)
 
 
 def test_several_halves_are_one_transaction(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_missing_final_messages_are_found_after_a_crash(tmp_path: Path, survivor
     broker = Broker(tmp_path)
     group = broker.prepare_group(4)
     broker.log.flush()
-    broker.end(group[0], Event.COMMIT)
+    broker.end(group[0], TransactionEvent.COMMIT)
 
     table, log_replay = replayed(broker.log.crash(survivors))
 
@@ -210,11 +210,11 @@ def test_a_final_message_of_rocketmq_decides_its_half_alone(tmp_path: Path) -> N
     table = broker.table
     assert table.groups == {leader.physical_offset: (MemberHalf(last.physical_offset, 2),)}
     assert broker.ops.waiting == [member.queue_offset]
-    assert broker.ended(member, Event.COMMIT).final_offset is not None
+    assert broker.ended(member, TransactionEvent.COMMIT).final_offset is not None
     broker.table.decided.clear()  # forgotten
     with pytest.raises(DecisionForgottenError):
-        broker.end(member, Event.ROLLBACK)
-    broker.end(leader, Event.COMMIT)
+        broker.end(member, TransactionEvent.ROLLBACK)
+    broker.end(leader, TransactionEvent.COMMIT)
     assert [len(broker.finals_of(one)) for one in (leader, member, last)] == [1, 1, 1]
 
 
@@ -259,7 +259,7 @@ def test_a_resumed_record_makes_a_parked_transaction_prepared(tmp_path: Path) ->
         resumed, _ = replayed(broker.log)
         assert [one.state for one in resumed] == [State.PREPARED]
 
-    broker.end(half, Event.ROLLBACK)
+    broker.end(half, TransactionEvent.ROLLBACK)
     assert len(replayed(broker.log)[0]) == 0
 
 
@@ -270,7 +270,7 @@ def test_a_consumers_retry_does_not_decide_the_half_at_zero(tmp_path: Path, snap
     first = broker.prepare()
     assert first.physical_offset == 0
     second = broker.prepare()
-    broker.end(second, Event.COMMIT)
+    broker.end(second, TransactionEvent.COMMIT)
     (final,) = broker.finals_of(second)
     if snapshot:
         broker.restart(drained=True)
@@ -293,7 +293,7 @@ def test_a_consumers_retry_does_not_decide_the_half_at_zero(tmp_path: Path, snap
     broker.restart()
     assert [entry.offset for entry in broker.table] == [0]
 
-    broker.end(first, Event.COMMIT)
+    broker.end(first, TransactionEvent.COMMIT)
     broker.log.flush()
     broker.restart()
     assert broker.service.metrics()["pending"] == 0

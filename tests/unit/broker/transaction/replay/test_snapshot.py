@@ -16,7 +16,7 @@ from halfmq.broker.transaction.replay.snapshot_file import (
     load_snapshot,
 )
 from halfmq.broker.transaction.state.pending import PendingTable
-from halfmq.broker.transaction.state.state_machine import Event, State
+from halfmq.broker.transaction.state.state_machine import State, TransactionEvent
 from halfmq.store.files import disk
 from halfmq.store.files.page_cache import NotInMemoryError, waiting
 from halfmq.store.format.transaction_snapshot import FOOTER
@@ -80,8 +80,8 @@ def fill(broker: Broker) -> list[AppendResult]:
     for _ in range(20):
         broker.wait(700_000)  # longer than the longest pause between two checks
     assert broker.service.metrics()["pending_parked"] == 1
-    broker.end(broker.prepare(), Event.COMMIT)
-    broker.end(broker.prepare(), Event.ROLLBACK)
+    broker.end(broker.prepare(), TransactionEvent.COMMIT)
+    broker.end(broker.prepare(), TransactionEvent.ROLLBACK)
     return [parked, broker.prepare(), broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="60")]
 
 
@@ -109,8 +109,8 @@ def test_changes_after_the_snapshot_are_read_from_the_log(broker: Broker) -> Non
     """Decisions, new halves and op messages."""
     parked, first, second = fill(broker)
     take(broker)
-    broker.end(first, Event.COMMIT)
-    broker.end(parked, Event.ROLLBACK, group="parked")
+    broker.end(first, TransactionEvent.COMMIT)
+    broker.end(parked, TransactionEvent.ROLLBACK, group="parked")
     third = broker.prepare()
     broker.log.flush()
 
@@ -136,7 +136,10 @@ def test_the_table_may_change_while_it_is_written(
     turn = 0
     while not broker.service.metrics()["snapshots_taken"]:
         broker.service.tick()
-        for index, event in ((turn, Event.COMMIT), (19 - turn, Event.ROLLBACK)):
+        for index, event in (
+            (turn, TransactionEvent.COMMIT),
+            (19 - turn, TransactionEvent.ROLLBACK),
+        ):
             if turn < 6:
                 broker.end(halves[index], event)
                 pending.discard(halves[index].physical_offset)
@@ -152,7 +155,7 @@ def test_the_table_may_change_while_it_is_written(
     decided = {half.queue_offset for half in halves if half.physical_offset not in pending}
     assert set(broker.ops.waiting) == decided
     for half in halves[:6]:
-        broker.end(half, Event.COMMIT)
+        broker.end(half, TransactionEvent.COMMIT)
         assert len(broker.finals_of(half)) == 1
 
 
@@ -160,7 +163,7 @@ def test_a_snapshot_beyond_a_shortened_log_is_deleted(broker: Broker) -> None:
     """A power cut removed a decision whose transaction is no longer in the snapshot."""
     half = broker.prepare()
     broker.log.flush()
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
     broker.service.drain()  # never durable: the power goes before the flush
     assert broker.snapshot_path.exists()
 

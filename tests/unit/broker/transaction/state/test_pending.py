@@ -16,9 +16,9 @@ from halfmq.broker.transaction.state.pending import (
     PendingTable,
 )
 from halfmq.broker.transaction.state.state_machine import (
-    Event,
     ParkedReason,
     State,
+    TransactionEvent,
     Verdict,
     outcome,
     parked_reason_of,
@@ -26,29 +26,31 @@ from halfmq.broker.transaction.state.state_machine import (
 
 UNDECIDED = (State.PREPARED, State.PARKED)
 DECIDED = (State.COMMITTED, State.ROLLED_BACK)
-FOUND = tuple(event for event in Event if event.name.endswith("_FOUND"))
-REQUESTS = tuple(event for event in Event if event not in FOUND)
-COMMITS = (Event.COMMIT, Event.OPERATOR_COMMIT)
-ROLLBACKS = (Event.ROLLBACK, Event.OPERATOR_ROLLBACK)
+FOUND = tuple(event for event in TransactionEvent if event.name.endswith("_FOUND"))
+REQUESTS = tuple(event for event in TransactionEvent if event not in FOUND)
+COMMITS = (TransactionEvent.COMMIT, TransactionEvent.OPERATOR_COMMIT)
+ROLLBACKS = (TransactionEvent.ROLLBACK, TransactionEvent.OPERATOR_ROLLBACK)
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
-def test_every_state_has_a_rule_for_every_event(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(product(State, TransactionEvent)))
+def test_every_state_has_a_rule_for_every_event(state: State, event: TransactionEvent) -> None:
     """For events of clients, operators, the checker and the log."""
     result = outcome(state, event)
     assert isinstance(result.state, State)
     assert isinstance(result.verdict, Verdict)
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
-def test_the_state_changes_only_where_the_verdict_says_so(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(product(State, TransactionEvent)))
+def test_the_state_changes_only_where_the_verdict_says_so(
+    state: State, event: TransactionEvent
+) -> None:
     """Code that acts on the verdict alone must not miss a change."""
     result = outcome(state, event)
     assert (result.state is not state) == (result.verdict in {Verdict.DECIDE, Verdict.TRANSITION})
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(DECIDED, REQUESTS)))
-def test_no_request_changes_a_decision(state: State, event: Event) -> None:
+def test_no_request_changes_a_decision(state: State, event: TransactionEvent) -> None:
     """The first decision wins, for producers, operators and the checker."""
     result = outcome(state, event)
     assert result.state is state
@@ -58,21 +60,25 @@ def test_no_request_changes_a_decision(state: State, event: Event) -> None:
 @pytest.mark.parametrize("state", UNDECIDED)
 def test_only_a_request_to_decide_is_decided(state: State) -> None:
     """No step of the checks decides."""
-    decided = {event for event in Event if outcome(state, event).verdict is Verdict.DECIDE}
+    decided = {
+        event for event in TransactionEvent if outcome(state, event).verdict is Verdict.DECIDE
+    }
     assert decided == {*COMMITS, *ROLLBACKS}
 
 
 def test_only_a_prepared_transaction_is_checked() -> None:
     """A parked one waits for an operator; a decided one is final."""
-    asked = {state for state in State if outcome(state, Event.DUE).verdict is Verdict.CHECK}
+    asked = {
+        state for state in State if outcome(state, TransactionEvent.DUE).verdict is Verdict.CHECK
+    }
     assert asked == {State.PREPARED}
-    for event in (Event.GIVE_UP, Event.EXPIRED):
+    for event in (TransactionEvent.GIVE_UP, TransactionEvent.EXPIRED):
         assert outcome(State.PREPARED, event) == (State.PARKED, Verdict.TRANSITION)
         assert outcome(State.PARKED, event) == (State.PARKED, Verdict.IGNORE)
 
 
-@pytest.mark.parametrize("event", [Event.DELIVERED, Event.ANSWERED])
-def test_checks_are_counted_while_undecided(event: Event) -> None:
+@pytest.mark.parametrize("event", [TransactionEvent.DELIVERED, TransactionEvent.ANSWERED])
+def test_checks_are_counted_while_undecided(event: TransactionEvent) -> None:
     """Also a late acknowledgement about a parked transaction: operators see the count."""
     counted = {state for state in State if outcome(state, event).verdict is Verdict.COUNT}
     assert counted == set(UNDECIDED)
@@ -80,16 +86,18 @@ def test_checks_are_counted_while_undecided(event: Event) -> None:
 
 def test_a_resumed_transaction_is_checked_again() -> None:
     """For a decided one, the operator gets the decision."""
-    for event in (Event.RESUME, Event.RESUMED_FOUND):
+    for event in (TransactionEvent.RESUME, TransactionEvent.RESUMED_FOUND):
         assert outcome(State.PARKED, event) == (State.PREPARED, Verdict.TRANSITION)
         assert outcome(State.PREPARED, event) == (State.PREPARED, Verdict.IGNORE)
-    assert all(outcome(state, Event.RESUME).verdict is Verdict.REFUSE for state in DECIDED)
+    assert all(
+        outcome(state, TransactionEvent.RESUME).verdict is Verdict.REFUSE for state in DECIDED
+    )
 
 
 @pytest.mark.parametrize("state", list(State))
 def test_an_undecided_transaction_is_removed_with_its_deleted_half(state: State) -> None:
     """A decision made before the half was deleted stays known."""
-    forgotten = outcome(state, Event.DELETED_FOUND).verdict is Verdict.FORGET
+    forgotten = outcome(state, TransactionEvent.DELETED_FOUND).verdict is Verdict.FORGET
     assert forgotten is (state in UNDECIDED)
 
 
@@ -100,7 +108,7 @@ def test_the_first_decision_is_accepted(state: State) -> None:
         assert outcome(state, event) == (State.COMMITTED, Verdict.DECIDE)
     for event in ROLLBACKS:
         assert outcome(state, event) == (State.ROLLED_BACK, Verdict.DECIDE)
-    assert outcome(state, Event.UNKNOWN) == (state, Verdict.IGNORE)
+    assert outcome(state, TransactionEvent.UNKNOWN) == (state, Verdict.IGNORE)
 
 
 def test_the_same_decision_is_repeated_and_the_opposite_refused() -> None:
@@ -116,7 +124,7 @@ def test_the_same_decision_is_repeated_and_the_opposite_refused() -> None:
 @pytest.mark.parametrize("state", list(State))
 def test_a_final_message_in_the_log_commits_in_any_state(state: State) -> None:
     """Consumers may have it, whatever else was recorded."""
-    assert outcome(state, Event.FINAL_FOUND).state is State.COMMITTED
+    assert outcome(state, TransactionEvent.FINAL_FOUND).state is State.COMMITTED
 
 
 def test_a_decision_removes_the_transaction_from_the_table() -> None:

@@ -16,7 +16,7 @@ from halfmq.broker.transaction.errors import (
     HalfNotFoundError,
 )
 from halfmq.broker.transaction.state.final_message_cache import BYTES_MAX
-from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import StoreError
 from halfmq.store.format.topics import (
@@ -42,7 +42,7 @@ def test_a_half_is_hidden_until_it_is_committed(broker: Broker) -> None:
     assert broker.records_of("orders") == []
     assert len(broker.records_of(HALF_TOPIC)) == 1
 
-    position = broker.end(half, Event.COMMIT)
+    position = broker.end(half, TransactionEvent.COMMIT)
 
     (final,) = broker.records_of("orders")
     assert final.body == b"row 1"
@@ -54,7 +54,7 @@ def test_a_rolled_back_message_is_never_delivered(broker: Broker) -> None:
     """The decision is a record in the half topic, and the answer waits for it."""
     half = broker.prepare()
 
-    position = broker.end(half, Event.ROLLBACK)
+    position = broker.end(half, TransactionEvent.ROLLBACK)
 
     assert broker.records_of("orders") == []
     assert position == broker.log.write_offset > half.physical_offset + half.size
@@ -66,12 +66,12 @@ def test_a_decision_unknown_changes_nothing(broker: Broker) -> None:
     half = broker.prepare()
     before = broker.log.write_offset
 
-    assert broker.end(half, Event.UNKNOWN) == 0
+    assert broker.end(half, TransactionEvent.UNKNOWN) == 0
     assert (broker.log.write_offset, broker.service.metrics()["pending"]) == (before, 1)
 
 
-@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
-def test_the_same_decision_again_writes_nothing(broker: Broker, event: Event) -> None:
+@pytest.mark.parametrize("event", [TransactionEvent.COMMIT, TransactionEvent.ROLLBACK])
+def test_the_same_decision_again_writes_nothing(broker: Broker, event: TransactionEvent) -> None:
     """A client that missed the answer gets it again, after the same record is durable."""
     half = broker.prepare()
     first = broker.end(half, event)
@@ -88,10 +88,13 @@ def test_the_same_decision_again_writes_nothing(broker: Broker, event: Event) ->
 
 @pytest.mark.parametrize(
     ("first", "second", "name"),
-    [(Event.COMMIT, Event.ROLLBACK, "committed"), (Event.ROLLBACK, Event.COMMIT, "rolled back")],
+    [
+        (TransactionEvent.COMMIT, TransactionEvent.ROLLBACK, "committed"),
+        (TransactionEvent.ROLLBACK, TransactionEvent.COMMIT, "rolled back"),
+    ],
 )
 def test_the_opposite_decision_is_refused(
-    broker: Broker, first: Event, second: Event, name: str
+    broker: Broker, first: TransactionEvent, second: TransactionEvent, name: str
 ) -> None:
     """The error names the decision that stands, and its time."""
     half = broker.prepare()
@@ -105,42 +108,50 @@ def test_the_opposite_decision_is_refused(
     assert caught.value.offset == half.physical_offset
     assert broker.log.write_offset == end
     assert broker.service.metrics()["refused"] == 1
-    assert broker.end(half, Event.UNKNOWN) == 0
+    assert broker.end(half, TransactionEvent.UNKNOWN) == 0
 
 
 def test_a_request_must_name_group_and_offsets_of_the_half(broker: Broker) -> None:
     """The record must also be a half message."""
     half = broker.prepare()
     other = broker.prepare(group="pg2")
-    broker.end(other, Event.COMMIT, group="pg2")
+    broker.end(other, TransactionEvent.COMMIT, group="pg2")
     (final,) = broker.finals_of(other)
     end = broker.log.write_offset
 
     with pytest.raises(HalfNotFoundError, match=r"message failed: .* at commitLogOffset 99999999"):
-        end_now(broker.service.decisions, DecisionRequest(99_999_999, 0, "pg", Event.COMMIT))
+        end_now(
+            broker.service.decisions, DecisionRequest(99_999_999, 0, "pg", TransactionEvent.COMMIT)
+        )
     with pytest.raises(HalfNotFoundError):
         end_now(
             broker.service.decisions,
-            DecisionRequest(half.physical_offset + 1, half.queue_offset, "pg", Event.COMMIT),
+            DecisionRequest(
+                half.physical_offset + 1, half.queue_offset, "pg", TransactionEvent.COMMIT
+            ),
         )
     with pytest.raises(HalfMismatchError, match=r"state table offset wrong: .* 0, .* says 1"):
         end_now(
             broker.service.decisions,
-            DecisionRequest(half.physical_offset, half.queue_offset + 1, "pg", Event.COMMIT),
+            DecisionRequest(
+                half.physical_offset, half.queue_offset + 1, "pg", TransactionEvent.COMMIT
+            ),
         )
     with pytest.raises(HalfMismatchError, match=r"group wrong: .* group 'pg', .* of 'pg2'"):
-        broker.end(half, Event.COMMIT, group="pg2")
+        broker.end(half, TransactionEvent.COMMIT, group="pg2")
     with pytest.raises(HalfMismatchError, match="not a half message"):
         end_now(
             broker.service.decisions,
-            DecisionRequest(final.physical_offset, final.queue_offset, "pg2", Event.COMMIT),
+            DecisionRequest(
+                final.physical_offset, final.queue_offset, "pg2", TransactionEvent.COMMIT
+            ),
         )
     with pytest.raises(HalfMismatchError, match=r"group wrong: .* group 'pg2', .* of 'pg'"):
-        broker.end(other, Event.COMMIT)
+        broker.end(other, TransactionEvent.COMMIT)
     with pytest.raises(HalfMismatchError, match="state table offset wrong"):
         end_now(
             broker.service.decisions,
-            DecisionRequest(other.physical_offset, 77, "pg2", Event.COMMIT),
+            DecisionRequest(other.physical_offset, 77, "pg2", TransactionEvent.COMMIT),
         )
     assert broker.log.write_offset == end
 
@@ -150,10 +161,10 @@ def test_a_failed_append_leaves_the_transaction_undecided(broker: Broker) -> Non
     half = broker.prepare()
     broker.log.failing = True
     with pytest.raises(StoreError):
-        broker.end(half, Event.COMMIT)
+        broker.end(half, TransactionEvent.COMMIT)
     broker.log.failing = False
 
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
 
     assert len(broker.finals_of(half)) == 1
     assert broker.service.metrics()["committed"] == 1
@@ -164,7 +175,7 @@ def test_a_decision_after_the_immunity_time_is_accepted(broker: Broker) -> None:
     half = broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="1")
     broker.clock.now_ms += 3_600_000
 
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
 
     assert len(broker.finals_of(half)) == 1
 
@@ -191,7 +202,7 @@ def test_undecided_transactions_of_one_group_can_be_limited(tmp_path: Path) -> N
         broker.service.prepares.refuse_prepares("pg", "127.0.0.1:10911")
     assert caught.value.code is ResponseCode.SYSTEM_BUSY
 
-    broker.end(first, Event.ROLLBACK)
+    broker.end(first, TransactionEvent.ROLLBACK)
 
     broker.service.prepares.refuse_prepares("pg", "127.0.0.1:10911")
 
@@ -208,13 +219,15 @@ def test_an_undecided_half_survives_a_crash(broker: Broker) -> None:
 
     broker.wait(60_000)
     assert producer.checked_offsets[0] == half.physical_offset
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
 
     assert len(broker.finals_of(half)) == 1
 
 
-@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
-def test_no_check_is_sent_for_a_decided_half_after_a_crash(broker: Broker, event: Event) -> None:
+@pytest.mark.parametrize("event", [TransactionEvent.COMMIT, TransactionEvent.ROLLBACK])
+def test_no_check_is_sent_for_a_decided_half_after_a_crash(
+    broker: Broker, event: TransactionEvent
+) -> None:
     """The op message was not written yet; the decision itself is in the log."""
     half = broker.prepare()
     broker.end(half, event)
@@ -226,17 +239,17 @@ def test_no_check_is_sent_for_a_decided_half_after_a_crash(broker: Broker, event
 
     assert producer.checks == []
     broker.end(half, event)  # the same answer as before the crash
-    assert len(broker.finals_of(half)) == (event is Event.COMMIT)
+    assert len(broker.finals_of(half)) == (event is TransactionEvent.COMMIT)
 
 
 def test_a_decision_lost_in_a_crash_leaves_the_transaction_undecided(broker: Broker) -> None:
     """It was not confirmed, so the opposite decision is the first one."""
     half = broker.prepare()
     broker.log.flush()
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
     broker.restart()
 
-    broker.end(half, Event.ROLLBACK)
+    broker.end(half, TransactionEvent.ROLLBACK)
 
     assert broker.finals_of(half) == []
 
@@ -244,8 +257,8 @@ def test_a_decision_lost_in_a_crash_leaves_the_transaction_undecided(broker: Bro
 def test_op_messages_lost_in_a_crash_are_written_again(broker: Broker) -> None:
     """RocketMQ would check every half without one."""
     halves = [broker.prepare() for _ in range(3)]
-    broker.end(halves[0], Event.COMMIT)
-    broker.end(halves[2], Event.ROLLBACK)
+    broker.end(halves[0], TransactionEvent.COMMIT)
+    broker.end(halves[2], TransactionEvent.ROLLBACK)
     broker.log.flush()
     broker.restart()
     broker.wait(3_000)
@@ -262,13 +275,13 @@ def test_op_messages_lost_in_a_crash_are_written_again(broker: Broker) -> None:
 def test_an_ordered_stop_writes_op_messages_and_a_snapshot(broker: Broker) -> None:
     """The next start need not replay the log."""
     decided, open_half = broker.prepare(), broker.prepare()
-    broker.end(decided, Event.COMMIT)
+    broker.end(decided, TransactionEvent.COMMIT)
 
     broker.restart(drained=True)
 
     assert [op.body for op in broker.records_of(OP_TOPIC)] == [b"0,"]
     assert broker.service.metrics()["pending"] == 1
-    broker.end(open_half, Event.COMMIT)
+    broker.end(open_half, TransactionEvent.COMMIT)
     assert len(broker.finals_of(open_half)) == 1
 
 
@@ -277,20 +290,20 @@ def test_a_decision_that_left_the_cache_is_found_in_the_log(tmp_path: Path, drai
     """A repeated request gets its answer, however late, and never a second final message."""
     broker = Broker(tmp_path, decided=2)
     committed, rolled_back = broker.prepare(), broker.prepare()
-    broker.end(committed, Event.COMMIT)
-    broker.end(rolled_back, Event.ROLLBACK)
+    broker.end(committed, TransactionEvent.COMMIT)
+    broker.end(rolled_back, TransactionEvent.ROLLBACK)
     for _ in range(9):
-        broker.end(broker.prepare(), Event.COMMIT)
+        broker.end(broker.prepare(), TransactionEvent.COMMIT)
     broker.restart(drained=True) if drained else broker.log.flush()
     end = broker.log.write_offset
 
     (final,) = broker.finals_of(committed)
-    assert broker.end(committed, Event.COMMIT) == final.physical_offset + 1
-    assert broker.end(rolled_back, Event.ROLLBACK) == 0
+    assert broker.end(committed, TransactionEvent.COMMIT) == final.physical_offset + 1
+    assert broker.end(rolled_back, TransactionEvent.ROLLBACK) == 0
     with pytest.raises(DecidedOtherwiseError, match="was committed"):
-        broker.end(committed, Event.ROLLBACK)
+        broker.end(committed, TransactionEvent.ROLLBACK)
     with pytest.raises(DecidedOtherwiseError, match="was rolled back; the first"):
-        broker.end(rolled_back, Event.COMMIT)
+        broker.end(rolled_back, TransactionEvent.COMMIT)
     assert broker.log.write_offset == end
 
 
@@ -298,12 +311,12 @@ def test_without_an_index_an_old_decision_is_not_guessed(tmp_path: Path) -> None
     """If a committed transaction were called rolled back, the client would repeat its work."""
     broker = Broker(tmp_path, decided=1)
     half = broker.prepare()
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
     for _ in range(4):
-        broker.end(broker.prepare(), Event.COMMIT)
+        broker.end(broker.prepare(), TransactionEvent.COMMIT)
     broker.log.indexed = False
 
-    for event in (Event.COMMIT, Event.ROLLBACK):
+    for event in (TransactionEvent.COMMIT, TransactionEvent.ROLLBACK):
         with pytest.raises(DecisionForgottenError, match="decided before"):
             broker.end(half, event)
     assert len(broker.finals_of(half)) == 1
@@ -321,12 +334,12 @@ def test_no_decision_is_concluded_if_too_many_records_have_the_key(
     if delayed:
         plain = replace(plain, topic=SCHEDULE_TOPIC)
     broker.log.append([plain] * (DELAYED_HITS_MAX if delayed else INDEX_HITS_MAX))
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
     for _ in range(4):
-        broker.end(broker.prepare(), Event.COMMIT)
+        broker.end(broker.prepare(), TransactionEvent.COMMIT)
     broker.restart(drained=True)
 
-    for event in (Event.COMMIT, Event.ROLLBACK):
+    for event in (TransactionEvent.COMMIT, TransactionEvent.ROLLBACK):
         with pytest.raises(DecisionForgottenError):
             broker.end(half, event)
 
@@ -336,17 +349,17 @@ def test_no_decision_is_concluded_from_an_index_that_lags(tmp_path: Path, draine
     """After a kill it is filled again in log order, so it may hold a half without its final."""
     broker = Broker(tmp_path, decided=1)
     half = broker.prepare()
-    broker.end(half, Event.COMMIT)
+    broker.end(half, TransactionEvent.COMMIT)
     for _ in range(4):
-        broker.end(broker.prepare(), Event.COMMIT)
+        broker.end(broker.prepare(), TransactionEvent.COMMIT)
     broker.restart(drained=True) if drained else broker.log.flush()
     broker.log.indexed_until = half.physical_offset
 
     with pytest.raises(DecisionForgottenError):
-        broker.end(half, Event.COMMIT)
+        broker.end(half, TransactionEvent.COMMIT)
 
     broker.log.indexed_until = broker.log.write_offset
-    assert broker.end(half, Event.COMMIT) > 0
+    assert broker.end(half, TransactionEvent.COMMIT) > 0
 
 
 def test_halves_deleted_by_age_leave_the_table(
@@ -360,7 +373,7 @@ def test_halves_deleted_by_age_leave_the_table(
     assert broker.service.oldest_pending_offset == kept.physical_offset
     assert "event=transaction_expired half_offset=0 group=pg" in caplog.text
     with pytest.raises(HalfNotFoundError):
-        broker.end(half, Event.COMMIT)
+        broker.end(half, TransactionEvent.COMMIT)
 
 
 # --- stores of the official broker
@@ -385,13 +398,16 @@ def test_a_store_of_rocketmq_is_continued(tmp_path: Path) -> None:
     end_now(
         broker.service.decisions,
         DecisionRequest(
-            first_copy["commitLogOffset"], first_copy["queueOffset"], "pg_tx", Event.COMMIT
+            first_copy["commitLogOffset"],
+            first_copy["queueOffset"],
+            "pg_tx",
+            TransactionEvent.COMMIT,
         ),
     )
     end_now(
         broker.service.decisions,
         DecisionRequest(
-            original["commitLogOffset"], original["queueOffset"], "pg_tx", Event.COMMIT
+            original["commitLogOffset"], original["queueOffset"], "pg_tx", TransactionEvent.COMMIT
         ),
     )
     broker.service.drain()
@@ -453,6 +469,6 @@ def test_the_final_message_cache_is_bounded(broker: Broker) -> None:
             broker.finals.add(offset, taken)
 
     for number in (0, len(halves) - 2, len(halves) - 1):
-        broker.end(halves[number], Event.COMMIT)
+        broker.end(halves[number], TransactionEvent.COMMIT)
         (final,) = broker.finals_of(halves[number])
         assert final.body == bytes([number]) * sizes[number]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from halfmq.broker.loop import slices
-from halfmq.broker.tables import statistics as module
-from halfmq.broker.tables.statistics import MESSAGES, Period, Statistics
+from halfmq.broker.tables import message_statistics as module
+from halfmq.broker.tables.message_statistics import MESSAGES, Period, Statistics
 from halfmq.store.queue.pull_selection import GetResult, GetStatus
 from tests.support.broker_doubles import Clock
 

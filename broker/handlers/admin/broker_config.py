@@ -17,7 +17,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 
 from ...config_file import decode_settings
-from ...errors import ConfigurationError, RequestRefusedError
+from ...errors import BrokerConfigError, RequestRefusedError
 from ...live_settings import LiveSettings
 from ...ports import Connection, Handler
 from .changes import Changes
@@ -58,7 +58,7 @@ class SettingsHandlers:
             raise _invalid(f"{len(request.body)} bytes, the limit is {SETTINGS_BYTES_MAX}")
         try:
             wanted = decode_settings(request.body)
-        except ConfigurationError as error:
+        except BrokerConfigError as error:
             raise _invalid(str(error)) from error
         self._settings.check(wanted)
         what = f"settings {', '.join(sorted(wanted))}"

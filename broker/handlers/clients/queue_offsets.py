@@ -30,8 +30,8 @@ from halfmq.remoting.replies import encode_reply
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler, Store
 from ...tables.consumer_offsets import ConsumerOffsetTable
-from ...tables.groups import GroupTable
-from ...tables.topics import TopicTable
+from ...tables.group_table import GroupTable
+from ...tables.topic_table import TopicTable
 
 YOUNG_SHARE_OF_MEMORY: Final = 0.4
 """Share of the machine's memory: a queue counts as young if the log after its first message is not

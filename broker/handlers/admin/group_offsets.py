@@ -38,9 +38,9 @@ from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
-from ...tables.groups import GroupTable
+from ...tables.group_table import GroupTable
 from ...tables.topic_config import TopicConfig
-from ...tables.topics import TopicTable
+from ...tables.topic_table import TopicTable
 from .changes import Changes
 from .groups import topics_of
 from .sliced import collect

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.tables.groups import BUILT_IN_GROUPS, GroupTable
+from halfmq.broker.tables.group_table import BUILT_IN_GROUPS, GroupTable
 from halfmq.remoting.codes import ResponseCode
 from tests.support.broker_doubles import Clock, config_path
 from tests.support.golden_store import unpack

@@ -11,7 +11,7 @@ import pytest
 from halfmq.broker.config import TopicDefaults
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.tables.topic_config import TopicConfig, built_in_topics
-from halfmq.broker.tables.topics import TopicTable
+from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.codes import ResponseCode
 from tests.support.broker_doubles import Clock, config_path, identity
 from tests.support.golden_store import unpack
