@@ -58,7 +58,7 @@ TRACED: Final = (
     ("broker.net.group_append", "GroupAppend", ("append_staged",)),
     ("broker.net.reply_release", "ReplyRelease", ("release",)),
     ("broker.net.connection", "ClientConnection", ("data_received",)),
-    ("broker.transaction.service", "TransactionService", ("tick", "rebuild")),
+    ("broker.transaction.transaction_service", "TransactionService", ("tick", "rebuild")),
     ("broker.transaction.replay.snapshot", "Snapshots", ("tick",)),
     ("broker.net.long_polling", "LongPolling", ("_run_slice",)),
     ("broker.net.peer_requests", "PeerRequestExpiry", ("_scan",)),
