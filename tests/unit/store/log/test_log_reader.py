@@ -424,7 +424,7 @@ def test_long_logs_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.Monk
     descriptors = Path("/proc/self/fd")
     if descriptors.exists():
         log = tmp_path / "commitlog"
-        assert len(list(log.iterdir())) > 15
+        assert len(list(log.iterdir())) >= 15  # with records; the next may be reserved already
         # Besides the four, appender, helper and flusher have some of the last files open.
         assert sum(log in path.resolve().parents for path in descriptors.iterdir()) <= 4 + 5
     store.close()
