@@ -11,6 +11,7 @@ Source: RocketMQ ``ScheduleMessageService``, ``HookUtils.transformDelayLevelMess
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -48,6 +49,7 @@ _DELAY_NAMES: Final = (PROPERTY_TRANSACTION_DELAY_MS, PROPERTY_TRANSACTION_DELIV
 _DELAY_MARK, DELIVER_MARK = (name.encode() + b"\x01" for name in _DELAY_NAMES)
 COMMITTED_MARK: Final = PROPERTY_TRANSACTION_HALF_ID.encode() + b"\x01"
 _DIGITS_MAX: Final = 18  # of a number in a property; the largest has room in 64 bits
+_LEVEL: Final = re.compile(r"[+-]?[0-9]+")
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -178,6 +180,11 @@ def level_of(delay: bytes | None) -> int:
         return int(delay or b"0")
     except ValueError:
         return 0
+
+
+def is_level(delay: str) -> bool:
+    """Return whether the property DELAY is a number: a level, or 0 or less for none."""
+    return _LEVEL.fullmatch(delay) is not None
 
 
 def with_properties(properties: bytes, changed: Iterable[tuple[str, str]]) -> bytes:

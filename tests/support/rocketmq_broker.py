@@ -64,13 +64,28 @@ class Wire:
     def ask(self, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
         """Send a request and return its answer."""
         self._opaque += 1
-        self._socket.sendall(encode_request(code, opaque=self._opaque, header=header, body=body))
+        self.send(encode_request(code, opaque=self._opaque, header=header, body=body))
         while True:
-            data = self._socket.recv(1 << 20)
-            assert data, "the broker closed the connection"
-            for command in self._decoder.receive_data(data):
+            for command in self.receive():
                 if command.is_response and command.opaque == self._opaque:
                     return command
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame that has no answer, or that is one."""
+        self._socket.sendall(frame)
+
+    def receive(self) -> list[RemotingCommand]:
+        """Wait for the next frames; pass requests of the broker to ``on_request``."""
+        data = self._socket.recv(1 << 20)
+        assert data, "the broker closed the connection"
+        commands = list(self._decoder.receive_data(data))
+        for command in commands:
+            if not command.is_response:
+                self.on_request(command)
+        return commands
+
+    def on_request(self, request: RemotingCommand) -> None:
+        """Handle a request of the broker; here it is ignored."""
 
     def records(self, topic: str, queue_id: int, start: int = 0) -> list[Record]:
         """Everything that consumers are given of a queue, from an offset on."""

@@ -111,7 +111,7 @@ class ReplyHandler:
         def on_answer(answer: RemotingCommand | None) -> None:
             self._answer(waiting, connection, stored, client_id, answer)
 
-        push = self._push_header(header, connection)
+        push = self._push_header(header, message.properties.decode(), connection)
         if not client.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, request.body, on_answer):
             on_answer(None)
         return None
@@ -173,12 +173,9 @@ class ReplyHandler:
             connection.respond(request, reply, stored.durable_at)
 
     def _push_header(
-        self, sent: SendMessageRequestHeader, connection: Connection
+        self, sent: SendMessageRequestHeader, properties: str, connection: Connection
     ) -> ReplyMessageRequestHeader:
         now_ms = self._now_ms()
-        properties = sent.properties or ""
-        if properties and properties[-1] != "\x02":
-            properties += "\x02"
         return ReplyMessageRequestHeader(
             producer_group=sent.producer_group,
             topic=sent.topic,

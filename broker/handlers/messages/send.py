@@ -18,7 +18,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.remoting.replies import encode_send_reply
 from halfmq.store.format import topics as topic_names
-from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK
+from halfmq.store.format.flags import HOSTS_MASK, INNER_BATCH, TRANSACTION_MASK
 from halfmq.store.format.ids import UniqueKeyFactory, offset_message_id, offset_message_ids
 from halfmq.store.format.properties import (
     PROPERTIES_SIZE_MAX,
@@ -33,7 +33,7 @@ from halfmq.store.format.properties import (
 from halfmq.store.log.append_request import AppendRequest
 
 from ...access import requirements
-from ...delay.levels import with_properties
+from ...delay.levels import is_level, with_properties
 from ...disk.send_refusal import SendRefusal
 from ...errors import REFUSAL_FIELDS, RequestRefusedError
 from ...net.group_append import GroupAppend
@@ -209,6 +209,13 @@ class SendHandler:
     ) -> tuple[AppendRequest, SentProperties]:
         if not (body or may_be_empty) or len(body) > self._max_message_size:
             raise self._body_refusal(body)
+        if header.sys_flag & INNER_BATCH:  # Source: RocketMQ HookUtils#checkInnerBatch
+            raise RequestRefusedError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"sysFlag {header.sys_flag:#x} says that the message is a batch in one record "
+                "(0x80): send a batch (320), or clear the bit",
+                REFUSAL_FIELDS,
+            )
         sent = read_properties(header.properties, self._broker_properties, self._new_key)
         stored = sent.stored
         if len(stored) > PROPERTIES_SIZE_MAX:
@@ -244,6 +251,12 @@ class SendHandler:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"delivery at a chosen time ({sent.timer}) is not offered; use a delay level "
                 "(DELAY)",
+                REFUSAL_FIELDS,
+            )
+        if sent.delay is not None and not is_level(sent.delay):
+            raise RequestRefusedError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"DELAY={sent.delay[:20]}: expected the number of a delay level",
                 REFUSAL_FIELDS,
             )
         if header.topic.startswith(topic_names.RETRY_PREFIX):
@@ -373,7 +386,7 @@ class SendHandler:
             queue_id=queue_id,
             body=b"",
             properties=b"",
-            sys_flag=header.sys_flag & ~HOSTS_MASK,
+            sys_flag=header.sys_flag & ~(HOSTS_MASK | INNER_BATCH),
             born_timestamp=header.born_timestamp,
             born_host=connection.remote_host,
             store_host=connection.store_host,

@@ -103,6 +103,7 @@ def test_a_reply_is_pushed_and_then_acknowledged(tmp_path: Path) -> None:
     properties = decode_properties((pushed.properties or "").encode())
     assert properties["CORRELATION_ID"] == "c"
     assert properties["PUSH_REPLY_TIME"] == str(START_MS + 5)
+    assert properties["MSG_REGION"] == "DefaultRegion", "as in every message"
     assert not replies.replier.held, "the client has not taken it yet"
     (on_answer,) = replies.requester.asked
     on_answer(TAKEN)
