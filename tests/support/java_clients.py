@@ -176,6 +176,11 @@ class JavaClient:
             if line["event"] == event and fields.items() <= line.items():
                 return lines
 
+    def heard(self, run: str) -> list[Line]:
+        """Return what a run, which goes on, has said since it was last listened to."""
+        said = self._runs[run]
+        return [said.get() for _ in range(said.qsize())]
+
     def run(self, scenario: str, *arguments: object) -> list[Line]:
         """Have a scenario run; return what it said."""
         return self.lines(self.start(scenario, *arguments))

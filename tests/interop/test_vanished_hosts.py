@@ -1,0 +1,198 @@
+"""Half-open connections: a host vanishes from the network, and nobody closes anything."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from halfmq.client import ClientConfig, ClientError, Consumer, Message, Producer
+from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.hosts import Network, NoNetworkError, network
+from tests.support.java_clients import JavaMissingError, Kind, Line, class_path, java_client
+from tests.support.patience import PATIENCE_S
+
+pytestmark = pytest.mark.campaign
+
+TOPIC = "steady"
+DEFAULTS: dict[str, float] = {"connect_timeout": 3.0, "request_timeout": 3.0, "send_timeout": 3.0}
+"""Seconds, as without these tests, which are more patient."""
+
+
+@pytest.fixture
+def hosts() -> Iterator[Network]:
+    """Three hosts with a network between them."""
+    try:
+        with network("broker", "one", "two") as made:
+            yield made
+    except NoNetworkError as missing:
+        pytest.skip(f"{missing}; half-open connections are NOT tested")
+
+
+@pytest.fixture
+def broker(hosts: Network, tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker on a host of its own."""
+    address = hosts.address("broker")
+    with hosts.inside("broker"), broker_process(tmp_path / "b", bindAddress=address) as running:
+        yield running
+
+
+class Steady:
+    """Sends a message every 20 ms and consumes them; keeps what became of each."""
+
+    def __init__(self, producer: Producer, consumer: Consumer) -> None:
+        self.producer, self.consumer = producer, consumer
+        self.acknowledged: list[str] = []
+        self.failed: list[tuple[str, float]] = []  # error, seconds
+        self.received: set[str] = set()
+
+    async def send(self) -> None:
+        """Send until cancelled."""
+        number = 0
+        while True:
+            number += 1
+            began = time.monotonic()
+            try:
+                await self.producer.send(Message(TOPIC, b"%d" % number))
+                self.acknowledged.append(str(number))
+            except ClientError as error:
+                self.failed.append((type(error).__name__, time.monotonic() - began))
+            await asyncio.sleep(0.02)
+
+    async def receive(self) -> None:
+        """Receive until cancelled."""
+        async for message in self.consumer:
+            self.received.add(message.body.decode())
+            await message.ack()
+
+
+async def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> float:
+    """Wait until it is so; return the seconds."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + patience_s, "nothing happened"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+async def test_our_client_resumes_when_its_broker_is_back(
+    hosts: Network, broker: BrokerProcess
+) -> None:
+    """Sends raise while it is away, and nothing acknowledged is lost; `close` returns anyway."""
+    with hosts.inside("one"):
+        config = ClientConfig(namesrv=broker.address, **DEFAULTS)
+        producer = Producer("steady-producer", config=config)
+        consumer = Consumer("steady-consumer", {TOPIC: "*"}, config=config)
+        await producer.start()
+        await producer.send(Message(TOPIC, b"founding"))
+        await consumer.start()
+        steady = Steady(producer, consumer)
+        tasks = [asyncio.create_task(steady.send()), asyncio.create_task(steady.receive())]
+        await until(lambda: len(steady.received) > 20)
+
+        hosts.vanish("broker")
+        await until(lambda: len(steady.failed) >= 3)
+        hosts.rejoin("broker")
+        sent, seen = len(steady.acknowledged), len(steady.received)
+        sends = await until(lambda: len(steady.acknowledged) > sent + 5)
+        receives = sends + await until(lambda: len(steady.received) > seen + 5)
+        print(f"failed={steady.failed} sends again after {sends:.1f} s, receives {receives:.1f}")
+        tasks[0].cancel()
+        await until(lambda: set(steady.acknowledged) <= steady.received)
+
+        hosts.vanish("broker")
+        began = time.monotonic()
+        tasks[1].cancel()
+        await asyncio.wait_for(asyncio.gather(consumer.close(), producer.close()), PATIENCE_S)
+        print(f"closed after {time.monotonic() - began:.1f} s")
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+TAKEN_OVER_S = 240.0
+"""Patience with a broker that takes up to 140 s to drop a consumer that has vanished."""
+JAVA = Kind("5.3.3", (f"-Dpatience={TAKEN_OVER_S:.0f}",))
+
+
+async def test_the_others_take_over_from_a_host_that_vanishes(
+    hosts: Network, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """Nobody closes its connections; its queues, and the locks of an orderly one, become free.
+
+    A Java consumer and one of ours share the group ``mixed``, two orderly Java consumers the group
+    ``ordered``. When the network is back, the host consumes again.
+    """
+    try:
+        class_path(JAVA.version)
+    except JavaMissingError as missing:
+        pytest.skip(f"{missing}; vanished Java consumers are NOT tested")
+    ours: set[str] = set()
+    theirs: dict[str, list[Line]] = defaultdict(list)
+
+    async def receive(consumer: Consumer) -> None:
+        async for message in consumer:
+            ours.add(message.body.decode())
+            await message.ack()
+
+    config = ClientConfig(namesrv=broker.address)
+    with ExitStack() as running:
+        clients = {}
+        for host in ("one", "two"):
+            with hosts.inside(host):
+                java = java_client(JAVA, broker.address, tmp_path / host)
+                clients[host] = running.enter_context(java)
+        vanishing, staying = clients["one"], clients["two"]
+        running.enter_context(hosts.inside("two"))
+        producer = Producer("vanishing-producer", config=config)
+        consumer = Consumer("mixed", {"mixed": "*"}, config=config)
+
+        async def send(word: str) -> set[str]:
+            """Send two messages to each of four queues."""
+            bodies = [f"{word}-{number}" for number in range(8)]
+            for number, body in enumerate(bodies):
+                for topic in ("mixed", "ordered"):
+                    message = Message(topic, body.encode(), tags="T")
+                    await producer.send(message, order_key=f"key-{number % 4}")
+            return set(bodies)
+
+        async with producer, consumer:
+            await send("founding")
+            task = asyncio.create_task(receive(consumer))
+            survivor = staying.start("member", "ordered", "ordered", "orderly", "4,2,4")
+            staying.said(survivor, "owns", count=4)
+            mixed = vanishing.start("member", "mixed", "mixed", "concurrent", "2,99")
+            orderly = vanishing.start("member", "ordered", "ordered", "orderly", "2,99")
+            for run in (mixed, orderly):
+                vanishing.said(run, "owns", count=2)
+            staying.said(survivor, "owns", count=2)
+
+            def hear() -> dict[str, set[str]]:
+                """Return the bodies that each run has consumed so far."""
+                listened = (("mixed", vanishing, mixed), ("orderly", vanishing, orderly))
+                for name, client, run in (*listened, ("survivor", staying, survivor)):
+                    theirs[name] += client.heard(run)
+                return {
+                    name: {line["body"] for line in lines if line["event"] == "consumed"}
+                    for name, lines in theirs.items()
+                }
+
+            hosts.vanish("one")
+            after = await send("after")
+            seconds = await until(lambda: after <= ours, TAKEN_OVER_S)
+            locks = await until(lambda: after <= hear()["survivor"], TAKEN_OVER_S)
+            print(f"taken over after {seconds:.0f} s, with locks after {seconds + locks:.0f} s")
+            hosts.rejoin("one")
+            last = await send("last")
+            await until(lambda: last <= ours | hear()["mixed"], TAKEN_OVER_S)
+            await until(lambda: last <= hear()["survivor"] | hear()["orderly"], TAKEN_OVER_S)
+            task.cancel()
+
+    for name in ("survivor", "orderly"):
+        for queue in range(4):
+            said = [line for line in theirs[name] if line["event"] == "consumed"]
+            offsets = [line["queue_offset"] for line in said if line["queue"] == queue]
+            assert offsets == sorted(offsets)
