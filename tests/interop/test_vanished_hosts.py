@@ -20,8 +20,6 @@ from tests.support.patience import PATIENCE_S
 pytestmark = pytest.mark.campaign
 
 TOPIC = "steady"
-DEFAULTS: dict[str, float] = {"connect_timeout": 3.0, "request_timeout": 3.0, "send_timeout": 3.0}
-"""Seconds, as without these tests, which are more patient."""
 
 
 @pytest.fixture
@@ -85,7 +83,9 @@ async def test_our_client_resumes_when_its_broker_is_back(
 ) -> None:
     """Sends raise while it is away, and nothing acknowledged is lost; `close` returns anyway."""
     with hosts.inside("one"):
-        config = ClientConfig(namesrv=broker.address, **DEFAULTS)
+        config = ClientConfig(  # the defaults; other tests are more patient
+            namesrv=broker.address, connect_timeout=3.0, request_timeout=3.0, send_timeout=3.0
+        )
         producer = Producer("steady-producer", config=config)
         consumer = Consumer("steady-consumer", {TOPIC: "*"}, config=config)
         await producer.start()

@@ -30,7 +30,8 @@ import org.apache.rocketmq.remoting.RPCHook;
  * with the keys that a scenario chooses.
  */
 final class Scope implements AutoCloseable {
-    static final long WAIT_MS = Integer.getInteger("patience", 60) * 1000L;  // for what is expected to happen; a busy machine is slow
+    // For what is expected to happen; a busy machine is slow.
+    static final long WAIT_MS = Integer.getInteger("patience", 60) * 1000L;
     private static final int HEARTBEAT_MS = 1000;  // instead of 30 s: a producer is known by it
     private static final int POLL_MS = 20;
     private static final int TEXT_SIZE = 200;  // bytes; larger bodies are told by size and checksum
