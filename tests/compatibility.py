@@ -22,6 +22,7 @@ from tests.support.features import CLIENTS_OF, shown_by_tests
 
 DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "compatibility.md"
 NOT_SHOWN: Final = "-"
+ABSENT: Final = "not in this client"
 
 Rows = dict[str, list[str]]
 """The cells of a table after the first one, by the first one."""
@@ -37,10 +38,16 @@ def features(old: Rows) -> Rows:
     for name in names:
         cells = old.get(name, [NOT_SHOWN] * len(clients))
         rows[name] = [
-            (cell if cell != NOT_SHOWN else "passes") if (name, client) in shown else NOT_SHOWN
+            _cell(cell, is_shown=(name, client) in shown)
             for client, cell in zip(clients, cells, strict=True)
         ]
     return rows
+
+
+def _cell(old: str, *, is_shown: bool) -> str:
+    if is_shown:
+        return "passes" if old in (NOT_SHOWN, ABSENT) else old
+    return ABSENT if old == ABSENT else NOT_SHOWN
 
 
 def requests(old: Rows) -> Rows:

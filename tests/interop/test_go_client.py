@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from halfmq.client import ClientConfig, Message, blocking
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.features import feature
-from tests.support.go_client import GoMissingError, Line, go_client, run_go
+from tests.support.go_client import GoMissingError, GoProcess, Line, go_client, going, run_go
+from tests.support.rocketmq_broker import Wire
 
 pytestmark = pytest.mark.campaign
 
@@ -31,6 +35,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         "messageDelayLevel": "1s 1s 1s 1s",
         "transactionTimeOut": 2000,
         "transactionCheckInterval": 2000,
+        "traceTopicEnable": "true",  # this client writes no traces to a topic that is not there
     }
     with broker_process(tmp_path_factory.mktemp("go"), **settings) as running:
         yield running
@@ -224,3 +229,152 @@ def test_another_producer_answers_for_one_that_died(broker: BrokerProcess, tmp_p
     assert set(_bodies(checked)) == {"dying-commit"}
     assert {line["transaction_id"] for line in checked} == {words[0]["id"]}
     assert Counter(_bodies(_of(lines, "consumed"))) == {"commit": 1, "dying-commit": 1}
+
+
+@feature("allocation strategies: averagely, by circle, consistent hash, by configuration, by room")
+def test_members_share_by_hash_and_by_configuration(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Each queue has one owner, by configuration the one that it names."""
+    shares: dict[str, dict[str, list[int]]] = {"hash": {}, "config": {}}
+    for line in _of(run_go(broker.address, "allocated", tmp_path), "owns"):
+        shares[line["strategy"]][line["member"]] = line["queues"]
+
+    assert shares["config"] == {"one": [0, 1], "two": [2, 3]}
+    assert sorted(queue for own in shares["hash"].values() for queue in own) == [0, 1, 2, 3]
+
+
+@feature("start positions: first, last, timestamp")
+def test_a_new_group_begins_where_it_says(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Where nothing is gone yet every new group gets all, so the topic was there before."""
+    topic = "go-positions"
+    config = ClientConfig(namesrv=broker.address)
+    with blocking.Admin(config=config) as admin, blocking.Producer("p", config=config) as producer:
+        admin.create_topic(topic)
+        _send_to_each(producer, topic, "old")
+        admin.delete_topic(topic)
+        admin.create_topic(topic)
+        _send_to_each(producer, topic, "early")
+        time.sleep(2)  # a start by time has no smaller unit than the second
+        moment = time.strftime("%Y%m%d%H%M%S")
+        _send_to_each(producer, topic, "late")
+        with going(broker.address, tmp_path, "positions", topic, moment) as consumers:
+            bodies: dict[str, set[str]] = defaultdict(set)
+            while not all(
+                {f"{word}-{number}" for word in words for number in range(4)} <= bodies[name]
+                for name, words in POSITIONS.items()
+            ):
+                _send_to_each(producer, topic, "new")
+                for line in consumers.until("consumed") + consumers.heard():
+                    if line["event"] == "consumed":
+                        bodies[line["group"].removeprefix(f"{topic}-")].add(line["body"])
+
+    seen = {name: {body.partition("-")[0] for body in own} for name, own in bodies.items()}
+    assert seen == {name: set(words) for name, words in POSITIONS.items()}
+
+
+POSITIONS = {"first": ["early", "late", "new"], "timestamp": ["late", "new"], "last": ["new"]}
+
+
+def _send_to_each(producer: blocking.Producer, topic: str, word: str) -> None:
+    """Send a message to each of four queues."""
+    for number in range(4):
+        body = f"{word}-{number}".encode()
+        producer.send(Message(topic, body, tags="T"), order_key=f"key-{number}")
+
+
+@feature("a member is killed: the others take over")
+@pytest.mark.parametrize("kind", ["concurrent", "orderly"])
+def test_the_others_take_over_from_one_that_is_killed(
+    broker: BrokerProcess, tmp_path: Path, kind: str
+) -> None:
+    """Concurrent ones at once; orderly ones when the locks of the killed one have expired."""
+    topic = f"go-killed-{kind}"
+    config = ClientConfig(namesrv=broker.address)
+    with blocking.Admin(config=config) as admin:
+        admin.create_topic(topic)
+    with (
+        blocking.Producer("go-killing", config=config) as producer,
+        going(broker.address, tmp_path, "member", topic, kind) as survivor,
+        going(broker.address, tmp_path, "member", topic, kind) as victim,
+    ):
+        word = 0
+        while not {0, 1, 2, 3} & _queues_of(victim, survivor, producer, topic, f"shared{word}"):
+            word += 1
+        victim.kill()
+        _send_to_each(producer, topic, "after")
+        lines: list[Line] = []
+        while not {f"after-{number}" for number in range(4)} <= set(_bodies(lines)):
+            lines += survivor.until("consumed")[-1:]
+    if kind == "orderly":
+        for queue in range(4):
+            offsets = [line["queue_offset"] for line in lines if line["queue"] == queue]
+            assert offsets == sorted(offsets)
+
+
+def _queues_of(
+    member: GoProcess, other: GoProcess, producer: blocking.Producer, topic: str, word: str
+) -> set[int]:
+    """Send to each queue; return from which of them the member consumed, and not the other."""
+    _send_to_each(producer, topic, word)
+    marks = {f"{word}-{number}" for number in range(4)}
+    found: dict[GoProcess, dict[str, int]] = {member: {}, other: {}}
+    while not marks <= found[member].keys() | found[other].keys():
+        for one, seen in found.items():
+            for line in one.heard():
+                if line["event"] == "consumed":
+                    seen[line["body"]] = line["queue"]
+        time.sleep(0.05)
+    return {queue for body, queue in found[member].items() if body in marks}
+
+
+@feature("message traces: sends, decisions, consumption")
+def test_traces_are_stored(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Of a send and its consumption, in the usual topic. This client traces no decisions."""
+    with going(broker.address, tmp_path, "traced") as client:
+        (sent,) = _of(client.until("sent"), "sent")
+        client.until("consumed", id=sent["id"])
+        traces: dict[str, list[str]] = {}
+        with Wire(broker.address) as wire:
+            while not {"Pub", "SubBefore", "SubAfter"} <= traces.keys():
+                for record in wire.records("RMQ_SYS_TRACE_TOPIC", 0):
+                    for trace in filter(None, record.body.decode().split("\x02")):
+                        kind, *fields = trace.split("\x01")
+                        traces[kind] = fields
+
+    published, before, after = traces["Pub"], traces["SubBefore"], traces["SubAfter"]
+    assert published[2:7] == ["go-traced-producer", "go-traced", sent["id"], "T", "seen"]
+    assert published[7] == broker.address
+    assert (published[8], published[12]) == ("4", "true")
+    assert (before[2], before[4]) == ("go-traced-consumer", sent["id"])
+    assert (after[0], after[1], after[3]) == (before[3], sent["id"], "true")
+
+
+@feature("the broker is killed twice while members come and go: at least once, in order")
+def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
+    """Every acknowledged message is consumed, those of orderly groups in order."""
+    try:
+        go_client()
+    except GoMissingError as missing:
+        pytest.skip(f"{missing}; the Go client is NOT tested")
+    wanted = {f"n-{number}" for number in range(200)}
+    with broker_process(tmp_path / "broker") as broker, ExitStack() as running:
+        flows = {
+            kind: running.enter_context(
+                going(broker.address, tmp_path, "flow", f"go-flow-{kind}", kind)
+            )
+            for kind in ("concurrent", "orderly")
+        }
+        lines: dict[str, list[Line]] = {kind: [] for kind in flows}
+        for count in (50, 100):
+            for kind, flow in flows.items():
+                lines[kind] += flow.until("sent", count=count)
+            broker.kill()
+            broker.start()
+        for kind, flow in flows.items():
+            while not wanted <= set(_bodies(_of(lines[kind], "consumed"))):
+                lines[kind].append(flow.next())
+
+    first = dict.fromkeys(_bodies(_of(lines["orderly"], "consumed")))  # it may come again
+    numbers = [int(body[2:]) for body in first if body != "founding"]
+    for queue in range(4):
+        own = [number for number in numbers if number % 4 == queue]
+        assert own == sorted(own)

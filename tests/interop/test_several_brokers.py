@@ -25,6 +25,7 @@ from halfmq.remoting.bodies import decode_route
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.headers import GetRouteInfoRequestHeader
 from tests.support.features import feature
+from tests.support.go_client import GoMissingError, go_client, going
 from tests.support.java_clients import JavaMissingError, Kind, class_path, java_client
 from tests.support.patience import PATIENCE_S
 from tests.support.rocketmq_broker import Wire, rocketmq_broker
@@ -193,6 +194,23 @@ def test_java_producers_retry_at_another_broker(pair: Pair, version: str, tmp_pa
             lose()  # the client knows the old route for another 30 s
             assert client.said(run, "one")["broker"] == "halfmq-a"
             client.lines(run)
+
+
+@feature("a broker refuses or dies: its producers retry at another", "Go 2.1.2")
+@pytest.mark.campaign
+def test_go_producers_retry_at_another_broker(pair: Pair, tmp_path: Path) -> None:
+    """When one is killed, no send fails."""
+    try:
+        go_client()
+    except GoMissingError as missing:
+        pytest.skip(f"{missing}; the Go client is NOT tested")
+    with Admin(namesrv=pair.namesrv) as admin:
+        admin.create_topic("orders")
+    pair.wait_for_routes("orders", set(pair.brokers))
+    with going(pair.namesrv, tmp_path, "retrying", "orders") as client:
+        client.until("spread", brokers=2)
+        pair.brokers["halfmq-b"].kill()
+        client.until("spread", brokers=1, last="halfmq-a")
 
 
 def _close(address: str, topic: str) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import queue
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from benchmarks.build import being_made
 from tests.support.cache import cache_directory, forget_others
+from tests.support.patience import PATIENCE_S
 
 SOURCES: Final = Path(__file__).parent / "go"
 _BUILD_SECONDS: Final = 900.0  # with modules to fetch and everything to compile, on a busy machine
@@ -31,7 +36,7 @@ def go_client() -> Path:
     Raises:
         GoMissingError: Go is not installed, or the modules cannot be fetched.
     """
-    sources = [SOURCES / "go.mod", SOURCES / "main.go"]
+    sources = sorted(SOURCES.iterdir())
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     home = cache_directory() / f"go-client-{digest[:16]}"
     if not home.is_dir():
@@ -84,3 +89,57 @@ def run_go(
     )
     assert done.returncode == status, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+class GoProcess:
+    """A scenario that goes on until it is killed; made by `going`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._waiting: queue.SimpleQueue[Line] = queue.SimpleQueue()
+        assert process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+        self._reader.start()
+
+    def next(self) -> Line:
+        """Wait for the next line."""
+        return self._waiting.get(timeout=PATIENCE_S)
+
+    def heard(self) -> list[Line]:
+        """Return what it has said since it was last listened to."""
+        return [self.next() for _ in range(self._waiting.qsize())]
+
+    def until(self, event: str, **fields: object) -> list[Line]:
+        """Wait until it says this; return that line after those before it."""
+        lines = [self.next()]
+        while lines[-1]["event"] != event or not fields.items() <= lines[-1].items():
+            lines.append(self.next())
+        return lines
+
+    def kill(self) -> None:
+        """End it without a farewell of its clients."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+    def _read(self, output: IO[str]) -> None:
+        with output:
+            for line in output:
+                if line.startswith("{"):
+                    self._waiting.put(json.loads(line))
+
+
+@contextmanager
+def going(namesrv: str, home: Path, scenario: str, *arguments: str) -> Iterator[GoProcess]:
+    """A scenario that goes on, for the length of the block."""
+    process = subprocess.Popen(
+        [go_client(), namesrv, scenario, *arguments],
+        env={**os.environ, "HOME": str(home)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    running = GoProcess(process)
+    try:
+        yield running
+    finally:
+        running.kill()

@@ -1,7 +1,7 @@
 // Command goclient runs one scenario with an unmodified rocketmq-client-go and prints what it saw,
 // one JSON object a line.
 //
-//	goclient NAMESRV SCENARIO
+//	goclient NAMESRV SCENARIO [ARGUMENT…]
 //
 // It signs with HALFMQ_ACCESS_KEY and HALFMQ_SECRET_KEY if they are set.
 package main
@@ -50,6 +50,12 @@ var (
 		"namespaces":    namespaces,
 		"delay":         delay,
 		"sharing":       sharing,
+		"allocated":     allocated,
+		"positions":     positions,
+		"member":        member,
+		"flow":          flow,
+		"traced":        traced,
+		"retrying":      retrying,
 	}
 )
 

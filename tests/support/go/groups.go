@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	rocketmq "github.com/apache/rocketmq-client-go/v2"
+	"github.com/apache/rocketmq-client-go/v2/consumer"
+	"github.com/apache/rocketmq-client-go/v2/primitive"
+	"github.com/apache/rocketmq-client-go/v2/producer"
+)
+
+// These scenarios take arguments: what follows the name of the scenario.
+func argument(place int) string {
+	return os.Args[3+place]
+}
+
+// positions starts groups that begin first, last and at a time, given as yyyyMMddHHmmss.
+func positions() {
+	topic, moment := argument(0), argument(1)
+	for name, where := range map[string]consumer.ConsumeFromWhere{
+		"first": consumer.ConsumeFromFirstOffset, "last": consumer.ConsumeFromLastOffset,
+		"timestamp": consumer.ConsumeFromTimestamp,
+	} {
+		listen(topic+"-"+name, topic, consumer.WithConsumeFromWhere(where), consumer.WithConsumeTimestamp(moment))
+	}
+	say("started", fields{})
+	select {}
+}
+
+// listen starts a consumer that says what it consumes.
+func listen(group, topic string, options ...consumer.Option) rocketmq.PushConsumer {
+	made, err := rocketmq.NewPushConsumer(append([]consumer.Option{
+		consumer.WithNsResolver(resolver()), consumer.WithGroupName(group),
+		consumer.WithInstance(instance()), consumer.WithConsumeMessageBatchMaxSize(1),
+	}, options...)...)
+	check(err)
+	check(made.Subscribe(topic, consumer.MessageSelector{}, func(
+		_ context.Context, messages ...*primitive.MessageExt,
+	) (consumer.ConsumeResult, error) {
+		for _, one := range messages {
+			say("consumed", fields{
+				"group": group, "body": string(one.Body), "queue": one.Queue.QueueId,
+				"queue_offset": one.QueueOffset, "id": one.MsgId,
+			})
+		}
+		return consumer.ConsumeSuccess, nil
+	}))
+	check(made.Start())
+	return made
+}
+
+// member is one of a group until it is killed.
+func member() {
+	listen(argument(0), argument(0), consumer.WithConsumerOrder(argument(1) == "orderly"),
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+	say("started", fields{})
+	select {}
+}
+
+// flow sends numbers, each until it is acknowledged, while a second member comes and goes.
+func flow() {
+	topic, kind := argument(0), argument(1)
+	order := consumer.WithConsumerOrder(kind == "orderly")
+	first := consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset)
+	p, err := rocketmq.NewProducer(
+		producer.WithNsResolver(resolver()), producer.WithGroupName(topic+"-producer"),
+		producer.WithInstanceName(instance()), producer.WithQueueSelector(producer.NewHashQueueSelector()))
+	check(err)
+	check(p.Start())
+	acknowledged := func(body, key string) {
+		for {
+			one := message(topic, "T", body)
+			one.WithShardingKey(key)
+			if _, err := p.SendSync(context.Background(), one); err == nil {
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	acknowledged("founding", "0")
+	listen(topic, topic, order, first)
+	go func() {
+		for {
+			guest := listen(topic, topic, order, first)
+			time.Sleep(2 * time.Second)
+			check(guest.Shutdown())
+			time.Sleep(time.Second)
+		}
+	}()
+	for number := 0; number < 200; number++ {
+		acknowledged(fmt.Sprintf("n-%d", number), fmt.Sprint(number%4))
+		time.Sleep(20 * time.Millisecond)
+		if number%50 == 49 {
+			say("sent", fields{"count": number + 1})
+		}
+	}
+	select {}
+}
+
+// traced sends and consumes with traces in the usual topic.
+func traced() {
+	const topic = "go-traced"
+	traces := func(group string) *primitive.TraceConfig {
+		return &primitive.TraceConfig{
+			GroupName: group, Access: primitive.Local, Resolver: resolver(),
+			NamesrvAddrs: []string{namesrv},
+		}
+	}
+	p, err := rocketmq.NewProducer(
+		producer.WithNsResolver(resolver()), producer.WithGroupName("go-traced-producer"),
+		producer.WithInstanceName(instance()), producer.WithTrace(traces("go-traced-producer")))
+	check(err)
+	check(p.Start())
+	result, err := p.SendSync(context.Background(), message(topic, "T", "seen"))
+	check(err)
+	sent("seen", result)
+	listen("go-traced-consumer", topic, consumer.WithTrace(traces("go-traced-consumer")),
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+	select {}
+}
+
+// retrying sends one message after the other, and says at which brokers they are stored.
+func retrying() {
+	topic := argument(0)
+	const retries = 8 // it tries one queue after the other, also if their broker is dead
+	p, err := rocketmq.NewProducer(
+		producer.WithNsResolver(primitive.NewPassthroughResolver(strings.Split(namesrv, ";"))),
+		producer.WithGroupName("go-retrying"), producer.WithInstanceName(instance()),
+		producer.WithRetry(retries), producer.WithSendMsgTimeout(3*time.Second))
+	check(err)
+	check(p.Start())
+	var recent []string
+	for {
+		result, err := p.SendSync(context.Background(), message(topic, "T", "any"))
+		check(err)
+		recent = append(recent, result.MessageQueue.BrokerName)
+		if len(recent) == 16 {
+			names := map[string]bool{}
+			for _, name := range recent {
+				names[name] = true
+			}
+			say("spread", fields{"brokers": len(names), "last": recent[15]})
+			recent = nil
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// allocated has two members share the queues by a hash, and by configuration.
+func allocated() {
+	for _, name := range []string{"hash", "config"} {
+		topic := "go-allocated-" + name
+		p := newProducer(topic + "-producer")
+		result, err := p.SendSync(context.Background(), message(topic, "T", "founding"))
+		check(err)
+		half := func(first int) consumer.AllocateStrategy {
+			if name == "hash" {
+				return consumer.AllocateByConsistentHash(10)
+			}
+			queues := make([]*primitive.MessageQueue, 2)
+			for i := range queues {
+				queues[i] = &primitive.MessageQueue{
+					Topic: topic, BrokerName: result.MessageQueue.BrokerName, QueueId: first + i}
+			}
+			return consumer.AllocateByConfig(queues)
+		}
+		shared := &owners{Mutex: sync.Mutex{}, names: map[int]string{}}
+		shared.member(topic, topic, "one", half(0))
+		shared.member(topic, topic, "two", half(2))
+		shared.await(p, topic, name, 2)
+		check(p.Shutdown())
+	}
+}
