@@ -436,14 +436,6 @@ def decode_topic_stats(body: bytes) -> dict[QueueKey, TopicOffset]:
     return _queue_keyed(_object(parse(body)).get("offsetTable") or {}, TopicOffset)
 
 
-def encode_consume_stats(
-    offsets: Mapping[QueueKey, OffsetWrapper], consume_tps: float = 0.0
-) -> bytes:
-    """Return the body of an answer to GET_CONSUME_STATS (208)."""
-    table = object_keyed_map(offsets.items())
-    return b'{"consumeTps":%b,"offsetTable":%b}' % (dump(consume_tps), table)
-
-
 def decode_consume_stats(body: bytes) -> dict[QueueKey, OffsetWrapper]:
     """Decode the body of an answer to GET_CONSUME_STATS (208). Raises BodyError."""
     return _queue_keyed(_object(parse(body)).get("offsetTable") or {}, OffsetWrapper)

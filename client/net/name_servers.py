@@ -8,7 +8,7 @@ from halfmq.remoting.command import RemotingCommand
 
 from ..config import ClientConfig
 from ..errors import BadAnswerError, ConnectError, ConnectionLostError, RequestTimeoutError
-from .connection import ConnectionPool
+from .connection_pool import ConnectionPool
 from .security import Security
 
 _UNANSWERED = (BadAnswerError, ConnectError, ConnectionLostError, RequestTimeoutError)

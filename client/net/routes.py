@@ -40,7 +40,7 @@ from halfmq.store.format.topics import (
 from ..config import ClientConfig
 from ..errors import BadAnswerError, ClientClosedError, ClientError, RouteNotFoundError
 from ..message import MessageQueue
-from .connection import ConnectionPool
+from .connection_pool import ConnectionPool
 from .name_servers import NameServers
 from .response_errors import error_from_response
 

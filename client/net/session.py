@@ -42,7 +42,8 @@ from ..errors import (
     UnsupportedRequestError,
     code_name,
 )
-from .connection import BrokerConnection, ConnectionPool, ServerRequestHandler
+from .connection import BrokerConnection, ServerRequestHandler
+from .connection_pool import ConnectionPool
 from .name_servers import NameServers
 from .response_errors import error_from_response
 from .retry import wait_before_retry

@@ -23,7 +23,8 @@ from halfmq.client import (
     UnequalSubscriptionsError,
     blocking,
 )
-from halfmq.client.net.connection import BrokerConnection, ConnectionPool
+from halfmq.client.net.connection import BrokerConnection
+from halfmq.client.net.connection_pool import ConnectionPool
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.remoting.bodies import (
     ConsumerData,

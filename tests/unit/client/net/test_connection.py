@@ -25,7 +25,8 @@ from halfmq.client import (
     WrongLoopError,
 )
 from halfmq.client.net import session
-from halfmq.client.net.connection import BrokerConnection, ConnectionPool, ServerRequestHandler
+from halfmq.client.net.connection import BrokerConnection, ServerRequestHandler
+from halfmq.client.net.connection_pool import ConnectionPool
 from halfmq.remoting.admin_headers import GetConsumerRunningInfoRequestHeader
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
