@@ -151,9 +151,9 @@ class GroupCalls(ClusterClient):
             await requests.create_group(entry)
 
     async def delete_group(self, name: str, *, offsets: bool = False) -> None:
-        """Delete a consumer group; with ``offsets`` also where it was in each topic.
+        """Delete a consumer group, with ``offsets`` also its offsets; an unknown group is no error.
 
-        Raises what ``delete_topic`` raises. An unknown group is none.
+        Raises what ``delete_topic`` raises.
         """
         check_text("name", name)
         for requests in self._topic_requests():

@@ -12,7 +12,9 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from inspect import signature
+from typing import NamedTuple
 
 import pytest
 
@@ -33,6 +35,7 @@ from halfmq.client import (
     blocking,
 )
 from halfmq.remoting.codes import ResponseCode
+from tests.interop import test_client_admin as at_halfmq
 from tests.support.fake_broker import until
 from tests.support.patience import PATIENCE_S
 from tests.support.rocketmq_broker import rocketmq_broker
@@ -62,6 +65,7 @@ def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 **QUICK_CHECKS,
                 "autoCreateTopicEnable": "true",
                 "enablePropertyFilter": "true",
+                "timerWheelEnable": "true",  # or it deletes no topic
             }
             broker = stack.enter_context(rocketmq_broker(home / "store", home, **settings))
         except PeerMissingError as missing:
@@ -293,3 +297,27 @@ async def test_a_transaction_is_delivered_if_and_only_if_it_commits(
     assert (yes.body, yes.transaction_id, tx.decided) == (b"yes", tx.id, True)
     assert (found.body, found.keys) == (b"open", "found")
     assert {message.topic for message in asked} == {topic}
+
+
+class Namesrv(NamedTuple):
+    """Stands for the broker process that the tests of `Admin` are given."""
+
+    address: str
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        at_halfmq.test_a_topic_is_created_changed_and_deleted,
+        at_halfmq.test_what_is_no_topic_is_refused,
+        at_halfmq.test_it_shows_where_a_group_is_and_sends_it_elsewhere,
+        at_halfmq.test_offsets_that_do_not_exist_are_refused,
+        at_halfmq.test_messages_are_found_by_id_and_key,
+        at_halfmq.test_a_running_consumer_is_asked,
+    ],
+)
+def test_administration_is_the_same(namesrv: str, promise: Callable[..., None]) -> None:
+    """What tests show of `Admin` at halfmq; RocketMQ takes any group's name and any setting."""
+    with blocking.Admin(namesrv=namesrv) as admin:
+        available = {"broker": Namesrv(namesrv), "admin": admin}
+        promise(**{name: available[name] for name in signature(promise).parameters})
