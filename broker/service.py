@@ -35,10 +35,12 @@ from .disk.disk_limits import DiskLimits, Space, space_of
 from .disk.retention_schedule import RetentionSchedule
 from .disk.send_refusal import SendRefusal
 from .filters.filters_in_use import FiltersInUse
+from .handlers.access_checks import may_see
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
 from .handlers.admin.changes import Changes
 from .handlers.admin.cleaning import CleaningHandlers
 from .handlers.admin.group_offsets import GroupOffsetHandlers
+from .handlers.admin.statistics import StatisticsHandlers
 from .handlers.admin.tables import TableHandlers
 from .handlers.admin.transactions import TransactionAdminHandlers
 from .handlers.administration import HandlerPart, admin_handlers
@@ -54,7 +56,6 @@ from .handlers.messages.queries import QueryHandlers
 from .handlers.messages.reply import ReplyHandler
 from .handlers.messages.send import SendHandler
 from .handlers.messages.send_back import SendBackHandler
-from .handlers.subjects import may_see
 from .handlers.transactions.end import TransactionHandler
 from .handlers.transactions.prepare import PrepareHandler
 from .lifecycle import Service, ServiceStack
@@ -350,8 +351,8 @@ class Broker:
                 self.transactions.operator,
                 store.reader.record_at,
                 self._group,
-                self._make_runtime_info(),
             ),
+            StatisticsHandlers(self._statistics, self._make_runtime_info()),
             CleaningHandlers(self._retention.request_deletion, self._store.retention.clean_queues),
             TableHandlers(tables.offsets, self._delay.saved_offsets),
             *admin_handlers(

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from .source.event_source import EVENT_FORMAT, TransactionDataSource
 from .source.log_source import FORMAT, CommitLogDataSource
-from .source.python import use_this_python
 from .source.queue_source import QUEUE_FORMAT, ConsumeQueueDataSource
+from .source.worker_python import use_this_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,6 @@ from .admin.consumption import ConsumptionHandlers
 from .admin.groups import GroupHandlers
 from .admin.kv_config import KvConfigHandlers
 from .admin.relays import RelayHandlers
-from .admin.statistics import StatisticsHandlers
 from .admin.topics import TopicHandlers
 
 
@@ -74,6 +73,5 @@ def admin_handlers(
             statistics,
             identity,
         ),
-        StatisticsHandlers(statistics),
         SettingsHandlers(settings, changes),
     ]

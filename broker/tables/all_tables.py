@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..config import BrokerConfig
-from .broker_table import BrokerTable
 from .client_registry import ClientRegistry
 from .consumer_offsets import ConsumerOffsetTable
 from .group_table import GroupTable
 from .kv_table import KvConfig
 from .queue_locks import QueueLocks
+from .registered_brokers import BrokerTable
 from .topic_table import TopicTable
 
 

@@ -35,7 +35,7 @@ from .errors import (
 from .half import StoredHalf
 from .half_reader import HalfReader
 from .half_records import bare_request, committed, final_request, rollback_request
-from .log import TransactionLog
+from .log_port import TransactionLog
 from .op_writer import OpWriter
 from .state.counters import Counters
 from .state.final_message_cache import FinalMessageCache

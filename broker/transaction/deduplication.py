@@ -6,7 +6,8 @@ ids of one only. The broker would check it, the producer would find its local tr
 and the message would be delivered twice.
 
 A duplicate has the group and unique key of an earlier half. The log positions of the latest halves
-are kept by these; the state of the first half is in the table of transactions.
+are kept by these; the state of the first half is in the table of transactions. The answer is that
+of the first half: ``handlers/messages/send.py``, and ``handlers/transactions/prepare.py`` for 9002.
 
 A staged half is not in the table yet. Its key is added without a position, so that a duplicate in
 the same pass of the event loop is recognised as well.
@@ -23,7 +24,7 @@ from halfmq.store.log.append_request import AppendRequest
 
 from .half import GroupMembership, StoredHalf, group_membership, real_topic, unique_key
 from .half_reader import HalfReader, ReadHalf
-from .state.generations import Generations
+from .state.bounded_map import Generations
 from .state.state_machine import State
 
 logger = logging.getLogger(__name__)

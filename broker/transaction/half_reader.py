@@ -11,7 +11,7 @@ from halfmq.store.format.topics import HALF_TOPIC
 
 from .errors import HalfMismatchError, HalfNotFoundError
 from .half import StoredHalf, parse_half
-from .log import TransactionLog
+from .log_port import TransactionLog
 
 logger = logging.getLogger(__name__)
 

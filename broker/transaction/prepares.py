@@ -33,7 +33,7 @@ from .deduplication import DuplicateFinder, FirstHalf, RecentPrepares, deduplica
 from .half import GroupMembership, half_request, immunity_s, mark_in_group
 from .half_reader import HalfReader
 from .half_records import committed_again, prepared_final
-from .log import TransactionLog
+from .log_port import TransactionLog
 from .state.counters import Counters
 from .state.final_message_cache import FinalMessageCache
 from .state.pending import MemberHalf, Pending, PendingTable

@@ -31,7 +31,7 @@ from .decision_lookup import DecisionLookup
 from .destination import Destinations
 from .half import StoredHalf
 from .half_reader import HalfReader
-from .log import TransactionLog
+from .log_port import TransactionLog
 from .op_writer import OpWriter
 from .operator_actions import OperatorActions
 from .pending_view import PendingView

@@ -21,9 +21,9 @@ from .columns import ARROW_TYPES, tags_codes
 from .event_source import EVENT_COLUMNS, EventChunk, event_batch, read_chunks
 from .events import HAS_KEY
 from .options import PARTITION_BYTES, EventOptions
-from .python import use_this_python
 from .schema import ddl
 from .splits import Partition, SegmentSplit, plan_partitions
+from .worker_python import use_this_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -43,8 +43,8 @@ from ..log.resync import Damage
 from ..log.transaction_ranges import TransactionRanges
 from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_table import QueueTable
+from .fill_damage import DAMAGED, Repair
 from .queue_rebuild import IncompleteError, LastEntries, QueueRebuild
-from .repair import DAMAGED, Repair
 
 logger = logging.getLogger(__name__)
 

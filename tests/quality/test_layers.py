@@ -61,15 +61,15 @@ ROOMS = {
     "broker/transaction/checks": {
         "half",
         "half_records",
-        "log",
+        "log_port",
         "broker/transaction/state",
     },
-    "broker/transaction/replay": {"half", "log", "broker/transaction/state"},
+    "broker/transaction/replay": {"half", "log_port", "broker/transaction/state"},
     "broker/transaction/state": set(),
-    "broker/handlers/messages": {"subjects"},
-    "broker/handlers/transactions": {"subjects"},
+    "broker/handlers/messages": {"access_checks"},
+    "broker/handlers/transactions": {"access_checks"},
     "broker/handlers/clients": set(),
-    "broker/handlers/admin": {"subjects"},
+    "broker/handlers/admin": {"access_checks"},
 }
 """Folder inside a layer → what it may import of its layer: modules of its parent, other folders."""
 

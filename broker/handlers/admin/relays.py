@@ -38,7 +38,7 @@ from ...ports import Connection, Handler, StoredRecords
 from ...tables.client_registry import ClientRegistry
 from ...tables.group_table import GroupTable
 from ...tables.topic_table import TopicTable
-from ..subjects import require
+from ..access_checks import require
 
 logger = logging.getLogger(__name__)
 

@@ -1,12 +1,15 @@
-"""Statistics of the last minute, hour and day (315).
+"""What the broker counts: runtime info (28), and the last minute, hour and day of a topic (315).
 
-Source: RocketMQ 5.3.3 `AdminBrokerProcessor#ViewBrokerStatsData`.
+Source: RocketMQ 5.3.3 `AdminBrokerProcessor#getBrokerRuntimeInfo`, `#ViewBrokerStatsData`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from halfmq.remoting.admin_bodies import BrokerStatsItem, encode_stats_data
 from halfmq.remoting.admin_headers import ViewBrokerStatsDataRequestHeader
+from halfmq.remoting.bodies import encode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
@@ -17,14 +20,25 @@ from ...tables.message_statistics import Statistics
 
 
 class StatisticsHandlers:
-    """Serves rates and counts."""
+    """Serves metrics, rates and counts."""
 
-    def __init__(self, statistics: Statistics) -> None:
+    def __init__(
+        self, statistics: Statistics, runtime_info: Callable[[], Mapping[str, str]]
+    ) -> None:
+        """Wire it; ``runtime_info`` returns the values of ``broker/runtime_info.py``."""
         self._statistics = statistics
+        self._runtime_info = runtime_info
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
-        return {RequestCode.VIEW_BROKER_STATS_DATA: self.view}
+        return {
+            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
+            RequestCode.VIEW_BROKER_STATS_DATA: self.view,
+        }
+
+    def runtime_info(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with the runtime info; all values are text."""
+        return encode_reply(request, body=encode_table(self._runtime_info()))
 
     def view(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the counts and rates of one topic, group or broker."""

@@ -40,8 +40,8 @@ from ...errors import RequestRefusedError
 from ...loop.slices import in_slices
 from ...ports import Connection, Handler
 from ...tables.attributes import altered, parse_change
-from ...tables.broker_table import BrokerTable
 from ...tables.consumer_offsets import ConsumerOffsetTable
+from ...tables.registered_brokers import BrokerTable
 from ...tables.topic_config import TopicConfig
 from ...tables.topic_table import QUEUES_MAX, TopicTable
 from .changes import Changes

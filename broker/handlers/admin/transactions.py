@@ -1,21 +1,20 @@
-"""Administration of transactions: list and decide them, resume their checks; runtime info.
+"""Administration of transactions: list and decide them, resume their checks.
 
 QUERY_TRANSACTIONS (9000) and DECIDE_TRANSACTION (9003) are halfmq's own, see ``docs/wire.md``;
-RESUME_CHECK_HALF_MESSAGE (323) and GET_BROKER_RUNTIME_INFO (28) are RocketMQ's.
+RESUME_CHECK_HALF_MESSAGE (323) is RocketMQ's.
 
 An operator's decision has the rules of a producer's: the first one wins, and its answer waits for
 the disk. Each is logged with the operator's reason.
 
-Source: RocketMQ ``AdminBrokerProcessor#resumeCheckHalfMessage``, ``#getBrokerRuntimeInfo``.
+Source: RocketMQ ``AdminBrokerProcessor#resumeCheckHalfMessage``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
-from halfmq.remoting.bodies import encode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
@@ -48,7 +47,7 @@ STATES: Final = ("prepared", "parked")
 
 
 class TransactionAdminHandlers:
-    """Serves queries and decisions of undecided transactions, and runtime info."""
+    """Serves queries and decisions of undecided transactions."""
 
     def __init__(
         self,
@@ -56,26 +55,19 @@ class TransactionAdminHandlers:
         actions: OperatorActions,
         record_at: Callable[[int], Record | None],
         group: GroupAppend,
-        runtime_info: Callable[[], Mapping[str, str]],
     ) -> None:
         self._view = view
         self._actions = actions
         self._record_at = record_at
         self._group = group
-        self._runtime_info = runtime_info
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
         return {
-            RequestCode.GET_BROKER_RUNTIME_INFO: self.get_runtime_info,
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume_check,
             RequestCode.QUERY_TRANSACTIONS: self.query_transactions,
             RequestCode.DECIDE_TRANSACTION: self.decide_transaction,
         }
-
-    def get_runtime_info(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with the runtime info; all values are text."""
-        return encode_reply(request, body=encode_table(self._runtime_info()))
 
     def query_transactions(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with one undecided transaction, or with a page of them, the oldest first."""

@@ -26,8 +26,8 @@ from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
-from ...tables.broker_table import BrokerTable
 from ...tables.client_registry import ClientRegistry
+from ...tables.registered_brokers import BrokerTable
 from ...tables.topic_config import PERM_READ
 from ...tables.topic_table import TopicTable
 

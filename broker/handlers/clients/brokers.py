@@ -42,8 +42,8 @@ from halfmq.store.format.crc import crc32
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
-from ...tables.broker_table import MASTER_ID, BrokerTable
 from ...tables.kv_table import KvConfig
+from ...tables.registered_brokers import MASTER_ID, BrokerTable
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 """Namespace of the KV configuration that is in the answer to each registration."""

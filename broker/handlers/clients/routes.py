@@ -36,7 +36,7 @@ from halfmq.remoting.replies import encode_reply
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
-from ...tables.broker_table import BrokerTable
+from ...tables.registered_brokers import BrokerTable
 from ...tables.topic_config import PERM_WRITE, TopicConfig
 from ...tables.topic_table import TopicTable
 

@@ -25,8 +25,8 @@ from halfmq.store.message_store import GetResult, GetStatus, MessageStore
 
 from ...errors import RequestRefusedError
 from ...filters.compiled_filter import CompiledFilter
+from ...net.lagging_pulls import ReplayPace
 from ...net.long_polling import HeldPull, LongPolling, Wanted
-from ...net.replay_pace import ReplayPace
 from ...net.router import serve
 from ...ports import Connection, Handler
 from ...tables.consumer_offsets import ConsumerOffsetTable

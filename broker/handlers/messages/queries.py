@@ -21,7 +21,7 @@ from halfmq.store.format.record import Record, decode_record
 from ...access.requirements import GET, SUB, topic
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler, Store
-from ..subjects import require
+from ..access_checks import require
 
 MESSAGES_MAX: Final = 64
 """Messages of one answer. Source: `maxMsgsNumBatch`."""

@@ -43,7 +43,7 @@ from ...tables.topic_table import TopicTable
 from ...transaction.admission import fault_in_batch, without_broker_properties
 from ...transaction.deduplication import FirstHalf, deduplication_key
 from ...transaction.prepares import Prepares
-from ..subjects import prepared_by, require
+from ..access_checks import prepared_by, require
 from .batch_units import Units, read_units
 from .sent_properties import SentProperties, read_properties
 from .staged import StagedHalf, StagedMessage

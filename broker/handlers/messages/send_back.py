@@ -46,7 +46,7 @@ from ...tables.group_table import GroupConfig, GroupTable
 from ...tables.queue_locks import QueueLocks
 from ...tables.topic_config import TopicConfig
 from ...tables.topic_table import TopicTable
-from ..subjects import require
+from ..access_checks import require
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from ...net.group_append import GroupAppend
 from ...ports import Connection, Handler
 from ...transaction.deciding import DecisionRequest, Decisions, Ended
 from ...transaction.errors import TransactionError
-from ..subjects import may_decide
+from ..access_checks import may_decide
 from .end_batch import EndBatches
 from .end_rules import (
     ERROR_CODES,

@@ -36,7 +36,7 @@ from ...ports import Connection
 from ...transaction.deciding import DecisionRequest, Decisions, Ended
 from ...transaction.errors import TransactionError
 from ...transaction.state.state_machine import TransactionEvent
-from ..subjects import may_decide
+from ..access_checks import may_decide
 from .end_rules import (
     ERROR_CODES,
     EVENTS,

@@ -31,7 +31,7 @@ from ...ports import Connection, Handler
 from ...transaction.admission import GROUP_RESERVE, RECORD_RESERVE, refusal
 from ...transaction.deduplication import FirstHalf
 from ...transaction.prepares import Prepares
-from ..subjects import prepared_by
+from ..access_checks import prepared_by
 
 NEW_TOPIC_QUEUES: Final = 1_024
 """Queues requested for a topic that is created; `defaultTopicQueueNums` limits them."""

@@ -22,7 +22,7 @@ from ...loop.fetches import Fetch
 from ...loop.slices import Slice
 from ..half import StoredHalf, real_topic, unique_key
 from ..half_records import bare_request, parked_request
-from ..log import TransactionLog
+from ..log_port import TransactionLog
 from ..state.counters import Counters
 from ..state.pending import Pending, PendingTable
 from ..state.state_machine import (

@@ -1,4 +1,4 @@
-"""Transactions ordered by the time of their next check.
+"""Transactions ordered by the time of their next check, which ``checker`` sends.
 
 Each has one array entry, in buckets of ``BUCKET_MS``. An entry is not removed if its transaction is
 decided or rescheduled: it is returned at its old time as well, and the caller recognises a stale

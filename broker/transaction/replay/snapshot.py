@@ -24,7 +24,7 @@ from typing import Final
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 
 from ...loop.slices import Slice
-from ..log import TransactionLog
+from ..log_port import TransactionLog
 from ..state.pending import PendingTable
 from .snapshot_file import (
     COPIES,

@@ -26,7 +26,7 @@ from halfmq.store.files import disk
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.transaction_snapshot import CRC_SIZE, FOOTER
 
-from ..log import TransactionLog
+from ..log_port import TransactionLog
 from ..state.pending import CheckProgress, MemberHalf, Pending, PendingTable, shared
 from ..state.state_machine import ParkedReason, State
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from halfmq.store.format.properties import get_property
 
-from ..log import TransactionLog
+from ..log_port import TransactionLog
 from ..state.pending import PendingTable
 from .log_replay import ForeignRecordError, LogReplay
 from .snapshot_file import load_snapshot, remove_snapshot

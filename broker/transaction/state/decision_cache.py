@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from .generations import Generations
+from .bounded_map import Generations
 from .state_machine import State
 
 DECIDED_REMEMBERED: Final = 100_000

@@ -25,11 +25,11 @@ from halfmq.broker.handlers.clients.routes import RouteHandlers
 from halfmq.broker.handlers.messages.queries import QueryHandlers
 from halfmq.broker.handlers.messages.send_back import SendBackHandler
 from halfmq.broker.net.router import Router
-from halfmq.broker.tables.broker_table import BrokerTable
 from halfmq.broker.tables.client_registry import ClientRegistry
 from halfmq.broker.tables.consumer_offsets import ConsumerOffsetTable
 from halfmq.broker.tables.group_table import GroupTable
 from halfmq.broker.tables.queue_locks import QueueLocks
+from halfmq.broker.tables.registered_brokers import BrokerTable
 from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting import headers
 from halfmq.remoting.bodies import decode_lock_batch, decode_locked_queues

@@ -123,7 +123,6 @@ class Front:
                 self.transactions,
                 self.log.record_at,
                 self.group,
-                lambda: {"k": "v"},
             ).handlers()
         )
 
@@ -319,13 +318,6 @@ def test_a_refused_resume_has_the_official_code() -> None:
     answer = front.resume(offset_message_id(HOST, 100))
 
     assert (answer.code, answer.remark) == (1, str(front.transactions.error))
-
-
-def test_the_runtime_table_is_answered_as_json() -> None:
-    """As RocketMQ's tools read it."""
-    answer = Front().ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
-
-    assert decode_table(answer.body) == {"k": "v"}
 
 
 def runtime_table(log: FakeLog, clock: Clock, root: Path) -> dict[str, str]:

@@ -17,9 +17,9 @@ from halfmq.broker.handlers.clients.assignments import (
     AssignmentHandlers,
 )
 from halfmq.broker.handlers.clients.brokers import BrokerHandlers
-from halfmq.broker.tables.broker_table import BrokerTable
 from halfmq.broker.tables.client_registry import ClientRegistry
 from halfmq.broker.tables.kv_table import KvConfig
+from halfmq.broker.tables.registered_brokers import BrokerTable
 from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.bodies import ConsumerData, HeartbeatData
 from halfmq.remoting.codes import RequestCode

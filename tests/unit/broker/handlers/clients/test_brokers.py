@@ -13,9 +13,9 @@ from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.handlers.clients.brokers import BrokerHandlers
 from halfmq.broker.handlers.clients.routes import RouteHandlers
 from halfmq.broker.ports import Handler
-from halfmq.broker.tables import broker_table
-from halfmq.broker.tables.broker_table import HEARTBEAT_TIMEOUT_MS, BrokerTable
+from halfmq.broker.tables import registered_brokers
 from halfmq.broker.tables.kv_table import KvConfig
+from halfmq.broker.tables.registered_brokers import HEARTBEAT_TIMEOUT_MS, BrokerTable
 from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.bodies import (
     QueueData,
@@ -271,8 +271,8 @@ def test_an_invalid_registration_is_refused(server: NameServer) -> None:
 
 def test_what_is_kept_is_bounded(server: NameServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever may register cannot fill the memory; who has registered is renewed."""
-    monkeypatch.setattr(broker_table, "BROKERS_MAX", 2)
-    monkeypatch.setattr(broker_table, "TOPICS_MAX", 5)
+    monkeypatch.setattr(registered_brokers, "BROKERS_MAX", 2)
+    monkeypatch.setattr(registered_brokers, "TOPICS_MAX", 5)
     assert server.register("broker-b").code == 0
     assert server.register("broker-c").code == 0
     assert server.register("broker-d").code == ResponseCode.SYSTEM_ERROR

@@ -11,7 +11,7 @@ from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.handlers.clients.routes import RouteHandlers
 from halfmq.broker.handlers.messages import queries
 from halfmq.broker.handlers.messages.queries import QueryHandlers
-from halfmq.broker.tables.broker_table import BrokerTable
+from halfmq.broker.tables.registered_brokers import BrokerTable
 from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand

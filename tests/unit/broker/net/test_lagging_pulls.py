@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from halfmq.broker.net.replay_pace import (
+from halfmq.broker.net.lagging_pulls import (
     LAG_LARGE,
     LOOP_SHARE,
     QUIET_S,
