@@ -49,7 +49,7 @@ _DELAY_NAMES: Final = (PROPERTY_TRANSACTION_DELAY_MS, PROPERTY_TRANSACTION_DELIV
 _DELAY_MARK, DELIVER_MARK = (name.encode() + b"\x01" for name in _DELAY_NAMES)
 COMMITTED_MARK: Final = PROPERTY_TRANSACTION_HALF_ID.encode() + b"\x01"
 _DIGITS_MAX: Final = 18  # of a number in a property; the largest has room in 64 bits
-_LEVEL: Final = re.compile(r"[+-]?[0-9]+")
+_LEVEL: Final = re.compile(r"[+-]?[0-9]{1,9}")
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 

@@ -186,6 +186,13 @@ async def test_the_others_take_over_from_a_host_that_vanishes(
             locks = await until(lambda: after <= hear()["survivor"], TAKEN_OVER_S)
             print(f"taken over after {seconds:.0f} s, with locks after {seconds + locks:.0f} s")
             hosts.rejoin("one")
+            began, number = time.monotonic(), 0
+            while not (_is_back(hear()["mixed"]) and _is_back(hear()["orderly"])):
+                assert time.monotonic() < began + TAKEN_OVER_S, "it does not consume again"
+                number += 1
+                await send(f"back{number}")
+                await asyncio.sleep(1)
+            print(f"consumes again {time.monotonic() - began:.0f} s after the network is back")
             last = await send("last")
             await until(lambda: last <= ours | hear()["mixed"], TAKEN_OVER_S)
             await until(lambda: last <= hear()["survivor"] | hear()["orderly"], TAKEN_OVER_S)
@@ -196,3 +203,7 @@ async def test_the_others_take_over_from_a_host_that_vanishes(
             said = [line for line in theirs[name] if line["event"] == "consumed"]
             offsets = [line["queue_offset"] for line in said if line["queue"] == queue]
             assert offsets == sorted(offsets)
+
+
+def _is_back(bodies: set[str]) -> bool:
+    return any(body.startswith("back") for body in bodies)

@@ -353,12 +353,10 @@ async def test_an_unexpected_error_of_a_group_is_answered_too() -> None:
 
 
 @pytest.mark.parametrize("level", ["²", "--5", "9" * 5_000, "x", " "])
-async def test_a_delay_level_that_is_no_number_delays_nothing(level: str) -> None:
-    """The message is stored as one without a delay."""
-    log, connection = Log(), FakeConnection()
-    handler = _handler(log)
-    handler.send(_request(f"DELAY\x01{level}\x02"), connection)
-    await asyncio.sleep(0)
+async def test_a_delay_level_that_is_no_number_is_refused(level: str) -> None:
+    """The message would be delivered at once."""
+    log = Log()
+    with pytest.raises(RequestRefusedError, match="expected the number of a delay level"):
+        _handler(log).send(_request(f"DELAY\x01{level}\x02"), FakeConnection())
 
-    assert [one.code for one in _answers(connection)] == [0]
-    assert [draft.topic for draft in log.drafts] == ["T"]
+    assert log.drafts == []
