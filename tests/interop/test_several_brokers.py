@@ -7,77 +7,29 @@ register with a halfmq broker, and a halfmq broker with an official name server.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import free_ports
 from benchmarks.rocketmq_peer import PeerMissingError
 from halfmq.client import Decision, Message
 from halfmq.client.blocking import Admin, Consumer, Producer, TransactionProducer
-from halfmq.client.testing import BrokerProcess, broker_process
-from halfmq.remoting.admin_headers import CreateTopicRequestHeader
-from halfmq.remoting.bodies import decode_route
-from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.headers import GetRouteInfoRequestHeader
-from tests.support.features import feature
-from tests.support.go_client import GoMissingError, go_client, going
+from halfmq.client.testing import broker_process
+from tests.support.broker_pair import BrokerPair, broker_pair, wait_for_route
 from tests.support.java_clients import JavaMissingError, Kind, class_path, java_client
 from tests.support.patience import PATIENCE_S
-from tests.support.rocketmq_broker import Wire, rocketmq_broker
+from tests.support.rocketmq_broker import rocketmq_broker
 
-POLL_S = 0.1
 COUNT = 64
 
 
-def wait_for_route(address: str, topic: str, names: set[str]) -> None:
-    """Return when the name server at an address has the topic on just these brokers."""
-    deadline = time.monotonic() + PATIENCE_S
-    found: set[str] = set()
-    while found != names:
-        assert time.monotonic() < deadline, f"{address} knows {topic} on {found}, not {names}"
-        time.sleep(POLL_S)
-        with Wire(address) as wire:
-            header = GetRouteInfoRequestHeader(topic=topic)
-            answer = wire.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-        route = decode_route(answer.body) if answer.code == 0 else None
-        found = {queues.broker_name for queues in route.queue_datas} if route else set()
-
-
-class Pair:
-    """Two halfmq brokers that register with each other."""
-
-    def __init__(self, first: BrokerProcess, second: BrokerProcess) -> None:
-        self.brokers = {"halfmq-a": first, "halfmq-b": second}
-        self.namesrv = f"{first.address};{second.address}"
-
-    def wait_for_routes(self, topic: str, names: set[str]) -> None:
-        for name, broker in self.brokers.items():
-            if name in names:
-                wait_for_route(broker.address, topic, names)
-
-
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    first = free_ports(6) + 2
-    ports = first, first + 3
-    namesrv = ";".join(f"127.0.0.1:{port}" for port in ports)
-    with contextlib.ExitStack() as stack:
-        brokers = [
-            stack.enter_context(
-                broker_process(
-                    tmp_path / name, brokerName=name, listenPort=port, namesrvAddr=namesrv
-                )
-            )
-            for name, port in zip(("halfmq-a", "halfmq-b"), ports, strict=True)
-        ]
-        pair = Pair(*brokers)
-        pair.wait_for_routes("TBW102", set(pair.brokers))
-        yield pair
+def pair(tmp_path: Path) -> Iterator[BrokerPair]:
+    """Two halfmq brokers that register with each other."""
+    with broker_pair(tmp_path) as brokers:
+        yield brokers
 
 
 def consume(namesrv: str, topic: str, count: int, group: str = "readers") -> Counter[bytes]:
@@ -92,7 +44,7 @@ def consume(namesrv: str, topic: str, count: int, group: str = "readers") -> Cou
     raise AssertionError
 
 
-def test_clients_spread_over_two_brokers_and_survive_losing_one(pair: Pair) -> None:
+def test_clients_spread_over_two_brokers_and_survive_losing_one(pair: BrokerPair) -> None:
     """Sends go on while one is dead, which was a name server too; nothing acknowledged is lost."""
     with Admin(namesrv=pair.namesrv) as admin:
         admin.create_topic("orders")
@@ -117,7 +69,7 @@ def test_clients_spread_over_two_brokers_and_survive_losing_one(pair: Pair) -> N
     assert set(consume(pair.namesrv, "orders", len(sent))) == set(sent)
 
 
-def test_an_operator_reaches_what_is_on_either_broker(pair: Pair) -> None:
+def test_an_operator_reaches_what_is_on_either_broker(pair: BrokerPair) -> None:
     """A topic on both, and one that only the broker has that got its first message."""
     with Admin(namesrv=pair.namesrv) as admin:
         admin.create_topic("both", queues=1)
@@ -152,7 +104,7 @@ def test_an_operator_reaches_what_is_on_either_broker(pair: Pair) -> None:
             assert {one.queue for one in told.queues if one.queue.topic == "both"} == set(queues)
 
 
-def test_a_transaction_is_decided_by_the_broker_that_has_its_half(pair: Pair) -> None:
+def test_a_transaction_is_decided_by_the_broker_that_has_its_half(pair: BrokerPair) -> None:
     """Whichever it is."""
     with Admin(namesrv=pair.namesrv) as admin:
         admin.create_topic("orders", queues=1)
@@ -166,65 +118,6 @@ def test_a_transaction_is_decided_by_the_broker_that_has_its_half(pair: Pair) ->
                 pass  # the end of the block commits
 
     assert set(consume(pair.namesrv, "orders", len(bodies))) == set(bodies)
-
-
-@feature("a broker refuses or dies: its producers retry at another", "Java 5.3.3", "Java 4.9.8")
-@pytest.mark.campaign
-@pytest.mark.parametrize("version", ["5.3.3", "4.9.8"])
-def test_java_producers_retry_at_another_broker(pair: Pair, version: str, tmp_path: Path) -> None:
-    """When one refuses, as its topic is read-only now, and when it is killed: no send fails."""
-    try:
-        class_path(version)
-    except JavaMissingError as missing:
-        pytest.skip(f"{missing}; the Java client {version} is NOT tested")
-    second = pair.brokers["halfmq-b"]
-    losses: dict[str, Callable[[], None]] = {
-        "closed": partial(_close, second.address, "closed"),
-        "orders": second.kill,
-    }
-    with Admin(namesrv=pair.namesrv) as admin:
-        for topic in losses:
-            admin.create_topic(topic)
-    for topic in losses:
-        pair.wait_for_routes(topic, set(pair.brokers))
-    with java_client(Kind(version), pair.namesrv, tmp_path / "java") as client:
-        for topic, lose in losses.items():
-            run = client.start("retrying", topic)
-            client.said(run, "both")
-            lose()  # the client knows the old route for another 30 s
-            assert client.said(run, "one")["broker"] == "halfmq-a"
-            client.lines(run)
-
-
-@feature("a broker refuses or dies: its producers retry at another", "Go 2.1.2")
-@pytest.mark.campaign
-def test_go_producers_retry_at_another_broker(pair: Pair, tmp_path: Path) -> None:
-    """When one is killed, no send fails."""
-    try:
-        go_client()
-    except GoMissingError as missing:
-        pytest.skip(f"{missing}; the Go client is NOT tested")
-    with Admin(namesrv=pair.namesrv) as admin:
-        admin.create_topic("orders")
-    pair.wait_for_routes("orders", set(pair.brokers))
-    with going(pair.namesrv, tmp_path, "retrying", "orders") as client:
-        client.until("spread", brokers=2)
-        pair.brokers["halfmq-b"].kill()
-        client.until("spread", brokers=1, last="halfmq-a")
-
-
-def _close(address: str, topic: str) -> None:
-    """Have one broker take no more messages of a topic."""
-    header = CreateTopicRequestHeader(
-        topic=topic,
-        default_topic="TBW102",
-        read_queue_nums=4,
-        write_queue_nums=4,
-        perm=4,
-        topic_filter_type="SINGLE_TAG",
-    )
-    with Wire(address) as wire:
-        assert wire.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header).code == 0
 
 
 @pytest.mark.campaign

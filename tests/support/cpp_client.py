@@ -3,13 +3,14 @@
 Run as a script in a process of its own: the library starts threads that outlive its objects, logs
 into the home directory, and calls back from threads that Python did not make.
 
-``cpp_client.py NAMESRV SCENARIO``
+``cpp_client.py NAMESRV SCENARIO [ARGUMENT…]``
 
 It signs with HALFMQ_ACCESS_KEY and HALFMQ_SECRET_KEY if they are set.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -328,14 +329,24 @@ def pull(namesrv: str) -> None:
     producer.shutdown()
 
 
-SCENARIOS: dict[str, Callable[[str], None]] = {
+def retrying(namesrv: str, topic: str) -> None:
+    """Send one message after the other; one that fails ends it."""
+    producer = _producer(namesrv, "cpp-retrying-producer")
+    for number in itertools.count():
+        producer.send_sync(_message(topic, f"r-{number}", "T"))
+        _say(event="sent", body=f"r-{number}")
+        time.sleep(0.005)
+
+
+SCENARIOS: dict[str, Callable[..., None]] = {
     scenario.__name__: scenario
     for scenario in (
         *(send_and_consume, batch, in_order, retry, pull, refused),
         *(orderly, delay, large, broadcasting, sharing, victim, killed, reset),
+        retrying,
     )
 }
 
 if __name__ == "__main__":
-    SCENARIOS[sys.argv[2]](sys.argv[1])
+    SCENARIOS[sys.argv[2]](sys.argv[1], *sys.argv[3:])
     os._exit(0)  # the library's threads may crash a process that ends in order

@@ -14,7 +14,7 @@ CLIENTS_OF: Final = {
     "test_traces.py": ("Java 5.3.3", "Java 4.9.8"),
     "test_go_client.py": ("Go 2.1.2",),
     "test_cpp_client.py": ("C++ 0.4.4",),
-    "test_several_brokers.py": (),
+    "test_producers_retry.py": (),
 }
 """Test file → the clients that all its tests run with, unless they say others."""
 
@@ -39,7 +39,7 @@ def shown_by_tests() -> set[tuple[str, str]]:
 
 def _features(path: Path) -> list[list[str]]:
     return [
-        [str(ast.literal_eval(argument)) for argument in decorator.args]
+        [text for argument in decorator.args for text in _texts(argument)]
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(function, ast.FunctionDef)
         for decorator in function.decorator_list
@@ -47,3 +47,10 @@ def _features(path: Path) -> list[list[str]]:
         and isinstance(decorator.func, ast.Name)
         and decorator.func.id == feature.__name__
     ]
+
+
+def _texts(argument: ast.expr) -> list[str]:
+    """Return the texts of an argument: one, or those of a tuple with a star."""
+    if isinstance(argument, ast.Starred):
+        return [str(text) for text in ast.literal_eval(argument.value)]
+    return [str(ast.literal_eval(argument))]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -124,30 +125,21 @@ func traced() {
 	select {}
 }
 
-// retrying sends one message after the other, and says at which brokers they are stored.
+// retrying sends one message after the other; one that fails ends it.
 func retrying() {
-	topic := argument(0)
-	const retries = 8 // it tries one queue after the other, also if their broker is dead
+	retries, err := strconv.Atoi(argument(1))
+	check(err)
 	p, err := rocketmq.NewProducer(
 		producer.WithNsResolver(primitive.NewPassthroughResolver(strings.Split(namesrv, ";"))),
 		producer.WithGroupName("go-retrying"), producer.WithInstanceName(instance()),
-		producer.WithRetry(retries), producer.WithSendMsgTimeout(3*time.Second))
+		producer.WithRetry(retries))
 	check(err)
 	check(p.Start())
-	var recent []string
-	for {
-		result, err := p.SendSync(context.Background(), message(topic, "T", "any"))
+	for number := 0; ; number++ {
+		result, err := p.SendSync(context.Background(), message(argument(0), "T", fmt.Sprint(number)))
 		check(err)
-		recent = append(recent, result.MessageQueue.BrokerName)
-		if len(recent) == 16 {
-			names := map[string]bool{}
-			for _, name := range recent {
-				names[name] = true
-			}
-			say("spread", fields{"brokers": len(names), "last": recent[15]})
-			recent = nil
-		}
-		time.Sleep(20 * time.Millisecond)
+		say("sent", fields{"body": fmt.Sprint(number), "queue": result.MessageQueue.QueueId})
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 
