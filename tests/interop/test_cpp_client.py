@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
@@ -36,10 +36,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield running
 
 
-def _arguments(broker: BrokerProcess, scenario: str, home: Path) -> dict[str, Any]:
+def _arguments(broker: BrokerProcess, home: Path, *scenario: str) -> dict[str, Any]:
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     return {
-        "args": [sys.executable, "-m", "tests.support.cpp_client", broker.address, scenario],
+        "args": [sys.executable, "-m", "tests.support.cpp_client", broker.address, *scenario],
         "cwd": ROOT,
         "env": {**os.environ, "HOME": str(home), "PYTHONPATH": path},
         "text": True,
@@ -47,17 +47,17 @@ def _arguments(broker: BrokerProcess, scenario: str, home: Path) -> dict[str, An
 
 
 def _run(broker: BrokerProcess, scenario: str, home: Path) -> list[dict[str, Any]]:
-    arguments = _arguments(broker, scenario, home)
+    arguments = _arguments(broker, home, scenario)
     done = subprocess.run(**arguments, capture_output=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr + broker.log
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 @contextmanager
-def _running(broker: BrokerProcess, scenario: str, home: Path) -> Iterator[subprocess.Popen[str]]:
+def _running(broker: BrokerProcess, home: Path, *scenario: str) -> Iterator[subprocess.Popen[str]]:
     """A scenario that says what it sees while it runs."""
-    arguments = _arguments(broker, scenario, home)
-    with subprocess.Popen(**arguments, stdout=subprocess.PIPE) as client:
+    arguments = _arguments(broker, home, *scenario)
+    with subprocess.Popen(**arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
         alarm = Timer(PATIENCE_S, client.kill)
         alarm.start()
         try:
@@ -67,10 +67,14 @@ def _running(broker: BrokerProcess, scenario: str, home: Path) -> Iterator[subpr
             client.kill()
 
 
-def _bodies(client: subprocess.Popen[str], count: int) -> list[str]:
+def _said(client: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    """Yield what a scenario says, as it says it."""
     assert client.stdout is not None
-    said = (json.loads(line) for line in client.stdout if line.startswith("{"))
-    return [line["body"] for line in itertools.islice(said, count)]
+    return (json.loads(line) for line in client.stdout if line.startswith("{"))
+
+
+def _bodies(client: subprocess.Popen[str], count: int) -> list[str]:
+    return [line["body"] for line in itertools.islice(_said(client), count)]
 
 
 def _consumed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -109,7 +113,7 @@ def test_it_starts_again_from_where_it_is_reset(tmp_path: Path, in_broker: bool)
     settings = {"useServerSideResetOffset": str(in_broker).lower()}
     with (
         broker_process(tmp_path / "broker", **settings) as broker,
-        _running(broker, "reset", tmp_path) as client,
+        _running(broker, tmp_path, "reset") as client,
         Admin(namesrv=broker.address) as admin,
     ):
         assert sorted(_bodies(client, 3)) == ["r-0", "r-1", "r-2"]
@@ -129,6 +133,14 @@ def test_messages_with_one_key_stay_in_order(broker: BrokerProcess, tmp_path: Pa
     lines = _run(broker, "in_order", tmp_path)
 
     assert [line["offset"] for line in lines] == list(range(6))
+
+
+@feature("selected queue")
+def test_the_queue_is_chosen_by_the_caller(broker: BrokerProcess, tmp_path: Path) -> None:
+    """By a function of the queues' number and an argument."""
+    consumed = _consumed(_run(broker, "chosen", tmp_path))
+
+    assert {one["body"]: one["queue"] for one in consumed} == {f"c-{n}": n for n in range(4)}
 
 
 @feature("retry and dead letters")
@@ -200,6 +212,49 @@ def test_the_others_take_over_from_one_that_is_killed(
     lines = _run(broker, "killed", tmp_path)
 
     assert {f"k-{number}" for number in range(16)} <= set(_given(lines, "survivor"))
+
+
+@feature("the broker is killed twice while members come and go: at least once, in order")
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", ["concurrent", "orderly"])
+def test_nothing_is_lost_when_the_broker_is_killed(kind: str, tmp_path: Path) -> None:
+    """Every acknowledged message is consumed; in each queue in order, if the group is orderly."""
+    member = (f"cpp-flow-{kind}", kind)
+    consumed: list[dict[str, Any]] = []
+
+    def until(said: Iterator[dict[str, Any]], reached: Callable[[dict[str, Any]], bool]) -> None:
+        for line in said:
+            if line["event"] == "consumed":
+                consumed.append(line)
+            if reached(line):
+                return
+        raise AssertionError("the client ended")
+
+    with (
+        broker_process(tmp_path / "broker") as broker,
+        _running(broker, tmp_path, "flow", *member) as client,
+    ):
+        said = _said(client)
+        until(said, lambda line: line.get("count") == 50)
+        with _running(broker, tmp_path, "guest", *member) as guest:
+            until(_said(guest), lambda line: line["event"] == "consumed")
+            broker.kill()
+            broker.start()
+            until(said, lambda line: line.get("count") == 150)
+            rest, _ = guest.communicate()  # it leaves
+        consumed += [json.loads(line) for line in rest.splitlines() if line.startswith("{")]
+        broker.kill()
+        broker.start()
+        wanted = {f"n-{number}" for number in range(200)}
+        until(said, lambda _: wanted <= {line["body"] for line in consumed})
+
+    assert {line["body"] for line in consumed} == wanted
+    if kind == "orderly":
+        consumed.sort(key=lambda line: line["at"])
+        first = dict.fromkeys(int(line["body"][2:]) for line in consumed)  # it may come again
+        for queue in range(4):
+            own = [number for number in first if number % 4 == queue]
+            assert own == sorted(own)
 
 
 def _given(lines: list[dict[str, Any]], name: str) -> list[str]:

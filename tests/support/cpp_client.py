@@ -10,6 +10,8 @@ It signs with HALFMQ_ACCESS_KEY and HALFMQ_SECRET_KEY if they are set.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -17,12 +19,14 @@ import queue
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from rocketmq.client import Message, Producer, PullConsumer, PushConsumer, RecvMessage
+from rocketmq.exceptions import RocketMQException
 from rocketmq.ffi import MessageModel, _CConsumeStatus, dll
 
 from tests.support.patience import PATIENCE_S
@@ -134,6 +138,23 @@ def in_order(namesrv: str) -> None:
     for number in range(6):
         result = producer.send_orderly(_message("cpp-order", f"o-{number}", "T"), 7)
         _say(sent=f"o-{number}", status=int(result.status), offset=result.offset)
+    producer.shutdown()
+
+
+def _nth(_count: int, _message: object, number: Any) -> int:
+    """Select the queue of a number."""
+    return int(ctypes.cast(number, ctypes.POINTER(ctypes.c_int)).contents.value)
+
+
+def chosen(namesrv: str) -> None:
+    """Send a message to each of four queues; consume them."""
+    producer = _producer(namesrv, "cpp-chosen-producer")
+    for number in range(4):
+        producer.send_orderly(
+            _message("cpp-chosen", f"c-{number}", "T"), number, queue_selector=_nth
+        )
+    for one in _consume(namesrv, "cpp-chosen-consumer", "cpp-chosen", "*", 4):
+        _say(consumed=one)
     producer.shutdown()
 
 
@@ -338,12 +359,55 @@ def retrying(namesrv: str, topic: str) -> None:
         time.sleep(0.005)
 
 
+def _listen(namesrv: str, topic: str, orderly: str) -> Any:
+    """Start a member of the topic's group that says what it consumes, and when."""
+
+    def take(_consumer: object, handle: Any) -> Any:
+        message = RecvMessage(handle)
+        body = message.body.decode()
+        _say(event="consumed", body=body, queue=message.queue_id, at=time.time_ns())
+        return _CConsumeStatus.CONSUME_SUCCESS.value
+
+    consumer = PushConsumer(topic, orderly=orderly == "orderly")
+    consumer.set_namesrv_addr(namesrv)
+    dll.Subscribe(consumer._handle, topic.encode(), b"*")
+    consumer._register_callback(take)
+    consumer.start()
+    return consumer
+
+
+def flow(namesrv: str, topic: str, orderly: str) -> None:
+    """Send numbers, each until it is acknowledged, and consume."""
+    producer = _producer(namesrv, f"{topic}-producer")
+    running = []
+    for number in range(200):
+        acknowledged = False
+        while not acknowledged:
+            with contextlib.suppress(RocketMQException):
+                message = _message(topic, f"n-{number}", "T")
+                producer.send_orderly(message, number % 4, queue_selector=_nth)
+                acknowledged = True
+            time.sleep(0.02)
+        if number == 0:
+            running.append(_listen(namesrv, topic, orderly))
+        if number % 50 == 49:
+            _say(event="sent", count=number + 1)
+    threading.Event().wait()
+
+
+def guest(namesrv: str, topic: str, orderly: str) -> None:
+    """Be a member of the group until it is asked to leave."""
+    consumer = _listen(namesrv, topic, orderly)
+    sys.stdin.read()
+    consumer.shutdown()
+
+
 SCENARIOS: dict[str, Callable[..., None]] = {
     scenario.__name__: scenario
     for scenario in (
         *(send_and_consume, batch, in_order, retry, pull, refused),
         *(orderly, delay, large, broadcasting, sharing, victim, killed, reset),
-        retrying,
+        *(chosen, retrying, flow, guest),
     )
 }
 
