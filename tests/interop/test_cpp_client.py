@@ -8,15 +8,17 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Timer
+from threading import Thread, Timer
 from typing import Any
 
 import pytest
 
-from halfmq.client.blocking import Admin
+from halfmq.client import Message
+from halfmq.client.blocking import Admin, Consumer, Producer
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.features import feature
 from tests.support.patience import PATIENCE_S, wait_until
@@ -202,6 +204,54 @@ def test_members_share_the_queues(broker: BrokerProcess, tmp_path: Path) -> None
     lines = _run(broker, "sharing", tmp_path)
 
     assert sorted(_given(lines, "stays")) == sorted(f"s-{number}" for number in range(16))
+
+
+def test_it_shares_a_group_with_our_client(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Both divide the queues by the same rule: each has half of them, and none has two owners."""
+    topic = "cpp-mixed"
+    owners: dict[str, list[str]] = defaultdict(list)
+
+    def take_theirs(client: subprocess.Popen[str]) -> None:
+        for line in _said(client):
+            owners[line["body"]].append("theirs")
+
+    def take_ours(consumer: Consumer) -> None:
+        for message in consumer:
+            owners[message.body.decode()].append("ours")
+            message.ack()
+
+    with Admin(namesrv=broker.address) as admin:
+        admin.create_topic(topic, queues=4)
+    with (
+        Producer("cpp-mixed-producer", namesrv=broker.address) as producer,
+        _running(broker, tmp_path, "guest", topic, "concurrent") as client,
+        Consumer(topic, {topic: "*"}, namesrv=broker.address) as consumer,
+    ):
+        rounds = itertools.count()
+
+        def shared() -> bool:
+            bodies = [f"{next(rounds)}-{number}" for number in range(4)]
+            queues = {producer.send(Message(topic, body.encode())).queue for body in bodies}
+            assert len(queues) == 4
+            wait_until(lambda: all(owners[body] for body in bodies), "somebody consumes each")
+            return sorted(name for body in bodies for name in owners[body]) == BOTH
+
+        threads = [
+            Thread(target=take_theirs, args=(client,)),
+            Thread(target=take_ours, args=(consumer,)),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_until(shared, "each has half of the queues")
+        finally:
+            consumer.close()
+            client.kill()
+            for thread in threads:
+                thread.join()
+
+
+BOTH = ["ours", "ours", "theirs", "theirs"]
 
 
 @feature("a member is killed: the others take over")
