@@ -112,7 +112,7 @@ class BrokerProcess:
 
     def _port(self) -> str:
         """Return the port of the previous start, so that clients can reconnect; or a free one."""
-        return self.ready["listen"].rpartition(":")[2] if self.ready else str(_free_port())
+        return self.ready["listen"].rpartition(":")[2] if self.ready else str(free_port())
 
     def _start_on(self, port: str) -> None:
         command = [sys.executable, "-m", "halfmq.broker"]
@@ -208,7 +208,7 @@ def broker_process(
                 broker.stop()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port that is free, together with the one two below it.
 
     A broker serves old clients two ports below its own.

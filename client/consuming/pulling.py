@@ -159,7 +159,7 @@ class QueuePuller:
         """
         window, before = self.window, self.window.next_offset
         try:
-            for record in _records(body):
+            for record in records_of(body):
                 if self._matches_filter(record):
                     self._buffer.add(window, record)
                 else:
@@ -200,7 +200,7 @@ class QueuePuller:
             logger.debug("event=heartbeat_failed queue=%s reason=%s", self.window.queue, error)
 
 
-def _records(body: bytes) -> Iterator[Record]:
+def records_of(body: bytes) -> Iterator[Record]:
     """Decode the records of a pull's answer. As in official clients, the CRC is not checked.
 
     Raises:

@@ -30,6 +30,7 @@ from halfmq.client import (
     TransactionProducer,
     blocking,
 )
+from halfmq.client.net.session import Session
 from halfmq.client.testing import BrokerProcess, BrokerStartError, broker_process
 from halfmq.store.format.record import Record
 from tests.support.client_loops import on_both_loops
@@ -428,7 +429,9 @@ async def test_pending_shows_who_was_asked(served: BrokerProcess, topic: str) ->
         assert await producer.pending() == []
 
 
-async def test_a_half_message_sent_again_is_stored_once(served: BrokerProcess, topic: str) -> None:
+async def test_a_half_message_sent_again_is_stored_once(
+    served: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The broker answers a retry after a lost answer with the ids of the first."""
     group = f"tx-{topic}"
     async with (
@@ -436,8 +439,7 @@ async def test_a_half_message_sent_again_is_stored_once(served: BrokerProcess, t
         Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
     ):
         # Two messages with one key, which no user can have.
-        key = producer._session.new_key()
-        producer._session.new_key = lambda: key  # type: ignore[method-assign]
+        monkeypatch.setattr(Session, "new_key", lambda _session: "0123456789ABCDEF" * 2)
         async with producer.transaction(Message(topic, b"x")) as first:
             pass
         async with producer.transaction(Message(topic, b"x")) as again:

@@ -126,11 +126,20 @@ class Books:
             await database.execute(sql)
             return []
 
-        # Statements as the ledger has each driver run them.
-        return await self.ledger._run_async(connection, work)
+        rows: list[Any] = await self._through_ledger(connection, work)
+        return rows
 
     async def commit(self, connection: Any) -> None:
-        await self.ledger._run_async(connection, lambda database: database.commit())
+        await self._through_ledger(connection, lambda database: database.commit())
+
+    async def roll_back(self, connection: Any) -> None:
+        await self._through_ledger(connection, lambda database: database.rollback())
+
+    async def _through_ledger(
+        self, connection: Any, work: Callable[[Database], Coroutine[Any, Any, Any]]
+    ) -> Any:
+        """Do what no ledger is for the way it has each driver do it."""
+        return await self.ledger._run_async(connection, work)
 
     async def order(self, connection: Any, transaction_id: str) -> None:
         """The local transaction, not yet committed."""
@@ -183,7 +192,7 @@ async def test_a_local_transaction_that_rolls_back_leaves_no_row(books: Books) -
     await books.create()
     async with books.connected() as connection:
         await books.order(connection, "t-1")
-        await books.ledger._run_async(connection, lambda database: database.rollback())
+        await books.roll_back(connection)
 
     assert await books.checker()(asked_about("t-1")) is Decision.ROLLBACK
     assert await books.orders() == []

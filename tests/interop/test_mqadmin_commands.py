@@ -182,7 +182,7 @@ def filled(
         assert message is not None
         message.ack()
         consumer.commit()
-        (line,) = tool._client.run("mqadmin")
+        (line,) = tool.client.run("mqadmin")
         listed = set(re.findall(r"^ {3}(\w+) {2,}\S", line["text"], re.MULTILINE))
         yield Filled(request.param, tool, listed, sent)
 
@@ -209,7 +209,7 @@ def test_a_command_ends_as_documented(filled: Filled, name: str) -> None:
         "queue": str(sent.queue.queue_id),
     }
     arguments = [part.format(**values) for part in case.arguments.split()]
-    printed, failure = tool._run((name, *arguments))
+    printed, failure = tool.outcome((name, *arguments))
     said = " ".join(f"{printed} {failure}".split())
 
     if case.refused is not None:

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 # The document's ports are fixed; the test needs free ones, as TestBroker does.
-from halfmq.client.testing import _free_port
+from halfmq.client.testing import free_port
 from tests.support.patience import PATIENCE_S
 
 DOCUMENT: Final = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def _run(language: str, text: str, folder: Path, environment: Mapping[str, str])
 @pytest.mark.parametrize("title", TITLES)
 def test_a_setup_runs_as_it_stands(title: str, tmp_path: Path) -> None:
     """Pasted block by block: files, the broker, then a client and the command."""
-    environment = _install(tmp_path, _free_port())
+    environment = _install(tmp_path, free_port())
     blocks = _blocks(title)
     at = blocks.index(("bash", START))
     for language, text in blocks[:at]:

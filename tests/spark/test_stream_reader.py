@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
@@ -48,8 +47,7 @@ def read(reader: Any, partitions: Any) -> list[tuple[Any, ...]]:
     """Read as executors do, with what a pickle carries."""
     sent = pickle.loads(pickle.dumps(reader))
     batches = [batch for partition in partitions for batch in sent.read(partition)]
-    table = pa.Table.from_batches(batches, schema=pa.schema(sent._schema))
-    return [tuple(row.values()) for row in table.to_pylist()]
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
 def batches(

@@ -32,40 +32,40 @@ class Mqadmin:
     """One JVM with mqadmin; ``home`` has its ``conf/``."""
 
     def __init__(self, broker: BrokerProcess, client: JavaClient, home: Path) -> None:
-        self.broker, self._client, self.home = broker, client, home
+        self.broker, self.client, self.home = broker, client, home
         self.at = ("-b", broker.address)
         self.cluster = ("-c", "DefaultCluster")
 
     def run(self, *arguments: str) -> list[str]:
         """Have a command run; return the lines that it prints."""
-        printed, failure = self._run(arguments)
+        printed, failure = self.outcome(arguments)
         assert not failure, failure
         return [" ".join(line.split()) for line in printed.splitlines() if line.strip()]
 
     def attempt(self, *arguments: str) -> list[str]:
         """Have a command run that may fail; return the lines that it prints."""
-        return [" ".join(line.split()) for line in self._run(arguments)[0].splitlines() if line]
+        return [" ".join(line.split()) for line in self.outcome(arguments)[0].splitlines() if line]
 
     def failure(self, *arguments: str) -> str:
         """Have a command run that does not succeed; return what it says."""
-        printed, failure = self._run(arguments)
+        printed, failure = self.outcome(arguments)
         assert "success" not in printed
         return " ".join(failure.split())
 
     def start(self, scenario: str, *arguments: object) -> str:
         """Have a Java client run a scenario beside the tool; return the number of the run."""
-        return self._client.start(scenario, *arguments)
+        return self.client.start(scenario, *arguments)
 
     def said(self, run: str, event: str) -> Line:
         """Wait until that run says this; return the line."""
-        return self._client.said(run, event)
+        return self.client.said(run, event)
 
     def finish(self, run: str) -> list[Line]:
         """Wait for the end of that run; return what it said since."""
-        return self._client.lines(run)
+        return self.client.lines(run)
 
-    def _run(self, arguments: tuple[str, ...]) -> tuple[str, str]:
-        (line,) = self._client.run("mqadmin", *arguments, "-n", self.broker.address)
+    def outcome(self, arguments: tuple[str, ...]) -> tuple[str, str]:
+        (line,) = self.client.run("mqadmin", *arguments, "-n", self.broker.address)
         return line["text"], line["failure"]
 
 

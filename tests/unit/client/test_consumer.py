@@ -40,6 +40,7 @@ from halfmq.remoting.headers import (
 )
 from halfmq.remoting.replies import encode_reply
 from tests.support.client_loops import in_steady_time, on_both_loops
+from tests.support.client_parts import heartbeats_of, session_of, tasks_of
 from tests.support.fake_broker import (
     Answer,
     Cut,
@@ -333,11 +334,8 @@ async def test_a_member_that_dies_is_replaced(broker: FakeBroker) -> None:
 
     async with new_consumer(broker) as second:
         # The first one ends without unregistering: its connections break and stay broken.
-        for task in first._tasks:
+        for task in (*tasks_of(first), heartbeats_of(first)):
             task.cancel()
-        keeper = first._session._maintenance
-        assert keeper is not None
-        keeper.cancel()
         for peer in list(broker.peers):
             if peer.heartbeat.client_id == first.client_id:
                 peer.transport.abort()
@@ -899,7 +897,7 @@ async def test_a_queue_is_pulled_once_although_another_could_not_be_taken() -> N
             await late.wait()
             for _ in range(3):  # answered after what follows from the late answer
                 # The next heartbeat is half a minute away on the real clock.
-                await consumer._session.heartbeat(broker.address)
+                await session_of(consumer).heartbeat(broker.address)
             await until(lambda: [q.topic for q in consumer.assignment].count("orders") == 2)
             names = sorted(task.get_name() for task in asyncio.all_tasks())
             pulls = [name for name in names if name.startswith("pull orders")]

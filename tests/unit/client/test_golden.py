@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from halfmq.client import MessageView, SendStatus, UnreadableBodyError
 
 # Answers as recorded, without a connection that would ask for them.
-from halfmq.client.consuming.pulling import _records
+from halfmq.client.consuming.pulling import records_of
 from halfmq.client.message import MessageQueue
 from halfmq.client.net.routes import build_route
 from halfmq.client.net.session import typed
@@ -100,7 +100,7 @@ def test_every_officially_stored_message_can_be_consumed() -> None:
     packed = 0
     for answer in answers(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
         assert typed(answer, PullMessageResponseHeader, "x").next_begin_offset >= 0
-        views += [MessageView(record, "broker-a") for record in _records(answer.body)]
+        views += [MessageView(record, "broker-a") for record in records_of(answer.body)]
     for view in views:
         try:
             assert view.body

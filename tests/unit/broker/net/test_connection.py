@@ -275,9 +275,11 @@ def test_a_fetch_for_one_peer_delays_no_other(
     """The requests of that peer stay in order, even if something else resumes it."""
     chest = Chest(tmp_path)
     served: list[int] = []
+    connected: set[ClientConnection] = set()
 
     def handle(request: RemotingCommand, connection: Connection) -> bytes | None:
         assert isinstance(connection, ClientConnection)
+        connected.add(connection)
         if request.body == b"cold" and not chest.may_open.is_set():
             raise chest.missing()
         served.append(request.opaque)
@@ -306,7 +308,7 @@ def test_a_fetch_for_one_peer_delays_no_other(
             two.writer.write(encode_request(105, opaque=9, header=ROUTE))
             assert (await two.answer()).opaque == 9
             # A peer cannot tell when its connection stalls and resumes, so the test causes both.
-            for connection in server._shared.connections:
+            for connection in connected:
                 connection._stall()
             release._resume_stalled()
             two.writer.write(encode_request(105, opaque=10, header=ROUTE))
@@ -355,10 +357,13 @@ def test_a_peer_that_is_lost_during_a_fetch_is_not_served(
     """Its waiting requests are dropped."""
     chest = Chest(tmp_path)
     tried: list[int] = []
+    waiting: list[ClientConnection] = []
 
     def handle(request: RemotingCommand, connection: Connection) -> bytes | None:
+        assert isinstance(connection, ClientConnection)
         tried.append(request.opaque)
         if request.body == b"cold" and not chest.may_open.is_set():
+            waiting.append(connection)
             raise chest.missing()
         return encode_reply(request)
 
@@ -369,8 +374,7 @@ def test_a_peer_that_is_lost_during_a_fetch_is_not_served(
                 peer.writer.write(encode_request(105, opaque=1, header=ROUTE, body=b"cold"))
                 while not chest.fetches:  # noqa: ASYNC110  # a thread counts
                     await asyncio.sleep(0)
-                # Which connection is waiting for a fetch is visible only inside of it.
-                next(one for one in server._shared.connections if one._fetching).abort()
+                waiting[0].abort()
                 while not lost:  # noqa: ASYNC110  # the server fills the list
                     await asyncio.sleep(0)
                 chest.may_open.set()

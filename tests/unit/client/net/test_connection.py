@@ -32,6 +32,7 @@ from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply, encode_request
 from tests.support.client_loops import in_steady_time, on_both_loops
+from tests.support.client_parts import session_of
 from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
 from tests.support.patience import PATIENCE_S
 
@@ -387,7 +388,7 @@ async def test_closing_tells_those_who_wait_for_a_broker_that_is_away(broker: Fa
     await producer.send(Message("orders", b"x"))
     await broker.stop()
     # A user sees the loss of a connection only with the next request.
-    await until(lambda: producer._session.brokers.get_open(broker.address) is None)
+    await until(lambda: session_of(producer).brokers.get_open(broker.address) is None)
     topics = ("orders", "unknown")  # one waits for the broker, one for the name server
     sends = [asyncio.ensure_future(producer.send(Message(topic, b"x"))) for topic in topics]
     await asyncio.sleep(0.1)
@@ -475,9 +476,8 @@ async def test_heartbeats_go_to_all_brokers_although_one_is_missing(broker: Fake
         heartbeat_interval=0.1, reconnect_delay_min=0.01, reconnect_delay_max=0.02
     )
     async with Producer("g", namesrv=broker.address, config=config) as producer:
-        # A stale route, whose broker is gone.
-        routes = producer._session.routes
-        routes._cluster["broker-b"] = f"127.0.0.1:{await free_port()}"
+        # A stale route, whose broker is gone: an old answer of a name server leaves it.
+        session_of(producer).routes._cluster["broker-b"] = f"127.0.0.1:{await free_port()}"
         before = len(broker.requests_of(RequestCode.HEART_BEAT))
 
         await until(lambda: len(broker.requests_of(RequestCode.HEART_BEAT)) >= before + 3)

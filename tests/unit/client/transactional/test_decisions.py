@@ -11,6 +11,7 @@ from halfmq.client.message import Decision
 from halfmq.client.transactional import decisions as client_decisions
 from halfmq.remoting.codes import ResponseCode
 from tests.support.client_loops import in_steady_time, on_both_loops
+from tests.support.client_parts import tasks_of
 from tests.support.client_transactions import (
     COMMIT,
     END,
@@ -167,7 +168,7 @@ async def test_closing_settles_a_batch_that_has_not_left() -> None:
         waiting = asyncio.ensure_future(finish(producer, transactions))
         await until(lambda: bool(broker.requests_of(ENDS)))
         # Ended as a loop that stops ends it, at a moment that a user cannot hit.
-        for task in list(producer._tasks):
+        for task in tasks_of(producer):
             task.cancel()
 
         assert await waiting == [None, None]
@@ -187,7 +188,7 @@ async def test_a_batch_cancelled_before_its_first_step_is_settled() -> None:
         # The moment at which one is open shows in nothing else.
         assert producer._decisions._open_batches
         # Ended as a loop that stops ends it, at a moment that a user cannot hit.
-        for task in list(producer._tasks):
+        for task in tasks_of(producer):
             task.cancel()
 
         assert await asyncio.gather(*finishing) == [None, None]

@@ -52,7 +52,7 @@ def messages_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """
 
     def read(reader: LogReader, ranges: Sequence[Range], *, prefix: bytes = b"") -> bytes:
-        return prefix + b"".join(reader._pieces(ranges))
+        return prefix + reader.read_cold(ranges)
 
     monkeypatch.setattr(LogReader, "read", read)
 

@@ -457,7 +457,7 @@ def test_a_part_that_cannot_be_appended_is_served_one_by_one(
         front.broker.log.failing = bool(front.appends)
         return append(group, contiguous=contiguous)
 
-    # Appends after the first one fail.
+    # Appends after the first one fail: the group took the log's method when it was made.
     monkeypatch.setattr(front.group, "_append", failing)
     front.batch(*(an_end(half, COMMIT) for half in halves))
     results = front.results()
