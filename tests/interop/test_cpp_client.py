@@ -109,6 +109,7 @@ def test_its_batch_becomes_single_messages(broker: BrokerProcess, tmp_path: Path
     assert sorted(one["body"] for one in _consumed(lines)) == ["b-0", "b-1", "b-2"]
 
 
+@feature("a running consumer goes to the offsets to which its group is reset")
 @pytest.mark.parametrize("in_broker", [True, False])
 def test_it_starts_again_from_where_it_is_reset(tmp_path: Path, in_broker: bool) -> None:
     """Whether the broker has the offsets, or tells the client, in the form that it reads."""
