@@ -11,7 +11,8 @@ from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
-from tests.support.peers import COMMIT, START_MS, UNKNOWN, Half, Peer
+from tests.support.broker_doubles import START_MS
+from tests.support.peers import COMMIT, UNKNOWN, Half, Peer
 from tests.support.race_windows import DAY_MS, HOUR_MS, INTERVAL_MS, TIMEOUT_MS, Rig, windowed
 
 CHECK_MAX: Final = 3

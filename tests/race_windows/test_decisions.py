@@ -27,7 +27,8 @@ from halfmq.remoting.transaction_headers import (
 )
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.topics import OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from tests.support.peers import COMMIT, ROLLBACK, START_MS, Half, Peer, until
+from tests.support.broker_doubles import START_MS
+from tests.support.peers import COMMIT, ROLLBACK, Half, Peer, until
 from tests.support.race_windows import HOUR_MS, INTERVAL_MS, TIMEOUT_MS, Rig, windowed
 
 MANY: Final = 500

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.store.format.topics import SCHEDULE_TOPIC
-from tests.support.peers import COMMIT, START_MS, Peer
+from tests.support.broker_doubles import START_MS
+from tests.support.peers import COMMIT, Peer
 from tests.support.race_windows import DAY_MS, HOUR_MS, Rig, windowed
 
 

@@ -113,6 +113,28 @@ class FakeConnection:
             self.written.append(reply)
 
 
+def record_of(
+    request: AppendRequest, physical_offset: int, queue_offset: int, store_timestamp: int
+) -> Record:
+    """Return the record that a log makes of a request."""
+    return new_record(
+        topic=request.topic,
+        queue_id=request.queue_id,
+        body=request.body,
+        properties=request.properties,
+        born_timestamp=request.born_timestamp,
+        born_host=request.born_host,
+        store_timestamp=store_timestamp,
+        store_host=request.store_host,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        flag=request.flag,
+        sys_flag=request.sys_flag,
+        reconsume_times=request.reconsume_times,
+        prepared_transaction_offset=request.prepared_transaction_offset,
+    )
+
+
 class FakeLog:
     """A commit log with consume queues, in memory, everything durable unless told otherwise."""
 
@@ -167,22 +189,7 @@ class FakeLog:
     def _append(self, draft: AppendRequest) -> AppendResult:
         queue = self._queues.setdefault((draft.topic, draft.queue_id), [])
         queue_offset = len(queue) + self._first.get((draft.topic, draft.queue_id), 0)
-        record = new_record(
-            topic=draft.topic,
-            queue_id=draft.queue_id,
-            body=draft.body,
-            properties=draft.properties,
-            born_timestamp=draft.born_timestamp,
-            born_host=draft.born_host,
-            store_timestamp=self._next_timestamp(),
-            store_host=draft.store_host,
-            queue_offset=queue_offset,
-            physical_offset=self.write_offset,
-            flag=draft.flag,
-            sys_flag=draft.sys_flag,
-            reconsume_times=draft.reconsume_times,
-            prepared_transaction_offset=draft.prepared_transaction_offset,
-        )
+        record = record_of(draft, self.write_offset, queue_offset, self._next_timestamp())
         self.records[record.physical_offset] = record
         queue.append(record.physical_offset)
         self._add_keys(record)

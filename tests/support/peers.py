@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from halfmq.remoting.bodies import (
     ConsumerData,
@@ -33,9 +33,9 @@ from halfmq.remoting.headers import (
 from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import encode_properties
+from tests.support.broker_doubles import START_MS
 from tests.support.patience import PATIENCE_S
 
-START_MS: Final = 1_700_000_000_000
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0  # commitOrRollback
 
 

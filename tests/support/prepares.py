@@ -29,8 +29,8 @@ from halfmq.remoting.transaction_bodies import (
 from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
 from halfmq.store.format.ids import UniqueKeyFactory
 from halfmq.store.format.properties import encode_properties
-from tests.support.broker_doubles import FakeConnection
-from tests.support.transactions import START_MS, Broker
+from tests.support.broker_doubles import START_MS, FakeConnection
+from tests.support.transactions import Broker
 
 BODY_MAX = 10_000
 LOG_FILE_SIZE = 100_000

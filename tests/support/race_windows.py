@@ -43,9 +43,10 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import OP_TOPIC
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.message_store import MessageStore
+from tests.support.broker_doubles import START_MS
 from tests.support.broker_parts import connections_of, delays_of, release_of, store_of, tables_of
 from tests.support.patience import PATIENCE_S
-from tests.support.peers import START_MS, Half, Peer, until
+from tests.support.peers import Half, Peer, until
 from tests.support.stores import crash, log_of, pulled
 
 LOG_FILE_SIZE: Final = 1 << 18

@@ -42,34 +42,14 @@ from halfmq.store.format.record import (
     Record,
     decode_record,
     encode_record,
-    new_record,
 )
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.queue.pull_selection import GetResult, GetStatus
+from tests.support.broker_doubles import START_MS, Clock, FakeConnection, record_of
 from tests.support.golden_store import GoldenStore
 
 HOST = pack_host("127.0.0.1", 10911)
 PEER = pack_host("127.0.0.1", 54321)
-START_MS = 1_700_000_000_000
-
-
-class Clock:
-    """A wall clock that can be set, and a monotonic one that goes on."""
-
-    def __init__(self, now_ms: int = START_MS) -> None:
-        self.now_ms = now_ms
-        self._stepped_ms = 0
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-    def monotonic(self) -> int:
-        return self.now_ms - self._stepped_ms
-
-    def step(self, milliseconds: int) -> None:
-        """Set the wall clock forward or back; no time passes."""
-        self.now_ms += milliseconds
-        self._stepped_ms += milliseconds
 
 
 class MemoryLog:
@@ -115,22 +95,7 @@ class MemoryLog:
     def _append(self, draft: AppendRequest) -> AppendResult:
         queue = (draft.topic, draft.queue_id)
         queue_offset = 0 if draft.sys_flag & NO_QUEUE_ENTRY else self._queues.get(queue, 0)
-        record = new_record(
-            topic=draft.topic,
-            queue_id=draft.queue_id,
-            body=draft.body,
-            properties=draft.properties,
-            born_timestamp=draft.born_timestamp,
-            born_host=draft.born_host,
-            store_timestamp=self._next_timestamp(),
-            store_host=draft.store_host,
-            queue_offset=queue_offset,
-            physical_offset=self.write_offset,
-            flag=draft.flag,
-            sys_flag=draft.sys_flag,
-            reconsume_times=draft.reconsume_times,
-            prepared_transaction_offset=draft.prepared_transaction_offset,
-        )
+        record = record_of(draft, self.write_offset, queue_offset, self._next_timestamp())
         self.put(encode_record(record))
         return AppendResult(
             record.physical_offset, record.total_size, record.queue_offset, record.store_timestamp
@@ -269,7 +234,7 @@ def fetch_at_once(missing: NotInMemoryError, on_fetched: Callable[[bool], None])
     on_fetched(True)
 
 
-class Connected:
+class Connected(FakeConnection):
     """A producer's connection that records the checks it gets."""
 
     def __init__(
@@ -279,22 +244,15 @@ class Connected:
         writable: bool = True,
         acknowledges: bool = False,
     ) -> None:
+        super().__init__("127.0.0.1:54321")
         self.name = name
-        self.subject: object = None
-        self.remote_host = PEER
-        self.store_host = HOST
-        self.broker_address = "127.0.0.1:10911"
         self.language = 0
-        self.version = 479
-        self.unfinished: object = None
-        self.closed = False
         self.writable = writable
         self.acknowledges = acknowledges
         self.unacknowledged: list[OnAnswer] = []  # checks that the test must acknowledge
         self.room = 1_000  # how many of them there may be
         self.checks: list[tuple[int, CheckTransactionStateRequestHeader, bytes]] = []
         self.waiting: list[tuple[int, bytes]] = []
-        self.unanswered: list[int] = []  # what replies to one-way requests would wait for
 
     def send_request(self, code: int, header: object, body: bytes = b"") -> bool:
         assert isinstance(header, CheckTransactionStateRequestHeader)
@@ -591,7 +549,7 @@ class Broker(ServiceParts):
 
     def wait(self, milliseconds: int) -> None:
         """Let time pass and do everything that is due, however many ticks it takes."""
-        self.clock.now_ms += milliseconds
+        self.clock.now += milliseconds
         if self.flushes:
             self.log.flush()
         while self.service.tick() == 0:

@@ -50,8 +50,9 @@ from halfmq.store.format.topics import (
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 from tests.support.access import ADMIN, PUBLISHER, STRANGER, SUBSCRIBER, Account, SignedPeer
+from tests.support.broker_doubles import START_MS
 from tests.support.broker_parts import access_of
-from tests.support.peers import COMMIT, ROLLBACK, START_MS, UNKNOWN, Half
+from tests.support.peers import COMMIT, ROLLBACK, UNKNOWN, Half
 from tests.support.race_windows import HOUR_MS, Rig, windowed
 
 COLLEAGUE: Final = Account("colleague", "secret-of-colleague")

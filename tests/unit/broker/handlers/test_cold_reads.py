@@ -37,9 +37,9 @@ from halfmq.remoting.transaction_headers import (
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
-from tests.support.broker_doubles import ext
+from tests.support.broker_doubles import START_MS, ext
 from tests.support.ice import Ice, frozen
-from tests.support.peers import COMMIT, ROLLBACK, START_MS, Half, Peer, until
+from tests.support.peers import COMMIT, ROLLBACK, Half, Peer, until
 from tests.support.race_windows import TIMEOUT_MS, Rig, windowed
 from tests.support.stores import BORN, draft
 

@@ -34,17 +34,16 @@ from halfmq.store.format.ids import pack_host
 from halfmq.store.format.index import index_keys
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import (
-    Record,
     decode_record,
     encode_record,
-    new_record,
     seal_crc_tail,
     with_crc_tail,
 )
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
+from tests.support.broker_doubles import START_MS, record_of
 from tests.support.golden_store import unpack
-from tests.support.transactions import HOST, PEER, START_MS, golden_log, message
+from tests.support.transactions import HOST, PEER, golden_log, message
 
 OFFSET = 73_400_320
 KEY = "7F000001A1B2C3D4E5F600000001"
@@ -52,26 +51,7 @@ KEY = "7F000001A1B2C3D4E5F600000001"
 
 def stored(draft: AppendRequest, *, offset: int = OFFSET, queue_offset: int = 12) -> bytes:
     """Return the bytes of the record that the log holds for a request."""
-    return encode_record(_record(draft, offset, queue_offset))
-
-
-def _record(draft: AppendRequest, offset: int, queue_offset: int) -> Record:
-    return new_record(
-        topic=draft.topic,
-        queue_id=draft.queue_id,
-        body=draft.body,
-        properties=draft.properties,
-        born_timestamp=draft.born_timestamp,
-        born_host=draft.born_host,
-        store_timestamp=START_MS + 3,
-        store_host=draft.store_host,
-        queue_offset=queue_offset,
-        physical_offset=offset,
-        flag=draft.flag,
-        sys_flag=draft.sys_flag,
-        reconsume_times=draft.reconsume_times,
-        prepared_transaction_offset=draft.prepared_transaction_offset,
-    )
+    return encode_record(record_of(draft, offset, queue_offset, START_MS + 3))
 
 
 def test_a_half_is_the_message_under_another_topic() -> None:
@@ -143,13 +123,10 @@ def test_final_messages_are_those_of_rocketmq(name: str, tmp_path: Path) -> None
         assert half is not None
         parsed = parse_half(half, final.prepared_transaction_offset)
         assert parsed is not None
-        ours = decode_record(
-            encode_record(
-                _record(final_request(parsed), final.physical_offset, final.queue_offset)._replace(
-                    store_timestamp=final.store_timestamp
-                )
-            )
+        made = record_of(
+            final_request(parsed), final.physical_offset, final.queue_offset, final.store_timestamp
         )
+        ours = decode_record(encode_record(made))
         assert ours.property_map == final.property_map
         assert ours._replace(properties=b"", total_size=0) == final._replace(
             properties=b"", total_size=0

@@ -13,8 +13,8 @@ from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.properties import decode_properties, encode_properties
 from halfmq.store.format.record import Record
 from halfmq.store.log.append_request import AppendRequest
-from tests.support.broker_doubles import draft
-from tests.support.peers import COMMIT, ROLLBACK, START_MS, Half, Peer
+from tests.support.broker_doubles import START_MS, draft
+from tests.support.peers import COMMIT, ROLLBACK, Half, Peer
 from tests.support.race_windows import Rig, windowed
 
 RETRY = "%RETRY%billing"

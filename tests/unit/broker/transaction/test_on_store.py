@@ -16,12 +16,12 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendResult
 from halfmq.store.message_store import MessageStore
+from tests.support.broker_doubles import Clock
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.patience import PATIENCE_S
 from tests.support.stores import crash
 from tests.support.transactions import (
     HOST,
-    Clock,
     Connected,
     Directory,
     Placed,
@@ -119,7 +119,7 @@ class StoredBroker(ServiceParts):
         self.open(target)
 
     def wait(self, milliseconds: int) -> None:
-        self.clock.now_ms += milliseconds
+        self.clock.now += milliseconds
         while self.service.tick() == 0:
             pass
         self.flush()

@@ -9,8 +9,9 @@ from halfmq.store.errors import StoreError
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.topics import OP_TOPIC
 from halfmq.store.log.append_request import AppendRequest, AppendResult
+from tests.support.broker_doubles import START_MS
 from tests.support.golden_store import unpack
-from tests.support.transactions import HOST, START_MS, golden_log
+from tests.support.transactions import HOST, golden_log
 
 CONFIG = TransactionConfig(op_batch_size=40, op_batch_interval_ms=3_000)
 

@@ -21,7 +21,8 @@ from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendResult
-from tests.support.transactions import HOST, START_MS, Broker, Connected, end_now, message
+from tests.support.broker_doubles import START_MS
+from tests.support.transactions import HOST, Broker, Connected, end_now, message
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_a_transaction_is_described_in_full(broker: Broker) -> None:
     """Age, owner and progress of checks: what an operator needs before a decision."""
     producer = broker.producers.join("pg", Connected("10.0.0.7:4000"))
     half = broker.prepare(producer, key="K1", KEYS="order-7 order-8")
-    broker.clock.now_ms += 2_000
+    broker.clock.now += 2_000
 
     (info,) = broker.service.view.page(-1, 10).infos
 

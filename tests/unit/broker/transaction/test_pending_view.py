@@ -10,7 +10,8 @@ from halfmq.broker.transaction.half import StoredHalf
 from halfmq.broker.transaction.pending_view import PAGE_MS, SKIPPED_PER_CLOCK_READ, PendingView
 from halfmq.broker.transaction.state.pending import PendingTable
 from halfmq.broker.transaction.state.state_machine import State
-from tests.support.transactions import HOST, PEER, START_MS, Clock
+from tests.support.broker_doubles import START_MS, Clock
+from tests.support.transactions import HOST, PEER
 
 PROPERTIES = b"REAL_TOPIC\x01orders\x02UNIQ_KEY\x01key\x02"
 
@@ -46,7 +47,7 @@ class Table:
 
     def read_slowly(self, offset: int) -> StoredHalf:
         self.reads += 1
-        self.clock.now_ms += self._slow_ms
+        self.clock.now += self._slow_ms
         return StoredHalf(
             *(offset, offset, 0, 0, START_MS, PEER, START_MS, HOST, 0), b"", PROPERTIES, 0
         )

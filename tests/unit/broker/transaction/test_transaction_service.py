@@ -98,7 +98,7 @@ def test_the_opposite_decision_is_refused(
 ) -> None:
     """The error names the decision that stands, and its time."""
     half = broker.prepare()
-    broker.clock.now_ms = 1_700_000_001_000
+    broker.clock.now = 1_700_000_001_000
     broker.end(half, first)
     end = broker.log.write_offset
 
@@ -173,7 +173,7 @@ def test_a_failed_append_leaves_the_transaction_undecided(broker: Broker) -> Non
 def test_a_decision_after_the_immunity_time_is_accepted(broker: Broker) -> None:
     """RocketMQ answers 604; with one identity per transaction a late commit does no harm."""
     half = broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="1")
-    broker.clock.now_ms += 3_600_000
+    broker.clock.now += 3_600_000
 
     broker.end(half, TransactionEvent.COMMIT)
 
@@ -428,7 +428,7 @@ def test_no_check_is_sent_for_transactions_that_rocketmq_would_check_again(tmp_p
     broker = Broker(tmp_path)
     store = unpack("tx-midway-killed", tmp_path)
     broker.log = golden_log(store)
-    broker.clock.now_ms = 1_795_260_600_000  # an hour later: one of them has that immunity
+    broker.clock.now = 1_795_260_600_000  # an hour later: one of them has that immunity
     broker.restart()
     producers = [broker.producers.join(group, Connected()) for group in ("pg_tx", "pg_other")]
     for _ in range(3):

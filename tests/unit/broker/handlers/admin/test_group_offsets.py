@@ -27,7 +27,8 @@ from halfmq.remoting.headers import (
     PullMessageResponseHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from tests.support.peers import START_MS, Peer
+from tests.support.broker_doubles import START_MS
+from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
 
 CODE = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET

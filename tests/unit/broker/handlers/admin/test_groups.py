@@ -31,7 +31,8 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.fastjson import parse
 from halfmq.remoting.headers import UpdateConsumerOffsetRequestHeader
-from tests.support.peers import START_MS, Peer
+from tests.support.broker_doubles import START_MS
+from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
 
 ENTRY: dict[str, Any] = {

@@ -22,9 +22,8 @@ from halfmq.remoting.headers import (
 )
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.properties import decode_properties, encode_properties
-from tests.support.broker_doubles import FakeConnection
+from tests.support.broker_doubles import START_MS, FakeConnection
 from tests.support.prepares import Prepares
-from tests.support.transactions import START_MS
 
 TOPIC = "C_REPLY_TOPIC"
 TAKEN = RemotingCommand(code=ResponseCode.SUCCESS)

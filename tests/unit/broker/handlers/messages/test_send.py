@@ -18,8 +18,9 @@ from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import PROPERTIES_SIZE_MAX
 from halfmq.store.format.topics import HALF_TOPIC
+from tests.support.broker_doubles import START_MS
 from tests.support.prepares import Prepares, accepted
-from tests.support.transactions import START_MS, end_now
+from tests.support.transactions import end_now
 
 ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 BATCH: dict[str, Any] = {"batch": True, "sys_flag": 0, "TRAN_MSG": "", "PGROUP": ""}

@@ -21,15 +21,9 @@ from halfmq.remoting.replies import encode_request
 from halfmq.store.format.properties import without_properties
 from halfmq.store.format.record import Record, decode_record, encode_record, new_record
 from halfmq.store.format.topics import HALF_TOPIC
+from tests.support.broker_doubles import START_MS
 from tests.support.frames import RecordedFrame, recorded
-from tests.support.transactions import (
-    HOST,
-    PEER,
-    START_MS,
-    Broker,
-    Connected,
-    message,
-)
+from tests.support.transactions import HOST, PEER, Broker, Connected, message
 
 TRANSACTION_FILES = (
     "java-5.3.3-json-transaction",
@@ -323,7 +317,7 @@ def test_checks_are_those_of_the_official_broker(file: str, tmp_path: Path) -> N
         broker.log.put(half)
         broker.log.flush()
         producer = broker.producers.join(theirs.property_map["PGROUP"], Connected())
-        broker.clock.now_ms = theirs.store_timestamp
+        broker.clock.now = theirs.store_timestamp
         broker.restart()
         broker.wait(60_000)
         assert producer.checks[0][1] == header

@@ -110,7 +110,7 @@ def test_a_late_refusal_does_not_end_the_pause_of_a_group(broker: Broker) -> Non
     """The check was in flight when the group was blocked, and its transaction was decided."""
     producer = member(broker)
     halves = [broker.prepare() for _ in range(group_queues.REFUSALS_MAX + 1)]
-    broker.clock.now_ms += group_queues.BUSY_RETRY_MS // 2
+    broker.clock.now += group_queues.BUSY_RETRY_MS // 2
     young = broker.prepare()
     broker.wait(TIMEOUT_MS - group_queues.BUSY_RETRY_MS // 2 + BUCKET_MS)
     assert set(producer.checked_offsets) == {half.physical_offset for half in halves}

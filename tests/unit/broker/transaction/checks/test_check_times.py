@@ -10,8 +10,9 @@ from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.checks import checker
 from halfmq.broker.transaction.checks.timetable import BUCKET_MS
 from halfmq.broker.transaction.state.state_machine import TransactionEvent
+from tests.support.broker_doubles import START_MS
 from tests.support.check_back import DAY_MS, INTERVAL_MS, PAUSES_MS, TIMEOUT_MS
-from tests.support.transactions import START_MS, Broker, Connected
+from tests.support.transactions import Broker, Connected
 
 
 def test_age_counts_from_the_brokers_clock(broker: Broker) -> None:
@@ -112,7 +113,7 @@ def test_checks_wait_for_the_grace_time_after_a_restart(broker: Broker) -> None:
     """Producers need time to reconnect, and some send the decision then."""
     half = broker.prepare()
     broker.log.flush()
-    broker.clock.now_ms += 3_600_000
+    broker.clock.now += 3_600_000
     broker.restart()
     producer = broker.producers.join("pg", Connected())
     broker.wait(checker.RESTART_GRACE_MS - 1)
@@ -125,7 +126,7 @@ def test_due_checks_are_sent_within_half_a_second_after_a_restart(broker: Broker
     """Decisions do not wait longer than producers need to reconnect."""
     half = broker.prepare()
     broker.log.flush()
-    broker.clock.now_ms += 3_600_000
+    broker.clock.now += 3_600_000
     broker.restart()
     producer = broker.producers.join("pg", Connected())
     broker.wait(500)
@@ -136,7 +137,7 @@ def test_a_restart_does_not_advance_the_check_of_a_young_half(broker: Broker) ->
     """Its age counts from its store timestamp."""
     broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="60")
     broker.log.flush()
-    broker.clock.now_ms += 20_000
+    broker.clock.now += 20_000
     broker.restart()
     producer = broker.producers.join("pg", Connected())
     broker.wait(39_999)
@@ -164,7 +165,7 @@ def test_pauses_grow_and_have_jitter(tmp_path: Path) -> None:
             assert entry.checks == number
             waits.append(broker.checker.next_check_in_ms(entry) or 0)
         assert 0.9 * middle_ms - 1 <= min(waits) < max(waits) <= 1.1 * middle_ms + BUCKET_MS
-        broker.clock.now_ms += max(waits)
+        broker.clock.now += max(waits)
         broker.wait(0)
 
 
@@ -228,7 +229,7 @@ def test_a_clients_clock_changes_no_check(
     asked_at: list[int] = []
     for _ in range(400):
         broker.wait(1_000)
-        asked_at += [broker.clock.now_ms - START_MS] * (len(producer.checks) - len(asked_at))
+        asked_at += [broker.clock.now - START_MS] * (len(producer.checks) - len(asked_at))
     assert asked_at == [first_ms, first_ms + 30_000, first_ms + 75_000]
     assert broker.service.metrics()["parked"] == 1
 
@@ -253,10 +254,10 @@ def test_a_local_transaction_of_any_length_is_delivered_once(
     half = broker.prepare(producer, CHECK_IMMUNITY_TIME_IN_SECONDS=str(immunity_s or ""))
     step_ms, done_ms, done, answered = 200, round(local_s * 1_000), False, 0
     asked_at: list[int] = []
-    while broker.clock.now_ms - START_MS < 160_000:
+    while broker.clock.now - START_MS < 160_000:
         broker.wait(step_ms)
         producer.acknowledge()
-        now_ms = broker.clock.now_ms - START_MS
+        now_ms = broker.clock.now - START_MS
         asked_at += [now_ms] * (len(producer.checks) - len(asked_at))
         if now_ms >= done_ms and not done:
             done = True

@@ -301,7 +301,7 @@ def test_many_due_checks_are_sent_in_slices(
     producer = broker.producers.join("pg", Connected())
     halves = [broker.prepare() for _ in range(100)]
     broker.log.flush()
-    broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
+    broker.clock.now += TIMEOUT_MS + BUCKET_MS
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     sizes: list[int] = []
     while broker.service.tick() == 0:
@@ -318,10 +318,10 @@ def test_a_decided_transaction_costs_only_a_lookup_when_its_check_is_due(
     producer = broker.producers.join("pg", Connected())
     for _ in range(2 * checker.ENTRIES_PER_STEP - 10):
         broker.end(broker.prepare(), TransactionEvent.COMMIT)
-    broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
+    broker.clock.now += TIMEOUT_MS + BUCKET_MS
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
-    assert broker.checker.tick(broker.clock.now_ms, Slice()) == 0
-    assert broker.checker.tick(broker.clock.now_ms, Slice()) is None
+    assert broker.checker.tick(broker.clock.now, Slice()) == 0
+    assert broker.checker.tick(broker.clock.now, Slice()) is None
     assert producer.checks == []
 
 
@@ -333,7 +333,7 @@ def test_groups_take_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> N
         broker.prepare(group="busy")
     broker.prepare(group="other")
     broker.log.flush()
-    broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
+    broker.clock.now += TIMEOUT_MS + BUCKET_MS
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     while not other.checks:
         assert broker.service.tick() == 0
@@ -352,7 +352,7 @@ def test_results_of_very_many_checks_are_processed_in_slices(
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     taken = []
     for _ in halves:
-        broker.checker.tick(broker.clock.now_ms, Slice())
+        broker.checker.tick(broker.clock.now, Slice())
         taken.append(broker.checker.not_accepted)
 
     assert taken == [1, 2, 3, 4, 5]
@@ -372,11 +372,11 @@ def test_groups_without_members_are_looked_up_in_slices(
         return ()
 
     monkeypatch.setattr(broker.producers, "producers_of", no_producers)
-    broker.clock.now_ms += 2 * group_queues.NO_MEMBER_RETRY_MS
+    broker.clock.now += 2 * group_queues.NO_MEMBER_RETRY_MS
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     counts = []
     for _ in range(6):
-        broker.checker.tick(broker.clock.now_ms, Slice())
+        broker.checker.tick(broker.clock.now, Slice())
         counts.append(len(looks))
 
     assert counts == [1, 2, 3, 4, 5, 5]

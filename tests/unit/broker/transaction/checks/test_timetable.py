@@ -6,7 +6,7 @@ import gc
 
 from halfmq.broker.transaction.checks import timetable as timetable_module
 from halfmq.broker.transaction.checks.timetable import BUCKET_MS, Timetable
-from tests.support.transactions import START_MS
+from tests.support.broker_doubles import START_MS
 
 
 def test_a_timetable_returns_everything_once_and_never_early() -> None:

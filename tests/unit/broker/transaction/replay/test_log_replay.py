@@ -10,8 +10,9 @@ from halfmq.broker.transaction.state.decision_cache import RecordedDecision
 from halfmq.broker.transaction.state.pending import MemberHalf, PendingTable
 from halfmq.broker.transaction.state.state_machine import State, TransactionEvent
 from halfmq.store.log.append_request import AppendRequest
+from tests.support.broker_doubles import START_MS
 from tests.support.golden_store import GoldenStore, unpack
-from tests.support.transactions import HOST, PEER, START_MS, Broker, MemoryLog, golden_log
+from tests.support.transactions import HOST, PEER, Broker, MemoryLog, golden_log
 
 GOLDEN = ("tx-midway-killed", "tx-midway-clean", "v4-tx")
 

@@ -37,7 +37,7 @@ def take(broker: Broker) -> None:
     while broker.is_taking_snapshot:  # one begun earlier covers less
         broker.service.tick()
     before = broker.service.metrics()["snapshots_taken"]
-    broker.clock.now_ms += snapshot.INTERVAL_MS
+    broker.clock.now += snapshot.INTERVAL_MS
     while broker.service.metrics()["snapshots_taken"] == before:
         broker.service.tick()
         broker.log.flush()
@@ -131,7 +131,7 @@ def test_the_table_may_change_while_it_is_written(
     monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one step each
     halves = [broker.prepare() for _ in range(20)]
     broker.log.flush()
-    broker.clock.now_ms += snapshot.INTERVAL_MS
+    broker.clock.now += snapshot.INTERVAL_MS
     pending = {half.physical_offset for half in halves}
     turn = 0
     while not broker.service.metrics()["snapshots_taken"]:
@@ -184,7 +184,7 @@ def test_a_snapshot_waits_until_the_log_is_durable(broker: Broker) -> None:
     take(broker)
     older = broker.snapshot_path.read_bytes()
     broker.prepare()
-    broker.clock.now_ms += snapshot.INTERVAL_MS
+    broker.clock.now += snapshot.INTERVAL_MS
     for _ in range(50):
         broker.service.tick()
     for thread in threading.enumerate():
@@ -247,7 +247,7 @@ def test_only_the_event_loop_reads_the_log(broker: Broker, monkeypatch: pytest.M
 def test_an_ordered_stop_replaces_an_unfinished_snapshot(broker: Broker) -> None:
     """The snapshot of the stop is complete."""
     half = broker.prepare()
-    broker.clock.now_ms += snapshot.INTERVAL_MS
+    broker.clock.now += snapshot.INTERVAL_MS
     broker.service.tick()
 
     broker.restart(drained=True)
@@ -275,7 +275,7 @@ def test_a_dropped_broker_may_be_collected_by_the_thread_of_its_snapshot(
     monkeypatch.setattr(disk, "fsync", fsync)
     broker.prepare()
     broker.log.flush()
-    broker.clock.now_ms += snapshot.INTERVAL_MS
+    broker.clock.now += snapshot.INTERVAL_MS
     while not begun.is_set():
         broker.service.tick()
         broker.log.flush()
@@ -290,7 +290,7 @@ def test_a_clock_set_back_delays_no_snapshot(broker: Broker) -> None:
     take(broker)
     broker.clock.step(-3_600_000)
     broker.prepare()
-    broker.clock.now_ms += snapshot.INTERVAL_MS
+    broker.clock.now += snapshot.INTERVAL_MS
     broker.service.tick()
     assert broker.is_taking_snapshot
 
@@ -314,13 +314,13 @@ def test_a_snapshot_is_taken_for_counted_checks_alone(broker: Broker) -> None:
     broker.prepare()
     broker.log.flush()
     for count in (1, 2):
-        broker.clock.now_ms += snapshot.INTERVAL_MS * 2  # more than the pause between two checks
+        broker.clock.now += snapshot.INTERVAL_MS * 2  # more than the pause between two checks
         while broker.service.metrics()["snapshots_taken"] < count:
             broker.service.tick()
     (entry,) = broker.table
     asking = entry.progress
     assert asking.delivered == 2
-    broker.clock.now_ms += snapshot.INTERVAL_MS
+    broker.clock.now += snapshot.INTERVAL_MS
     broker.service.tick()
     assert not broker.is_taking_snapshot  # nothing was counted since
 
