@@ -17,7 +17,6 @@ from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
-from halfmq.remoting.headers import SendMessageRequestHeaderV2
 from halfmq.remoting.replies import encode_request
 from halfmq.remoting.transaction_bodies import encode_entries
 from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
@@ -26,6 +25,7 @@ from tests.support.ledger_log import read_log
 from tests.support.patience import PATIENCE_S
 from tests.support.prepares import part
 from tests.support.seeds import printed_seed
+from tests.support.sends import send_header
 
 ROUNDS = 4
 BURST = 40  # halves in flight at each kill
@@ -37,15 +37,9 @@ LARGE_HALVES = 260  # more of them than a start reads
 
 def _single(key: str, opaque: int, body: bytes = b"") -> bytes:
     marks = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": key}
-    header = SendMessageRequestHeaderV2(
-        producer_group="pg",
-        topic="orders",
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=0,
+    header = send_header(
         sys_flag=4,
         born_timestamp=int(time.time() * 1_000),
-        flag=0,
         properties=encode_properties(marks).decode(),
     )
     return encode_request(

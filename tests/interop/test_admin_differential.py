@@ -34,11 +34,11 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.fastjson import parse
 from halfmq.remoting.headers import (
-    SendMessageRequestHeaderV2,
     UpdateConsumerOffsetRequestHeader,
 )
 from halfmq.store.format.properties import encode_properties
 from tests.support.rocketmq_broker import Wire, rocketmq_broker
+from tests.support.sends import send_header
 
 pytestmark = [
     pytest.mark.campaign,
@@ -147,15 +147,8 @@ def requests_about_consumption() -> Iterator[tuple[RequestCode, Header | None, b
     """Give requests about the group, which is not connected, and its offsets in the topic."""
     yield (
         RequestCode.SEND_MESSAGE_V2,
-        SendMessageRequestHeaderV2(
+        send_header(
             producer_group="writers",
-            topic="orders",
-            default_topic="TBW102",
-            default_topic_queue_nums=4,
-            queue_id=0,
-            sys_flag=0,
-            born_timestamp=1_700_000_000_000,
-            flag=0,
             properties=encode_properties({"TAGS": "paid", "UNIQ_KEY": "U1"}).decode(),
         ),
         b"body",

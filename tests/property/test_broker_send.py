@@ -25,7 +25,6 @@ from halfmq.broker.transaction.prepares import Prepares
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
-from halfmq.remoting.headers import SendMessageRequestHeaderV2
 from halfmq.store.errors import RecordTooLargeError
 from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.ids import UniqueKeyFactory
@@ -37,6 +36,7 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from tests.support.broker_doubles import FakeConnection
+from tests.support.sends import send_header
 
 TOPIC = TopicConfig(name="T", read_queue_nums=4, write_queue_nums=4)
 
@@ -146,16 +146,8 @@ def _handler(
 def _request(
     properties: str | None, *, body: bytes = b"body", flag: int = 0, opaque: int = 0
 ) -> RemotingCommand:
-    header = SendMessageRequestHeaderV2(
-        producer_group="g",
-        topic="T",
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=1,
-        sys_flag=0,
-        born_timestamp=5,
-        flag=7,
-        properties=properties,
+    header = send_header(
+        producer_group="g", topic="T", queue_id=1, born_timestamp=5, flag=7, properties=properties
     )
     return RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque, flag, header=header, body=body)
 
@@ -259,15 +251,11 @@ def test_a_message_is_stored_the_same_whatever_came_before(
 
 
 def _batch(units: Sequence[str], *, opaque: int = 0) -> RemotingCommand:
-    header = SendMessageRequestHeaderV2(
+    header = send_header(
         producer_group="g",
         topic="T",
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
         queue_id=1,
-        sys_flag=0,
         born_timestamp=5,
-        flag=0,
         batch=True,
         properties="WAIT\x01true\x02TAGS\x01of-the-batch\x02",
     )

@@ -19,7 +19,6 @@ from halfmq.client import (
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.header_tables import response_header
-from halfmq.remoting.headers import SendMessageRequestHeaderV2
 from halfmq.remoting.transaction_bodies import TransactionEnd, decode_end_results, encode_entries
 from halfmq.remoting.transaction_headers import (
     EndTransactionResponseHeader,
@@ -27,9 +26,9 @@ from halfmq.remoting.transaction_headers import (
 )
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.topics import OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from tests.support.broker_doubles import START_MS
 from tests.support.peers import COMMIT, ROLLBACK, Half, Peer, until
 from tests.support.race_windows import HOUR_MS, INTERVAL_MS, TIMEOUT_MS, Rig, windowed
+from tests.support.sends import send_header
 
 MANY: Final = 500
 
@@ -220,17 +219,7 @@ async def _plain(producer: Peer) -> Half:
     properties = encode_properties(
         {"PGROUP": "pg", "UNIQ_KEY": "K9", "REAL_TOPIC": "orders", "REAL_QID": "0"}
     )
-    header = SendMessageRequestHeaderV2(
-        producer_group="pg",
-        topic="plain",
-        default_topic="TBW102",
-        default_topic_queue_nums=1,
-        queue_id=0,
-        sys_flag=0,
-        born_timestamp=START_MS,
-        flag=0,
-        properties=properties.decode(),
-    )
+    header = send_header(topic="plain", default_topic_queue_nums=1, properties=properties.decode())
     answer = await producer.call(RequestCode.SEND_MESSAGE_V2, header, b"plain")
     return producer.half_of(answer)
 

@@ -35,6 +35,7 @@ from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import encode_properties
 from tests.support.broker_doubles import START_MS
 from tests.support.patience import PATIENCE_S
+from tests.support.sends import send_header
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0  # commitOrRollback
 
@@ -210,15 +211,12 @@ class Peer(asyncio.Protocol):
     ) -> tuple[SendMessageRequestHeaderV2, bytes]:
         """Header and body of a prepare."""
         all_properties = {"TRAN_MSG": "true", "PGROUP": self.group, "UNIQ_KEY": key, "WAIT": "true"}
-        header = SendMessageRequestHeaderV2(
+        header = send_header(
             producer_group=self.group,
             topic=topic,
-            default_topic="TBW102",
-            default_topic_queue_nums=4,
             queue_id=queue_id,
             sys_flag=sys_flag,
             born_timestamp=born_ms,
-            flag=0,
             properties=encode_properties(all_properties | properties).decode(),
         )
         return header, body
@@ -236,15 +234,11 @@ class Peer(asyncio.Protocol):
         **properties: str,
     ) -> RemotingCommand:
         """Send a message that is no half, or the body of a batch; return the answer."""
-        header = SendMessageRequestHeaderV2(
+        header = send_header(
             producer_group=self.group,
             topic=topic,
-            default_topic="TBW102",
-            default_topic_queue_nums=4,
             queue_id=queue_id,
             sys_flag=sys_flag,
-            born_timestamp=START_MS,
-            flag=0,
             reconsume_times=reconsume_times,
             batch=batch,
             properties=encode_properties({"UNIQ_KEY": key} | properties).decode(),

@@ -18,7 +18,7 @@ from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.header_tables import response_header
-from halfmq.remoting.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader
+from halfmq.remoting.headers import SendMessageResponseHeader
 from halfmq.remoting.replies import encode_request
 from halfmq.remoting.transaction_bodies import (
     PreparedMessage,
@@ -30,6 +30,7 @@ from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
 from halfmq.store.format.ids import UniqueKeyFactory
 from halfmq.store.format.properties import encode_properties
 from tests.support.broker_doubles import START_MS, FakeConnection
+from tests.support.sends import send_header
 from tests.support.transactions import Broker
 
 BODY_MAX = 10_000
@@ -110,15 +111,11 @@ class Prepares:
     ) -> RemotingCommand:
         """Return the request that prepares a transaction; an empty property is left out."""
         marks = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": key}
-        header = SendMessageRequestHeaderV2(
+        header = send_header(
             producer_group=group or "pg",
             topic=topic,
-            default_topic="TBW102",
-            default_topic_queue_nums=4,
             queue_id=queue_id,
             sys_flag=sys_flag,
-            born_timestamp=START_MS,
-            flag=0,
             batch=batch,
             properties=encode_properties(marks | properties).decode(),
         )

@@ -29,6 +29,7 @@ from halfmq.remoting.serialization import encode_frame, encode_header, join_fram
 from halfmq.remoting.signature import Signer, signed_text
 from tests.support.broker_doubles import FakeConnection
 from tests.support.frames import all_recorded, recorded
+from tests.support.sends import send_header
 
 ACCOUNTS = """
 globalWhiteRemoteAddresses: [10.10.10.10]
@@ -84,17 +85,7 @@ def guarded(tmp_path: Path) -> Guarded:
 
 def send(to: str) -> SendMessageRequestHeaderV2:
     """Return the header of a send."""
-    return SendMessageRequestHeaderV2(
-        producer_group="g",
-        topic=to,
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=0,
-        sys_flag=0,
-        born_timestamp=1,
-        flag=0,
-        properties="KEYS\x01k\x02",
-    )
+    return send_header(producer_group="g", topic=to, born_timestamp=1, properties="KEYS\x01k\x02")
 
 
 def signed(

@@ -17,13 +17,13 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import (
     ReplyMessageRequestHeader,
-    SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.properties import decode_properties, encode_properties
 from tests.support.broker_doubles import START_MS, FakeConnection
 from tests.support.prepares import Prepares
+from tests.support.sends import send_header
 
 TOPIC = "C_REPLY_TOPIC"
 TAKEN = RemotingCommand(code=ResponseCode.SUCCESS)
@@ -65,14 +65,10 @@ class Replies:
         **more: str,
     ) -> None:
         properties = {"MSG_TYPE": "reply", "CORRELATION_ID": "c", "REPLY_TO_CLIENT": client_id}
-        header = SendMessageRequestHeaderV2(
+        header = send_header(
             producer_group="repliers",
             topic=topic,
-            default_topic="TBW102",
-            default_topic_queue_nums=4,
-            queue_id=0,
             sys_flag=sys_flag,
-            born_timestamp=START_MS,
             flag=7,
             properties=encode_properties(properties | more).decode(),
         )
