@@ -25,7 +25,7 @@ from tests.support.ledger_log import read_log
 from tests.support.patience import PATIENCE_S
 from tests.support.prepares import part
 from tests.support.seeds import printed_seed
-from tests.support.sends import send_header
+from tests.support.usual_headers import send_header
 
 ROUNDS = 4
 BURST = 40  # halves in flight at each kill

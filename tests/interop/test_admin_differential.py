@@ -38,7 +38,7 @@ from halfmq.remoting.headers import (
 )
 from halfmq.store.format.properties import encode_properties
 from tests.support.rocketmq_broker import Wire, rocketmq_broker
-from tests.support.sends import send_header
+from tests.support.usual_headers import send_header
 
 pytestmark = [
     pytest.mark.campaign,

@@ -35,10 +35,11 @@ from halfmq.remoting.bodies import (
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.headers import HeartbeatRequestHeader, PullMessageRequestHeader
+from halfmq.remoting.headers import HeartbeatRequestHeader
 from tests.support.consuming_process import consuming
 from tests.support.fake_broker import until
 from tests.support.patience import PATIENCE_S
+from tests.support.usual_headers import pull_header
 
 _numbers = itertools.count()
 
@@ -85,17 +86,12 @@ async def pull(
     subscription: str | None = None,
 ) -> RemotingCommand:
     """Pull without waiting; with ``subscription`` as C++ clients do, else as registered."""
-    header = PullMessageRequestHeader(
+    header = pull_header(
         consumer_group=group,
         topic=topic,
         queue_id=queue_id,
-        queue_offset=0,
-        max_msg_nums=32,
         sys_flag=0 if subscription is None else 4,
-        commit_offset=0,
-        suspend_timeout_millis=0,
         subscription=subscription,
-        sub_version=0,
     )
     return await connection.request(RequestCode.PULL_MESSAGE, header, seconds=3)
 

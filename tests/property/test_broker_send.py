@@ -36,7 +36,7 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from tests.support.broker_doubles import FakeConnection
-from tests.support.sends import send_header
+from tests.support.usual_headers import send_header
 
 TOPIC = TopicConfig(name="T", read_queue_nums=4, write_queue_nums=4)
 

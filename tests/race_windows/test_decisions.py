@@ -28,7 +28,7 @@ from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.topics import OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from tests.support.peers import COMMIT, ROLLBACK, Half, Peer, until
 from tests.support.race_windows import HOUR_MS, INTERVAL_MS, TIMEOUT_MS, Rig, windowed
-from tests.support.sends import send_header
+from tests.support.usual_headers import send_header
 
 MANY: Final = 500
 

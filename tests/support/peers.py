@@ -35,7 +35,7 @@ from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import encode_properties
 from tests.support.broker_doubles import START_MS
 from tests.support.patience import PATIENCE_S
-from tests.support.sends import send_header
+from tests.support.usual_headers import send_header
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0  # commitOrRollback
 

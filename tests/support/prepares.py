@@ -30,8 +30,8 @@ from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
 from halfmq.store.format.ids import UniqueKeyFactory
 from halfmq.store.format.properties import encode_properties
 from tests.support.broker_doubles import START_MS, FakeConnection
-from tests.support.sends import send_header
 from tests.support.transactions import Broker
+from tests.support.usual_headers import send_header
 
 BODY_MAX = 10_000
 LOG_FILE_SIZE = 100_000

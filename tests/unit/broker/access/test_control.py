@@ -29,7 +29,7 @@ from halfmq.remoting.serialization import encode_frame, encode_header, join_fram
 from halfmq.remoting.signature import Signer, signed_text
 from tests.support.broker_doubles import FakeConnection
 from tests.support.frames import all_recorded, recorded
-from tests.support.sends import send_header
+from tests.support.usual_headers import send_header
 
 ACCOUNTS = """
 globalWhiteRemoteAddresses: [10.10.10.10]

@@ -25,7 +25,6 @@ from halfmq.remoting.bodies import (
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
-    PullMessageRequestHeader,
     QueryMessageRequestHeader,
     ViewMessageRequestHeader,
 )
@@ -54,6 +53,7 @@ from tests.support.broker_doubles import START_MS
 from tests.support.broker_parts import access_of
 from tests.support.peers import COMMIT, ROLLBACK, UNKNOWN, Half
 from tests.support.race_windows import HOUR_MS, Rig, windowed
+from tests.support.usual_headers import pull_header
 
 COLLEAGUE: Final = Account("colleague", "secret-of-colleague")
 """Another principal that may publish to the same topic."""
@@ -460,18 +460,7 @@ async def test_internal_topics_and_retries_of_other_groups_are_not_pulled(
 ) -> None:
     """The broker's own topics hold messages of all others."""
     stranger = await guarded.peer(STRANGER)
-    header = PullMessageRequestHeader(
-        consumer_group="theirs",
-        topic=topic,
-        queue_id=0,
-        queue_offset=0,
-        max_msg_nums=32,
-        sys_flag=4,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        sub_version=0,
-        subscription="*",
-    )
+    header = pull_header(consumer_group="theirs", topic=topic)
 
     for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
         answer = await stranger.call(code, header)

@@ -34,6 +34,7 @@ from tests.support.stores import (
     unflushed,
     work_off,
 )
+from tests.support.usual_headers import pull_header
 
 NOW_MS = 1_700_000_000_000
 RESERVED_MS = 72 * HOUR_MS
@@ -310,19 +311,7 @@ async def delete(rig: Rig) -> None:
 
 def pulling(offset: int) -> PullMessageRequestHeader:
     """Return the header of a pull from an offset."""
-    return PullMessageRequestHeader(
-        consumer_group="cg",
-        topic="orders",
-        queue_id=0,
-        queue_offset=offset,
-        max_msg_nums=32,
-        sys_flag=4,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        subscription="*",
-        sub_version=0,
-        expression_type="TAG",
-    )
+    return pull_header(queue_offset=offset, expression_type="TAG")
 
 
 async def moved(peer: Peer, offset: int) -> tuple[int, int]:

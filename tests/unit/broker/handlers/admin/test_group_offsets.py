@@ -30,6 +30,7 @@ from halfmq.remoting.headers import (
 from tests.support.broker_doubles import START_MS
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
+from tests.support.usual_headers import pull_header
 
 CODE = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
 
@@ -67,17 +68,12 @@ async def commit_of(peer: Peer, group: str, offset: int) -> RemotingCommand:
 
 
 def pulling(offset: int, *, wait: bool = False) -> PullMessageRequestHeader:
-    return PullMessageRequestHeader(
+    return pull_header(
         consumer_group="readers",
-        topic="orders",
-        queue_id=0,
         queue_offset=offset,
-        max_msg_nums=32,
         sys_flag=0x1 | 0x4 | 0x2 * wait,  # commits, and says what it wants
         commit_offset=offset,
         suspend_timeout_millis=15_000 * wait,
-        subscription="*",
-        sub_version=0,
     )
 
 

@@ -19,27 +19,18 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.fastjson import parse
 from halfmq.remoting.headers import (
     ConsumerSendMsgBackRequestHeader,
-    PullMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
+from tests.support.usual_headers import pull_header
 
 SAMPLE_MS = 10_000
 
 
 async def pull(peer: Peer, offset: int = 0, suspend_ms: int = 0) -> int:
-    header = PullMessageRequestHeader(
-        consumer_group="readers",
-        topic="orders",
-        queue_id=0,
-        queue_offset=offset,
-        max_msg_nums=32,
-        sys_flag=0x4,
-        commit_offset=0,
-        suspend_timeout_millis=suspend_ms,
-        subscription="*",
-        sub_version=0,
+    header = pull_header(
+        consumer_group="readers", queue_offset=offset, suspend_timeout_millis=suspend_ms
     )
     return (await peer.call(RequestCode.PULL_MESSAGE, header)).code
 
@@ -101,17 +92,8 @@ async def test_a_pull_that_waited_is_counted(rig: Rig) -> None:
     """Held pulls are answered elsewhere; most consumers wait."""
     peer = await filled(rig)
     waiting = await rig.peer("waiting")
-    frame = PullMessageRequestHeader(
-        consumer_group="readers",
-        topic="orders",
-        queue_id=0,
-        queue_offset=3,
-        max_msg_nums=32,
-        sys_flag=0x2 | 0x4,
-        commit_offset=0,
-        suspend_timeout_millis=15_000,
-        subscription="*",
-        sub_version=0,
+    frame = pull_header(
+        consumer_group="readers", queue_offset=3, sys_flag=0x2 | 0x4, suspend_timeout_millis=15_000
     )
     waiting.write(waiting.frame(RequestCode.PULL_MESSAGE, frame)[1])
     await rig.exchange()

@@ -6,9 +6,10 @@ import pytest
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.ext_fields import Header
-from halfmq.remoting.headers import PullMessageRequestHeader, UpdateConsumerOffsetRequestHeader
+from halfmq.remoting.headers import UpdateConsumerOffsetRequestHeader
 from halfmq.store.format.topics import HALF_TOPIC
 from tests.support.race_windows import Rig, windowed
+from tests.support.usual_headers import pull_header
 
 GROUP = "CID_RMQ_SYS_TRANS"
 REQUESTS: list[tuple[RequestCode, Header]] = [
@@ -20,17 +21,11 @@ REQUESTS: list[tuple[RequestCode, Header]] = [
     ),
     (
         RequestCode.PULL_MESSAGE,
-        PullMessageRequestHeader(
+        pull_header(
             consumer_group=GROUP,
-            topic="orders",
-            queue_id=0,
-            queue_offset=0,
             max_msg_nums=1,
             sys_flag=0x1 | 0x4,  # with an offset to store, and a subscription
             commit_offset=7,
-            suspend_timeout_millis=0,
-            subscription="*",
-            sub_version=0,
         ),
     ),
 ]

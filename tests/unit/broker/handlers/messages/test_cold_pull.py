@@ -14,21 +14,15 @@ from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.queue.consume_queue import ConsumeQueue
 from tests.support.race_windows import Rig, windowed
 from tests.support.stores import draft
+from tests.support.usual_headers import pull_header
 
 
 def pulling(offset: int, *, suspend_ms: int = 0) -> PullMessageRequestHeader:
     """Ask for messages from an offset on."""
-    return PullMessageRequestHeader(
-        consumer_group="cg",
-        topic="orders",
-        queue_id=0,
+    return pull_header(
         queue_offset=offset,
-        max_msg_nums=32,
         sys_flag=4 | 2 * bool(suspend_ms),
-        commit_offset=0,
         suspend_timeout_millis=suspend_ms,
-        subscription="*",
-        sub_version=0,
         expression_type="TAG",
     )
 

@@ -23,7 +23,7 @@ from halfmq.remoting.replies import encode_request
 from halfmq.store.format.properties import decode_properties, encode_properties
 from tests.support.broker_doubles import START_MS, FakeConnection
 from tests.support.prepares import Prepares
-from tests.support.sends import send_header
+from tests.support.usual_headers import send_header
 
 TOPIC = "C_REPLY_TOPIC"
 TAKEN = RemotingCommand(code=ResponseCode.SUCCESS)

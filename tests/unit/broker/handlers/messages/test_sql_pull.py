@@ -32,6 +32,7 @@ from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
 from tests.support.seeds import run_seed
 from tests.support.stores import draft
+from tests.support.usual_headers import pull_header
 
 SQL92 = "SQL92"
 EVERY_THIRD = "kind = 'c' AND number >= 0"
@@ -67,14 +68,9 @@ def pulling(
     flags: int = 4,
 ) -> PullMessageRequestHeader:
     """Ask for messages from an offset on; by an expression, or by what the heartbeat said."""
-    return PullMessageRequestHeader(
-        consumer_group="cg",
-        topic="orders",
-        queue_id=0,
+    return pull_header(
         queue_offset=offset,
-        max_msg_nums=32,
         sys_flag=flags | 2 * bool(suspend_ms),
-        commit_offset=0,
         suspend_timeout_millis=suspend_ms,
         subscription=expression,
         sub_version=version,

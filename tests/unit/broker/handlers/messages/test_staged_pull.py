@@ -14,24 +14,13 @@ from halfmq.store.log.log_reader import SCRATCH_SIZE, LogReader
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
 from tests.support.stores import draft
+from tests.support.usual_headers import pull_header
 
 LARGE = 40_000  # bytes of a body, more than is joined with other answers
 
 
 def pulling(offset: int, count: int) -> PullMessageRequestHeader:
-    return PullMessageRequestHeader(
-        consumer_group="cg",
-        topic="orders",
-        queue_id=0,
-        queue_offset=offset,
-        max_msg_nums=count,
-        sys_flag=4,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        subscription="*",
-        sub_version=0,
-        expression_type="TAG",
-    )
+    return pull_header(queue_offset=offset, max_msg_nums=count, expression_type="TAG")
 
 
 @windowed()
