@@ -9,7 +9,7 @@ from halfmq.broker.transaction.replay.log_replay import ForeignRecordError, LogR
 from halfmq.broker.transaction.state.decision_cache import RecordedDecision
 from halfmq.broker.transaction.state.pending import MemberHalf, PendingTable
 from halfmq.broker.transaction.state.state_machine import State, TransactionEvent
-from halfmq.store.log.append_request import AppendRequest
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 from tests.support.broker_doubles import START_MS
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.transactions import HOST, PEER, Broker, MemoryLog, golden_log
@@ -187,24 +187,30 @@ def test_missing_final_messages_are_found_after_a_crash(tmp_path: Path, survivor
     assert list(log_replay.without_op) == [half.queue_offset for half in group]
 
 
-def test_a_final_message_of_rocketmq_decides_its_half_alone(tmp_path: Path) -> None:
-    """Apache RocketMQ has no groups; the other halves are still undecided."""
-    broker = Broker(tmp_path)
-    leader, member, last = broker.prepare_group(3)
-    (half,) = [one for one in broker.log.records() if one.end == last.physical_offset]
+def _commit_as_rocketmq(broker: Broker, half: AppendResult, topic: str) -> None:
+    """Append the final message of one half, which tells of no group."""
+    record = broker.log.record_at(half.physical_offset)
+    assert record is not None
     final = AppendRequest(
-        topic="topic1",
+        topic=topic,
         queue_id=1,
-        body=half.body,
-        properties=half.properties,
+        body=record.body,
+        properties=record.properties,
         sys_flag=0x8,
         born_timestamp=START_MS,
         born_host=PEER,
         store_host=HOST,
-        prepared_transaction_offset=member.physical_offset,
+        prepared_transaction_offset=half.physical_offset,
     )
     broker.log.append([final])
     broker.log.flush()
+
+
+def test_a_final_message_of_rocketmq_decides_its_half_alone(tmp_path: Path) -> None:
+    """Apache RocketMQ has no groups; the other halves are still undecided."""
+    broker = Broker(tmp_path)
+    leader, member, last = broker.prepare_group(3)
+    _commit_as_rocketmq(broker, member, "topic1")
 
     broker.restart()
 
@@ -223,21 +229,7 @@ def test_a_leader_that_rocketmq_committed_commits_the_other_halves(tmp_path: Pat
     """One of the messages is delivered, so all must be."""
     broker = Broker(tmp_path)
     leader, *members = broker.prepare_group(3)
-    half = broker.log.record_at(leader.physical_offset)
-    assert half is not None
-    final = AppendRequest(
-        topic="topic0",
-        queue_id=1,
-        body=half.body,
-        properties=half.properties,
-        sys_flag=0x8,
-        born_timestamp=START_MS,
-        born_host=PEER,
-        store_host=HOST,
-        prepared_transaction_offset=leader.physical_offset,
-    )
-    broker.log.append([final])
-    broker.log.flush()
+    _commit_as_rocketmq(broker, leader, "topic0")
 
     broker.restart()
 
