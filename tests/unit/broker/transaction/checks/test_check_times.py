@@ -15,17 +15,6 @@ from tests.support.check_back import DAY_MS, INTERVAL_MS, PAUSES_MS, TIMEOUT_MS
 from tests.support.transactions import Broker, Connected
 
 
-def test_age_counts_from_the_brokers_clock(broker: Broker) -> None:
-    """A producer whose clock is a day off gets its checks at the usual time."""
-    producer = broker.producers.join("pg", Connected())
-    for skew_ms in (-86_400_000, 86_400_000):
-        broker.prepare(born_ms=START_MS + skew_ms)
-    broker.wait(TIMEOUT_MS - 1)
-    assert producer.checks == []
-    broker.wait(1 + BUCKET_MS)
-    assert len(producer.checks) == 2
-
-
 @pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -900, 900, 10 * DAY_MS])
 def test_a_step_of_the_wall_clock_moves_no_check(broker: Broker, step_ms: int) -> None:
     """Neither the first check of a half stored before or after the step, nor a later one."""
