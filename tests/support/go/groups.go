@@ -33,32 +33,21 @@ func positions() {
 	select {}
 }
 
-// listen starts a consumer that says what it consumes.
-func listen(group, topic string, options ...consumer.Option) rocketmq.PushConsumer {
-	made, err := rocketmq.NewPushConsumer(append([]consumer.Option{
-		consumer.WithNsResolver(resolver()), consumer.WithGroupName(group),
-		consumer.WithInstance(instance()), consumer.WithConsumeMessageBatchMaxSize(1),
-	}, options...)...)
-	check(err)
-	check(made.Subscribe(topic, consumer.MessageSelector{}, func(
-		_ context.Context, messages ...*primitive.MessageExt,
-	) (consumer.ConsumeResult, error) {
-		for _, one := range messages {
-			say("consumed", fields{
-				"group": group, "body": string(one.Body), "queue": one.Queue.QueueId,
-				"queue_offset": one.QueueOffset, "id": one.MsgId,
-			})
-		}
-		return consumer.ConsumeSuccess, nil
-	}))
-	check(made.Start())
-	return made
-}
-
-// member is one of a group until it is killed.
+// member is one of a group until it is killed: orderly, broadcasting or concurrent; perhaps one that
+// takes queues of one room only.
 func member() {
-	listen(argument(0), argument(0), consumer.WithConsumerOrder(argument(1) == "orderly"),
-		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+	topic, kind := argument(0), argument(1)
+	var options []consumer.Option
+	switch kind {
+	case "orderly":
+		options = append(options, consumer.WithConsumerOrder(true))
+	case "broadcasting":
+		options = append(options, consumer.WithConsumerModel(consumer.BroadCasting))
+	}
+	if len(os.Args) > 5 {
+		options = append(options, consumer.WithStrategy(consumer.AllocateByMachineRoom([]string{argument(2)})))
+	}
+	listen(topic, topic, options...)
 	say("started", fields{})
 	select {}
 }
@@ -67,12 +56,7 @@ func member() {
 func flow() {
 	topic, kind := argument(0), argument(1)
 	order := consumer.WithConsumerOrder(kind == "orderly")
-	first := consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset)
-	p, err := rocketmq.NewProducer(
-		producer.WithNsResolver(resolver()), producer.WithGroupName(topic+"-producer"),
-		producer.WithInstanceName(instance()), producer.WithQueueSelector(producer.NewHashQueueSelector()))
-	check(err)
-	check(p.Start())
+	p := newProducer(topic+"-producer", producer.WithQueueSelector(producer.NewHashQueueSelector()))
 	acknowledged := func(body, key string) {
 		for {
 			one := message(topic, "T", body)
@@ -84,10 +68,10 @@ func flow() {
 		}
 	}
 	acknowledged("founding", "0")
-	listen(topic, topic, order, first)
+	listen(topic, topic, order)
 	go func() {
 		for {
-			guest := listen(topic, topic, order, first)
+			guest := listen(topic, topic, order)
 			time.Sleep(2 * time.Second)
 			check(guest.Shutdown())
 			time.Sleep(time.Second)
@@ -112,16 +96,11 @@ func traced() {
 			NamesrvAddrs: []string{namesrv},
 		}
 	}
-	p, err := rocketmq.NewProducer(
-		producer.WithNsResolver(resolver()), producer.WithGroupName("go-traced-producer"),
-		producer.WithInstanceName(instance()), producer.WithTrace(traces("go-traced-producer")))
-	check(err)
-	check(p.Start())
+	p := newProducer("go-traced-producer", producer.WithTrace(traces("go-traced-producer")))
 	result, err := p.SendSync(context.Background(), message(topic, "T", "seen"))
 	check(err)
 	sent("seen", result)
-	listen("go-traced-consumer", topic, consumer.WithTrace(traces("go-traced-consumer")),
-		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+	listen("go-traced-consumer", topic, consumer.WithTrace(traces("go-traced-consumer")))
 	select {}
 }
 

@@ -32,7 +32,6 @@ type fields map[string]interface{}
 var (
 	namesrv   string
 	output    sync.Mutex
-	instances int
 	scenarios = map[string]func(){
 		"send":          send,
 		"retry":         retry,
@@ -43,6 +42,7 @@ var (
 		"request_reply": requestReply,
 		"sql":           sql,
 		"pull":          pull,
+		"moved":         moved,
 		"queues":        queues,
 		"orderly":       orderly,
 		"broadcasting":  broadcasting,
@@ -98,83 +98,11 @@ func sent(body string, result *primitive.SendResult) {
 	})
 }
 
-// instance returns a new name: clients of one name share a connection and their callbacks.
-func instance() string {
-	instances++
-	return fmt.Sprintf("go-%d-%d", os.Getpid(), instances)
-}
-
 func message(topic, tag, body string) *primitive.Message {
 	made := primitive.NewMessage(topic, []byte(body))
 	made.WithTag(tag)
 	made.WithKeys([]string{body})
 	return made
-}
-
-func resolver() primitive.NsResolver {
-	return primitive.NewPassthroughResolver([]string{namesrv})
-}
-
-// credentials are empty, and nothing is signed, unless the environment has them.
-func credentials() primitive.Credentials {
-	return primitive.Credentials{
-		AccessKey: os.Getenv("HALFMQ_ACCESS_KEY"), SecretKey: os.Getenv("HALFMQ_SECRET_KEY"),
-	}
-}
-
-func newProducer(group string) rocketmq.Producer {
-	made, err := rocketmq.NewProducer(
-		producer.WithNsResolver(resolver()), producer.WithGroupName(group),
-		producer.WithInstanceName(instance()), producer.WithSendMsgTimeout(10*time.Second),
-		producer.WithCredentials(credentials()))
-	check(err)
-	check(made.Start())
-	return made
-}
-
-func newTransactionProducer(
-	group string, listener primitive.TransactionListener,
-) rocketmq.TransactionProducer {
-	made, err := rocketmq.NewTransactionProducer(listener,
-		producer.WithNsResolver(resolver()), producer.WithGroupName(group),
-		producer.WithInstanceName(instance()), producer.WithSendMsgTimeout(10*time.Second),
-		producer.WithCredentials(credentials()))
-	check(err)
-	check(made.Start())
-	return made
-}
-
-// consume starts a push consumer; refuse says which messages shall come again.
-func consume(
-	group, topic, tags string, refuse func(*primitive.MessageExt) bool,
-) (rocketmq.PushConsumer, chan string) {
-	return selecting(group, topic, consumer.MessageSelector{Type: consumer.TAG, Expression: tags}, refuse)
-}
-
-func selecting(
-	group, topic string, selector consumer.MessageSelector, refuse func(*primitive.MessageExt) bool,
-) (rocketmq.PushConsumer, chan string) {
-	arrived := make(chan string, 100)
-	made, err := rocketmq.NewPushConsumer(
-		consumer.WithNsResolver(resolver()), consumer.WithGroupName(group),
-		consumer.WithInstance(instance()), consumer.WithCredentials(credentials()),
-		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
-	check(err)
-	check(made.Subscribe(topic, selector, func(
-		_ context.Context, messages ...*primitive.MessageExt,
-	) (consumer.ConsumeResult, error) {
-		result := consumer.ConsumeSuccess
-		for _, one := range messages {
-			saw("consumed", one)
-			if refuse != nil && refuse(one) {
-				result = consumer.ConsumeRetryLater
-			}
-			arrived <- string(one.Body)
-		}
-		return result, nil
-	}))
-	check(made.Start())
-	return made, arrived
 }
 
 func await(arrived chan string, count int) {
@@ -250,11 +178,7 @@ func refused() {
 // queues sends to chosen queues, and by keys whose hash chooses them.
 func queues() {
 	const topic = "go-queues"
-	p, err := rocketmq.NewProducer(
-		producer.WithNsResolver(resolver()), producer.WithGroupName("go-queues-producer"),
-		producer.WithInstanceName(instance()), producer.WithQueueSelector(producer.NewHashQueueSelector()))
-	check(err)
-	check(p.Start())
+	p := newProducer("go-queues-producer", producer.WithQueueSelector(producer.NewHashQueueSelector()))
 	for i := 0; i < 6; i++ {
 		body := fmt.Sprintf("keyed-%d-%d", i%2, i/2)
 		one := message(topic, "T", body)
@@ -265,11 +189,7 @@ func queues() {
 			"queue_offset": result.QueueOffset})
 	}
 	check(p.Shutdown())
-	chosen, err := rocketmq.NewProducer(
-		producer.WithNsResolver(resolver()), producer.WithGroupName("go-chosen-producer"),
-		producer.WithInstanceName(instance()), producer.WithQueueSelector(producer.NewManualQueueSelector()))
-	check(err)
-	check(chosen.Start())
+	chosen := newProducer("go-chosen-producer", producer.WithQueueSelector(producer.NewManualQueueSelector()))
 	for i := 0; i < 4; i++ {
 		body := fmt.Sprintf("chosen-%d", i)
 		one := message(topic, "T", body)
@@ -285,38 +205,26 @@ func queues() {
 // orderly consumes one queue in order; "o-2" is refused once, and the others wait for it.
 func orderly() {
 	const topic = "go-orderly"
-	p, err := rocketmq.NewProducer(
-		producer.WithNsResolver(resolver()), producer.WithGroupName("go-orderly-producer"),
-		producer.WithInstanceName(instance()), producer.WithQueueSelector(producer.NewHashQueueSelector()))
-	check(err)
-	check(p.Start())
+	p := newProducer("go-orderly-producer", producer.WithQueueSelector(producer.NewHashQueueSelector()))
 	for i := 0; i < 6; i++ {
 		one := message(topic, "T", fmt.Sprintf("o-%d", i))
 		one.WithShardingKey("key")
 		_, err := p.SendSync(context.Background(), one)
 		check(err)
 	}
-	c, err := rocketmq.NewPushConsumer(
-		consumer.WithNsResolver(resolver()), consumer.WithGroupName("go-orderly-consumer"),
-		consumer.WithInstance(instance()), consumer.WithConsumerOrder(true),
-		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
-		consumer.WithConsumeMessageBatchMaxSize(1))
-	check(err)
 	arrived := make(chan string, 100)
 	refused := false
-	check(c.Subscribe(topic, consumer.MessageSelector{}, func(
-		_ context.Context, messages ...*primitive.MessageExt,
-	) (consumer.ConsumeResult, error) {
-		saw("consumed", messages[0])
-		body := string(messages[0].Body)
-		if body == "o-2" && !refused {
-			refused = true
-			return consumer.SuspendCurrentQueueAMoment, nil
-		}
-		arrived <- body
-		return consumer.ConsumeSuccess, nil
-	}))
-	check(c.Start())
+	c := handling("go-orderly-consumer", topic, everything,
+		func(one *primitive.MessageExt) consumer.ConsumeResult {
+			saw("consumed", one)
+			body := string(one.Body)
+			if body == "o-2" && !refused {
+				refused = true
+				return consumer.SuspendCurrentQueueAMoment
+			}
+			arrived <- body
+			return consumer.ConsumeSuccess
+		}, consumer.WithConsumerOrder(true))
 	await(arrived, 6)
 	check(c.Shutdown())
 	check(p.Shutdown())
@@ -333,21 +241,12 @@ func broadcasting() {
 	arrived := make(chan string, 100)
 	for _, name := range []string{"first", "second"} {
 		name := name
-		c, err := rocketmq.NewPushConsumer(
-			consumer.WithNsResolver(resolver()), consumer.WithGroupName("go-broadcasting-consumer"),
-			consumer.WithInstance(instance()), consumer.WithConsumerModel(consumer.BroadCasting),
-			consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
-		check(err)
-		check(c.Subscribe(topic, consumer.MessageSelector{}, func(
-			_ context.Context, messages ...*primitive.MessageExt,
-		) (consumer.ConsumeResult, error) {
-			for _, one := range messages {
+		handling("go-broadcasting-consumer", topic, everything,
+			func(one *primitive.MessageExt) consumer.ConsumeResult {
 				say("given", fields{"to": name, "body": string(one.Body)})
 				arrived <- string(one.Body)
-			}
-			return consumer.ConsumeSuccess, nil
-		}))
-		check(c.Start())
+				return consumer.ConsumeSuccess
+			}, consumer.WithConsumerModel(consumer.BroadCasting))
 	}
 	await(arrived, 8)
 	check(p.Shutdown())
@@ -374,23 +273,12 @@ type owners struct {
 }
 
 func (o *owners) member(group, topic, name string, strategy consumer.AllocateStrategy) rocketmq.PushConsumer {
-	made, err := rocketmq.NewPushConsumer(
-		consumer.WithNsResolver(resolver()), consumer.WithGroupName(group),
-		consumer.WithInstance(instance()), consumer.WithStrategy(strategy),
-		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
-	check(err)
-	check(made.Subscribe(topic, consumer.MessageSelector{}, func(
-		_ context.Context, messages ...*primitive.MessageExt,
-	) (consumer.ConsumeResult, error) {
+	return handling(group, topic, everything, func(one *primitive.MessageExt) consumer.ConsumeResult {
 		o.Lock()
 		defer o.Unlock()
-		for _, one := range messages {
-			o.names[one.Queue.QueueId] = name
-		}
-		return consumer.ConsumeSuccess, nil
-	}))
-	check(made.Start())
-	return made
+		o.names[one.Queue.QueueId] = name
+		return consumer.ConsumeSuccess
+	}, consumer.WithStrategy(strategy))
 }
 
 // await sends to all queues until so many members consume them, and says which queues each has.
@@ -442,12 +330,7 @@ func sharing() {
 // limits sends what is too large, and goes on.
 func limits() {
 	const topic = "go-limits"
-	p, err := rocketmq.NewProducer(
-		producer.WithNsResolver(resolver()), producer.WithGroupName("go-limits-producer"),
-		producer.WithInstanceName(instance()), producer.WithRetry(0),
-		producer.WithCompressMsgBodyOverHowmuch(100<<20))
-	check(err)
-	check(p.Start())
+	p := newProducer("go-limits-producer", producer.WithRetry(0), producer.WithCompressMsgBodyOverHowmuch(100<<20))
 	for _, size := range []int{4 << 20, 4<<20 + 1, 10} {
 		_, err := p.SendSync(context.Background(),
 			primitive.NewMessage(topic, []byte(strings.Repeat("a", size))))
@@ -460,29 +343,10 @@ func limits() {
 func namespaces() {
 	const topic = "go-namespaces"
 	for _, space := range []string{"red", "blue"} {
-		p, err := rocketmq.NewProducer(
-			producer.WithNsResolver(resolver()), producer.WithGroupName("go-namespaces-producer"),
-			producer.WithInstanceName(instance()), producer.WithNamespace(space))
+		p := newProducer("go-namespaces-producer", producer.WithNamespace(space))
+		_, err := p.SendSync(context.Background(), message(topic, "T", space))
 		check(err)
-		check(p.Start())
-		_, err = p.SendSync(context.Background(), message(topic, "T", space))
-		check(err)
-		c, err := rocketmq.NewPushConsumer(
-			consumer.WithNsResolver(resolver()), consumer.WithGroupName("go-namespaces-consumer"),
-			consumer.WithInstance(instance()), consumer.WithNamespace(space),
-			consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
-		check(err)
-		arrived := make(chan string, 100)
-		check(c.Subscribe(topic, consumer.MessageSelector{}, func(
-			_ context.Context, messages ...*primitive.MessageExt,
-		) (consumer.ConsumeResult, error) {
-			for _, one := range messages {
-				saw("consumed", one)
-				arrived <- string(one.Body)
-			}
-			return consumer.ConsumeSuccess, nil
-		}))
-		check(c.Start())
+		c, arrived := consume("go-namespaces-consumer", topic, "*", nil, consumer.WithNamespace(space))
 		await(arrived, 1)
 		check(c.Shutdown())
 		check(p.Shutdown())
@@ -500,16 +364,10 @@ func requestReply() {
 	// to a topic that does not exist yet.
 	_, err = p.Request(context.Background(), time.Second, message("go-nobody", "T", "lost"))
 	say("lost", fields{"error": fmt.Sprint(err)})
-	c, err := rocketmq.NewPushConsumer(
-		consumer.WithNsResolver(resolver()), consumer.WithGroupName("go-request-consumer"),
-		consumer.WithInstance(instance()), consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
-	check(err)
-	check(c.Subscribe(topic, consumer.MessageSelector{}, func(
-		_ context.Context, messages ...*primitive.MessageExt,
-	) (consumer.ConsumeResult, error) {
-		for _, one := range messages {
+	c := handling("go-request-consumer", topic, everything,
+		func(one *primitive.MessageExt) consumer.ConsumeResult {
 			if consumer.GetReplyToClient(one) == "" {
-				continue
+				return consumer.ConsumeSuccess
 			}
 			reply, err := consumer.CreateReplyMessage(one, nil)
 			check(err)
@@ -519,10 +377,8 @@ func requestReply() {
 			result, err := replier.SendSync(context.Background(), reply)
 			say("replied", fields{"body": string(one.Body), "error": fmt.Sprint(err),
 				"queue_offset": result.QueueOffset})
-		}
-		return consumer.ConsumeSuccess, nil
-	}))
-	check(c.Start())
+			return consumer.ConsumeSuccess
+		})
 	for _, body := range []string{"waited", "empty"} {
 		reply, err := p.Request(context.Background(), patience, message(topic, "T", body))
 		check(err)
@@ -567,63 +423,6 @@ func sql() {
 	numbered(p, topic, 4, 8)
 	await(arrived, 2)
 	check(c.Shutdown())
-	check(p.Shutdown())
-}
-
-// pull reads a topic with the pull consumer, from chosen offsets and by an expression. Only PullFrom
-// sends the expression's type: Poll takes it for tags.
-func pull() {
-	const topic = "go-pull"
-	p := newProducer("go-pull-producer")
-	queues := numbered(p, topic, 0, 8)
-	puller := func(group string, selector consumer.MessageSelector) rocketmq.PullConsumer {
-		made, err := rocketmq.NewPullConsumer(
-			consumer.WithNsResolver(resolver()), consumer.WithGroupName(group),
-			consumer.WithInstance(instance()), consumer.WithCredentials(credentials()),
-			consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
-		check(err)
-		check(made.Subscribe(topic, selector))
-		check(made.Start())
-		return made
-	}
-	poll := func(c rocketmq.PullConsumer, event string, count int) {
-		for deadline := time.Now().Add(patience); count > 0 && time.Now().Before(deadline); {
-			request, err := c.Poll(context.Background(), time.Second)
-			if err != nil { // nothing came
-				continue
-			}
-			for _, one := range request.GetMsgList() {
-				saw(event, one)
-				count--
-			}
-			c.ACK(context.Background(), request, consumer.ConsumeSuccess)
-		}
-	}
-	every := puller("go-pull-every", consumer.MessageSelector{})
-	poll(every, "polled", 8)
-	result, err := p.SendSync(context.Background(), message(topic, "T", "last"))
-	check(err)
-	found, err := every.PullFrom(
-		context.Background(), result.MessageQueue, result.QueueOffset, 32)
-	check(err)
-	for _, one := range found.GetMessageExts() {
-		saw("pulled", one)
-	}
-	check(every.Shutdown())
-	some := puller("go-pull-some", consumer.MessageSelector{
-		Type: consumer.SQL92, Expression: "number IN ('3', '7')",
-	})
-	for _, queue := range queues {
-		for offset, end := int64(0), int64(1); offset < end; {
-			found, err := some.PullFrom(context.Background(), queue, offset, 32)
-			check(err)
-			for _, one := range found.GetMessageExts() {
-				saw("selected", one)
-			}
-			offset, end = found.NextBeginOffset, found.MaxOffset
-		}
-	}
-	check(some.Shutdown())
 	check(p.Shutdown())
 }
 

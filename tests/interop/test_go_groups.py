@@ -1,0 +1,67 @@
+"""Groups of the Go client, rocketmq-client-go v2.1.2, unmodified: who has which queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from halfmq.client.blocking import Admin
+from halfmq.client.testing import broker_process
+from tests.support.features import feature
+from tests.support.go_client import GoMissingError, go_client, going
+from tests.support.group_members import wait_for_shares
+from tests.support.patience import wait_until
+
+pytestmark = pytest.mark.campaign
+
+TOPIC = "orders"
+ROOMS = ("east@a", "west@b")
+
+
+@pytest.fixture
+def rooms(tmp_path: Path) -> Iterator[str]:
+    """The name server of a broker in each of two machine rooms, each with four queues of the topic."""
+    try:
+        go_client()
+    except GoMissingError as missing:
+        pytest.skip(f"{missing}; the Go client is NOT tested")
+    with ExitStack() as running:
+        settings: dict[str, str] = {}
+        for name in ROOMS:
+            broker = broker_process(tmp_path / name, brokerName=name, **settings)
+            address = running.enter_context(broker).address
+            settings.setdefault("namesrvAddr", address)
+        namesrv = settings["namesrvAddr"]
+        with Admin(namesrv=namesrv) as admin:
+
+            def on_both() -> bool:
+                admin.create_topic(TOPIC, queues=4)
+                return {one.queue.broker_name for one in admin.queues(TOPIC)} == set(ROOMS)
+
+            wait_until(on_both, "both brokers have the topic")
+        yield namesrv
+
+
+ALLOCATION = (
+    "allocation strategies: averagely, by circle, consistent hash, by configuration, by room"
+)
+
+
+@feature(ALLOCATION)
+@pytest.mark.parametrize("room", ["east", "west"])
+def test_members_share_by_machine_room(rooms: str, tmp_path: Path, room: str) -> None:
+    """A fault of this client: they share the queues of the room whose name sorts first.
+
+    It counts the queues of the wanted room, and takes as many from the start of all queues.
+    """
+    member = (rooms, tmp_path, "member", TOPIC, "concurrent", room)
+    with going(*member), going(*member), Admin(namesrv=rooms) as admin:
+        shares = wait_for_shares(admin, TOPIC, TOPIC, [2, 2])
+
+    queues = sorted(queue for own in shares.values() for queue in own)
+    assert [(one.broker_name, one.queue_id) for one in queues] == [
+        ("east@a", queue) for queue in range(4)
+    ]
