@@ -6,6 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from halfmq.client import ClientConfig, Message, blocking
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.features import feature
 from tests.support.go_client import GoMissingError, GoProcess, Line, go_client, going, run_go
+from tests.support.patience import wait_until
 from tests.support.rocketmq_broker import Wire
 
 pytestmark = pytest.mark.campaign
@@ -196,6 +198,19 @@ def test_its_pull_consumer_polls_and_pulls_from_offsets(
     assert sorted(_bodies(_of(lines, "selected"))) == ["n-3", "n-7"]
 
 
+@feature("pull: from chosen offsets, waiting")
+def test_its_pull_consumer_goes_back_to_an_offset(broker: BrokerProcess, tmp_path: Path) -> None:
+    """It commits a lower offset of each queue; the next consumer of its group begins there."""
+    lines = run_go(broker.address, "moved", tmp_path)
+
+    assert sorted(_bodies(_of(lines, "polled"))) == [f"n-{number}" for number in range(8)]
+    assert {line["queue"]: line["offset"] for line in _of(lines, "offset")} == dict.fromkeys(
+        range(4), 1
+    )
+    last = {line["body"] for line in _of(lines, "sent") if line["queue_offset"] == 1}
+    assert {line["body"] for line in _of(lines, "again")} == last
+
+
 @feature("transactions: commit, rollback, unknown, check-back")
 def test_transactions_end_as_their_producer_decides(broker: BrokerProcess, tmp_path: Path) -> None:
     """At once or when asked; no consumer sees what was not committed, nor anything twice."""
@@ -253,8 +268,7 @@ def test_a_new_group_begins_where_it_says(broker: BrokerProcess, tmp_path: Path)
         admin.delete_topic(topic)
         admin.create_topic(topic)
         _send_to_each(producer, topic, "early")
-        time.sleep(2)  # a start by time has no smaller unit than the second
-        moment = time.strftime("%Y%m%d%H%M%S")
+        moment = _next_second(admin, producer, topic).strftime("%Y%m%d%H%M%S")
         _send_to_each(producer, topic, "late")
         with going(broker.address, tmp_path, "positions", topic, moment) as consumers:
             bodies: dict[str, set[str]] = defaultdict(set)
@@ -272,6 +286,25 @@ def test_a_new_group_begins_where_it_says(broker: BrokerProcess, tmp_path: Path)
 
 
 POSITIONS = {"first": ["early", "late", "new"], "timestamp": ["late", "new"], "last": ["new"]}
+
+
+def _next_second(admin: blocking.Admin, producer: blocking.Producer, topic: str) -> datetime:
+    """Return the second after a topic's last message once the broker stores messages in it.
+
+    A start by time has no smaller unit.
+    """
+
+    def last_stored(name: str) -> datetime:
+        return max(one.last_stored for one in admin.queues(name) if one.last_stored)
+
+    following = last_stored(topic).replace(microsecond=0) + timedelta(seconds=1)
+
+    def has_begun() -> bool:
+        producer.send(Message("go-clock", b"tick"))
+        return last_stored("go-clock") >= following
+
+    wait_until(has_begun, "the broker stores in a later second")
+    return following
 
 
 def _send_to_each(producer: blocking.Producer, topic: str, word: str) -> None:

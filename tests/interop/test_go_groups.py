@@ -23,7 +23,7 @@ ROOMS = ("east@a", "west@b")
 
 @pytest.fixture
 def rooms(tmp_path: Path) -> Iterator[str]:
-    """The name server of a broker in each of two machine rooms, each with four queues of the topic."""
+    """The name server of two brokers, each in a room of its own with four queues of the topic."""
     try:
         go_client()
     except GoMissingError as missing:
@@ -45,12 +45,7 @@ def rooms(tmp_path: Path) -> Iterator[str]:
         yield namesrv
 
 
-ALLOCATION = (
-    "allocation strategies: averagely, by circle, consistent hash, by configuration, by room"
-)
-
-
-@feature(ALLOCATION)
+@feature("allocation strategies: averagely, by circle, consistent hash, by configuration, by room")
 @pytest.mark.parametrize("room", ["east", "west"])
 def test_members_share_by_machine_room(rooms: str, tmp_path: Path, room: str) -> None:
     """A fault of this client: they share the queues of the room whose name sorts first.

@@ -14,6 +14,7 @@ import pytest
 
 from halfmq.client import Message
 from halfmq.client.blocking import Producer
+from tests.support.features import feature
 from tests.support.mqadmin import NEEDS_MQADMIN, Mqadmin, mqadmin
 from tests.support.patience import PATIENCE_S
 
@@ -60,6 +61,7 @@ def offset(tool: Mqadmin, group: str, topic: str) -> int | None:
     return None
 
 
+@feature("a running consumer goes to the offsets to which its group is reset")
 @pytest.mark.parametrize("in_broker", [True, False])
 def test_a_running_consumer_starts_again_from_where_it_is_reset(
     tool: Mqadmin, in_broker: bool

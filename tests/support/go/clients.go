@@ -68,11 +68,11 @@ func consumerOptions(group string, more []consumer.Option) []consumer.Option {
 // everything selects all messages.
 var everything = consumer.MessageSelector{Type: consumer.TAG, Expression: "*"}
 
-// handling starts a push consumer that hands on each message; what it returns becomes of it.
+// handling starts a push consumer that hands on each message; what is returned becomes of it.
 func handling(
 	group, topic string, selector consumer.MessageSelector,
 	handle func(*primitive.MessageExt) consumer.ConsumeResult, options ...consumer.Option,
-) rocketmq.PushConsumer {
+) (rocketmq.PushConsumer, error) {
 	made, err := rocketmq.NewPushConsumer(consumerOptions(group, options)...)
 	check(err)
 	check(made.Subscribe(topic, selector, func(
@@ -80,7 +80,11 @@ func handling(
 	) (consumer.ConsumeResult, error) {
 		return handle(messages[0]), nil // it is given one at a time
 	}))
-	check(made.Start())
+	return made, made.Start()
+}
+
+func must(made rocketmq.PushConsumer, err error) rocketmq.PushConsumer {
+	check(err)
 	return made
 }
 
@@ -97,7 +101,7 @@ func selecting(
 	refuse func(*primitive.MessageExt) bool, options ...consumer.Option,
 ) (rocketmq.PushConsumer, chan string) {
 	arrived := make(chan string, 100)
-	made := handling(group, topic, selector, func(one *primitive.MessageExt) consumer.ConsumeResult {
+	made := must(handling(group, topic, selector, func(one *primitive.MessageExt) consumer.ConsumeResult {
 		saw("consumed", one)
 		result := consumer.ConsumeSuccess
 		if refuse != nil && refuse(one) {
@@ -105,12 +109,17 @@ func selecting(
 		}
 		arrived <- string(one.Body)
 		return result
-	}, options...)
+	}, options...))
 	return made, arrived
 }
 
 // listen starts a consumer that says what it consumes, and from where.
 func listen(group, topic string, options ...consumer.Option) rocketmq.PushConsumer {
+	return must(join(group, topic, options...))
+}
+
+// join is listen; it fails while there is no broker.
+func join(group, topic string, options ...consumer.Option) (rocketmq.PushConsumer, error) {
 	return handling(group, topic, everything, func(one *primitive.MessageExt) consumer.ConsumeResult {
 		say("consumed", fields{
 			"group": group, "body": string(one.Body), "broker": one.Queue.BrokerName,

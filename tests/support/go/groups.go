@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
-	rocketmq "github.com/apache/rocketmq-client-go/v2"
 	"github.com/apache/rocketmq-client-go/v2/consumer"
 	"github.com/apache/rocketmq-client-go/v2/primitive"
 	"github.com/apache/rocketmq-client-go/v2/producer"
@@ -71,7 +69,11 @@ func flow() {
 	listen(topic, topic, order)
 	go func() {
 		for {
-			guest := listen(topic, topic, order)
+			guest, err := join(topic, topic, order)
+			if err != nil { // the broker is away
+				time.Sleep(50 * time.Millisecond)
+				continue
+			}
 			time.Sleep(2 * time.Second)
 			check(guest.Shutdown())
 			time.Sleep(time.Second)
@@ -108,12 +110,7 @@ func traced() {
 func retrying() {
 	retries, err := strconv.Atoi(argument(1))
 	check(err)
-	p, err := rocketmq.NewProducer(
-		producer.WithNsResolver(primitive.NewPassthroughResolver(strings.Split(namesrv, ";"))),
-		producer.WithGroupName("go-retrying"), producer.WithInstanceName(instance()),
-		producer.WithRetry(retries))
-	check(err)
-	check(p.Start())
+	p := newProducer("go-retrying", producer.WithRetry(retries))
 	for number := 0; ; number++ {
 		result, err := p.SendSync(context.Background(), message(argument(0), "T", fmt.Sprint(number)))
 		check(err)

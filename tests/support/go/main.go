@@ -214,7 +214,7 @@ func orderly() {
 	}
 	arrived := make(chan string, 100)
 	refused := false
-	c := handling("go-orderly-consumer", topic, everything,
+	c := must(handling("go-orderly-consumer", topic, everything,
 		func(one *primitive.MessageExt) consumer.ConsumeResult {
 			saw("consumed", one)
 			body := string(one.Body)
@@ -224,7 +224,7 @@ func orderly() {
 			}
 			arrived <- body
 			return consumer.ConsumeSuccess
-		}, consumer.WithConsumerOrder(true))
+		}, consumer.WithConsumerOrder(true)))
 	await(arrived, 6)
 	check(c.Shutdown())
 	check(p.Shutdown())
@@ -241,12 +241,12 @@ func broadcasting() {
 	arrived := make(chan string, 100)
 	for _, name := range []string{"first", "second"} {
 		name := name
-		handling("go-broadcasting-consumer", topic, everything,
+		must(handling("go-broadcasting-consumer", topic, everything,
 			func(one *primitive.MessageExt) consumer.ConsumeResult {
 				say("given", fields{"to": name, "body": string(one.Body)})
 				arrived <- string(one.Body)
 				return consumer.ConsumeSuccess
-			}, consumer.WithConsumerModel(consumer.BroadCasting))
+			}, consumer.WithConsumerModel(consumer.BroadCasting)))
 	}
 	await(arrived, 8)
 	check(p.Shutdown())
@@ -273,12 +273,12 @@ type owners struct {
 }
 
 func (o *owners) member(group, topic, name string, strategy consumer.AllocateStrategy) rocketmq.PushConsumer {
-	return handling(group, topic, everything, func(one *primitive.MessageExt) consumer.ConsumeResult {
+	return must(handling(group, topic, everything, func(one *primitive.MessageExt) consumer.ConsumeResult {
 		o.Lock()
 		defer o.Unlock()
 		o.names[one.Queue.QueueId] = name
 		return consumer.ConsumeSuccess
-	}, consumer.WithStrategy(strategy))
+	}, consumer.WithStrategy(strategy)))
 }
 
 // await sends to all queues until so many members consume them, and says which queues each has.
@@ -364,7 +364,7 @@ func requestReply() {
 	// to a topic that does not exist yet.
 	_, err = p.Request(context.Background(), time.Second, message("go-nobody", "T", "lost"))
 	say("lost", fields{"error": fmt.Sprint(err)})
-	c := handling("go-request-consumer", topic, everything,
+	c := must(handling("go-request-consumer", topic, everything,
 		func(one *primitive.MessageExt) consumer.ConsumeResult {
 			if consumer.GetReplyToClient(one) == "" {
 				return consumer.ConsumeSuccess
@@ -378,7 +378,7 @@ func requestReply() {
 			say("replied", fields{"body": string(one.Body), "error": fmt.Sprint(err),
 				"queue_offset": result.QueueOffset})
 			return consumer.ConsumeSuccess
-		})
+		}))
 	for _, body := range []string{"waited", "empty"} {
 		reply, err := p.Request(context.Background(), patience, message(topic, "T", body))
 		check(err)
