@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.client.blocking import Admin
+from halfmq.client.blocking import Admin, Consumer
 from halfmq.client.testing import broker_process
 from tests.support.features import feature
 from tests.support.go_client import GoMissingError, go_client, going
 from tests.support.group_members import wait_for_shares
+from tests.support.java_clients import JavaMissingError, Kind, class_path, java_client
 from tests.support.patience import wait_until
 
 pytestmark = pytest.mark.campaign
@@ -60,3 +61,35 @@ def test_members_share_by_machine_room(rooms: str, tmp_path: Path, room: str) ->
     assert [(one.broker_name, one.queue_id) for one in queues] == [
         ("east@a", queue) for queue in range(4)
     ]
+
+
+JAVA = Kind("5.3.3", ("-Dpatience=600",))
+
+
+@feature("one group with members in Go, Java and Python", "Go 2.1.2", "Java 5.3.3")
+def test_members_of_three_languages_own_each_queue_once(tmp_path: Path) -> None:
+    """While they join one after the other, and when one is killed."""
+    try:
+        go_client()
+        class_path(JAVA.version)
+    except (GoMissingError, JavaMissingError) as missing:
+        pytest.skip(f"{missing}; mixed groups are NOT tested")
+    with ExitStack() as running:
+        namesrv = running.enter_context(broker_process(tmp_path / "broker")).address
+        admin = running.enter_context(Admin(namesrv=namesrv))
+        admin.create_topic(TOPIC, queues=8)
+
+        def check_shares(*sizes: int) -> None:
+            shares = wait_for_shares(admin, TOPIC, TOPIC, list(sizes))
+            queues = sorted(queue.queue_id for own in shares.values() for queue in own)
+            assert queues == list(range(8))
+
+        running.enter_context(Consumer(TOPIC, {TOPIC: "*"}, namesrv=namesrv))
+        check_shares(8)
+        go = running.enter_context(going(namesrv, tmp_path, "member", TOPIC, "concurrent"))
+        check_shares(4, 4)
+        java = running.enter_context(java_client(JAVA, namesrv, tmp_path / "java"))
+        java.start("member", TOPIC, TOPIC, "concurrent", "99")
+        check_shares(2, 3, 3)
+        go.kill()
+        check_shares(4, 4)

@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import pytest
 
 from halfmq.client import ClientConfig, ClientError, Consumer, Message, Producer
 from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.go_client import GoMissingError, go_client, going
 from tests.support.hosts import Network, NoNetworkError, network
 from tests.support.java_clients import JavaMissingError, Kind, Line, class_path, java_client
 from tests.support.patience import PATIENCE_S
@@ -207,3 +208,78 @@ async def test_the_others_take_over_from_a_host_that_vanishes(
 
 def _is_back(bodies: set[str]) -> bool:
     return any(body.startswith("back") for body in bodies)
+
+
+async def test_go_clients_go_on_when_their_host_is_back(
+    hosts: Network, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """Ours takes over from a Go consumer; a Go producer repeats the send that it was at.
+
+    When the network is back, the Go consumer gets its share of the queues again, and all that the
+    producer was told to be stored is there.
+    """
+    try:
+        go_client()
+    except GoMissingError as missing:
+        pytest.skip(f"{missing}; vanished Go clients are NOT tested")
+    ours: dict[str, set[str]] = {"mixed": set(), "produced": set()}
+    theirs: dict[str, set[str]] = {"consumed": set(), "sent": set()}
+
+    async def receive(consumer: Consumer) -> None:
+        async for message in consumer:
+            ours[message.topic].add(message.body.decode())
+            await message.ack()
+
+    config = ClientConfig(namesrv=broker.address)
+    async with AsyncExitStack() as running:
+        running.enter_context(hosts.inside("two"))
+        producer = await running.enter_async_context(Producer("vanishing", config=config))
+
+        async def send(word: str) -> set[str]:
+            """Send a message to each of four queues."""
+            bodies = [f"{word}-{number}" for number in range(4)]
+            for number, body in enumerate(bodies):
+                message = Message("mixed", body.encode())
+                await producer.send(message, order_key=f"key-{number}")
+            return set(bodies)
+
+        await send("founding")
+        await producer.send(Message("produced", b"founding"))
+        for topic in ours:
+            consumer = Consumer(topic, {topic: "*"}, config=config)
+            await running.enter_async_context(consumer)
+            task = asyncio.create_task(receive(consumer))
+            running.callback(task.cancel)
+        with hosts.inside("one"):
+            member = going(broker.address, tmp_path, "member", "mixed", "concurrent")
+            sender = going(broker.address, tmp_path, "retrying", "produced", "100000")
+            go = [running.enter_context(process) for process in (member, sender)]
+
+        def hear() -> dict[str, set[str]]:
+            """Return what the Go clients have consumed and sent so far."""
+            for line in go[0].heard() + go[1].heard():
+                theirs.setdefault(line["event"], set()).add(line.get("body", ""))
+            return theirs
+
+        async def until_consumed_there(word: str) -> None:
+            """Send until the Go consumer has got some."""
+            number = 0
+            while not any(body.startswith(word) for body in hear()["consumed"]):
+                number += 1
+                assert number < TAKEN_OVER_S, "it does not consume"
+                await send(f"{word}{number}")
+                await asyncio.sleep(1)
+
+        await until_consumed_there("before")
+        await until(lambda: bool(hear()["sent"]))
+        hosts.vanish("one")
+        after = await send("after")
+        await until(lambda: after <= ours["mixed"], TAKEN_OVER_S)
+        sent = len(hear()["sent"])
+        hosts.rejoin("one")
+        await until_consumed_there("back")
+        await until(lambda: len(hear()["sent"]) > sent, TAKEN_OVER_S)
+        last = await send("last")
+        await until(lambda: last <= ours["mixed"] | hear()["consumed"], TAKEN_OVER_S)
+        go[1].kill()
+        await until(lambda: hear()["sent"] <= ours["produced"])
