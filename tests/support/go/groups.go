@@ -140,7 +140,7 @@ func allocated() {
 		shared := &owners{Mutex: sync.Mutex{}, names: map[int]string{}}
 		shared.member(topic, topic, "one", half(0))
 		shared.member(topic, topic, "two", half(2))
-		shared.await(p, topic, name, 2)
+		shared.await(p, topic, name, 2, 1)
 		check(p.Shutdown())
 	}
 }

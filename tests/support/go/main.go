@@ -281,8 +281,8 @@ func (o *owners) member(group, topic, name string, strategy consumer.AllocateStr
 	}, consumer.WithStrategy(strategy)))
 }
 
-// await sends to all queues until so many members consume them, and says which queues each has.
-func (o *owners) await(p rocketmq.Producer, topic, strategy string, members int) {
+// await sends to all queues until so many members have at least so many each, and says which.
+func (o *owners) await(p rocketmq.Producer, topic, strategy string, members, least int) {
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		o.Lock()
 		o.names = map[int]string{}
@@ -298,7 +298,12 @@ func (o *owners) await(p rocketmq.Producer, topic, strategy string, members int)
 			queues[o.names[queue]] = append(queues[o.names[queue]], queue)
 		}
 		o.Unlock()
-		if _, missing := queues[""]; !missing && len(queues) == members {
+		_, missing := queues[""]
+		shared := !missing && len(queues) == members
+		for _, own := range queues {
+			shared = shared && len(own) >= least
+		}
+		if shared {
 			for name, own := range queues {
 				say("owns", fields{"strategy": strategy, "member": name, "queues": own})
 			}
@@ -320,9 +325,9 @@ func sharing() {
 		shared := &owners{names: map[int]string{}}
 		leaver := shared.member(topic, topic, "leaves", strategy)
 		shared.member(topic, topic, "stays", strategy)
-		shared.await(p, topic, name, 2)
+		shared.await(p, topic, name, 2, 2)
 		check(leaver.Shutdown())
-		shared.await(p, topic, name+", left", 1)
+		shared.await(p, topic, name+", left", 1, 4)
 		check(p.Shutdown())
 	}
 }
