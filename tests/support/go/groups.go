@@ -50,7 +50,8 @@ func member() {
 	select {}
 }
 
-// flow sends numbers, each until it is acknowledged, while a second member comes and goes.
+// flow sends numbers, each until it is acknowledged, while a second member comes and goes. When all
+// are sent the first one has all queues: members that change too soon may never get to consume.
 func flow() {
 	topic, kind := argument(0), argument(1)
 	order := consumer.WithConsumerOrder(kind == "orderly")
@@ -67,8 +68,14 @@ func flow() {
 	}
 	acknowledged("founding", "0")
 	listen(topic, topic, order)
+	ended := make(chan struct{})
 	go func() {
 		for {
+			select {
+			case <-ended:
+				return
+			default:
+			}
 			guest, err := join(topic, topic, order)
 			if err != nil { // the broker is away
 				time.Sleep(50 * time.Millisecond)
@@ -86,6 +93,7 @@ func flow() {
 			say("sent", fields{"count": number + 1})
 		}
 	}
+	close(ended)
 	select {}
 }
 
