@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,12 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from halfmq.client.blocking import Admin
 from halfmq.client.testing import BrokerProcess, broker_process
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.headers import SendMessageRequestHeader
 from tests.support.broker_pair import (
     accept_messages,
     broker_pair,
@@ -22,10 +25,11 @@ from tests.support.broker_pair import (
     refused_messages,
     settings_file,
 )
+from tests.support.fake_broker import Refuse, fake_broker
 from tests.support.features import feature
 from tests.support.go_client import GoMissingError, go_client, going
 from tests.support.java_clients import JavaMissingError, Kind, class_path, java_client
-from tests.support.patience import wait_until
+from tests.support.patience import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ["Java 5.3.3", "Java 4.9.8", "Go 2.1.2", "C++ 0.4.4"]
@@ -65,19 +69,25 @@ def retrying(client: str, namesrv: str, topic: str, retries: int, home: Path) ->
 @contextmanager
 def _cpp(namesrv: str, topic: str, home: Path) -> Iterator[Sent]:
     """The C++ client; it has no setting for retries."""
+    with _running(namesrv, home, "retrying", topic) as process:
+        assert process.stdout is not None
+        said = (json.loads(line) for line in process.stdout if line.startswith("{"))
+        yield lambda: next(said)
+
+
+@contextmanager
+def _running(namesrv: str, home: Path, *scenario: str) -> Iterator[subprocess.Popen[str]]:
     pytest.importorskip("rocketmq", reason="the wheel is for Linux; the C++ client is NOT tested")
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.cpp_client", namesrv, "retrying", topic],
+        [sys.executable, "-m", "tests.support.cpp_client", namesrv, *scenario],
         cwd=ROOT,
         env={**os.environ, "HOME": str(home), "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
-        said = (json.loads(line) for line in process.stdout if line.startswith("{"))
         try:
-            yield lambda: next(said)
+            yield process
         finally:
             process.kill()
 
@@ -119,6 +129,22 @@ def test_the_cpp_client_repeats_a_refused_send(tmp_path: Path) -> None:
             with pytest.raises(StopIteration):
                 _read_all(sent)
         assert refused_messages(broker) == 3
+
+
+async def test_the_cpp_client_skips_a_queue_between_attempts(tmp_path: Path) -> None:
+    """Every other attempt of its is for another broker; of a chosen queue it tries only that one.
+
+    A broker that refuses stores no queue, so a double tells which ones are tried.
+    """
+    async with fake_broker() as broker:
+        broker.create_topic("orders", QUEUES)
+        broker.fail(RequestCode.SEND_MESSAGE, *[Refuse(ResponseCode.SYSTEM_ERROR)] * 6)
+        with _running(broker.address, tmp_path, "repeated") as client:
+            assert await asyncio.to_thread(client.wait, PATIENCE_S) == 0
+        tried = broker.requests_of(RequestCode.SEND_MESSAGE)
+
+    queues = [cast("SendMessageRequestHeader", one.header).queue_id for one in tried]
+    assert queues == [0, 2, 0, 1, 1]  # `send_orderly` has three retries, but half are not sent
 
 
 def _read_all(sent: Sent) -> None:

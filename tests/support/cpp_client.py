@@ -359,6 +359,16 @@ def retrying(namesrv: str, topic: str) -> None:
         time.sleep(0.005)
 
 
+def repeated(namesrv: str) -> None:
+    """Send a message that is refused, and one to the second queue."""
+    producer = _producer(namesrv, "cpp-repeated-producer")
+    with contextlib.suppress(RocketMQException):
+        producer.send_sync(_message("orders", "r-0", "T"))
+    with contextlib.suppress(RocketMQException):
+        producer.send_orderly(_message("orders", "r-1", "T"), 1, queue_selector=_nth)
+    producer.shutdown()
+
+
 def _listen(namesrv: str, topic: str, orderly: str) -> Any:
     """Start a member of the topic's group that says what it consumes, and when."""
 
@@ -407,7 +417,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     for scenario in (
         *(send_and_consume, batch, in_order, retry, pull, refused),
         *(orderly, delay, large, broadcasting, sharing, victim, killed, reset),
-        *(chosen, retrying, flow, guest),
+        *(chosen, retrying, repeated, flow, guest),
     )
 }
 
