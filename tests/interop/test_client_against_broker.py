@@ -422,10 +422,12 @@ async def test_pending_shows_who_was_asked(served: BrokerProcess, topic: str) ->
             assert (before.group, before.topic, before.keys) == (group, topic, "o-1")
             assert (before.state, before.messages) == ("prepared", 2)
             assert before.owner is not None
+            # The answer counts at once, the receipt of the check at the checker's next tick.
             (asked,) = await settled(
-                producer.pending, lambda pending: pending[0].checks_answered > 0
+                producer.pending,
+                lambda pending: min(pending[0].checks_answered, pending[0].checks_delivered) > 0,
             )
-            assert asked.checks_sent >= asked.checks_delivered >= 1
+            assert asked.checks_sent >= asked.checks_delivered
         assert await producer.pending() == []
 
 

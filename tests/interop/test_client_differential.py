@@ -196,8 +196,11 @@ def sends(client: ComparedClient) -> None:
     client.step("send to a topic to write", send, _send("write"), b"x")
     for name in ("a b", "", "x" * 128, "%RETRY%readers", "SCHEDULE_TOPIC_XXXX", "TBW102", "ü"):
         client.step(f"send to {name[:20]!r}", send, _send(name), b"x")
-    client.step("send with a level", send, _send(properties={"DELAY": "1"}), b"later")
-    client.step("send with a level too high", send, _send(properties={"DELAY": "99"}), b"later")
+    # These come at any time from now on, each to a queue in which nothing else is stored any more.
+    later = _send(queue_id=1, properties={"DELAY": "1"})
+    client.step("send with a level", send, later, b"later")
+    later = _send("one-queue", properties={"DELAY": "99"})
+    client.step("send with a level too high", send, later, b"later")
     client.step("send with a level below 0", send, _send(properties={"DELAY": "-1"}), b"later")
     no_level = _send("odd", properties={"DELAY": "x"})
     client.step("send with a level that is no number", send, no_level, b"x")
@@ -528,9 +531,9 @@ def look_ups(client: ComparedClient) -> None:
 
 
 def stored(root: Path) -> list[Seen]:
-    """Return what the log holds, topic by topic, but for op messages: they are batched by time."""
+    """Return what the log holds, queue by queue, but for op messages: they are batched by time."""
     by_topic: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for record in stored_records(root / "commitlog"):
+    for record in sorted(stored_records(root / "commitlog"), key=lambda record: record.queue_id):
         if record.topic != OP_TOPIC:
             by_topic[record.topic].append(record_fields(record))
     return [Seen(f"stored in {topic}", {"records": by_topic[topic]}) for topic in sorted(by_topic)]
