@@ -282,18 +282,19 @@ def members(client: ComparedClient) -> None:
     client.step(
         "heartbeat", RequestCode.HEART_BEAT, h.HeartbeatRequestHeader(), encode_heartbeat(beat)
     )
-    client.asked("told of itself", RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    client.asked("told that the members changed", RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     for group in ("readers", "unknown"):
         members_of = h.GetConsumerListByGroupRequestHeader(consumer_group=group)
         client.step(f"members of {group}", RequestCode.GET_CONSUMER_LIST_BY_GROUP, members_of)
     queues = tuple(QueueKey(broker_name="broker-a", queue_id=n, topic="shop") for n in range(2))
-    for who, what in (("c1", queues), ("c2", queues[:1]), ("c1", queues[:1])):
-        lock = LockBatchBody(client_id=who, consumer_group="readers", mq_set=what)
+    for owner, wanted in (("c1", queues), ("c2", queues[:1]), ("c1", queues[:1])):
+        lock = LockBatchBody(client_id=owner, consumer_group="readers", mq_set=wanted)
         body = encode_lock_batch(lock)
-        client.step(f"lock {len(what)} by {who}", RequestCode.LOCK_BATCH_MQ, None, body)
-    for who in ("c2", "c1"):
-        lock = LockBatchBody(client_id=who, consumer_group="readers", mq_set=queues)
-        client.step(f"unlock by {who}", RequestCode.UNLOCK_BATCH_MQ, None, encode_lock_batch(lock))
+        client.step(f"lock {len(wanted)} by {owner}", RequestCode.LOCK_BATCH_MQ, None, body)
+    for owner in ("c2", "c1"):
+        lock = LockBatchBody(client_id=owner, consumer_group="readers", mq_set=queues)
+        body = encode_lock_batch(lock)
+        client.step(f"unlock by {owner}", RequestCode.UNLOCK_BATCH_MQ, None, body)
 
 
 def _pull(**fields: Any) -> h.PullMessageRequestHeader:
