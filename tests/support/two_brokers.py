@@ -1,25 +1,29 @@
 """One script for the official broker and for halfmq, and what an operator's tool prints at each.
 
-What the tool prints is compared line by line, after addresses, times, ids and other values of the
-day are replaced by words; the order of lines is the tool's. Lines that differ on purpose are listed
+What the tool prints, or the fields of what a method of the Java interface returns, is compared line
+by line, after addresses, times, ids and other values of the day are replaced by words; the order of
+lines is the tool's. Lines that differ on purpose are listed
 with the reason (`Difference`); a listed difference that no longer occurs fails as well.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
 from benchmarks.rocketmq_peer import PeerMissingError, fetch_jars
 from halfmq.client.testing import broker_process
+from halfmq.remoting.fastjson import parse
 from tests.support.java_clients import JavaClient, JavaMissingError, Kind, class_path, java_client
 from tests.support.patience import PATIENCE_S
 from tests.support.rocketmq_broker import rocketmq_broker
@@ -28,7 +32,7 @@ _ASK_AGAIN_S: Final = 0.3
 _WORDS: Final = (
     (re.compile(r"\b\d{1,3}(\.\d{1,3}){3}:\d+\b"), "ADDRESS"),
     (re.compile(r"\b[0-9A-F]{32}([0-9A-F]{24})?\b"), "ID"),  # longer with an IPv6 address
-    (re.compile(r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d([.,:]\d+)?"), "TIME"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d[ T#]\d\d:\d\d:\d\d([.,:]\d+)?"), "TIME"),
     (re.compile(r"\b20\d{12,15}\b"), "TIME"),
     (re.compile(r"\b1[6-9]\d{11}\b"), "MS"),
     (re.compile(r"\b\d{1,3}(\.\d{1,3}){3}@[\w#-]+"), "CLIENT"),
@@ -75,6 +79,7 @@ class Operator:
     def __init__(self, place: Place, client: JavaClient, home: Path) -> None:
         self.place, self.client, self.home = place, client, home
         self.told: list[Told] = []
+        self.called: set[str] = set()  # as in `methods`
 
     def ask(self, command: str, until: str = "", **values: str) -> list[str]:
         """Have a command run, again and again until it prints a pattern; return its lines.
@@ -95,11 +100,57 @@ class Operator:
             assert time.monotonic() < deadline, f"{command}: no {until} in {lines}"
             time.sleep(_ASK_AGAIN_S)
 
+    @cached_property
+    def methods(self) -> set[str]:
+        """Methods of the Java interface, each as NAME/ARGUMENTS."""
+        (line,) = self.client.run("methods")
+        return set(line["names"].split())
+
+    def call(self, method: str, *arguments: object, until: str = "") -> Any:
+        """Call a method of the Java interface until its result has a pattern; return the result.
+
+        The lines that are compared are the fields of the result, or how the call fails. A method
+        that this version does not have is left out.
+        """
+        name = f"{method}/{len(arguments)}"
+        if name not in self.methods:
+            return None
+        self.called.add(name)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            words = [json.dumps(argument) for argument in arguments]
+            (said,) = self.client.run("call", method, *words)
+            if said["event"] == "returned":
+                result = parse(said["json"].encode())
+                lines = list(fields(result))
+            else:
+                result = None
+                lines = f"{said['error']} {said['code']}: {said['text']}".splitlines()
+            if re.search(until, "\n".join(lines)):
+                command = f"{method}({', '.join(words)})"
+                told = [self._without_values(line) for line in lines]
+                self.told.append(Told(self._without_values(command), told))
+                return result
+            assert time.monotonic() < deadline, f"{method}: no {until} in {lines}"
+            time.sleep(_ASK_AGAIN_S)
+
     def _without_values(self, line: str) -> str:
         line = line.replace(str(self.home), "HOME")
         for pattern, word in _WORDS:
             line = pattern.sub(word, line)
         return line
+
+
+def fields(value: Any, path: str = "") -> Iterator[str]:
+    """Give the fields of a value of JSON, each with its path; places in lists are left out."""
+    if isinstance(value, dict) and value:
+        for name, one in value.items():
+            yield from fields(one, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value:
+        for one in value:
+            yield from fields(one, f"{path}[]")
+    else:
+        yield f"{path or 'result'} = {json.dumps(value)}"
 
 
 def at_both(
@@ -169,7 +220,7 @@ def compare(
     unexplained: list[str] = []
     for pair in zip(theirs, ours, strict=True):
         command = pair[0].command
-        rows = [row for row in allowed if _is_about(row, command)]
+        rows = [row for row in allowed if is_about(row, command)]
         left: dict[str, list[str]] = {}
         for side, told in zip(("theirs", "ours"), pair, strict=True):
             left[side] = []
@@ -194,12 +245,13 @@ def compare(
 
 def _comparable(command: str, lines: list[str], measured: Sequence[Measured]) -> list[str]:
     for row in measured:
-        if _is_about(row, command):
+        if is_about(row, command):
             lines = [re.sub(row.pattern, row.word, line) for line in lines]
     return sorted(line for line in lines if line)
 
 
-def _is_about(row: Difference | Measured, command: str) -> bool:
+def is_about(row: Difference | Measured, command: str) -> bool:
+    """Return whether a row is about this command."""
     return command.startswith(tuple(row.commands.split(", ")))
 
 

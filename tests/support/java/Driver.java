@@ -40,6 +40,7 @@ public final class Driver {
         SCENARIOS.put("strategies", Grouping::strategies);
         SCENARIOS.put("assigned", Grouping::assigned);
         SCENARIOS.put("member", Grouping::member);
+        SCENARIOS.put("share", Grouping::share);
         SCENARIOS.put("consume_status", Grouping::consumeStatus);
         SCENARIOS.put("consume", Consuming::consume);
         SCENARIOS.put("orderly_dead", Consuming::orderlyDead);
@@ -57,11 +58,14 @@ public final class Driver {
         SCENARIOS.put("flow", Flowing::flow);
         SCENARIOS.put("die_undecided", Transactions::dieUndecided);
         SCENARIOS.put("take_over", Transactions::takeOver);
+        SCENARIOS.put("undecided", Transactions::undecided);
         SCENARIOS.put("attempt", Access::attempt);
         SCENARIOS.put("until_refused", Access::untilRefused);
         SCENARIOS.put("ask", Access::ask);
         SCENARIOS.put("mqadmin", Access::mqadmin);
         SCENARIOS.put("online", Online::online);
+        SCENARIOS.put("methods", Administering::methods);
+        SCENARIOS.put("call", Administering::call);
     }
 
     private Driver() {

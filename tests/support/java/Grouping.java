@@ -25,6 +25,7 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /** Groups of push consumers: where they begin, how they share queues, what outlives a member. */
 final class Grouping {
+    private static final int POLL_MS = 20;
     private static final int QUEUES = 4;  // of a topic that a producer makes
     private static final long SECOND_MS = 1000;  // a start by time has no smaller unit
 
@@ -203,6 +204,20 @@ final class Grouping {
             rest.addAll(Arrays.asList("after-" + i, "last-" + i));
         }
         inbox.await(rest);
+    }
+
+    /** share TOPIC GROUP: reads as long as it runs; says its queues whenever they change. */
+    static void share(Scope scope) throws Exception {
+        String topic = scope.argument(0);
+        DefaultMQPushConsumer consumer = scope.pushConsumer(scope.argument(1), topic, "*");
+        new Inbox(scope).fill("share", consumer);
+        for (List<Integer> before = null; ; Thread.sleep(POLL_MS)) {
+            List<Integer> queues = owned(topic, consumer, false);
+            if (!queues.equals(before)) {
+                scope.say("owns", "queues", queues.toString());
+                before = queues;
+            }
+        }
     }
 
     /** consume_status TOPIC GROUP CLIENT: the offsets that the broker gets from that client. */

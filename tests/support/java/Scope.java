@@ -1,4 +1,5 @@
 import java.io.PrintStream;
+import java.lang.management.ManagementFactory;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayDeque;
 import java.util.Arrays;
@@ -33,6 +34,7 @@ final class Scope implements AutoCloseable {
     // For what is expected to happen; a busy machine is slow.
     static final long WAIT_MS = Integer.getInteger("patience", 60) * 1000L;
     private static final int HEARTBEAT_MS = 1000;  // instead of 30 s: a producer is known by it
+    private static final int API_MS = 20_000;  // instead of 3 s, in which a busy machine starts none
     private static final int POLL_MS = 20;
     private static final int TEXT_SIZE = 200;  // bytes; larger bodies are told by size and checksum
 
@@ -41,6 +43,8 @@ final class Scope implements AutoCloseable {
     private final String namesrv;
     private final String[] command;
     private final Deque<Runnable> closers = new ArrayDeque<>();
+    private static final String PROCESS =
+        ManagementFactory.getRuntimeMXBean().getName().split("@")[0];
     private static final PrintStream OUTPUT = System.out;  // mqadmin's own output is taken away
     private RPCHook signing = signing(
         System.getProperty("halfmq.accessKey", ""), System.getProperty("halfmq.secretKey", ""));
@@ -88,11 +92,19 @@ final class Scope implements AutoCloseable {
         return "java-" + scenario + "-" + role;
     }
 
-    /** Settings of every client. Old versions share a connection unless the names differ. */
+    /**
+     * Settings of every client. Its id is the address of the host with its name: two processes
+     * would be one client, and old versions share a connection, unless the names differ.
+     */
     <C extends ClientConfig> C named(C client) {
         client.setNamesrvAddr(namesrv);
-        client.setInstanceName("run" + run + "-" + clients++);
+        client.setInstanceName(PROCESS + "-run" + run + "-" + clients++);
         client.setHeartbeatBrokerInterval(HEARTBEAT_MS);
+        try {
+            client.getClass().getMethod("setMqClientApiTimeout", int.class).invoke(client, API_MS);
+        } catch (ReflectiveOperationException missing) {
+            // Old versions do not have the setting.
+        }
         return client;
     }
 

@@ -135,4 +135,19 @@ final class Transactions {
         inbox.fill("push", scope.pushConsumer(scope.group("consumer"), scope.argument(0), "*"));
         inbox.await(2);
     }
+
+    /** undecided TOPIC GROUP BODY: leaves a message undecided, whenever asked, as long as it runs. */
+    static void undecided(Scope scope) throws Exception {
+        TransactionListener listener = new Listener(scope, 0) {
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                scope.saw("checked", message);
+                return LocalTransactionState.UNKNOW;
+            }
+        };
+        TransactionMQProducer producer = scope.producer(scope.argument(1), listener);
+        Message message = Scope.message(scope.argument(0), "T", scope.argument(2));
+        scope.sent(scope.argument(2), producer.sendMessageInTransaction(message, null));
+        new CountDownLatch(1).await();
+    }
 }
