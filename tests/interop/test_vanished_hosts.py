@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import pytest
 
-from halfmq.client import ClientConfig, ClientError, Consumer, Message, Producer
+from halfmq.client import (
+    ClientConfig,
+    ClientError,
+    Consumer,
+    Decision,
+    Message,
+    MessageView,
+    Producer,
+    TransactionProducer,
+)
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.go_client import GoMissingError, go_client, going
 from tests.support.hosts import Network, NoNetworkError, network
 from tests.support.java_clients import JavaMissingError, Kind, Line, class_path, java_client
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.campaign
 
@@ -36,8 +45,13 @@ def hosts() -> Iterator[Network]:
 @pytest.fixture
 def broker(hosts: Network, tmp_path: Path) -> Iterator[BrokerProcess]:
     """A broker on a host of its own."""
-    address = hosts.address("broker")
-    with hosts.inside("broker"), broker_process(tmp_path / "b", bindAddress=address) as running:
+    settings = {
+        "bindAddress": hosts.address("broker"),
+        "transactionTimeOut": 1000,
+        "transactionCheckInterval": 1000,
+        "transactionCheckMax": 1000,
+    }
+    with hosts.inside("broker"), broker_process(tmp_path / "b", **settings) as running:
         yield running
 
 
@@ -68,15 +82,6 @@ class Steady:
         async for message in self.consumer:
             self.received.add(message.body.decode())
             await message.ack()
-
-
-async def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> float:
-    """Wait until it is so; return the seconds."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() < began + patience_s, "nothing happened"
-        await asyncio.sleep(0.02)
-    return time.monotonic() - began
 
 
 async def test_our_client_resumes_when_its_broker_is_back(
@@ -119,6 +124,14 @@ TAKEN_OVER_S = 240.0
 JAVA = Kind("5.3.3", (f"-Dpatience={TAKEN_OVER_S:.0f}",))
 
 
+def need_java() -> None:
+    """Skip the test without a Java client."""
+    try:
+        class_path(JAVA.version)
+    except JavaMissingError as missing:
+        pytest.skip(f"{missing}; Java clients that vanish are NOT tested")
+
+
 async def test_the_others_take_over_from_a_host_that_vanishes(
     hosts: Network, broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -127,10 +140,7 @@ async def test_the_others_take_over_from_a_host_that_vanishes(
     A Java consumer and one of ours share the group ``mixed``, two orderly Java consumers the group
     ``ordered``. When the network is back, the host consumes again.
     """
-    try:
-        class_path(JAVA.version)
-    except JavaMissingError as missing:
-        pytest.skip(f"{missing}; vanished Java consumers are NOT tested")
+    need_java()
     ours: set[str] = set()
     theirs: dict[str, list[Line]] = defaultdict(list)
 
@@ -283,3 +293,103 @@ async def test_go_clients_go_on_when_their_host_is_back(
         await until(lambda: last <= ours["mixed"] | hear()["consumed"], TAKEN_OVER_S)
         go[1].kill()
         await until(lambda: hear()["sent"] <= ours["produced"])
+
+
+async def test_a_producer_that_vanishes_leaves_its_transactions_to_its_group(
+    hosts: Network, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """Another producer is asked; when the network is back, the first one is asked, too."""
+    need_java()
+    with ExitStack() as running:
+        clients, runs = {}, {}
+        for host in ("one", "two"):
+            with hosts.inside(host):
+                java = java_client(JAVA, broker.address, tmp_path / host)
+                clients[host] = running.enter_context(java)
+            runs[host] = clients[host].start("undecided", TOPIC, "transacting", f"of-{host}")
+            clients[host].said(runs[host], "sent")
+
+        def asked(host: str) -> bool:
+            """Whether a host has been asked about the message of host one, since the last call."""
+            lines = clients[host].heard(runs[host])
+            return any((one["event"], one["body"]) == ("checked", "of-one") for one in lines)
+
+        hosts.vanish("one")
+        asked("two")
+        await until(lambda: asked("two"), TAKEN_OVER_S)
+        asked("one")
+        hosts.rejoin("one")
+        await until(lambda: asked("one"), TAKEN_OVER_S)
+
+        running.enter_context(hosts.inside("two"))
+        config = ClientConfig(namesrv=broker.address)
+        decided: set[bytes] = set()
+
+        def commit(message: MessageView) -> Decision:
+            decided.add(message.body)
+            return Decision.COMMIT
+
+        async with (
+            TransactionProducer("transacting", checker=commit, config=config) as producer,
+            Consumer("readers", {TOPIC: "*"}, start_from="first", config=config) as consumer,
+        ):
+            async with producer.transaction(Message(TOPIC, b"of-ours")):
+                pass  # the end of the block commits
+            received: set[bytes] = set()
+            while not received >= {b"of-one", b"of-two", b"of-ours"}:
+                message = await consumer.receive(timeout=TAKEN_OVER_S)
+                assert message is not None
+                received.add(message.body)
+                await message.ack()
+        assert decided == {b"of-one", b"of-two"}
+
+
+async def test_the_others_take_over_from_a_client_that_is_stopped(tmp_path: Path) -> None:
+    """Its connections stay open; when it goes on, it shares the queues again."""
+    need_java()
+    with ExitStack() as running:
+        broker = running.enter_context(broker_process(tmp_path / "b"))
+        clients = {}
+        for name in ("one", "two"):
+            java = java_client(JAVA, broker.address, tmp_path / name)
+            clients[name] = running.enter_context(java)
+        producer = Producer("writers", config=ClientConfig(namesrv=broker.address))
+        sent: set[str] = set()
+        consumed: dict[str, set[str]] = {"one": set(), "two": set()}
+
+        async def send(word: str) -> set[str]:
+            """Send two messages to each of four queues."""
+            bodies = {f"{word}-{number}" for number in range(8)}
+            for body in bodies:
+                key = f"key-{int(body[-1]) % 4}"
+                await producer.send(Message(TOPIC, body.encode(), tags="T"), order_key=key)
+            sent.update(bodies)
+            return bodies
+
+        def keep(name: str, lines: list[Line]) -> set[str]:
+            consumed[name] |= {one["body"] for one in lines if one["event"] == "consumed"}
+            return consumed[name]
+
+        def hear(name: str) -> set[str]:
+            return keep(name, clients[name].heard(runs[name]))
+
+        def own(name: str, count: int) -> None:
+            keep(name, clients[name].until(runs[name], "owns", count=count))
+
+        async with producer:
+            await send("founding")
+            runs = {"two": clients["two"].start("member", TOPIC, "g", "concurrent", "4,2,4,2,99")}
+            own("two", 4)
+            runs["one"] = clients["one"].start("member", TOPIC, "g", "concurrent", "2,99")
+            own("one", 2)
+            own("two", 2)
+            with clients["one"].stopped():
+                taken = await send("stopped")
+                await until(lambda: taken <= hear("two"), TAKEN_OVER_S)
+            number = 0
+            while not any(body.startswith("back") for body in hear("one")):
+                number += 1
+                assert number < TAKEN_OVER_S, "it does not consume again"
+                await send(f"back{number}")
+                await asyncio.sleep(1)
+            await until(lambda: sent <= hear("one") | hear("two"), TAKEN_OVER_S)

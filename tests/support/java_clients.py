@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -199,6 +200,15 @@ class JavaClient:
         """End the JVM without a farewell of its clients."""
         self._process.kill()
         self._process.wait()
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Let the JVM not run at all for the length of the block; its connections stay open."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """End the JVM; its clients are gone with their scenarios."""

@@ -5,6 +5,7 @@ process for seconds, so a test waits for what shall happen, with this guard agai
 ever, and hands in the clock, or a time limit that cannot pass, where time is what it is about.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Final
@@ -19,3 +20,12 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
+
+
+async def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> float:
+    """Wait until it is so; return the seconds."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + patience_s, "nothing happened"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
