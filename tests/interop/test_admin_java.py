@@ -140,7 +140,7 @@ MEASURED: Final = (
     Measured("", r"(?<=Host\.port = )\d+|(?<=HostBytes\.array = ).*"),
     Measured("", r"(?i)(?<=tps = ).*"),
     Measured("", r".*%RETRY%java.*", ""),  # clients tell the offsets of retry topics when they like
-    Measured("getConsumerRunningInfo", r"(?<=RT = ).*|0x\w+(?=@)|(?<=@)\w+"),
+    Measured("getConsumerRunningInfo", r"(?<=RT = ).*|(?<=instanceName = ).*|0x\w+(?=@)|(?<=@)\w+"),
     Measured("getAllProducerInfo", r".*CLIENT_INNER_PRODUCER.*", ""),
     Measured("consumeMessageDirectly", r"(?<=spentTimeMills = ).*"),
     Measured("fetchBrokerRuntimeStats", r"( =|(?<=Ratio)_).*", ""),
