@@ -207,6 +207,7 @@ def test_members_share_the_queues(broker: BrokerProcess, tmp_path: Path) -> None
     assert sorted(_given(lines, "stays")) == sorted(f"s-{number}" for number in range(16))
 
 
+@feature("one group with members of several clients")
 def test_it_shares_a_group_with_our_client(broker: BrokerProcess, tmp_path: Path) -> None:
     """Both divide the queues by the same rule: each has half of them, and none has two owners."""
     topic = "cpp-mixed"

@@ -66,7 +66,7 @@ def test_members_share_by_machine_room(rooms: str, tmp_path: Path, room: str) ->
 JAVA = Kind("5.3.3", ("-Dpatience=600",))
 
 
-@feature("one group with members in Go, Java and Python", "Go 2.1.2", "Java 5.3.3")
+@feature("one group with members of several clients", "Go 2.1.2", "Java 5.3.3")
 def test_members_of_three_languages_own_each_queue_once(tmp_path: Path) -> None:
     """While they join one after the other, and when one is killed."""
     try:

@@ -14,6 +14,7 @@ import pytest
 from halfmq.client import ClientConfig, Consumer, Message, Producer
 from halfmq.client.blocking import Admin
 from halfmq.client.testing import broker_process
+from tests.support.features import feature
 from tests.support.java_clients import (
     TOOLS,
     JavaClient,
@@ -107,6 +108,7 @@ def _is_shared(queues: list[list[int]]) -> bool:
     return owners == Counter(range(QUEUES)) and all(queues)
 
 
+@feature("one group with members of several clients", "Java 5.3.3", "Java 4.9.8")
 async def test_every_queue_has_one_owner_whoever_joins_and_leaves(tmp_path: Path) -> None:
     """And every message is consumed; a JVM leaves without a farewell, ours with one."""
     try:

@@ -17,6 +17,7 @@ CLIENTS_OF: Final = {
     "test_go_operated.py": ("Go 2.1.2",),
     "test_requests_to_consumers.py": ("Java 5.3.3", "Java 4.9.8"),
     "test_cpp_client.py": ("C++ 0.4.4",),
+    "test_mixed_groups.py": (),
     "test_producers_retry.py": (),
 }
 """Test file → the clients that all its tests run with, unless they say others."""
@@ -44,7 +45,7 @@ def _features(path: Path) -> list[list[str]]:
     return [
         [text for argument in decorator.args for text in _texts(argument)]
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(function, ast.FunctionDef)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for decorator in function.decorator_list
         if isinstance(decorator, ast.Call)
         and isinstance(decorator.func, ast.Name)
