@@ -172,6 +172,7 @@ final class Consuming {
         Inbox inbox = new Inbox(scope);
         DefaultMQPushConsumer first = inbox.fill(
             "first", scope.pushConsumer(scope.group("consumer"), scope.topic(), "*"));
+        awaitQueues(scope, first, QUEUES);  // it takes one after the other
         DefaultMQPushConsumer second = inbox.fill(
             "second", scope.pushConsumer(scope.group("consumer"), scope.topic(), "*"));
         awaitQueues(scope, first, QUEUES / 2);
