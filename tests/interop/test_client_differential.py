@@ -282,7 +282,7 @@ def members(client: ComparedClient) -> None:
     client.step(
         "heartbeat", RequestCode.HEART_BEAT, h.HeartbeatRequestHeader(), encode_heartbeat(beat)
     )
-    client.asked("told that the members changed", RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
+    client.asked("the members changed", RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     for group in ("readers", "unknown"):
         members_of = h.GetConsumerListByGroupRequestHeader(consumer_group=group)
         client.step(f"members of {group}", RequestCode.GET_CONSUMER_LIST_BY_GROUP, members_of)

@@ -97,7 +97,7 @@ def _running(namesrv: str, home: Path, *scenario: str) -> Iterator[subprocess.Po
 )
 @pytest.mark.parametrize("client", CLIENTS[:3])
 def test_a_refused_send_is_repeated_at_the_next_queue(client: str, tmp_path: Path) -> None:
-    """As often as the client is told to, until the broker has space again."""
+    """As often as the client is set to, until the broker has space again."""
     with (
         broker_process(tmp_path / "b", conf=settings_file(tmp_path / "b")) as broker,
         Admin(namesrv=broker.address) as admin,
