@@ -1,12 +1,14 @@
 """Reading `broker.conf`: `key=value` lines → `BrokerConfig`.
 
-Values come from three places, later ones win: the defaults in `config`, the file, and
-`--set KEY=VALUE`. A wrong value stops the start and names file, line, key, value and what was
-expected; an unknown key is a warning with the nearest known one. RocketMQ ignores both silently.
+Values come from four places, later ones win: the defaults in `config`, changes that a broker
+without `--conf` has kept in its store, the file of `--conf`, and `--set KEY=VALUE`. A wrong value
+stops the start and names file, line, key, value and what was expected; an unknown key is a warning
+with the nearest known one. RocketMQ ignores both silently.
 """
 
 from __future__ import annotations
 
+import codecs
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,8 +55,17 @@ _REPLACED: Final = {
 """Keys of earlier versions → what to set instead."""
 
 
+_OTHER_ENCODINGS: Final = {
+    codecs.BOM_UTF32_LE: "UTF-32",  # begins with the mark of UTF-16
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""Byte-order marks of encodings that editors write and that are not read."""
+
+
 class Origin(NamedTuple):
-    """Where a value came from: `default`, `--set` or `FILE:LINE`."""
+    """Where a value came from: `--set` or `FILE:LINE`."""
 
     value: str
     source: str
@@ -70,6 +81,11 @@ class LoadedConfig:
     file: Path | None = None
     """The file of `--conf`."""
 
+    @property
+    def changes_file(self) -> Path:
+        """The file that keeps changes of settings while the broker runs."""
+        return self.file or _kept_file(self.config.store.root)
+
     def lines(self) -> Iterator[str]:
         """Yield a line per setting with value, default and source, for `--print-config`."""
         for name, section in SECTIONS.items():
@@ -82,14 +98,14 @@ class LoadedConfig:
 
 
 def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Return the defaults, changed by the file and then by the `KEY=VALUE` overrides.
+    """Return the defaults, changed by the store's kept settings, the file and the overrides.
 
     Raises:
-        ConfigurationError: The file cannot be read, a line is not `key=value`, or a value is wrong.
+        BrokerConfigError: The file cannot be read, a line is not `key=value`, or a value is wrong.
     """
     known = known_settings()
     own = [*(_read_file(file) if file else ()), *_read_overrides(overrides)]
-    entries = [*_tls_properties(own), *own]
+    entries = [*_kept_settings(own), *_tls_properties(own), *own]
     warnings: list[str] = []
     origins: dict[str, Origin] = {}
     chosen: dict[str, dict[str, object]] = {name: {} for name in SECTIONS}
@@ -126,7 +142,7 @@ def with_value(config: BrokerConfig, key: str, value: str) -> BrokerConfig:
     """Return a configuration with another value of one setting.
 
     Raises:
-        ConfigurationError: The value is wrong.
+        BrokerConfigError: The value is wrong.
     """
     section, item = known_settings()[key]
     parsed = _parse(item, value, "")
@@ -138,19 +154,32 @@ def decode_settings(body: bytes) -> dict[str, str]:
     """Return the settings in a body of ``key=value`` lines, which tools of RocketMQ send.
 
     Raises:
-        ConfigurationError: A line has another form, or the body is not UTF-8.
+        BrokerConfigError: A line has another form, or is not UTF-8.
     """
-    try:
-        text = body.decode()
-    except UnicodeDecodeError as error:
-        raise BrokerConfigError("line", "", "", "text in UTF-8") from error
-    return {key: value for key, value, _source in _parse_lines(text, "line")}
+    return {key: value for key, value, _source in _parse_lines(body, "line")}
 
 
-def key_of_line(line: str) -> str | None:
+def key_of_line(line: bytes) -> bytes | None:
     """Return the key that a line of a file sets; None for a comment."""
-    stripped = line.strip()
-    return None if stripped[:1] in ("", "#", "!") else stripped.partition("=")[0].strip()
+    stripped = line.removeprefix(codecs.BOM_UTF8).strip()
+    return None if stripped[:1] in (b"", b"#", b"!") else stripped.partition(b"=")[0].strip()
+
+
+def _kept_file(root: Path) -> Path:
+    return root / "config" / "halfmqSettings.conf"
+
+
+def _kept_settings(entries: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Yield the changes that a broker without `--conf` has kept in the store of these entries."""
+    known = known_settings()
+    _, root = known["storePathRootDir"]
+    roots = [_parse(root, value, source) for key, value, source in entries if key == root.key]
+    file = _kept_file(Path(str(roots[-1] if roots else root.default)))
+    for key, value, source in _read_file(file) if file.exists() else ():
+        if key in known and not known[key][1].is_live:
+            expected = "only settings that can be changed live; --conf and --set take this one"
+            raise BrokerConfigError(source, key, value, expected)
+        yield key, value, source
 
 
 def _tls_properties(entries: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
@@ -190,26 +219,35 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 def _read_file(file: Path) -> Iterator[tuple[str, str, str]]:
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        content = file.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
         raise BrokerConfigError(
             str(file), "--conf", str(file), f"a readable file ({reason})"
         ) from error
-    yield from _parse_lines(text, str(file))
+    for mark, encoding in _OTHER_ENCODINGS.items():
+        if content.startswith(mark):
+            raise BrokerConfigError(f"{file}:1", "", "", f"text in UTF-8; the file is {encoding}")
+    yield from _parse_lines(content, str(file))
 
 
-def _parse_lines(text: str, name: str) -> Iterator[tuple[str, str, str]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        stripped = line.strip()
-        if not stripped or stripped[0] in "#!":
+def _parse_lines(content: bytes, name: str) -> Iterator[tuple[str, str, str]]:
+    """Yield key, value and place of each setting; comments may hold any bytes."""
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
+        if key_of_line(line) is None:
             continue
-        key, separator, value = stripped.partition("=")
+        source = f"{name}:{number}"
+        try:
+            text = line.decode().strip()
+        except UnicodeDecodeError as error:
+            wrong = f"byte 0x{line[error.start]:02x} is not; ISO-8859-1 or Windows-1252?"
+            raise BrokerConfigError(source, "", "", f"text in UTF-8; {wrong}") from error
+        if "\0" in text:
+            raise BrokerConfigError(source, "", "", "text in UTF-8; NUL bytes are not; UTF-16?")
+        key, separator, value = text.partition("=")
         if not separator or not key.strip():
-            raise BrokerConfigError(
-                f"{name}:{number}", stripped, "", "a line of the form key=value"
-            )
-        yield key.strip(), value.strip(), f"{name}:{number}"
+            raise BrokerConfigError(source, text, "", "a line of the form key=value")
+        yield key.strip(), value.strip(), source
 
 
 def _read_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str, str]]:

@@ -4,7 +4,7 @@
 ├── `RequestRefusedError`: the request is refused, with this code and remark as its answer
 ├── `NotYetError`: the request is served later, after something else is done
 ├── `UnfinishedError`: the request was served in part, as far as one turn of the loop allows
-├── `ConfigurationError`: a setting is wrong; the broker does not start (exit code 2)
+├── `BrokerConfigError`: a setting is wrong; the broker does not start (exit code 2)
 └── `AddressTakenError`: another process listens on the address (exit code 5)
 """
 
@@ -73,7 +73,8 @@ class BrokerConfigError(BrokerError):
         self.source, self.key, self.value, self.expected = source, key, value, expected
 
     def __str__(self) -> str:
-        return f"{self.source}: {self.key}={self.value}: expected {self.expected}"
+        setting = f"{self.key}={self.value}: " if self.key else ""
+        return f"{self.source}: {setting}expected {self.expected}"
 
 
 class AddressTakenError(BrokerError):

@@ -1,12 +1,12 @@
 """Settings that operators read and change while the broker runs (requests 25 and 26).
 
 A change is first written to the file of ``--conf``, so that it holds after a restart; then the
-parts of the broker use it. Only the line of the setting changes in the file, which is replaced
-atomically. A request is refused if it names
+parts of the broker use it. Without ``--conf`` it is ``config/halfmqSettings.conf`` of the store.
+Only the line of the setting changes in the file, which is replaced atomically. A request is refused
+if it names
 
 * a setting that takes effect only at a start, or that is a secret
 * a setting given by ``--set``, which would win over the file at the next start
-* any setting, if there is no file
 
 RocketMQ accepts every key, silently ignores unknown ones and wrong values, and writes all its
 settings to the file without the comments.
@@ -56,7 +56,8 @@ class LiveSettings:
         """Wire it; ``apply`` passes a changed configuration to the parts of the broker."""
         self._config = loaded.config
         self._origins = loaded.origins
-        self._file = loaded.file
+        self._file = loaded.changes_file
+        self._may_create = loaded.file is None
         self._apply = apply
         self._now_ms = now_ms
         self.data_version = {"counter": 0, "stateVersion": 0, "timestamp": now_ms()}
@@ -96,11 +97,6 @@ class LiveSettings:
             raise _forbidden(
                 f"{key} takes effect at a start only: set it in the file of --conf and restart"
             )
-        if self._file is None:
-            raise _forbidden(
-                f"{key} cannot be changed: the broker runs without --conf FILE, in which the "
-                "change would be kept"
-            )
         origin = self._origins.get(key)
         if origin is not None and origin.source == "--set":
             raise _forbidden(
@@ -116,11 +112,10 @@ class LiveSettings:
         config = self.check(wanted)
         if not wanted:
             return
-        assert self._file is not None
         file = self._file.resolve()  # so that a symbolic link is not replaced
         try:
-            await asyncio.to_thread(_rewrite, file, wanted)
-        except (OSError, UnicodeDecodeError) as error:
+            await asyncio.to_thread(_rewrite, file, wanted, may_create=self._may_create)
+        except OSError as error:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, f"{file} cannot be written: {error}"
             ) from error
@@ -137,22 +132,24 @@ class LiveSettings:
         self._apply(config)
 
 
-def _rewrite(file: Path, wanted: Mapping[str, str]) -> None:
+def _rewrite(file: Path, wanted: Mapping[str, str], *, may_create: bool) -> None:
     """Replace the lines of settings in a file durably; append the missing ones."""
-    with file.open(encoding="utf-8", newline="") as stream:
-        lines = stream.read().splitlines(keepends=True)
-    left = dict(wanted)
+    if may_create and not file.exists():
+        content, mode = b"", disk.MODE
+    else:
+        content, mode = disk.read_bytes(file), file.stat().st_mode & 0o7777  # it may hold secrets
+    lines = content.splitlines(keepends=True)
+    left = {key.encode(): f"{key}={value}".encode() for key, value in wanted.items()}
     for number in reversed(range(len(lines))):  # of two lines of a key, the last counts
         key = key_of_line(lines[number])
         if key in left:
-            ending = lines[number][len(lines[number].rstrip("\r\n")) :]
-            lines[number] = f"{key}={left.pop(key)}{ending}"
-    if left and lines and not lines[-1].endswith(("\n", "\r")):
-        lines[-1] += "\n"
-    lines += [f"{key}={value}\n" for key, value in left.items()]
+            ending = lines[number][len(lines[number].rstrip(b"\r\n")) :]
+            lines[number] = left.pop(key) + ending
+    if left and lines and not lines[-1].endswith((b"\n", b"\r")):
+        lines[-1] += b"\n"
+    lines += [line + b"\n" for line in left.values()]
     new = file.with_name(f"{file.name}.tmp")
-    mode = file.stat().st_mode & 0o7777  # the file may hold secrets
-    disk.write_file(new, "".join(lines).encode(), sync=True, mode=mode)
+    disk.write_file(new, b"".join(lines), sync=True, mode=mode)
     new.chmod(mode)  # despite the umask
     disk.replace(new, file)
     disk.sync_directory(file.parent)

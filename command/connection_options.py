@@ -108,7 +108,7 @@ def read_private_file(path: Path, name: str) -> str:
                     f"chmod 600 {path}"
                 )
                 raise ConfigurationError(name, str(path), expected)
-            return file.read(FILE_SIZE_MAX).decode()
+            return file.read(FILE_SIZE_MAX).decode("utf-8-sig")
     except OSError as error:
         expected = f"a readable file ({error.strerror})"
         raise ConfigurationError(name, str(path), expected) from error

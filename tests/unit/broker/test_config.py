@@ -97,6 +97,43 @@ def test_a_wrong_value_says_where_and_what_was_expected(
     assert expected in message
 
 
+def test_a_file_in_utf_8_may_have_a_mark_and_any_bytes_in_comments(tmp_path: Path) -> None:
+    """Windows editors write the mark; a comment may be in an encoding of its own."""
+    path = tmp_path / "broker.conf"
+    path.write_bytes(
+        b"\xef\xbb\xbfbrokerName=b\n# M\xfcller \x85 listenPort=2\r\n! \0\xff\nlistenPort=1\n"
+    )
+
+    loaded = load_config(path)
+
+    assert (loaded.config.topics.broker_name, loaded.config.network.listen_port) == ("b", 1)
+    assert loaded.origins["listenPort"].source == f"{path}:4"
+    assert not loaded.warnings
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "expected"),
+    [
+        ("brokerName=b\n".encode("utf-16"), 1, "UTF-8; the file is UTF-16"),
+        ("# b\nbrokerName=b\n".encode("utf-32"), 1, "UTF-8; the file is UTF-32"),
+        ("# b\nbrokerName=b\n".encode("utf-16-le"), 2, "NUL bytes are not; UTF-16?"),
+        ("# ü\nbrokerName=ü\n".encode("latin-1"), 2, "byte 0xfc is not; ISO-8859-1"),
+    ],
+)
+def test_another_encoding_is_named_with_file_and_line(
+    tmp_path: Path, content: bytes, line: int, expected: str
+) -> None:
+    """Also in the file of TLS properties."""
+    conf, tls = tmp_path / "broker.conf", tmp_path / "tls.properties"
+    conf.write_bytes(content)
+    tls.write_bytes(content)
+    for given, file in (((conf, []), conf), ((None, [f"tlsConfigFile={tls}"]), tls)):
+        with pytest.raises(BrokerConfigError) as caught:
+            load_config(*given)
+        assert str(caught.value).startswith(f"{file}:{line}: expected text in UTF-8")
+        assert expected in str(caught.value)
+
+
 def test_several_names_are_separated_by_semicolons(tmp_path: Path) -> None:
     """Blanks around them do not count, nor does a semicolon at the end."""
     path = _file(tmp_path, "transactionAsyncFlushTopics=orders; bills;\n")

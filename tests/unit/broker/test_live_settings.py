@@ -10,7 +10,7 @@ import pytest
 
 from halfmq.broker.config import BrokerConfig
 from halfmq.broker.config_file import known_settings, load_config, with_value
-from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.errors import BrokerConfigError, RequestRefusedError
 from halfmq.broker.handlers.admin.broker_config import SETTINGS_BYTES_MAX
 from halfmq.broker.live_settings import LiveSettings
 from halfmq.broker.service import Broker
@@ -125,18 +125,50 @@ async def test_a_setting_that_cannot_be_changed_is_refused_by_name(
 
 
 async def test_a_change_that_would_not_survive_a_restart_is_refused(tmp_path: Path) -> None:
-    """A setting of --set, any without a file, and one whose file cannot be written."""
+    """A setting of --set, and one whose file cannot be written."""
     front = Front(tmp_path, FILE, "fileReservedTime=9")
     assert "--set gives it" in (await front.refused(fileReservedTime="1")).remark
-
-    without = LiveSettings(load_config(None), front.applied.append, now_ms=lambda: 7)
-    with pytest.raises(RequestRefusedError, match="without --conf FILE"):
-        await without.change({"fileReservedTime": "1"})
 
     front.file.unlink()
     with pytest.raises(RequestRefusedError, match="cannot be written"):
         await front.settings.change({"deleteWhen": "01"})
     assert not front.applied
+
+
+async def test_without_a_file_changes_are_kept_in_the_store(tmp_path: Path) -> None:
+    """They hold at the next start, below the file of --conf and --set, and show where they are."""
+    store = f"storePathRootDir={tmp_path}"
+    (tmp_path / "config").mkdir()
+    for value in ("24", "48"):
+        settings = LiveSettings(load_config(None, [store]), lambda _: None, now_ms=lambda: 7)
+        await settings.change({"fileReservedTime": value, "deleteWhen": "05"})
+    kept = tmp_path / "config" / "halfmqSettings.conf"
+    conf = tmp_path / "broker.conf"
+    conf.write_text(f"{store}\nfileReservedTime=12\n")
+
+    lines = list(load_config(None, [store]).lines())
+    assert f"fileReservedTime=48 default=72 source={kept}:1" in lines
+    assert f"deleteWhen=05 default=04 source={kept}:2" in lines
+    lines = list(load_config(conf, ["deleteWhen=06"]).lines())
+    assert f"fileReservedTime=12 default=72 source={conf}:2" in lines
+    assert "deleteWhen=06 default=04 source=--set" in lines
+
+    kept.write_text("listenPort=1\n")
+    with pytest.raises(BrokerConfigError, match="only settings that can be changed live"):
+        load_config(conf)
+
+
+async def test_a_change_keeps_every_other_byte_of_the_file(tmp_path: Path) -> None:
+    """Comments may hold any bytes, and a byte-order mark is no part of a key."""
+    front = Front(tmp_path)
+    front.file.write_bytes(
+        b"\xef\xbb\xbfdeleteWhen=01\n# M\xfcll \x85 \xe2\x80\xa8 fileReservedTime=2\n"
+    )
+    await front.settings.change({"deleteWhen": "03", "fileReservedTime": "1"})
+
+    assert front.file.read_bytes() == (
+        b"deleteWhen=03\n# M\xfcll \x85 \xe2\x80\xa8 fileReservedTime=2\nfileReservedTime=1\n"
+    )
 
 
 def test_secrets_are_not_shown(tmp_path: Path) -> None:
@@ -203,9 +235,11 @@ async def test_requests_show_and_change_settings(rig: Rig) -> None:
     for code in (RequestCode.GET_BROKER_CONFIG, RequestCode.GET_NAMESRV_CONFIG):
         assert "fileReservedTime=72\n" in (await ask(peer, code))[1]
     for code in (RequestCode.UPDATE_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG):
-        answered, _, remark = await ask(peer, code, b"fileReservedTime=1\n")
+        assert (await ask(peer, code, b"fileReservedTime=1\n"))[0] == ResponseCode.SUCCESS
+        assert "fileReservedTime=1\n" in (await ask(peer, RequestCode.GET_BROKER_CONFIG))[1]
+        answered, _, remark = await ask(peer, code, b"listenPort=1\n")
         assert answered == ResponseCode.NO_PERMISSION
-        assert "without --conf" in remark
+        assert "at a start only" in remark
         answered, _, remark = await ask(peer, code, b"nonsense")
         assert answered == ResponseCode.INVALID_PARAMETER
         assert "a line of the form key=value" in remark

@@ -201,7 +201,7 @@ def test_a_user_is_created_changed_and_deleted(
     assert "The user is existed" in again.err
 
     file = tmp_path / "password"
-    file.write_text("new-secret-2")
+    file.write_text("new-secret-2", encoding="utf-8-sig")  # as Windows editors write it
     file.chmod(0o600)
     updated = halfmq("user", "update", "bob", "--type", "normal", "--password-file", str(file))
     assert (updated.code, updated.out) == (0, "updated user bob\n")
