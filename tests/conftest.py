@@ -28,6 +28,7 @@ from tests.support.seeds import EXAMPLES, NAME, run_seed
 SLOW = (
     "tests/browser/",
     "tests/crash/",
+    "tests/hostile/",
     "tests/interop/",
     "tests/property/test_store_damage.py",
     "tests/property/test_store_verify.py",

@@ -61,7 +61,9 @@ class Wire:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def ask(self, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
+    def ask(
+        self, code: int, header: Header | Mapping[str, str] | None = None, body: bytes = b""
+    ) -> RemotingCommand:
         """Send a request and return its answer."""
         self._opaque += 1
         self.send(encode_request(code, opaque=self._opaque, header=header, body=body))

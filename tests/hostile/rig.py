@@ -1,0 +1,146 @@
+"""Runs attacks beside the probe, and judges what they did."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from halfmq.client.testing import BrokerProcess, broker_process
+
+from .attacker import Attack, Attacker
+
+KEPT_MAX_MB: Final = 20
+"""Of its own memory, what the broker may have more of after an attack: pools of the allocator."""
+
+UNDISTURBED_S: Final = 1.0
+"""Seconds of the probe before an attack, and after its connections are closed."""
+
+LINGER_S: Final = 1.0
+"""Seconds for which an attack's connections stay open after its last byte."""
+
+RELEASE_S: Final = 30.0
+"""Seconds in which memory must return. Waiting costs only those rows that fail."""
+
+ROOT: Final = Path(__file__).parents[2]
+
+
+class Memory(NamedTuple):
+    """Of the broker's process, in MB."""
+
+    resident: int
+    peak: int
+    own: int  # without mapped files
+
+
+class Result(NamedTuple):
+    """What an attack did."""
+
+    name: str
+    before: Memory
+    after: Memory
+    phases: list[Mapping[str, Any]]  # of the probe: before, during and after the attack
+    lost: int
+    seconds: float  # that the attack took
+
+    def longest_ms(self, phase: int) -> float:
+        """Return the longest wait of the probe, 0 if it sent nothing."""
+        return max(self.phases[phase]["waits_ms"], default=0.0)
+
+    def __str__(self) -> str:
+        before, during, after = (f"{self.longest_ms(phase):.0f}" for phase in range(3))
+        return (
+            f"{self.name:32} {self.seconds:5.1f} s  probe {before}/{during}/{after} ms"
+            f"  RSS {self.before.resident}/{self.after.peak}/{self.after.resident} MB"
+            f"  own {self.before.own}/{self.after.own} MB  {'; '.join(self.complaints) or 'holds'}"
+        )
+
+    complaints: tuple[str, ...] = ()
+
+
+def check(result: Result, attack: Attack) -> tuple[str, ...]:
+    """Return what an attack did that it must not; empty if all promises were kept."""
+    refusals = [text for phase in result.phases for text in phase["refusals"]]
+    cases = {
+        f"{result.lost} messages lost": result.lost,
+        f"connections of the probe closed: {_sum(result, 'closed')}": _sum(result, "closed"),
+        f"sends of the probe refused: {refusals}": refusals,
+        f"{_sum(result, 'early')} long polls answered early": _sum(result, "early"),
+        f"peak {result.after.peak} MB": result.after.peak > attack.peak_max_mb,
+        f"{result.after.own - result.before.own} MB kept": not _is_released(result),
+    }
+    return tuple(text for text, is_so in cases.items() if is_so)
+
+
+def _sum(result: Result, count: str) -> int:
+    return sum(phase[count] for phase in result.phases)
+
+
+def _is_released(result: Result) -> bool:
+    return result.after.own <= result.before.own + KEPT_MAX_MB
+
+
+def run(name: str, attack: Attack, directory: Path, random: Random) -> Result:
+    """Run one attack on a broker of its own."""
+    with broker_process(directory, **attack.settings) as broker:
+        return run_on(broker, {name: attack}, random)
+
+
+def run_on(broker: BrokerProcess, attacks: Mapping[str, Attack], random: Random) -> Result:
+    """Run attacks one after the other on a broker; all but their settings count."""
+    with _probe(broker.address) as probe:
+        time.sleep(UNDISTURBED_S)
+        before, began = _memory(broker.pid), time.monotonic()
+        _next_phase(probe)
+        for attack in attacks.values():
+            attacker = Attacker(broker.address, random)
+            try:
+                attack.act(attacker)
+                time.sleep(LINGER_S)
+            finally:
+                attacker.close()
+        seconds = time.monotonic() - began - LINGER_S * len(attacks)
+        _next_phase(probe)
+        time.sleep(UNDISTURBED_S)
+        limit = time.monotonic() + RELEASE_S
+        while (after := _memory(broker.pid)).own > before.own + KEPT_MAX_MB:
+            if time.monotonic() > limit:
+                break
+            time.sleep(0.1)
+        report = json.loads(probe.communicate()[0].splitlines()[-1])
+    result = Result(" + ".join(attacks), before, after, report["phases"], report["lost"], seconds)
+    widest = max(attacks.values(), key=lambda attack: attack.peak_max_mb)
+    return result._replace(complaints=check(result, widest))
+
+
+@contextmanager
+def _probe(address: str) -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, "-m", "tests.hostile.probe", address]
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _next_phase(probe: subprocess.Popen[str]) -> None:
+    assert probe.stdin is not None
+    probe.stdin.write("\n")
+    probe.stdin.flush()
+
+
+def _memory(pid: int) -> Memory:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return Memory(*(int(fields[key].split()[0]) >> 10 for key in ("VmRSS", "VmHWM", "RssAnon")))
