@@ -198,6 +198,8 @@ class Store(AppendLog, Protocol):
     @property
     def index(self) -> StoredKeys: ...
 
+    def named_record(self, physical_offset: int) -> bytes | None: ...
+
 
 Handler = Callable[[RemotingCommand, Connection], bytes | None]
 """Serves one request; returns the reply, or None if `Connection.respond` is called for it.

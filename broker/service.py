@@ -349,7 +349,7 @@ class Broker:
             TransactionAdminHandlers(
                 self.transactions.view,
                 self.transactions.operator,
-                store.reader.record_at,
+                store.named_record,
                 self._group,
             ),
             StatisticsHandlers(self._statistics, self._make_runtime_info()),

@@ -30,6 +30,7 @@ from .files.maintenance import Maintenance
 from .files.mapped_file import lacks_space, make_directory
 from .files.obsolete_files import remove_obsolete_files
 from .files.worker import ThreadWorker, WorkerFactory
+from .format.record import decode_record
 from .format.topics import SCHEDULE_TOPIC
 from .index.index_builder import IndexBuilder, KeyIndex, NoIndex
 from .index.index_service import IndexService
@@ -160,6 +161,19 @@ class MessageStore:
             now_ms=self._now_ms,
         )
         return IndexBuilder(service, self._log.files, self)
+
+    def named_record(self, physical_offset: int) -> bytes | None:
+        """Return the record at an offset that a request names; None if none was appended there.
+
+        Every offset of a peer comes through here, or through ``queues.has_record``: a sender can
+        put a record into a message's body, with lengths that reach into the records after it.
+        """
+        encoded = self.reader.record_bytes(physical_offset)
+        if encoded is None:
+            return None
+        record = decode_record(encoded, check_crc=False)
+        queue = record.topic, record.queue_id, record.queue_offset
+        return encoded if self.queues.has_record(*queue, physical_offset, len(encoded)) else None
 
     # Life cycle -----------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ def admin_handlers(
         ),
         KvConfigHandlers(tables.kv_config, changes),
         ConsumeQueueHandlers(tables.registry, store),
-        RelayHandlers(tables.registry, tables.topics, tables.groups, store.reader, identity),
+        RelayHandlers(tables.registry, tables.topics, tables.groups, store.named_record, identity),
         ConsumptionHandlers(
             tables.topics,
             tables.groups,

@@ -249,8 +249,9 @@ class Decisions:
         try:
             for half in halves:
                 authorize(self._existing_half(half).properties, check_sent)
-        except NotInMemoryError:
-            raise self._log.reader.lacking(halves) from None
+        except NotInMemoryError as error:  # of a half, or of its queue entry
+            lacking = self._log.reader.lacking(halves)
+            raise NotInMemoryError([*error.missing, *lacking.missing]) from None
 
     def _answered(self, entry: Pending) -> None:
         """Count the answer to a check once, even if the answer is repeated."""

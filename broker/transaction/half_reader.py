@@ -38,6 +38,19 @@ class HalfReader:
         record = self._log.reader.unchecked_bytes(offset)
         return None if record is None else parse_half(record, offset)
 
+    def named(self, offset: int) -> StoredHalf | None:
+        """Return the half at the physical offset that a request names; None if none was appended.
+
+        Raises:
+            NotInMemoryError: It must be read from the disk first.
+        """
+        half = self.read(offset)
+        if half is None or not self._log.queues.has_record(
+            HALF_TOPIC, 0, half.queue_offset, offset, half.size
+        ):
+            return None
+        return half
+
     def existing(self, offset: int) -> StoredHalf:
         """Return the half at the physical offset that a request names.
 
@@ -46,10 +59,10 @@ class HalfReader:
             HalfMismatchError: The record there is not a half.
             NotInMemoryError: It must be read from the disk first.
         """
-        half = self.read(offset)
+        half = self.named(offset)
         if half is not None:
             return half
-        if self._log.reader.record_bytes(offset) is None:
+        if self._log.named_record(offset) is None:
             raise HalfNotFoundError(offset)
         raise HalfMismatchError(
             offset,

@@ -21,6 +21,10 @@ class TransactionQueues(Protocol):
         self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
     ) -> GetResult: ...
 
+    def has_record(
+        self, topic: str, queue_id: int, offset: int, physical_offset: int, size: int
+    ) -> bool: ...
+
 
 class TransactionRecords(Protocol):
     """The records of the log."""
@@ -62,3 +66,5 @@ class TransactionLog(AppendLog, Protocol):
 
     @property
     def index(self) -> StoredKeys: ...
+
+    def named_record(self, physical_offset: int) -> bytes | None: ...

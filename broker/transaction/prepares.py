@@ -71,7 +71,7 @@ class Prepares:
         self._append = log.append
         self._table = table
         self._finals = finals
-        self._halves, self._read_half = halves, halves.read
+        self._halves = halves
         self._lookup = lookup
         self._counters = counters
         self._config = config
@@ -243,7 +243,7 @@ class Prepares:
             offset = parse_offset_message_id(half_message_id).physical_offset
         except ValueError:
             return None
-        half = self._read_half(offset)
+        half = self._halves.named(offset)
         if (
             half is None
             or offset_message_id(half.store_host, offset) != half_message_id

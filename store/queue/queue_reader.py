@@ -106,6 +106,19 @@ class QueueReader:
             return []
         return list(unpack_entries(queue.entries(offset, end - offset)))
 
+    def has_record(
+        self, topic: str, queue_id: int, offset: int, physical_offset: int, size: int
+    ) -> bool:
+        """Return whether the entry at a queue offset is that of a record in the log.
+
+        Only then the record was appended: bytes inside of a message's body may look like a record
+        of any queue, but no entry points there. Deleted and hidden entries do not count.
+        """
+        queue = self._table.get((topic, queue_id))
+        if queue is None or not queue.begin <= offset < queue.next_offset:
+            return False
+        return queue.entry(offset)[:2] == (physical_offset, size)
+
     def warm(self, topic: str, queue_id: int, offset: int) -> None:
         """Load queue entries from an offset on into memory, waiting for the disk; any thread.
 

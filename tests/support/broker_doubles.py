@@ -281,6 +281,8 @@ class FakeLog:
         record = self.records.get(physical_offset)
         return None if record is None else encode_record(record)
 
+    named_record = record_bytes
+
     def record_at(self, physical_offset: int) -> Record | None:
         data = self.record_bytes(physical_offset)
         return None if data is None else decode_record(data)

@@ -190,6 +190,19 @@ class MemoryLog:
             if not one.sys_flag & NO_QUEUE_ENTRY and (one.topic, one.queue_id) == (topic, queue_id)
         ]
 
+    def has_record(
+        self, topic: str, queue_id: int, offset: int, physical_offset: int, size: int
+    ) -> bool:
+        encoded = self.encoded.get(physical_offset)
+        found = None if encoded is None else decode_record(encoded)
+        return found is not None and (
+            (found.topic, found.queue_id, found.queue_offset, found.total_size)
+            == (topic, queue_id, offset, size)
+        )
+
+    def named_record(self, physical_offset: int) -> bytes | None:
+        return self.record_bytes(physical_offset)
+
     def record_bytes(self, physical_offset: int) -> bytes | None:
         return self.encoded.get(physical_offset)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Final
 
@@ -34,7 +34,7 @@ from halfmq.store.format.record import decode_record
 from ...access.requirements import GET, SUB, topic
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler, StoredRecords
+from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry
 from ...tables.group_table import GroupTable
 from ...tables.topic_table import TopicTable
@@ -74,13 +74,13 @@ class RelayHandlers:
         registry: ClientRegistry,
         topics: TopicTable,
         groups: GroupTable,
-        records: StoredRecords,
+        named_record: Callable[[int], bytes | None],
         identity: TopicDefaults,
     ) -> None:
         self._registry = registry
         self._topics = topics
         self._groups = groups
-        self._records = records
+        self._named_record = named_record
         self._broker_name = identity.broker_name
         self._waiting: set[asyncio.Task[None]] = set()
 
@@ -108,7 +108,7 @@ class RelayHandlers:
             offset = parse_offset_message_id(header.msg_id or "").physical_offset
         except ValueError as error:
             raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"msgId: {error}") from error
-        record = self._records.record_bytes(offset)
+        record = self._named_record(offset)
         if record is None:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}"

@@ -28,7 +28,7 @@ from halfmq.remoting.transaction_headers import (
 )
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import get_property
-from halfmq.store.format.record import Record
+from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 
 from ...errors import RequestRefusedError
@@ -53,12 +53,12 @@ class TransactionAdminHandlers:
         self,
         view: PendingView,
         actions: OperatorActions,
-        record_at: Callable[[int], Record | None],
+        named_record: Callable[[int], bytes | None],
         group: GroupAppend,
     ) -> None:
         self._view = view
         self._actions = actions
-        self._record_at = record_at
+        self._named_record = named_record
         self._group = group
 
     def handlers(self) -> dict[int, Handler]:
@@ -144,7 +144,8 @@ class TransactionAdminHandlers:
             offset = parse_offset_message_id(message_id).physical_offset
         except ValueError as error:
             raise _refused(f"msgId: {error}") from error
-        record = self._record_at(offset)
+        encoded = self._named_record(offset)
+        record = None if encoded is None else decode_record(encoded, check_crc=False)
         if record is None or record.topic != TRANS_CHECK_MAX_TIME_TOPIC:
             return offset
         if record.prepared_transaction_offset:

@@ -55,7 +55,7 @@ class QueryHandlers:
         """Answer with the record at a physical offset."""
         header = request.header
         assert isinstance(header, ViewMessageRequestHeader)
-        record = self._store.reader.record_bytes(header.offset) if header.offset >= 0 else None
+        record = self._store.named_record(header.offset)
         if record is None:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}"

@@ -33,7 +33,7 @@ from halfmq.store.format.properties import (
     tags_code,
     without_properties,
 )
-from halfmq.store.format.record import Record
+from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
@@ -103,7 +103,8 @@ class SendBackHandler:
         config = self._group(header.group)
         if config.retry_queue_nums <= 0:  # the group is configured without retries
             return encode_reply(request)
-        record = self._store.reader.record_at(header.offset) if header.offset >= 0 else None
+        encoded = self._store.named_record(header.offset)
+        record = None if encoded is None else decode_record(encoded, check_crc=False)
         if record is None or record.topic in _NEVER_CONSUMED:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}"

@@ -7,14 +7,11 @@ everything.
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
-from halfmq.broker.access.config import AccessConfig
 from halfmq.remoting.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -22,7 +19,7 @@ from halfmq.remoting.bodies import (
     encode_heartbeat,
     subscription_data,
 )
-from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
     QueryMessageRequestHeader,
@@ -48,78 +45,18 @@ from halfmq.store.format.topics import (
     SCHEDULE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
-from tests.support.access import ADMIN, PUBLISHER, STRANGER, SUBSCRIBER, Account, SignedPeer
+from tests.support.access import ADMIN, PUBLISHER, STRANGER, SUBSCRIBER, SignedPeer
 from tests.support.broker_doubles import START_MS
-from tests.support.broker_parts import access_of
+from tests.support.guarded_rig import (
+    COLLEAGUE,
+    REFUSED,
+    Guarded,
+    guarded,
+    names_the_missing_right,
+)
 from tests.support.peers import COMMIT, ROLLBACK, UNKNOWN, Half
-from tests.support.race_windows import HOUR_MS, Rig, windowed
+from tests.support.race_windows import HOUR_MS
 from tests.support.usual_headers import pull_header
-
-COLLEAGUE: Final = Account("colleague", "secret-of-colleague")
-"""Another principal that may publish to the same topic."""
-
-ACCOUNTS: Final = f"""
-accounts:
-- {{accessKey: {ADMIN.name}, secretKey: {ADMIN.secret}, admin: true}}
-- {{accessKey: {PUBLISHER.name}, secretKey: {PUBLISHER.secret},
-   topicPerms: [orders=PUB, payments=PUB]}}
-- {{accessKey: {COLLEAGUE.name}, secretKey: {COLLEAGUE.secret}, topicPerms: [orders=PUB]}}
-- {{accessKey: {SUBSCRIBER.name}, secretKey: {SUBSCRIBER.secret},
-   topicPerms: [orders=SUB], groupPerms: [consumers=SUB]}}
-- {{accessKey: {STRANGER.name}, secretKey: {STRANGER.secret},
-   topicPerms: [payments=PUB|SUB], groupPerms: [theirs=SUB, producers=PUB]}}
-"""
-
-REFUSED: Final = ResponseCode.SYSTEM_ERROR  # as plain ACL does
-
-
-class Guarded:
-    """A broker with these accounts, and their connections."""
-
-    def __init__(self, rig: Rig) -> None:
-        self.rig = rig
-
-    async def peer(
-        self, account: Account, group: str = "producers", *, member: bool = False, ours: bool = True
-    ) -> SignedPeer:
-        """Connect; a member is asked about transactions of its group."""
-        kind = HeaderType.MSGPACK if ours else HeaderType.JSON
-        peer = SignedPeer(account, group, kind)
-        await self.rig.connect(peer)
-        if member:
-            await peer.heartbeat()
-        return peer
-
-    @property
-    def undecided(self) -> int:
-        """How many transactions are."""
-        return self.rig.metrics["pending"]
-
-    async def refused(self) -> int:
-        """Return how many requests were refused for what they asked."""
-        return access_of(self.rig.broker).metrics().get("refused_authorization", 0)
-
-
-def guarded(**settings: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
-    """Run a test with a broker that asks who sends."""
-
-    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-        async def scenario(rig: Rig, **arguments: Any) -> None:
-            file = rig.root.parent / "plain_acl.yml"
-            file.write_text(ACCOUNTS)
-            file.chmod(0o600)
-            rig.access = AccessConfig(acl_enabled=True, plain_acl_file=file)
-            await rig.restart()
-            await test(Guarded(rig), **arguments)
-
-        functools.update_wrapper(scenario, test)  # with its signature
-        return windowed(**settings)(scenario)
-
-    return decorate
-
-
-def _names_the_missing_right(answer: RemotingCommand, right: str) -> bool:
-    return answer.code == REFUSED and f"has no permission to {right}" in (answer.remark or "")
 
 
 async def _end_many(
@@ -154,7 +91,7 @@ async def test_only_the_principal_that_prepared_decides(guarded: Guarded) -> Non
     for decision in (COMMIT, ROLLBACK):
         for other in (colleague, stranger):
             answer = await other.end(half, decision)
-            assert _names_the_missing_right(answer, "Pub Topic:orders")
+            assert names_the_missing_right(answer, "Pub Topic:orders")
             code, remark = await _end_many(other, half, decision)
             assert (code, "no permission" in remark) == (REFUSED, True)
     assert guarded.undecided == 1
@@ -195,7 +132,7 @@ async def test_a_transaction_stays_bound_to_its_principal_after_a_restart(
     await (guarded.rig.kill() if killed else guarded.rig.restart())
     publisher, colleague = await guarded.peer(PUBLISHER), await guarded.peer(COLLEAGUE)
 
-    assert _names_the_missing_right(await colleague.end(half, COMMIT), "Pub Topic:orders")
+    assert names_the_missing_right(await colleague.end(half, COMMIT), "Pub Topic:orders")
     code, _remark = await _end_many(colleague, half, ROLLBACK)
     assert code == REFUSED
     assert (await _end_many(publisher, half, COMMIT))[0] == 0
@@ -209,7 +146,7 @@ async def test_an_answer_without_a_check_is_an_ordinary_decision(guarded: Guarde
     half = await publisher.prepare("K1")
 
     answer = await colleague.end(half, ROLLBACK, from_check=True)
-    assert _names_the_missing_right(answer, "Pub Topic:orders")
+    assert names_the_missing_right(answer, "Pub Topic:orders")
     code, _remark = await _end_many(colleague, half, ROLLBACK, from_check=True)
     assert code == REFUSED
     assert guarded.undecided == 1
@@ -245,7 +182,7 @@ async def test_checks_are_sent_only_to_producers_that_may_publish(guarded: Guard
     heir = await guarded.peer(COLLEAGUE, member=True)
     await guarded.rig.wait_for(lambda: bool(heir.checks))
     answer = await stranger.end(half, COMMIT, from_check=True)
-    assert _names_the_missing_right(answer, "Pub Topic:orders")
+    assert names_the_missing_right(answer, "Pub Topic:orders")
     assert stranger.checks == subscriber.checks == []
     assert guarded.undecided == 1
 
@@ -261,7 +198,7 @@ async def test_an_unknown_decision_counts_only_from_a_principal_that_may_decide(
     stranger = await guarded.peer(STRANGER)
 
     answer = await stranger.end(half, UNKNOWN, from_check=True)
-    assert _names_the_missing_right(answer, "Pub Topic:orders")
+    assert names_the_missing_right(answer, "Pub Topic:orders")
     assert guarded.rig.metrics["checks_answered"] == 0
     assert (await publisher.answer_check(publisher.checks[0], UNKNOWN)).code == 0
     assert guarded.rig.metrics["checks_answered"] == 1
@@ -294,7 +231,7 @@ async def test_the_principal_property_of_a_client_is_ignored(guarded: Guarded) -
     answer = await publisher.call(RequestCode.SEND_MESSAGE_V2, header, body)
     if answer.code == 0:  # left out, or refused: both are fine
         half = publisher.half_of(answer)
-        assert _names_the_missing_right(await colleague.end(half, COMMIT), "Pub Topic:orders")
+        assert names_the_missing_right(await colleague.end(half, COMMIT), "Pub Topic:orders")
         assert (await publisher.end(half, COMMIT)).code == 0
     plain = await publisher.plain("K2", TRANSACTION_PRINCIPAL=COLLEAGUE.name)
 
@@ -346,7 +283,7 @@ async def test_each_message_of_a_transaction_needs_its_right(guarded: Guarded) -
     messages = _message("orders", "K1"), _message("payments", "K2")
 
     answer = await _prepare_several(colleague, *messages)
-    assert _names_the_missing_right(answer, "Pub Topic:payments")
+    assert names_the_missing_right(answer, "Pub Topic:payments")
     assert guarded.undecided == 0
     assert (await _prepare_several(publisher, *messages)).code == 0
     assert guarded.undecided == 1
@@ -390,12 +327,12 @@ async def test_a_record_of_another_topic_is_neither_shown_nor_sent_back(guarded:
 
     for header in (view, lying):
         answer = await stranger.call(RequestCode.VIEW_MESSAGE_BY_ID, header)
-        assert _names_the_missing_right(answer, "Sub or Get Topic:orders")
+        assert names_the_missing_right(answer, "Sub or Get Topic:orders")
         assert answer.body == b""
     answer = await stranger.send_back(record.physical_offset, "theirs")
-    assert _names_the_missing_right(answer, "Sub Topic:orders")
+    assert names_the_missing_right(answer, "Sub Topic:orders")
     answer = await stranger.send_back(record.physical_offset, "consumers")
-    assert _names_the_missing_right(answer, "Sub Group:consumers")
+    assert names_the_missing_right(answer, "Sub Group:consumers")
     assert len(guarded.rig.records_of(SCHEDULE_TOPIC)) == 0
 
     shown = await subscriber.call(RequestCode.VIEW_MESSAGE_BY_ID, view)
@@ -412,7 +349,7 @@ async def test_a_half_message_is_shown_to_administrators_only(guarded: Guarded) 
 
     for peer in (publisher, subscriber):
         answer = await peer.call(RequestCode.VIEW_MESSAGE_BY_ID, view)
-        assert _names_the_missing_right(answer, "Get Cluster:")
+        assert names_the_missing_right(answer, "Get Cluster:")
     admin = await guarded.peer(ADMIN)
     assert (await admin.call(RequestCode.VIEW_MESSAGE_BY_ID, view)).code == 0
 
@@ -435,7 +372,7 @@ async def test_a_query_by_key_finds_only_what_its_sender_may_read(guarded: Guard
         )
 
     answer = await stranger.call(RequestCode.QUERY_MESSAGE, query("orders"))
-    assert _names_the_missing_right(answer, "Sub or Get Topic:orders")
+    assert names_the_missing_right(answer, "Sub or Get Topic:orders")
     answer = await stranger.call(RequestCode.QUERY_MESSAGE, query("payments"))
     assert answer.code == ResponseCode.QUERY_NOT_FOUND
     answer = await subscriber.call(RequestCode.QUERY_MESSAGE, query("orders"))
@@ -464,7 +401,7 @@ async def test_internal_topics_and_retries_of_other_groups_are_not_pulled(
 
     for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
         answer = await stranger.call(code, header)
-        assert _names_the_missing_right(answer, right)
+        assert names_the_missing_right(answer, right)
 
 
 @guarded()
@@ -482,7 +419,7 @@ async def test_a_retry_does_not_reveal_a_message_of_another_topic(guarded: Guard
     }
 
     answer = await stranger.plain("K1", b"?", topic="%RETRY%theirs", reconsume_times=1, **retry)
-    assert _names_the_missing_right(answer, "Sub Topic:orders")
+    assert names_the_missing_right(answer, "Sub Topic:orders")
     assert not guarded.rig.records_of(SCHEDULE_TOPIC)
     answer = await subscriber.plain(
         "K1", b"?", topic="%RETRY%consumers", reconsume_times=1, **retry
@@ -509,9 +446,9 @@ async def test_a_heartbeat_with_a_forbidden_subscription_is_refused(guarded: Gua
         return await stranger.call(RequestCode.HEART_BEAT, None, body)
 
     answer = await beat(_heartbeat("payments", "orders", group="theirs"))
-    assert _names_the_missing_right(answer, "Sub Topic:orders")
+    assert names_the_missing_right(answer, "Sub Topic:orders")
     answer = await beat(_heartbeat("payments", group="consumers"))
-    assert _names_the_missing_right(answer, "Sub Group:consumers")
+    assert names_the_missing_right(answer, "Sub Group:consumers")
     assert (await beat(_heartbeat("payments", "%RETRY%theirs", group="theirs"))).code == 0
     producer = HeartbeatData(client_id="c", producer_data_set=(ProducerData(group_name="any"),))
     assert (await beat(encode_heartbeat(producer))).code == 0
@@ -530,8 +467,8 @@ async def test_transactions_are_listed_to_their_group_and_to_administrators(
 
     for header in (everything, by_id):
         answer = await stranger.call(RequestCode.QUERY_TRANSACTIONS, header)
-        assert _names_the_missing_right(answer, "Get Cluster:")
+        assert names_the_missing_right(answer, "Get Cluster:")
         assert (await admin.call(RequestCode.QUERY_TRANSACTIONS, header)).code == 0
     answer = await publisher.call(RequestCode.QUERY_TRANSACTIONS, of_group)
-    assert _names_the_missing_right(answer, "Pub or Sub or Get Group:producers")
+    assert names_the_missing_right(answer, "Pub or Sub or Get Group:producers")
     assert (await stranger.call(RequestCode.QUERY_TRANSACTIONS, of_group)).code == 0

@@ -121,7 +121,7 @@ class Front:
             TransactionAdminHandlers(
                 self.transactions,
                 self.transactions,
-                self.log.record_at,
+                self.log.named_record,
                 self.group,
             ).handlers()
         )
