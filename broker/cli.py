@@ -26,10 +26,11 @@ from typing import Any, Final
 from halfmq.store.config import FlushMode
 from halfmq.store.errors import DirectoryInUseError, StoreError
 
-from .config import BrokerConfig
+from .config import BrokerConfig, NetworkConfig
 from .config_file import LoadedConfig, load_config
 from .errors import AddressTakenError, BrokerConfigError
 from .logs import configure_logging
+from .net.registration import parse_addresses
 from .service import Broker
 
 logger = logging.getLogger(__name__)
@@ -170,6 +171,7 @@ async def _serve(loaded: LoadedConfig) -> None:
                 config.store.flush_interval_ms,
             )
         warn_of_exposure(config)
+        warn_of_wrong_address(config.network)
         unflushed = config.transaction.unflushed_topics
         if unflushed:
             logger.warning(
@@ -209,6 +211,39 @@ def warn_of_exposure(config: BrokerConfig) -> None:
             "authorizationEnabled enforces their policies",
             host,
         )
+
+
+def warn_of_wrong_address(network: NetworkConfig) -> None:
+    """Log a warning if clients are sent to an address on which the broker does not listen."""
+    bound = ipaddress.ip_address(network.bind_address)
+    if network.advertised_host:
+        sent = ipaddress.ip_address(network.advertised_host)
+        listens = sent == bound or (bound.is_unspecified and sent.version == bound.version)
+        if sent.is_unspecified or not listens:
+            logger.warning(
+                "event=unreachable_address brokerIP1=%s bindAddress=%s Clients are sent to "
+                "brokerIP1, where the broker does not listen; unless something forwards from "
+                "there, set bindAddress to it, or to 0.0.0.0 or :: for all addresses",
+                sent,
+                bound,
+            )
+    elif bound.is_loopback and not all(
+        _is_loopback(host) for host, _ in parse_addresses(network.namesrv_addr)
+    ):
+        logger.warning(
+            "event=unreachable_address namesrvAddr=%s bindAddress=%s Name servers send clients to "
+            "the address from which the broker registers, where it does not listen; set "
+            "bindAddress to it, or to 0.0.0.0 or :: for all addresses",
+            network.namesrv_addr,
+            bound,
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _fail(code: ExitCode, error: Exception) -> int:

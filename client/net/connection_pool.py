@@ -54,10 +54,23 @@ class ConnectionPool:
         handshake: Callable[[BrokerConnection], Awaitable[None]] | None = None,
         on_lost: Callable[[str], None] | None = None,
         security: Security | None = None,
+        name_server: Callable[[], str] | None = None,
         random_fraction: RandomFraction = random.random,
     ) -> None:
+        """Create an empty pool.
+
+        Args:
+            config: Limits and header type.
+            handlers: Handlers of requests from the peers, by request code.
+            handshake: Runs on each new connection.
+            on_lost: Called with the address of a lost connection.
+            security: Credentials and TLS.
+            name_server: For brokers: returns the name server that gave their addresses.
+            random_fraction: Shortens the waits between attempts.
+        """
         self._config = config
         self._security = security or Security(config)
+        self._name_server = name_server
         self._handlers = handlers
         self._handshake = handshake
         self._on_lost = on_lost
@@ -105,9 +118,8 @@ class ConnectionPool:
         if attempt.done():
             return attempt.result()
         failure = self._failures.get(address)
-        raise ConnectError(
-            address, failure.reason if failure else f"no connection within {seconds:g} s"
-        )
+        reason = f"no connection within {seconds:g} s"
+        raise ConnectError(address, failure.reason if failure else self._explained(reason))
 
     async def close(self) -> None:
         """Close every connection after its buffered data was sent."""
@@ -194,12 +206,23 @@ class ConnectionPool:
                 raise error or OSError("the host has no address")
         except TimeoutError as timeout:
             seconds = f"{self._config.connect_timeout:g} s"
-            raise ConnectError(address, f"no answer within {seconds}") from timeout
+            reason = self._explained(f"no answer within {seconds}")
+            raise ConnectError(address, reason) from timeout
         except OSError as refused:
             error_of_tls = None if tls is None else tls_error(address, refused)
-            raise error_of_tls or ConnectError(address, _connect_reason(refused)) from refused
+            reason = self._explained(_connect_reason(refused))
+            raise error_of_tls or ConnectError(address, reason) from refused
         except (ValueError, OverflowError) as wrong:  # a label of a host name, or a port
             raise ConnectError(address, f"not a valid address ({wrong})") from wrong
+
+    def _explained(self, reason: str) -> str:
+        """Add where the address comes from and the remedy, if no broker can be reached."""
+        if self._name_server is None or any(one.usable for one in self._connections.values()):
+            return reason
+        return (
+            f"{reason} (name server {self._name_server()} gave this address: the broker has to "
+            "listen there, by its bindAddress, or to give another one, by its brokerIP1)"
+        )
 
     def _record_failure(self, address: str, reason: str) -> None:
         before = self._failures.get(address)

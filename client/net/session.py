@@ -101,6 +101,7 @@ class Session:
             handshake=self._send_heartbeat,
             on_lost=lambda _address: self._lost.set(),
             security=self._security,
+            name_server=lambda: self._servers.address,
         )
         first_queue = random.SystemRandom().randrange(1 << 16)
         self.routes = RouteTable(config, self._servers, self.brokers, first_queue)

@@ -92,3 +92,33 @@ def test_a_broker_that_is_open_to_other_machines_says_so(
 
     said = [record.message.split()[0] for record in caplog.records]
     assert said == ([] if event is None else [f"event={event}"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("", None),
+        ("brokerIP1=127.0.0.1", None),
+        ("brokerIP1=10.1.2.3 bindAddress=0.0.0.0", None),
+        ("brokerIP1=10.1.2.3 bindAddress=10.1.2.3", None),
+        ("brokerIP1=fd00::5 bindAddress=::", None),
+        ("namesrvAddr=10.1.2.3:9876 bindAddress=10.1.2.4", None),
+        ("namesrvAddr=localhost:1;127.0.0.1:2", None),
+        ("brokerIP1=10.1.2.3", "brokerIP1=10.1.2.3 bindAddress=127.0.0.1"),
+        ("brokerIP1=10.1.2.3 bindAddress=10.1.2.4", "brokerIP1=10.1.2.3 bindAddress=10.1.2.4"),
+        ("brokerIP1=fd00::5 bindAddress=0.0.0.0", "brokerIP1=fd00::5 bindAddress=0.0.0.0"),
+        ("brokerIP1=0.0.0.0 bindAddress=0.0.0.0", "brokerIP1=0.0.0.0 bindAddress=0.0.0.0"),
+        ("namesrvAddr=localhost:1;ns:2", "namesrvAddr=localhost:1;ns:2 bindAddress=127.0.0.1"),
+    ],
+)
+def test_a_broker_that_sends_clients_where_it_does_not_listen_says_so(
+    settings: str, says: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning at every start names both settings; something may forward from there."""
+    with caplog.at_level(logging.WARNING):
+        cli.warn_of_wrong_address(load_config(None, settings.split()).config.network)
+
+    said = [
+        record.message.partition(" Clients")[0].partition(" Name")[0] for record in caplog.records
+    ]
+    assert said == ([] if says is None else [f"event=unreachable_address {says}"])

@@ -299,6 +299,28 @@ async def test_a_doubt_is_not_hidden_by_a_later_clear_failure() -> None:
 
 
 @in_steady_time
+async def test_a_route_to_where_nobody_listens_is_explained(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The address, the name server that gave it, and the broker's settings to change."""
+    async with fake_broker() as broker:
+        server, broker.address = broker.address, "127.0.0.1:1"
+        explained = (
+            f"cannot connect to 127.0.0.1:1: connection refused; is the broker running? (name "
+            f"server {server} gave this address: the broker has to listen there, by its "
+            "bindAddress, or to give another one, by its brokerIP1)"
+        )
+        async with Producer("g", namesrv=server, config=IMPATIENT) as producer:
+            (warning,) = [one for one in caplog.records if "not_reached" in one.message]
+            assert explained in warning.message
+
+            with pytest.raises(ConnectError) as caught:
+                await producer.send(MESSAGE)
+
+        assert str(caught.value) == explained
+
+
+@in_steady_time
 async def test_sends_work_again_after_the_broker_restarted() -> None:
     """The program need not do anything."""
     async with (
