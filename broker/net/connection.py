@@ -7,8 +7,9 @@ not read.
 
 A request that needs bytes that are not in memory, or that is too long for one pass of the loop,
 returns to the head of its connection's backlog. The socket is paused, a thread fetches the bytes,
-and the request is served again before those after it. So the requests of one connection are served
-in order, while other connections are served too.
+and the request is served again before those after it. Requests for which the connection's turn was
+too short (`turns`) wait in the same way. So the requests of one connection are served in order,
+while other connections are served too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import Final, cast
 
 from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, HeaderType
@@ -37,6 +39,7 @@ from ..ports import ACK_S, Connection, OnAnswer, SendablePart
 from .peer_requests import PeerRequestExpiry, PeerRequests
 from .reply_release import ReplyRelease
 from .router import Router
+from .turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +113,7 @@ class SharedState:
         self.per_address: Counter[str] = Counter()
         self.opaques = itertools.count(1)
         self.request_expiry = PeerRequestExpiry()
+        self.turns = Turns()
         self.reads = 0  # of requests whose senders wait for an answer, or of parts of one
         self.untested_bytes = 0  # read since the last test of the disk limit
         self.unfinished_bytes = 0  # of incomplete frames
@@ -238,8 +242,11 @@ class ClientConnection(asyncio.Protocol):
         self._shared.release.stall(self._resume)
 
     def _serve(self, commands: list[RemotingCommand]) -> None:
-        """Serve commands in order; while the peer or the disk is slow, keep the rest as backlog."""
-        dispatch = self._dispatch
+        """Serve commands in order, until the turn is over or while the peer or the disk is slow.
+
+        The rest is kept as backlog.
+        """
+        dispatch, end = self._dispatch, self._shared.turns.end()
         for number, command in enumerate(commands, 1):
             try:
                 dispatch(command, self)
@@ -254,6 +261,9 @@ class ClientConnection(asyncio.Protocol):
             ):
                 self._backlog = commands[number:]
                 break
+            if perf_counter() >= end and number < len(commands):
+                self._put_back(commands[number:], UnfinishedError())
+                break
 
     def _put_back(self, commands: list[RemotingCommand], reason: Exception) -> None:
         """Return commands to the backlog; serve them when `reason` no longer holds."""
@@ -265,7 +275,7 @@ class ClientConnection(asyncio.Protocol):
             self._shared.fetch(reason, self._fetched)
         else:
             self._fetches = 0
-            self._loop.call_soon(self._resume)
+            self._shared.turns.wait(self._resume)
 
     def _fetched(self, is_there: bool) -> None:
         self._fetching = False

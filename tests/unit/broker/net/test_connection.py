@@ -14,9 +14,11 @@ import pytest
 from halfmq.broker.errors import RequestRefusedError, UnfinishedError
 from halfmq.broker.loop.fetches import Fetches
 from halfmq.broker.net import connection as connections
+from halfmq.broker.net import turns
 from halfmq.broker.net.connection import ClientConnection, SharedState
 from halfmq.broker.net.reply_release import UNFLUSHED_BYTES_MAX, ReplyRelease
 from halfmq.broker.net.router import Router
+from halfmq.broker.net.turns import TURN_S
 from halfmq.broker.ports import Connection
 from halfmq.remoting.codes import HeaderType, LanguageCode, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -324,12 +326,12 @@ def test_a_fetch_for_one_peer_delays_no_other(
 @pytest.mark.parametrize("loop_factory", LOOPS)
 def test_a_request_of_many_turns_delays_only_its_connection(loop_factory: LoopFactory) -> None:
     """Only its own connection waits until it is done."""
-    turns = 200
+    needed = 200
     served: list[int] = []
 
     def handle(request: RemotingCommand, connection: Connection) -> bytes | None:
         served.append(request.opaque)
-        if request.body == b"long" and served.count(request.opaque) < turns:
+        if request.body == b"long" and served.count(request.opaque) < needed:
             raise UnfinishedError
         return encode_reply(request)
 
@@ -343,10 +345,53 @@ def test_a_request_of_many_turns_delays_only_its_connection(loop_factory: LoopFa
                 await asyncio.sleep(0)
             two.writer.write(encode_request(105, opaque=9, header=ROUTE))
             assert (await two.answer()).opaque == 9
-            assert served.count(1) < turns
+            assert served.count(1) < needed
             assert [(await one.answer()).opaque for _ in range(2)] == [1, 2]
             assert served.index(2) == len(served) - 1
 
+    run_on(loop_factory, main())
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_many_requests_in_one_read_delay_only_their_connections(
+    loop_factory: LoopFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pass of the loop serves some of them, in order, and all other connections."""
+    passed = [0.0]  # seconds
+    count = 500
+    served: list[int] = []
+
+    def handle(request: RemotingCommand, _connection: Connection) -> bytes | None:
+        served.append(request.opaque)
+        passed[0] += TURN_S / 10
+        return encode_reply(request)
+
+    async def main() -> None:
+        async with (
+            serving(handle) as (server, _),
+            peer_of(server) as one,
+            peer_of(server) as two,
+            peer_of(server) as third,
+        ):
+            for peer, first in ((one, 0), (two, count)):
+                frames = [
+                    encode_request(105, opaque=first + number, header=ROUTE)
+                    for number in range(count)
+                ]
+                peer.writer.write(b"".join(frames))
+            while not served:  # noqa: ASYNC110  # the handler fills the list
+                await asyncio.sleep(0)
+            third.writer.write(encode_request(105, opaque=2 * count, header=ROUTE))
+            await third.answer()
+            assert len(served) < count
+            for peer in (one, two):
+                assert len([await peer.answer() for _ in range(count)]) == count
+            for first in (0, count):
+                mine = [opaque for opaque in served if first <= opaque < first + count]
+                assert mine == list(range(first, first + count))
+
+    for module in (connections, turns):
+        monkeypatch.setattr(module, "perf_counter", lambda: passed[0])
     run_on(loop_factory, main())
 
 
