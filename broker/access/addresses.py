@@ -1,8 +1,11 @@
 """Address patterns of access control: one host, a list, a range, a network, or all.
 
 There are two notations. A plain ACL file has ``*``, ``10.1.2.3``, ``10.1.2.3,10.1.2.4``,
-``10.1.2.{3,4}``, ``10.1.2.1-20`` and ``10.1.2.*`` (ranges and stars in the last two groups; also
-for IPv6, with eight groups). Policies have hosts and networks such as ``10.1.2.0/24``.
+``10.1.2.{3,4}``, ``10.1.2.1-20`` and ``10.1.*.*``, also for IPv6; each group may be a range or a
+star. Policies have hosts and networks such as ``10.1.2.0/24``.
+
+RocketMQ compares only the groups up to the first range or star: its ``10.1.5-9.3`` matches
+``10.1.7.200``. Here every group counts, because addresses are trusted without a signature.
 Source: RocketMQ 4.9.8 ``RemoteAddressStrategyFactory``, 5.3 ``IPAddressUtils``.
 """
 
@@ -20,7 +23,7 @@ AddressPattern: TypeAlias = Callable[[Address], bool]
 
 EXPECTED: Final = (
     "an address like 10.1.2.3, a list (10.1.2.3,10.1.2.4 or 10.1.2.{3,4}), a range (10.1.2.1-20 or "
-    "10.1.2.*), a network (10.1.2.0/24) or *"
+    "10.1.*.*), a network (10.1.2.0/24) or *"
 )
 _EVERYONE: Final = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
 
@@ -57,8 +60,8 @@ def parse_address_pattern(text: str) -> AddressPattern:
             return _everyone
         if text.endswith("}"):
             head, _, members = text[:-1].rpartition("{")
-            return any_of([_one(head + member.strip()) for member in members.split(",")])
-        return any_of([_one(part.strip()) for part in text.split(",")])
+            return any_of([_one(head + member) for member in _members(members)])
+        return any_of([_one(part) for part in _members(text)])
     except ValueError as error:
         raise AddressPatternError(text) from error
 
@@ -67,6 +70,12 @@ def any_of(patterns: Iterable[AddressPattern]) -> AddressPattern:
     """Return a pattern that matches what any of these match."""
     alternatives = tuple(patterns)
     return lambda address: any(pattern(address) for pattern in alternatives)
+
+
+def _members(text: str) -> list[str]:
+    """Return what commas separate, without empty members; at least one."""
+    members = [member.strip() for member in text.split(",")]
+    return [member for member in members if member] or [""]
 
 
 def _everyone(_address: Address) -> bool:
@@ -84,28 +93,18 @@ def _one(text: str) -> AddressPattern:
 
 
 def _range(text: str) -> AddressPattern:
-    """Return the pattern of an address whose last one or two groups are a range or a star."""
+    """Return the pattern of an address whose groups are numbers, ranges and stars."""
     six = ":" in text
-    separator, base, largest = (":", 16, 0xFFFF) if six else (".", 10, 0xFF)
-    groups = text.split(separator)
-    if len(groups) != (8 if six else 4):
-        raise ValueError(text)
+    groups = _groups_of_six(text) if six else text.split(".")
+    version, count, width, base, largest = (6, 8, 2, 16, 0xFFFF) if six else (4, 4, 1, 10, 0xFF)
     bounds: list[tuple[int, int]] = []
     for group in groups:
         low, dash, high = group.strip().partition("-")
         if low == "*" and not dash:
-            bounds.append((0, largest))
-        else:
-            bounds.append((int(low, base), int(high if dash else low, base)))
-    for low_number, high_number in bounds:
-        if not 0 <= low_number <= high_number <= largest:
-            raise ValueError(text)
-    # RocketMQ does not accept "10.*.3.4" either.
-    if any(low != high for low, high in bounds[:-2]) or (
-        bounds[-2][0] != bounds[-2][1] and bounds[-1] != (0, largest)
-    ):
+            low, dash, high = "0", "-", f"{largest:x}" if six else f"{largest}"
+        bounds.append((int(low, base), int(high if dash else low, base)))
+    if len(bounds) != count or not all(0 <= low <= high <= largest for low, high in bounds):
         raise ValueError(text)
-    version, width = (6, 2) if six else (4, 1)
 
     def within(address: Address) -> bool:
         if address.version != version:
@@ -117,3 +116,14 @@ def _range(text: str) -> AddressPattern:
         )
 
     return within
+
+
+def _groups_of_six(text: str) -> list[str]:
+    """Return the groups of an IPv6 pattern, with those that ``::`` or a last star stands for."""
+    head, gap, tail = (part.strip() for part in text.partition("::"))
+    first = head.split(":") if head else []
+    last = tail.split(":") if tail else []
+    left_out = 8 - len(first) - len(last)
+    if gap:
+        return first + ["0"] * left_out + last
+    return first + ["*"] * (left_out if first[-1] == "*" else 0)

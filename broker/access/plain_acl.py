@@ -216,7 +216,8 @@ def read_accounts(file: Path) -> Accounts:
     for path in files_of(file):
         try:
             content = _content(path)
-            trusted += map(_pattern, _list(content, "globalWhiteRemoteAddresses"))
+            addresses = _list(content, "globalWhiteRemoteAddresses")
+            trusted += [_pattern(text) for text in addresses if text not in (None, "")]
             for principal in _principals(content):
                 if principal.name in principals:
                     _fail(f"accessKey {principal.name} is used twice")

@@ -19,6 +19,7 @@ PUB, SUB, GET, CREATE = Action.PUB, Action.SUB, Action.GET, Action.CREATE
 RESTRICTED = """
 globalWhiteRemoteAddresses:
 - 10.10.103.*
+- ""
 - 192.168.0.{7,8}
 accounts:
 - accessKey: RocketMQ
