@@ -48,7 +48,8 @@ class ClientConfig:
     header_type: HeaderChoice = "auto"
     """``auto`` uses MSGPACK headers with a halfmq broker and JSON with every other."""
     instance_name: str | None = None
-    """Last part of the client id ``address@instance``; None: process id and a number."""
+    """Last part of the client id ``address@instance``; None: process id and a random number. A name
+    must be another one for each client: to a broker, clients with one id are one client."""
 
     access_key: str | None = None
     """The key that signs every request; with users of RocketMQ 5.3, the user's name. None: requests

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import random
@@ -55,8 +54,6 @@ logger = logging.getLogger(__name__)
 UNREGISTER_SECONDS: Final = 1.0
 """How long closing waits for a broker to unregister the client. The closed socket has the same
 effect."""
-
-_session_numbers: Final = itertools.count()
 
 
 def wall_clock_ms() -> int:
@@ -122,7 +119,9 @@ class Session:
         deadline = self.clock() + self.config.send_timeout
         await self._retry_until(partial(self.routes.fetch, DEFAULT_TOPIC), deadline)
         address = self._servers.local_address or "127.0.0.1"
-        instance = self.config.instance_name or f"{os.getpid()}#{next(_session_numbers)}"
+        # Random, because clients in containers have equal addresses and process ids. Members of a
+        # group that share an id are one member to the broker, and each takes all of its queues.
+        instance = self.config.instance_name or f"{os.getpid()}#{os.urandom(6).hex()}"
         self.client_id = f"{address}@{instance}"
         self._keys = UniqueKeyFactory(
             pack_host(address, 0)[:-4],
