@@ -176,6 +176,7 @@ class Broker:
             self.config.access,
             users_file=self._table_path("halfmqAccess.json"),
             cluster_name=self.config.topics.cluster_name,
+            belongs_to_other=self._tables.registry.belongs_to_other,
         )
 
     def _make_disk_limits(self, space_of: Callable[[Path], Space]) -> DiskLimits:

@@ -42,7 +42,11 @@ SLOW = (
 )
 """What is marked `slow`, by how its node ids begin: 6 % of the tests, 60 % of the time."""
 
-QUICK = ("tests/interop/test_golden_answers.py", "tests/spark/test_job_steps.py")
+QUICK = (
+    "tests/hostile/test_access.py",
+    "tests/interop/test_golden_answers.py",
+    "tests/spark/test_job_steps.py",
+)
 """What of it is not marked."""
 
 RUN_THEM = "pytest -m 'not campaign' runs the slow ones too, pytest -m campaign the campaigns"

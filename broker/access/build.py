@@ -14,7 +14,7 @@ from halfmq.store.errors import StoreError
 from ..errors import BrokerConfigError, RequestRefusedError
 from ..lifecycle import Service
 from .config import AccessConfig
-from .control import AccessControl
+from .control import AccessControl, BelongsToOther
 from .plain_acl import PlainAcl, PlainAclError
 from .users import Users
 
@@ -57,7 +57,14 @@ def warn_of_readers(path: Path) -> None:
 class AccessSetup:
     """Access control as configured: by a plain ACL, by users, or none."""
 
-    def __init__(self, config: AccessConfig, *, users_file: Path, cluster_name: str) -> None:
+    def __init__(
+        self,
+        config: AccessConfig,
+        *,
+        users_file: Path,
+        cluster_name: str,
+        belongs_to_other: BelongsToOther,
+    ) -> None:
         """Create access control, if it is configured.
 
         Raises:
@@ -70,13 +77,16 @@ class AccessSetup:
         self.users: Users | None = None
         if config.acl_enabled:
             self.accounts = plain_acl(config)
-            self._control = AccessControl(self.accounts, cluster_name=cluster_name)
+            self._control = AccessControl(
+                self.accounts, cluster_name=cluster_name, belongs_to_other=belongs_to_other
+            )
             self.services.append(Reloading(self.accounts.reload))
         elif config.authentication_enabled:
             self.users = Users(users_file)
             self._control = AccessControl(
                 self.users,
                 cluster_name=cluster_name,
+                belongs_to_other=belongs_to_other,
                 authorizes=config.authorization_enabled,
             )
             self.services.append(UserTable(self.users, config))

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from halfmq.remoting.codes import HeaderType, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -30,7 +30,7 @@ from halfmq.store.format.topics import TRACE_TOPIC
 from ..errors import RequestRefusedError
 from ..ports import Connection
 from .addresses import Address, address_of
-from .requirements import ANY_CLUSTER, PUB, requirements_of, topic
+from .requirements import ANY_CLUSTER, CLIENT_IDS, PUB, requirements_of, topic
 from .rules import Principal, Principals, Requirement, Resource, ResourceKind
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,10 @@ ten thousand requests per second."""
 
 REMARK_LOGGED_MAX: Final = 512
 """Characters of a remark in the log: it contains names that the peer has chosen."""
+
+BelongsToOther: TypeAlias = Callable[[str, str, Connection], bool]
+"""`(client id, principal, its connection)`: whether the id is that of another principal; see
+`ClientRegistry.belongs_to_other`."""
 
 _MSGPACK: Final = int(HeaderType.MSGPACK)
 _TRACING: Final = topic(TRACE_TOPIC, PUB)
@@ -56,15 +60,18 @@ class RequestDeniedError(RequestRefusedError):
         subject: str = "",
         requirement: Requirement | None = None,
         *,
+        kind: str = "authentication",
         log: _RefusalLog | None = None,
     ) -> None:
+        """`kind` is the name under which it is counted."""
         fields = {"subject": subject} if subject else {}
         if requirement is not None:
             fields["action"] = " or ".join(requirement.actions)
             fields["resource"] = str(requirement.resource)
+            kind = "authorization"
         super().__init__(code, remark, fields or None)
         self.subject, self.requirement = subject, requirement
-        self._log = log
+        self.kind, self._log = kind, log
 
     def answered(self, command: RemotingCommand, connection: Connection) -> None:
         """Count and log the refusal."""
@@ -114,6 +121,7 @@ class AccessControl:
         principals: Principals,
         *,
         cluster_name: str,
+        belongs_to_other: BelongsToOther,
         authorizes: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -122,11 +130,13 @@ class AccessControl:
         Args:
             principals: The known senders, from a plain ACL or the table of users.
             cluster_name: The name of this broker as a resource of rules.
+            belongs_to_other: Tests the client ids of requests; see ``CLIENT_IDS``.
             authorizes: Whether rules count; otherwise a valid signature is enough.
             clock: Seconds, for the rate of log lines.
         """
         self._principals = principals
         self._cluster = Resource(ResourceKind.CLUSTER, cluster_name)
+        self._belongs_to_other = belongs_to_other
         self._authorizes = authorizes
         self._dialect = principals.dialect
         self._refusals = _RefusalLog(clock)
@@ -143,7 +153,10 @@ class AccessControl:
         Raises:
             RequestRefusedError: The sender is unknown, or may not make this request.
         """
-        command.subject = connection.subject = self._admit(command, connection)
+        subject = self._admit(command, connection)
+        if command.code in CLIENT_IDS and command.header_error is None:
+            self._check_client_id(command, connection, subject)
+        command.subject = connection.subject = subject
 
     def unmet(self, principal: Principal, requirement: Requirement, address: Address) -> str | None:
         """Return why a requirement is not met; None if it is."""
@@ -220,6 +233,26 @@ class AccessControl:
             raise self._unknown(f"{self._subject(name)}: check signature failed.", name)
         return principal, False
 
+    def _check_client_id(
+        self, command: RemotingCommand, connection: Connection, subject: Subject
+    ) -> None:
+        """Refuse a request in the name of another principal's client.
+
+        It would get that client's replies, checks and queues, or end its registration.
+        """
+        try:
+            client_id = CLIENT_IDS[command.code](command.header, command.body)
+        except RemotingError as error:
+            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if self._belongs_to_other(client_id, subject.name, connection):
+            raise RequestDeniedError(
+                self._dialect.refusal_code,
+                f"the client id {client_id} belongs to another principal while a connection of its "
+                "client is open: use an id of your own",
+                kind="client_id",
+                log=self._refusals,
+            )
+
     def _authorize(self, command: RemotingCommand, subject: Subject, address: Address) -> None:
         try:
             requirements = requirements_of(command.code, command.header, command.body)
@@ -249,7 +282,7 @@ class _RefusalLog:
         self, denied: RequestDeniedError, command: RemotingCommand, connection: Connection
     ) -> None:
         """Count a refusal, and log it unless there were too many in this second."""
-        self.counts["authorization" if denied.requirement else "authentication"] += 1
+        self.counts[denied.kind] += 1
         second = int(self._clock())
         if second != self._second:
             self._second, self._lines = second, 0

@@ -22,7 +22,12 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from halfmq.remoting.bodies import decode_heartbeat, decode_lock_batch, decode_subscription
+from halfmq.remoting.bodies import (
+    decode_assignment_query,
+    decode_heartbeat,
+    decode_lock_batch,
+    decode_subscription,
+)
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.errors import BodyError
 from halfmq.remoting.transaction_bodies import decode_prepared_messages
@@ -250,9 +255,8 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.QUERY_MESSAGE: _topic(SUB, GET),
     RequestCode.VIEW_MESSAGE_BY_ID: _signature,  # and GET or SUB on the record's topic
     RequestCode.RECALL_MESSAGE: _topic(PUB),
-    # A reply goes to the sender of the request, whom only its receiver knows; as in RocketMQ.
-    RequestCode.SEND_REPLY_MESSAGE: _signature,
-    RequestCode.SEND_REPLY_MESSAGE_V2: _signature,
+    RequestCode.SEND_REPLY_MESSAGE: _topic(PUB),  # the topic of all replies
+    RequestCode.SEND_REPLY_MESSAGE_V2: _topic(PUB),
     RequestCode.POP_MESSAGE: _pop(SUB),
     RequestCode.ACK_MESSAGE: _pop(SUB),
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _pop(SUB),
@@ -382,6 +386,17 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: _cluster(UPDATE),
     RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: _cluster(UPDATE),
 }
+
+CLIENT_IDS: Final[Mapping[int, Callable[[Any, bytes], str]]] = {
+    RequestCode.HEART_BEAT: lambda _header, body: decode_heartbeat(body).client_id,
+    RequestCode.UNREGISTER_CLIENT: lambda header, _body: header.client_id,
+    RequestCode.CHECK_CLIENT_CONFIG: lambda _header, body: decode_subscription(body)[0],
+    RequestCode.LOCK_BATCH_MQ: lambda _header, body: decode_lock_batch(body).client_id,
+    RequestCode.UNLOCK_BATCH_MQ: lambda _header, body: decode_lock_batch(body).client_id,
+    RequestCode.QUERY_ASSIGNMENT: lambda _header, body: decode_assignment_query(body).client_id,
+}
+"""Request code → the client in whose name a request is made. While a connection of that client is
+open, only its own principal may."""
 
 
 def requirements_of(code: int, header: object, body: bytes) -> Sequence[Requirement] | None:

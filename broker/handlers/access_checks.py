@@ -28,6 +28,12 @@ def require(request: RemotingCommand, requirement: Requirement) -> None:
         request.subject.require(requirement)
 
 
+def principal_name(request: RemotingCommand) -> str | None:
+    """Return the access key of a request's sender; None without access control."""
+    subject = request.subject
+    return subject.name if isinstance(subject, Subject) else None
+
+
 def prepared_by(properties: bytes, request: RemotingCommand) -> bytes:
     """Return a half's properties with the name of its sender, who alone may decide it."""
     subject = request.subject

@@ -11,6 +11,11 @@ if a setting says so, the later member is refused. Members of a group share its 
 them must be notified when the members or topics change: the methods here return the groups to
 notify.
 
+Two clients with one id take turns as one registration: each gets all queues, or the other's
+replies. It shows when a registration returns to an open connection that it has left; a client that
+has reconnected never does that. With access control the id of an open connection's client belongs
+to the principal that registered it.
+
 Source: RocketMQ `ConsumerManager`, `ConsumerGroupInfo`, `ProducerManager`.
 """
 
@@ -56,6 +61,12 @@ REFUSED_MAX: Final = 64
 SUBSCRIPTIONS_MAX: Final = 4_096
 """Topics that one group may subscribe to; far more than a consumer can poll."""
 
+CLIENT_IDS_MAX: Final = 16
+"""Client ids of one connection that are kept for its principal, the latest; clients have one."""
+
+REPLACED_MAX: Final = 8
+"""Open connections of one client's earlier registrations that are remembered, the latest."""
+
 ProducerHook = Callable[[str, Connection], None]
 """`(group, connection)`: a producer of the group has connected or reconnected."""
 
@@ -68,6 +79,9 @@ class Member:
     connection: Connection
     seen_ms: int
     fingerprint: int = 0  # of the last whole heartbeat in version 2
+    replaced: tuple[Connection, ...] = ()  # earlier ones of this client that are open, newest last
+    other: Connection | None = None  # from which a client with the same id has just registered
+    is_reported: bool = False  # whether it is in the broker's log that two clients share the id
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +164,8 @@ class ClientRegistry:
         self._groups_of_producer: dict[str, set[str]] = {}  # by client id
         self._by_connection: dict[Connection, set[tuple[bool, str, str]]] = {}
         self._left: dict[object, set[str]] = {}  # by connection, the groups it no longer produces
+        self._principals: dict[str, dict[Connection, str]] = {}  # by client id; with access control
+        self._ids: dict[Connection, dict[str, None]] = {}  # the client ids there, the oldest first
         self._producer_hooks: list[ProducerHook] = []
         self._count = 0
         self._scanned_ms = 0  # time of the last scan for silent clients
@@ -160,14 +176,23 @@ class ClientRegistry:
 
     # --- requests of clients
 
-    def heartbeat(self, data: HeartbeatData, connection: Connection) -> list[str]:
+    def heartbeat(
+        self, data: HeartbeatData, connection: Connection, principal: str | None = None
+    ) -> list[str]:
         """Register the clients of a heartbeat; return the consumer groups that changed.
+
+        Args:
+            data: The heartbeat.
+            connection: On which it came.
+            principal: Who has signed it; None without access control.
 
         Raises:
             RequestRefusedError: There are too many registrations.
         """
         if not data.client_id:  # it would not identify the client
             return []
+        if principal is not None:
+            self._claim(data.client_id, connection, principal)
         for producer in data.producer_data_set:
             if producer.group_name:
                 self._add_producer(producer.group_name, data.client_id, connection)
@@ -176,6 +201,52 @@ class ClientRegistry:
             for consumer in data.consumer_data_set
             if self._add_consumer(consumer, data, connection)
         ]
+
+    def belongs_to_other(self, client_id: str, principal: str, connection: Connection) -> bool:
+        """Return whether another principal has registered a client id on another open connection.
+
+        A client keeps its id if it changes its key on the same connection.
+        """
+        claims = self._principals.get(client_id, {})
+        return any(one is not connection and of != principal for one, of in claims.items())
+
+    def _claim(self, client_id: str, connection: Connection, principal: str) -> None:
+        self._principals.setdefault(client_id, {})[connection] = principal
+        ids = self._ids.setdefault(connection, {})
+        ids[client_id] = None
+        if len(ids) > CLIENT_IDS_MAX:
+            self._unclaim(next(iter(ids)), connection)
+
+    def _unclaim(self, client_id: str, connection: Connection) -> None:
+        del self._ids[connection][client_id]
+        claims = self._principals[client_id]
+        del claims[connection]
+        if not claims:
+            del self._principals[client_id]
+
+    def shared_id(self, data: HeartbeatData) -> str | None:
+        """Return the warning that two clients share the id of a heartbeat; None if they do not."""
+        for member in self._members(data):
+            other = member.other
+            if other is not None and not other.closed:
+                return (
+                    f"two clients have the client id {data.client_id}, on connections from "
+                    f"{member.connection.name} and {other.name}: both get the same queues and each "
+                    "other's replies, give each an id of its own (instanceName, client_id)"
+                )
+        return None
+
+    def _members(self, data: HeartbeatData) -> Iterator[Member]:
+        """Yield the registrations of a heartbeat's client in the groups that it names."""
+        for producer in data.producer_data_set:
+            member = self._producers.get(producer.group_name, {}).get(data.client_id)
+            if member is not None:
+                yield member
+        for consumer in data.consumer_data_set:
+            group = self._consumers.get(consumer.group_name)
+            member = None if group is None else group.members.get(data.client_id)
+            if member is not None:
+                yield member
 
     def knows_fingerprint(self, data: HeartbeatData) -> bool:
         """Return whether a version 2 heartbeat without subscriptions refers to known ones.
@@ -204,6 +275,9 @@ class ClientRegistry:
     def forget(self, connection: Connection) -> list[str]:
         """End the registrations of a lost connection; return the consumer groups that changed."""
         self._left.pop(connection, None)
+        for client_id in list(self._ids.get(connection, ())):
+            self._unclaim(client_id, connection)
+        self._ids.pop(connection, None)
         changed = []
         for is_consumer, group, client_id in self._by_connection.pop(connection, ()):
             if not is_consumer:
@@ -403,11 +477,11 @@ class ClientRegistry:
         members = self._producers.get(group, {})
         known = members.get(client_id)
         if known is not None and known.connection is connection:
-            known.seen_ms = self._now_ms()
+            known.seen_ms, known.other = self._now_ms(), None
             return
         self._check_room()
         self._remove_producer(group, client_id)
-        member = Member(client_id, connection, self._now_ms())
+        member = self._new_member(client_id, connection, known, group)
         self._producers.setdefault(group, {})[client_id] = member
         self._groups_of_producer.setdefault(client_id, set()).add(group)
         self._link(connection, (False, group, client_id))
@@ -442,12 +516,14 @@ class ClientRegistry:
             group = self._consumers.setdefault(
                 consumer.group_name, group or GroupMembers(consumer.group_name, consumer)
             )
-            member = Member(data.client_id, connection, self._now_ms())
+            member = self._new_member(data.client_id, connection, member, group.name)
             group.members[data.client_id] = member
             self._link(connection, (True, consumer.group_name, data.client_id))
             logger.info("event=consumer_up group=%s client=%s", group.name, data.client_id)
         assert group is not None
         assert member is not None
+        if not is_new:
+            member.other = None
         group.data = consumer
         member.seen_ms = self._now_ms()
         if filters is None:  # an earlier heartbeat has sent them
@@ -456,6 +532,31 @@ class ClientRegistry:
         changed = group.update_subscriptions(consumer.subscription_data_set)
         self._set_filters(group, data.client_id, filters, consumer.subscription_data_set)
         return changed or is_new
+
+    def _new_member(
+        self, client_id: str, connection: Connection, before: Member | None, group: str
+    ) -> Member:
+        """Return a registration that takes the place of an earlier one, if there is one."""
+        member = Member(client_id, connection, self._now_ms())
+        if before is None:
+            return member
+        left = [one for one in (*before.replaced, before.connection) if not one.closed]
+        member.is_reported = before.is_reported
+        if connection in left and before.connection is not connection:
+            left.remove(connection)
+            member.other = before.connection
+            if not member.is_reported:
+                member.is_reported = True
+                logger.warning(
+                    "event=client_id_shared client=%s group=%s peer=%s other_peer=%s two clients "
+                    "have one id: both get the same queues and each other's replies",
+                    client_id,
+                    group,
+                    connection.name,
+                    before.connection.name,
+                )
+        member.replaced = tuple(left[-REPLACED_MAX:])
+        return member
 
     def _is_refused(
         self, group: GroupMembers, client_id: str, filters: Filters, connection: Connection

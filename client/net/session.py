@@ -104,6 +104,7 @@ class Session:
         self.routes = RouteTable(config, self._servers, self.brokers, first_queue)
         self._maintenance: asyncio.Task[None] | None = None
         self._unreachable: set[str] = set()
+        self._warnings: dict[str, str] = {}  # by broker, the latest
         self._denied: dict[str, AccessDeniedError] = {}  # by broker, how it refused the heartbeat
         self._keys: UniqueKeyFactory | None = None
 
@@ -232,6 +233,8 @@ class Session:
         if self._on_heartbeat_answer is not None:
             self._on_heartbeat_answer(connection.address, answer)
         self._denied.pop(connection.address, None)
+        if answer.code == ResponseCode.SUCCESS:
+            self._log_warning(connection.address, answer.remark)
         if answer.code != ResponseCode.SUCCESS:
             error = error_from_response(answer)
             if isinstance(error, AccessDeniedError):
@@ -242,6 +245,14 @@ class Session:
                 code_name(answer.code),
                 answer.remark,
             )
+
+    def _log_warning(self, address: str, remark: str | None) -> None:
+        """Log a broker's warning in the answer to a heartbeat, once until it changes."""
+        if not remark:
+            self._warnings.pop(address, None)
+        elif self._warnings.get(address) != remark:
+            self._warnings[address] = remark
+            logger.warning("event=broker_warning broker=%s remark=%s", address, remark)
 
     async def _maintain_connections(self) -> None:
         loop = asyncio.get_running_loop()

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from struct import pack
 from typing import Any, Final
 
 import pytest
 
+from halfmq.broker.access.requirements import CLIENT_IDS
+from halfmq.client import ClientConfig, blocking
 from halfmq.remoting.admin_headers import ConsumeMessageDirectlyRequestHeader
+from halfmq.remoting.bodies import (
+    HeartbeatData,
+    LockBatchBody,
+    ProducerData,
+    encode_heartbeat,
+    encode_lock_batch,
+    encode_subscription_check,
+    subscription_data,
+)
 from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.headers import ViewMessageRequestHeader
+from halfmq.remoting.ext_fields import Header
+from halfmq.remoting.headers import UnregisterClientRequestHeader, ViewMessageRequestHeader
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.ids import offset_message_id
+from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC
 from tests.support.access import PUBLISHER, STRANGER, SignedPeer
-from tests.support.guarded_rig import Guarded, guarded
+from tests.support.broker_parts import access_of
+from tests.support.guarded_broker import GuardedBroker
+from tests.support.guarded_rig import REFUSED, Guarded, guarded, names_the_missing_right
+from tests.support.patience import wait_until
 from tests.support.peers import COMMIT, Half
+from tests.support.usual_headers import send_header
 
 SECRET: Final = b"a message of somebody else"
 REACH: Final = 1_000
@@ -81,3 +102,95 @@ async def test_only_offsets_at_which_a_record_begins_are_served(
     retry = await stranger.plain("K9", b"?", topic="%RETRY%theirs", reconsume_times=1, **named)
     assert retry.code == 0
     assert guarded.rig.records_of("%RETRY%theirs")[-1].body == b"?"
+
+
+# -- client ids of others
+
+
+def _beat(client_id: str) -> bytes:
+    data = HeartbeatData(
+        client_id=client_id, producer_data_set=(ProducerData(group_name="producers"),)
+    )
+    return encode_heartbeat(data)
+
+
+def _in_the_name_of(client_id: str) -> Iterator[tuple[int, Header | None, bytes]]:
+    """Return every request that is made in the name of a client."""
+    queues = LockBatchBody(client_id=client_id, consumer_group="theirs")
+    query = {
+        "clientId": client_id,
+        "consumerGroup": "theirs",
+        "strategyName": "AVG",
+        "topic": "payments",
+    }
+    unregister = UnregisterClientRequestHeader(client_id=client_id, producer_group="producers")
+    subscription = subscription_data("payments", "*")
+    yield RequestCode.HEART_BEAT, None, _beat(client_id)
+    yield RequestCode.UNREGISTER_CLIENT, unregister, b""
+    yield RequestCode.LOCK_BATCH_MQ, None, encode_lock_batch(queues)
+    yield RequestCode.UNLOCK_BATCH_MQ, None, encode_lock_batch(queues)
+    yield RequestCode.QUERY_ASSIGNMENT, None, json.dumps(query).encode()
+    check = encode_subscription_check(client_id, "theirs", subscription)
+    yield RequestCode.CHECK_CLIENT_CONFIG, None, check
+
+
+@guarded()
+async def test_nobody_acts_in_the_name_of_another_principals_client(guarded: Guarded) -> None:
+    """Its replies, checks and queues are its own until its last connection is closed."""
+    victim = await guarded.peer(PUBLISHER, member=True)
+    twin = await guarded.peer(PUBLISHER, member=True)
+    assert twin.client_id == victim.client_id
+    stranger = await guarded.peer(STRANGER)
+    assert {code for code, *_ in _in_the_name_of("?")} == set(CLIENT_IDS)
+
+    for closed in (None, twin):
+        if closed is not None:
+            await guarded.rig.lose(closed)
+        for code, header, body in _in_the_name_of(victim.client_id):
+            answer = await stranger.call(code, header, body)
+            assert answer.code == REFUSED, code
+            assert "belongs to another principal" in (answer.remark or "")
+        assert (await victim.call(RequestCode.HEART_BEAT, None, _beat(victim.client_id))).code == 0
+    assert access_of(guarded.rig.broker).metrics()["refused_client_id"] == 12
+
+    await guarded.rig.lose(victim)
+    for code, header, body in _in_the_name_of(victim.client_id):
+        assert "another principal" not in ((await stranger.call(code, header, body)).remark or "")
+
+
+@guarded()
+async def test_a_reply_needs_the_right_to_send_to_the_topic_of_replies(guarded: Guarded) -> None:
+    """Whoever may sign could fill the disk otherwise."""
+    requester, stranger = await guarded.peer(PUBLISHER, member=True), await guarded.peer(STRANGER)
+    before = guarded.rig.store.write_offset
+    header = send_header(
+        topic="DefaultCluster_REPLY_TOPIC",
+        properties=encode_properties({"REPLY_TO_CLIENT": requester.client_id}).decode(),
+    )
+    for code in (RequestCode.SEND_REPLY_MESSAGE_V2,):
+        answer = await stranger.call(code, header, b"reply")
+        assert names_the_missing_right(answer, "Pub Topic:DefaultCluster_REPLY_TOPIC")
+    assert guarded.rig.store.write_offset == before
+
+
+def test_two_clients_with_one_id_are_both_warned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without access control too: containers often have the same address and process id."""
+    broker = GuardedBroker(tmp_path)
+    config = ClientConfig(instance_name="1", heartbeat_interval=0.05)
+    try:
+        with ExitStack() as producers:
+            for _ in range(2):
+                one = blocking.Producer("shop", namesrv=broker.address, config=config)
+                producers.enter_context(one)
+
+            def warned(event: str) -> list[str]:
+                lines = [one.getMessage() for one in caplog.records]
+                return [line for line in lines if line.startswith(f"event={event} ")]
+
+            wait_until(lambda: len(warned("broker_warning")) >= 2, "both are warned")
+            (line,) = warned("client_id_shared")
+            assert "other_peer=127.0.0.1:" in line
+    finally:
+        broker.close()

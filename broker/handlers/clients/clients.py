@@ -4,7 +4,8 @@ If the members or topics of a consumer group change, every member is notified at
 member before the answer to its own heartbeat: it then requests the list of members.
 
 The answer to a heartbeat reports whether another member of the group subscribes differently; with
-`refuseUnequalSubscriptions` it is then a refusal, and nothing of that consumer is registered.
+`refuseUnequalSubscriptions` it is then a refusal, and nothing of that consumer is registered. The
+remark of the answer reports a client id that two clients share.
 
 Source: RocketMQ `ClientManageProcessor`, `ConsumerManageProcessor`,
 `DefaultConsumerIdsChangeListener`.
@@ -47,6 +48,7 @@ from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry, GroupMembers
 from ...tables.group_table import GroupTable
 from ...tables.topic_table import TopicTable
+from ..access_checks import principal_name
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +87,14 @@ class ClientHandlers:
         is_sub_change = data.heartbeat_fingerprint == 0 or (
             data.without_sub and not self._registry.knows_fingerprint(data)
         )
-        self._notify_members(self._registry.heartbeat(data, connection))
+        owner = principal_name(request)
+        self._notify_members(self._registry.heartbeat(data, connection, owner))
         found = self._registry.difference(data)
         if found is None:
             header = HeartbeatResponseHeader(
                 is_support_heart_beat_v2=True, is_sub_change=is_sub_change
             )
-            return encode_reply(request, header=header)
+            return encode_reply(request, header=header, remark=self._registry.shared_id(data))
         header = HeartbeatResponseHeader(
             is_support_heart_beat_v2=True,
             is_sub_change=is_sub_change,
@@ -103,7 +106,7 @@ class ClientHandlers:
             return encode_reply(
                 request, ResponseCode.NO_PERMISSION, header=header, remark=str(found)
             )
-        return encode_reply(request, header=header)
+        return encode_reply(request, header=header, remark=self._registry.shared_id(data))
 
     def unregister(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Remove a client from its groups; an unknown client is no error."""

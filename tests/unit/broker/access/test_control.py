@@ -52,6 +52,7 @@ class Guarded:
         self.control = AccessControl(
             PlainAcl(file),
             cluster_name="DefaultCluster",
+            belongs_to_other=lambda _client_id, _principal, _connection: False,
             clock=lambda: self.now,
         )
         self.router = Router(dict.fromkeys(RequestCode, self._serve), admit=self.control.admit)

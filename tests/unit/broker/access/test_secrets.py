@@ -191,7 +191,12 @@ def test_a_file_of_accounts_that_others_can_read_is_warned_about(
     config = AccessConfig(acl_enabled=True, plain_acl_file=file)
 
     with caplog.at_level(logging.WARNING):
-        AccessSetup(config, users_file=tmp_path / "users", cluster_name="C")
+        AccessSetup(
+            config,
+            users_file=tmp_path / "users",
+            cluster_name="C",
+            belongs_to_other=lambda _client_id, _principal, _connection: False,
+        )
 
     assert ("event=secrets_readable" in caplog.text) == warned
     assert MARK not in caplog.text

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.ports import Connection
 from halfmq.broker.tables.client_registry import (
+    CLIENT_IDS_MAX,
     EXPIRY_MS,
     LEFT_GROUPS_MAX,
     REFUSED_MAX,
@@ -550,3 +551,84 @@ def test_a_difference_is_reported_exactly_while_there_is_one(
         assert (found is not None) == (len(set(model.values())) > 1)
         if found is not None:
             assert model[found.other_client_id] != wanted
+
+
+# -- client ids
+
+
+def _closed(connection: FakeConnection, registry: ClientRegistry) -> FakeConnection:
+    connection.closed = True
+    registry.forget(connection)
+    return connection
+
+
+@pytest.mark.parametrize("beat", [consumer("id", subscription("T")), producer("id", "g")])
+def test_two_clients_of_one_id_are_reported_to_both_and_once_in_the_log(
+    beat: HeartbeatData, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if they are three; a warning ends with the connection of the other."""
+    registry = ClientRegistry(now_ms=Clock())
+    clients = [FakeConnection(f"127.0.0.1:{number}") for number in range(1, 4)]
+    for connection in clients:
+        registry.heartbeat(beat, connection)
+        assert registry.shared_id(beat) is None  # a client may have reconnected
+    for _ in range(2):
+        for connection in clients:
+            registry.heartbeat(beat, connection)
+            warning = registry.shared_id(beat)
+            assert warning is not None
+            assert connection.name in warning
+    assert [one.message.split()[0] for one in caplog.records] == ["event=client_id_shared"]
+    _closed(clients[0], registry)
+    _closed(clients[1], registry)
+    registry.heartbeat(beat, clients[2])
+    assert registry.shared_id(beat) is None
+
+
+def test_a_client_with_several_connections_is_one_client(caplog: pytest.LogCaptureFixture) -> None:
+    """A reconnect while the old connection seems open, and one group per connection."""
+    registry = ClientRegistry(now_ms=Clock())
+    half_open, second, third = [FakeConnection(f"127.0.0.1:{number}") for number in range(1, 4)]
+    shown = []
+    for connection in (half_open, second, second, third, third):
+        for beat in (consumer("id", subscription("T")), producer("id", "g")):
+            registry.heartbeat(beat, connection)
+            shown.append(registry.shared_id(beat))
+    for _ in range(3):
+        for group, connection in (("a", half_open), ("b", second), ("c", third)):
+            beat = consumer("id", subscription("T"), group=group)
+            registry.heartbeat(beat, connection)
+            shown.append(registry.shared_id(beat))
+    assert set(shown) == {None}
+    assert not caplog.records
+
+
+def test_an_id_belongs_to_the_principal_of_its_open_connections() -> None:
+    """Also on a connection whose registration another one of the same client has replaced."""
+    registry = ClientRegistry(now_ms=Clock())
+    first, second, other = [FakeConnection(f"127.0.0.1:{number}") for number in range(1, 4)]
+    for connection in (first, second):
+        assert not registry.belongs_to_other("id", "one", connection)
+        registry.heartbeat(producer("id", "g"), connection, "one")
+    _closed(second, registry)
+
+    assert registry.belongs_to_other("id", "two", other)
+    assert not registry.belongs_to_other("id", "two", first)  # its key was changed
+    assert not registry.belongs_to_other("id", "one", other)
+    _closed(first, registry)
+    assert not registry.belongs_to_other("id", "two", other)
+
+
+def test_the_ids_of_one_connection_that_are_kept_are_bounded() -> None:
+    """A principal that invents ids takes no memory; the latest are kept."""
+    registry = ClientRegistry(now_ms=Clock())
+    connection, other = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
+    for number in range(3 * CLIENT_IDS_MAX):
+        registry.heartbeat(producer(f"id{number}", "g"), connection, "one")
+        registry.unregister(f"id{number}", "g", None)
+    kept = [
+        number
+        for number in range(3 * CLIENT_IDS_MAX)
+        if registry.belongs_to_other(f"id{number}", "two", other)
+    ]
+    assert kept == list(range(2 * CLIENT_IDS_MAX, 3 * CLIENT_IDS_MAX))
