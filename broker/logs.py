@@ -3,18 +3,26 @@
 A faulty client may cause ten thousand errors per second. So of lines that differ only in their
 values, only the first ones in each second are written. The number of omitted lines is logged before
 the next line of any kind.
+
+Values may be texts of clients: they are cut, and control characters of a line are escaped.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 import time
 from collections.abc import Callable
 from typing import Final, TextIO
 
+from halfmq.remoting.shown_text import VALUE_MAX, shown
+
 ALIKE_PER_SECOND_MAX: Final = 100
 """Lines of one kind written in a second: enough for a diagnosis, and a millisecond of work."""
+
+LINE_MAX: Final = 16_384
+"""Characters of a line; most have 200, and a traceback of thirty functions 4,000."""
 
 EACH: Final = {"each": True}
 """``extra`` of a line that is always written: an operator's action, or what needs one."""
@@ -34,7 +42,15 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line; the line breaks of a traceback are shown as backslash and n."""
-        return super().format(record).replace("\n", "\\n")
+        args = record.args
+        if isinstance(args, tuple):
+            record = copy.copy(record)  # other handlers get the same one
+            record.args = tuple(map(_cut, args))
+        return shown(super().format(record), LINE_MAX)
+
+
+def _cut(value: object) -> object:
+    return shown(value) if isinstance(value, str) and len(value) > VALUE_MAX else value
 
 
 class BoundedHandler(logging.StreamHandler[TextIO]):

@@ -28,7 +28,15 @@ from .ext_fields import Header, texts_of
 from .header_tables import RESPONSE_HEADERS
 from .headers import PullMessageResponseHeader, SendMessageResponseHeader
 from .msgpack_header import sign
-from .serialization import FRAME_HEAD, encode_header, encode_texts, frame_head, join_frame
+from .serialization import (
+    FRAME_HEAD,
+    HEADER_SIZE_MAX,
+    encode_header,
+    encode_texts,
+    frame_head,
+    join_frame,
+)
+from .shown_text import REMARK_MAX, shown
 from .signature import Identity, signed_fields
 
 _REGION: Final = "DefaultRegion"
@@ -101,7 +109,8 @@ def encode_reply(
     """Return the whole frame of the answer to a request, in the request's header type.
 
     If the official answer has a header class, ext fields are present even if empty: Java clients
-    read them without checking whether they exist.
+    read them without checking whether they exist. The remark is cut, because it may quote the
+    request. An answer that does not fit into a frame is replaced by one that says so.
     """
     if header is None and request.code in _HAVE_EXT_FIELDS:
         header = _EMPTY
@@ -110,7 +119,12 @@ def encode_reply(
         head = _EMPTY_TEMPLATE % (code, ext, request.opaque)
         size = len(head)
         return _pack_head(4 + size + len(body), size) + head + body
+    if remark is not None:
+        remark = shown(remark, REMARK_MAX, keep="\n\t")  # lines that RocketMQ's remarks have
     head = _reply_header(request, code, header, remark)
+    if len(head) > HEADER_SIZE_MAX:
+        reason = f"the answer has a header of {len(head)} bytes, the limit is {HEADER_SIZE_MAX}"
+        head, body = _reply_header(request, ResponseCode.SYSTEM_ERROR, _EMPTY, reason), b""
     return join_frame(request.header_type, head, body)
 
 

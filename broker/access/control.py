@@ -18,6 +18,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import RemotingError
 from halfmq.remoting.msgpack_header import split_signature
 from halfmq.remoting.serialization import ext_fields
+from halfmq.remoting.shown_text import shown
 from halfmq.remoting.signature import (
     ACCESS_KEY,
     SIGNATURE,
@@ -38,9 +39,6 @@ logger = logging.getLogger(__name__)
 LINES_PER_SECOND_MAX: Final = 10
 """Refusals logged per second; the next line has the number of omitted ones. A refused peer may send
 ten thousand requests per second."""
-
-REMARK_LOGGED_MAX: Final = 512
-"""Characters of a remark in the log: it contains names that the peer has chosen."""
 
 BelongsToOther: TypeAlias = Callable[[str, str, Connection], bool]
 """`(client id, principal, its connection)`: whether the id is that of another principal; see
@@ -64,10 +62,10 @@ class RequestDeniedError(RequestRefusedError):
         log: _RefusalLog | None = None,
     ) -> None:
         """`kind` is the name under which it is counted."""
-        fields = {"subject": subject} if subject else {}
+        fields = {"subject": shown(subject)} if subject else {}
         if requirement is not None:
             fields["action"] = " or ".join(requirement.actions)
-            fields["resource"] = str(requirement.resource)
+            fields["resource"] = shown(str(requirement.resource))
             kind = "authorization"
         super().__init__(code, remark, fields or None)
         self.subject, self.requirement = subject, requirement
@@ -294,7 +292,7 @@ class _RefusalLog:
             "event=access_denied peer=%s code=%d reason=%r not_logged=%d",
             connection.name,
             command.code,
-            denied.remark[:REMARK_LOGGED_MAX],
+            denied.remark,
             self._omitted,
         )
         self._omitted = 0

@@ -4,6 +4,10 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final
 
+from .text import visible
+
+VALUE_MAX: Final = 1_000  # characters; texts of clients may be longer
+
 Rows = list[dict[str, Any]]
 
 ROWS_MAX: Final = 50  # of one list; a terminal holds no more, and files have all
@@ -52,5 +56,5 @@ def _text(value: object) -> str:
         case int():
             return f"{value:,}"
         case [*places]:
-            return ", ".join(map(str, places))
-    return str(value)
+            return visible(", ".join(map(str, places)), VALUE_MAX)
+    return visible(str(value), VALUE_MAX)

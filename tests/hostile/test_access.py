@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from halfmq.broker.access.requirements import CLIENT_IDS
+from halfmq.broker.logs import LINE_MAX, LineFormatter
 from halfmq.client import ClientConfig, blocking
 from halfmq.remoting.admin_headers import ConsumeMessageDirectlyRequestHeader
 from halfmq.remoting.bodies import (
@@ -26,13 +27,18 @@ from halfmq.remoting.bodies import (
 )
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.ext_fields import Header
-from halfmq.remoting.headers import UnregisterClientRequestHeader, ViewMessageRequestHeader
+from halfmq.remoting.headers import (
+    GetMaxOffsetRequestHeader,
+    UnregisterClientRequestHeader,
+    ViewMessageRequestHeader,
+)
+from halfmq.remoting.shown_text import REMARK_MAX
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC
-from tests.support.access import PUBLISHER, STRANGER, SignedPeer
+from tests.support.access import PUBLISHER, STRANGER, Account, SignedPeer
 from tests.support.broker_parts import access_of
 from tests.support.guarded_broker import GuardedBroker
 from tests.support.guarded_rig import REFUSED, Guarded, guarded, names_the_missing_right
@@ -194,3 +200,29 @@ def test_two_clients_with_one_id_are_both_warned(
             assert "other_peer=127.0.0.1:" in line
     finally:
         broker.close()
+
+
+# -- names of 15 MB
+
+
+@guarded()
+async def test_a_refusal_quotes_no_name_of_megabytes(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither in the answer nor in the log, whoever signs."""
+    name = "x" * 15_000_000
+    stranger = await guarded.peer(STRANGER, ours=False)
+    unknown = await guarded.peer(Account(name, "secret"), ours=False)
+    offset = GetMaxOffsetRequestHeader(topic=name, queue_id=0)
+    unregister = UnregisterClientRequestHeader(client_id="c", consumer_group=name)
+    for peer, code, header in (
+        (stranger, RequestCode.GET_MAX_OFFSET, offset),
+        (stranger, RequestCode.UNREGISTER_CLIENT, unregister),
+        (unknown, RequestCode.GET_MAX_OFFSET, None),
+    ):
+        answer = await peer.call(code, header)
+        assert answer.code == REFUSED
+        assert len(answer.raw_header) < 4 * REMARK_MAX, code
+    lines = [LineFormatter().format(record) for record in caplog.records]
+    assert any("event=access_denied" in line for line in lines)
+    assert max(map(len, lines)) < 2 * LINE_MAX

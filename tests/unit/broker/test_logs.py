@@ -7,7 +7,13 @@ import logging
 
 import pytest
 
-from halfmq.broker.logs import ALIKE_PER_SECOND_MAX, EACH, BoundedHandler, LineFormatter
+from halfmq.broker.logs import (
+    ALIKE_PER_SECOND_MAX,
+    EACH,
+    LINE_MAX,
+    BoundedHandler,
+    LineFormatter,
+)
 
 
 class Clock:
@@ -93,3 +99,18 @@ def test_a_traceback_is_one_line(written: Written) -> None:
     (line,) = written.lines
     assert line.startswith("ERROR test event=failed\\nTraceback")
     assert "\\nValueError: " in line
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_a_text_of_a_client_is_cut_and_moves_no_cursor(written: Written, raised: bool) -> None:
+    """A name of 15 MB, in the line and in its traceback; ESC, CR and line separators."""
+    name = "\x1b[2J\rfake line\u2028" + 15_000_000 * "x" + "end"
+    error = ValueError(name) if raised else None
+    written.log.warning("event=refused topic=%s code=%d", name, 17, exc_info=error)
+
+    (line,) = written.lines
+    assert line.startswith(r"WARNING test event=refused topic=\x1b[2J\rfake line\u2028xxx")
+    assert "xend code=17" in line
+    assert line.isprintable()
+    assert len(line) < 2 * LINE_MAX
+    assert line.endswith("xend" if raised else " code=17")

@@ -12,6 +12,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import (
+    HeartbeatResponseHeader,
     PullMessageResponseHeader,
     QueryMessageResponseHeader,
     SendMessageResponseHeader,
@@ -22,6 +23,7 @@ from halfmq.remoting.replies import (
     encode_request,
     encode_send_reply,
 )
+from halfmq.remoting.shown_text import REMARK_MAX, shown
 from tests.support.frames import RecordedFrame, recorded
 
 MSG_ID = "0A00000500002A9F000000004000007E"
@@ -98,7 +100,7 @@ def test_texts_of_clients_cannot_break_a_reply(header_type: HeaderType, text: st
     assert response_header(reply, SendMessageResponseHeader).transaction_id == text
 
     reply = decode(encode_reply(request(310, header_type), 17, remark=text))
-    assert reply.remark == text
+    assert reply.remark == shown(text)
 
     pull = encode_pull_reply(
         request(11, header_type),
@@ -110,6 +112,24 @@ def test_texts_of_clients_cannot_break_a_reply(header_type: HeaderType, text: st
         body_size=0,
     )
     assert decode(pull).remark == text
+
+
+@pytest.mark.parametrize("header_type", list(HeaderType))
+def test_a_remark_is_cut_and_an_answer_that_fits_no_frame_is_replaced(
+    header_type: HeaderType,
+) -> None:
+    """A request may have a field of 16 MB, and its refusal quotes it."""
+    name = "\x1b\r" + 9_000_000 * "x" + "\nSee"
+    asked = request(34, header_type)
+    reply = decode(encode_reply(asked, 17, remark=f"topic[{name}] not exist"))
+    assert (reply.code, len(reply.remark or "") < 2 * REMARK_MAX) == (17, True)
+    assert (reply.remark or "").startswith(r"topic[\x1b\rxxx")
+    assert (reply.remark or "").endswith("xxx\nSee] not exist")
+
+    header = HeartbeatResponseHeader(unequal_topic=name, unequal_client_id=name)
+    reply = decode(encode_reply(asked, header=header, body=b"body"))
+    assert (reply.code, reply.body) == (1, b"")
+    assert "the answer has a header of" in (reply.remark or "")
 
 
 def test_a_batch_reply_carries_all_ids() -> None:
