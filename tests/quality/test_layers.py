@@ -68,7 +68,7 @@ ROOMS = {
     "broker/transaction/state": set(),
     "broker/handlers/messages": {"access_checks"},
     "broker/handlers/transactions": {"access_checks"},
-    "broker/handlers/clients": set(),
+    "broker/handlers/clients": {"access_checks"},
     "broker/handlers/admin": {"access_checks"},
 }
 """Folder inside a layer → what it may import of its layer: modules of its parent, other folders."""
