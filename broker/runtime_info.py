@@ -1,9 +1,10 @@
 """The answer to GET_BROKER_RUNTIME_INFO (28): RocketMQ's keys for its tools, and halfmq's metrics.
 
-Tools print columns of RocketMQ's keys, and some stop at the first missing one, so all keys are
-included. Those without a meaning in this broker (queues of thread pools, for example) are 0.
-Latencies are not measured and have the values of a broker that has just started. Rates are averages
-over the last 10, 60 and 600 seconds, or over up to twice as long.
+Tools print columns of RocketMQ's keys, and some stop at the first missing one, so keys without a
+meaning in this broker (queues of thread pools, for example) are 0. Latencies and failures of
+appends are not measured: their keys are left out, or -1 and ``null`` if RocketMQ's exporter for
+Prometheus fails without them. Rates are averages over the last 10, 60 and 600 seconds, or over up
+to twice as long.
 
 halfmq's keys begin with ``halfmq.``; every value is a whole number as text.
 
@@ -27,16 +28,11 @@ from .tables.message_statistics import MESSAGES, TIMES, Counter, Statistics
 VERSION_NAME: Final = "V5_3_3"
 """The name of the version that we report in every header."""
 
-_NO_RATE: Final = "  "  # three numbers, joined by blanks, none of which is known yet
 _POOLS: Final = ("send", "pull", "litePull", "query", "ack")
 _NOT_MEASURED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("getMissTps", "getTotalTps"), _NO_RATE),
     "putMessageDistributeTime": "null",
-    "putMessageEntireTimeMax": "0",
-    "putMessageFailedTimes": "0",
-    "getMessageEntireTimeMax": "0",
-    "putLatency99": "0.00",
-    "putLatency999": "0.00",
+    "putMessageEntireTimeMax": "-1",
+    "getMessageEntireTimeMax": "-1",
 }
 _WITHOUT_MEANING: Final[Mapping[str, str]] = {
     **{f"{pool}ThreadPoolQueueSize": "0" for pool in _POOLS},
@@ -113,23 +109,28 @@ class RuntimeInfo:
         }
 
     def _traffic(self) -> dict[str, str]:
-        stored, delivered = self._statistics.all_stored, self._statistics.all_delivered
+        statistics = self._statistics
+        stored, delivered = statistics.all_stored, statistics.all_delivered
         count = max(stored.messages, 1)  # as RocketMQ, which divides by it
-        transferred = self._rates(delivered, MESSAGES)
+        transferred = self._rates(MESSAGES, delivered)
         return {
-            "putTps": self._rates(stored, MESSAGES),
-            "getFoundTps": self._rates(delivered, TIMES),
+            "putTps": self._rates(MESSAGES, stored),
+            "getFoundTps": self._rates(TIMES, delivered),
+            "getMissTps": self._rates(TIMES, statistics.missed),
+            "getTotalTps": self._rates(TIMES, delivered, statistics.missed),
             "getTransferredTps": transferred,
             "getTransferedTps": transferred,  # the spelling that tools of 4.9 read
             "putMessageTimesTotal": str(count),
             "putMessageSizeTotal": str(stored.size),
             "putMessageAverageSize": str(stored.size / count),
-            **{name: str(total) for name, total in self._statistics.daily_counts().items()},
+            **{name: str(total) for name, total in statistics.daily_counts().items()},
         }
 
-    def _rates(self, counter: Counter, column: int) -> str:
+    def _rates(self, column: int, *counters: Counter) -> str:
+        rate = self._statistics.rate
         return " ".join(
-            str(self._statistics.rate(counter, column, seconds)) for seconds in (10, 60, 600)
+            str(sum(rate(counter, column, seconds) for counter in counters))
+            for seconds in (10, 60, 600)
         )
 
     def _disk(self) -> dict[str, str]:

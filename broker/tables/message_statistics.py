@@ -1,9 +1,10 @@
 """Count stored and delivered messages: totals, and the last minute, hour and day.
 
 Stored messages are counted from the ends of the consume queues, delivered ones once per pull. The
-counters are sampled every ten seconds. A query returns the difference between the newest sample and
-the oldest of a period. So results are up to ten seconds old, and rates are averages over the
-period, or since the start if that is shorter.
+counters are sampled every ten seconds, and a request counts what is new before its answer: totals
+are of now. Minute, hour and day are the difference between the newest sample and the oldest of the
+period. So they are up to ten seconds old, and rates are averages over the period, or since the
+start if that is shorter.
 
 Names are RocketMQ's. Its latencies and its counts of commercial accounts and pop do not exist here.
 
@@ -57,12 +58,13 @@ _Key = TypeVar("_Key")
 class Counter:
     """Times, messages and bytes since the start, with samples of them."""
 
-    __slots__ = ("messages", "pulled", "samples", "size", "times")
+    __slots__ = ("added", "messages", "pulled", "samples", "size", "times")
 
     def __init__(self) -> None:
         self.times = 0  # pulls that got messages; of stored messages, each
         self.messages = 0
         self.size = 0  # bytes of their records
+        self.added = (0, 0, 0)  # times, messages and bytes that are in the totals
         self.samples = array("q", bytes(_ROWS * 3 * 8))
         self.pulled: dict[int, int] = {}  # by queue id: the offset after the last message delivered
 
@@ -126,10 +128,12 @@ class Statistics:
         self._unnamed = Counter()  # deliveries to pairs beyond the limit
         self._pulled = 0  # entries in `pulled` of all counters
         self.all_stored, self.all_delivered = Counter(), Counter()
+        self.missed = Counter()  # pulls that found nothing when they came
         self._users_stored, self._users_delivered = Counter(), Counter()  # not of system topics
         self._totals = (
             self.all_stored,
             self.all_delivered,
+            self.missed,
             self._users_stored,
             self._users_delivered,
         )
@@ -175,15 +179,22 @@ class Statistics:
 
     # --- sampling
 
-    def _sample(self) -> Iterator[None]:
-        now = self._monotonic_ms()
+    def count_new(self) -> Iterator[None]:
+        """Count what was stored and delivered up to now."""
         for topic, messages, size in self._take_appended():
             if messages > 0:
                 self._count_stored(topic, messages, size)
             yield
+        for topic, counter in self._all_delivered_by_topic():
+            self._add_to_totals(topic, counter)
+            yield
+
+    def _sample(self) -> Iterator[None]:
+        now = self._monotonic_ms()
+        yield from self.count_new()
         self._start_new_day()
         rows = self._rows_due(now)
-        for (topic, _group), counter in [*self._delivered.items(), (("", ""), self._unnamed)]:
+        for topic, counter in self._all_delivered_by_topic():
             self._add_to_totals(topic, counter)
             counter.sample(rows)  # at once, or the totals would lack a pull in between
             yield
@@ -218,8 +229,8 @@ class Statistics:
                 counter.size += size
 
     def _add_to_totals(self, topic: str, counter: Counter) -> None:
-        """Add the deliveries since the newest sample."""
-        before = counter.counts_at(self._newest)
+        """Add the deliveries that are not in the totals yet."""
+        before, counter.added = counter.added, (counter.times, counter.messages, counter.size)
         totals = [self.all_delivered]
         if not self._is_system(topic):
             totals.append(self._users_delivered)
@@ -227,6 +238,10 @@ class Statistics:
             total.times += counter.times - before[0]
             total.messages += counter.messages - before[1]
             total.size += counter.size - before[2]
+
+    def _all_delivered_by_topic(self) -> list[tuple[str, Counter]]:
+        named = [(topic, counter) for (topic, _group), counter in self._delivered.items()]
+        return [*named, ("", self._unnamed)]
 
     def _forget_idle(self) -> None:
         self._stored = {key: one for key, one in self._stored.items() if not one.is_idle()}

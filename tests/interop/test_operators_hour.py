@@ -41,6 +41,12 @@ DIFFERENCES: Final = (
         "brokerStatus", "", "getTransferedTps N", "the spelling that tools of 4.9 ask for, too"
     ),
     Difference(
+        "brokerStatus",
+        r"putLatency\d+ ?:.*|putMessageFailedTimes ?:.*",
+        "",
+        "latencies and failures of appends are not measured",
+    ),
+    Difference(
         "getBrokerConfig",
         r"(?!fileReservedTime )\w+ =.*",
         r"(?!fileReservedTime )\w+ =.*",
@@ -62,7 +68,9 @@ MEASURED: Final = (
     Measured("statsAll", r"\d+\.\d\d \d+"),
     Measured("consumerProgress", r"Consume TPS: .*"),
     Measured("brokerStatus", r"(?<=Tps) ?:.*", " N"),
-    Measured("brokerStatus", r"^((?:put|get)Message\w*Time(?:Max|s)?|putLatency\d+|runtime) ?: .*"),
+    Measured(
+        "brokerStatus", r"^((?:put|get)Message(?:Distribute|Entire)Time(?:Max)?|runtime) ?: .*"
+    ),
     Measured("brokerStatus", r"^(\w+Ratio(_\S+)?|commitLogDirCapacity) ?: .*"),
     Measured("producer -b", r".*\(CLIENT_INNER_PRODUCER\).*", ""),
     Measured("topicList", r"(DefaultCluster )?%RETRY%TOOLS_CONSUMER.*", ""),

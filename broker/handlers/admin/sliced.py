@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +22,29 @@ class _Progress(msgspec.Struct):
 
     request: RemotingCommand
     stages: dict[int, tuple[Sequence[Any], list[Any]]] = msgspec.field(default_factory=dict)
+
+
+class _Work(msgspec.Struct):
+    """The work that one answer needs."""
+
+    request: RemotingCommand
+    steps: Iterator[object]
+
+
+def complete(
+    request: RemotingCommand, connection: Connection, work: Callable[[], Iterator[object]]
+) -> None:
+    """Do the work that an answer needs; ``work`` is called once per request.
+
+    Raises:
+        UnfinishedError: One turn of the loop is not enough. Serve the request again in the next.
+    """
+    progress = connection.unfinished
+    if not isinstance(progress, _Work) or progress.request is not request:
+        progress = connection.unfinished = _Work(request, work())
+    if not Slice().advance(progress.steps):
+        raise UnfinishedError
+    connection.unfinished = None
 
 
 def collect(

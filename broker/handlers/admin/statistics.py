@@ -17,6 +17,7 @@ from halfmq.remoting.replies import encode_reply
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.message_statistics import Statistics
+from .sliced import complete
 
 
 class StatisticsHandlers:
@@ -36,14 +37,16 @@ class StatisticsHandlers:
             RequestCode.VIEW_BROKER_STATS_DATA: self.view,
         }
 
-    def runtime_info(self, request: RemotingCommand, _connection: Connection) -> bytes:
+    def runtime_info(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the runtime info; all values are text."""
+        complete(request, connection, self._statistics.count_new)
         return encode_reply(request, body=encode_table(self._runtime_info()))
 
-    def view(self, request: RemotingCommand, _connection: Connection) -> bytes:
+    def view(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the counts and rates of one topic, group or broker."""
         header = request.header
         assert isinstance(header, ViewBrokerStatsDataRequestHeader)
+        complete(request, connection, self._statistics.count_new)
         found = self._statistics.find(header.stats_name, header.stats_key)
         if found is None:
             raise RequestRefusedError(

@@ -103,6 +103,7 @@ class PullHandler:
         self._offsets = offsets
         self._long_polling = long_polling
         self._delivered = statistics.delivered
+        self._missed = statistics.missed
         self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
         self._cold_reads = 0
         self._staged: list[_Call] = []  # each sends an answer of this pass of the loop
@@ -195,6 +196,7 @@ class PullHandler:
         readable_offset: int,
     ) -> bytes | None:
         """Hold the pull if its client wants that and messages may arrive; otherwise answer it."""
+        self._missed.times += 1
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
         code, next_offset = _code_and_offset(result, header.queue_offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
@@ -185,6 +186,23 @@ def test_a_rate_counts_from_the_newest_sample_of_that_age(rig: Rig) -> None:
     assert rig.statistics.rate(counter, MESSAGES, 10) == 12.0
     assert rig.statistics.rate(counter, MESSAGES, 60) == (7 + 8 + 9 + 10 + 11 + 12) / 6
     assert rig.statistics.rate(counter, MESSAGES, 600) == 6.5  # since the start
+
+
+def test_totals_are_of_now_and_a_topic_is_known_at_its_first_message(rig: Rig) -> None:
+    """As in RocketMQ: a test sends one message and looks; periods need samples."""
+    rig.queues.new = [("orders", 5, 50), ("own", 1, 0)]
+    rig.pull("readers", 4)
+    rig.pull("readers", 9, topic="own")
+    for _ in range(2):  # the second one counts nothing twice
+        deque(rig.statistics.count_new(), maxlen=0)
+
+        now = rig.statistics.daily_counts()
+        assert (now["msgPutTotalTodayNow"], now["msgGetTotalTodayNow"]) == (5, 4)
+        assert rig.statistics.all_stored.messages == 6
+        assert rig.totals("TOPIC_PUT_NUMS", "orders") == (0, 0, 0)
+    rig.wait(10)
+    assert rig.totals("TOPIC_PUT_NUMS", "orders") == (5, 5, 5)
+    assert rig.totals("BROKER_GET_NUMS", "cluster") == (13, 13, 13)
 
 
 def test_a_new_day_begins_at_midnight(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -85,6 +86,41 @@ async def test_stored_and_delivered_messages_are_shown(rig: Rig) -> None:
     assert float(table["getTransferredTps"].split()[1]) > 0
     assert (table["msgPutTotalTodayNow"], table["msgGetTotalTodayNow"]) == ("3", "3")
     assert (table["putMessageTimesTotal"], table["putMessageSizeTotal"]) == ("3", str(sizes))
+
+
+@windowed()
+async def test_totals_need_no_sample_and_no_figure_is_made_up(rig: Rig) -> None:
+    """A message counts at once; what is not measured is left out, or says so."""
+    await filled(rig)
+    peer = await rig.peer()
+    before = decode_table((await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, None)).body)
+    await peer.plain("K3")
+    await peer.plain("N", topic="new")
+    after = decode_table((await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, None)).body)
+
+    for key in ("msgPutTotalTodayNow", "putMessageTimesTotal"):
+        assert int(after[key]) == int(before[key]) + 2, key
+    assert await total(peer, "TOPIC_PUT_NUMS", "new") == 0
+    unknown = {key for key in after if re.search("Latency|Failed", key)}
+    assert not unknown
+    assert {after[key] for key in after if "EntireTime" in key} == {"-1"}
+
+
+@windowed()
+async def test_pulls_that_find_nothing_are_counted(rig: Rig) -> None:
+    """RocketMQ's dashboard and exporter show them and their sum with the others."""
+    peer = await filled(rig)
+    for _ in range(3):
+        assert await pull(peer, offset=3) == ResponseCode.PULL_NOT_FOUND
+    await rig.wait(SAMPLE_MS)
+    table = decode_table((await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, None)).body)
+    found, missed, both = (
+        [float(rate) for rate in table[f"get{which}Tps"].split()]
+        for which in ("Found", "Miss", "Total")
+    )
+
+    assert missed[0] == 0.3
+    assert both == [one + other for one, other in zip(found, missed, strict=True)]
 
 
 @windowed()
