@@ -107,11 +107,11 @@ class QueuePuller:
     def seek(self, offset: int) -> None:
         """Continue at another offset; the messages pulled so far are delivered no more.
 
-        A pull under way must be cancelled first.
+        Nothing counts as committed any more, or progress up to the offset committed before would
+        never be committed again. A pull under way must be cancelled first.
         """
-        old = self.window
-        self._buffer.drop(old)
-        self.window = InFlightWindow(old.queue, offset, old.committed)
+        self._buffer.drop(self.window)
+        self.window = InFlightWindow(self.window.queue, offset, None)
 
     async def _pull(self) -> None:
         window = self.window

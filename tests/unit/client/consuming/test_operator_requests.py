@@ -143,6 +143,22 @@ async def test_it_continues_where_it_is_reset(broker: FakeBroker, encode: Any) -
         assert broker.offsets["readers", TOPIC, 0] == 3
 
 
+@on_both_loops
+async def test_after_a_reset_it_commits_up_to_the_old_offset(broker: FakeBroker) -> None:
+    """Otherwise the group lags for good, and the next start delivers all again."""
+    async with consuming(broker, "a", "b", "c") as consumer:
+        await take(consumer, 3)
+        await consumer.commit()
+        broker.offsets["readers", TOPIC, 0] = 0  # by the broker that resets the group
+        header = ResetOffsetRequestHeader(topic=TOPIC, group="readers", timestamp=0, is_force=True)
+        consumer_peer(broker).send(
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, encode_offset_table({QUEUE: 0})
+        )
+        assert await take(consumer, 3) == ["a", "b", "c"]
+        await consumer.commit()
+        assert broker.offsets["readers", TOPIC, 0] == 3
+
+
 async def give(broker: FakeBroker, record: Record) -> asyncio.Task[RemotingCommand]:
     header = ConsumeMessageDirectlyRequestHeader(consumer_group="readers", broker_name="broker-a")
     body = encode_record(record)
