@@ -99,8 +99,8 @@ class ClientConfig:
     cached_messages_max: int = 1000
     """Messages of one queue pulled and not yet acknowledged; at this number pulling pauses."""
     cached_span_max: int = 2000
-    """Distance between a queue's first unacknowledged and next offset; a crash may redeliver as
-    many."""
+    """Messages of one queue from the first unacknowledged one on, acknowledged or not; at this
+    number pulling pauses. A crash may redeliver as many."""
     cached_bytes_max: int = 64 << 20
     """Bytes of all messages that a consumer has pulled and not yet acknowledged."""
     retry_delay: float = 5.0

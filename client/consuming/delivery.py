@@ -7,7 +7,7 @@ sends the message back to the broker, which delivers it to the group again after
 broker does not accept it, it becomes ready in this buffer again.
 
 Backpressure bounds memory: pulling pauses while a queue has too many unacknowledged messages, or
-they span too many offsets, or all queues together hold too many bytes.
+too many acknowledged ones after the first of them, or all queues together hold too many bytes.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ class InFlightWindow:
     """The unacknowledged messages of one assigned queue, in queue order."""
 
     __slots__ = (
+        "_added",
         "_unacked",
         "acknowledged_at",
         "active",
@@ -41,8 +42,10 @@ class InFlightWindow:
         """Time of the last pull, in seconds since 1970; 0: none yet."""
         self.acknowledged_at = 0.0
         """Time of the last acknowledgement."""
-        # An ordered dict finds its first key at once; a plain dict scans over deleted entries.
-        self._unacked: OrderedDict[int, int] = OrderedDict()
+        self._added = 0  # messages so far
+        # By queue offset: size, and number of messages added before. An ordered dict finds its
+        # first key at once; a plain dict scans over deleted entries.
+        self._unacked: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._unacked)
@@ -57,14 +60,21 @@ class InFlightWindow:
 
     @property
     def span(self) -> int:
-        """Offsets from the first unacknowledged message to the next pull."""
-        return self.next_offset - self.commit_offset
+        """Messages from the first unacknowledged one on, acknowledged or not.
+
+        Messages that the filter leaves out do not count: they are never delivered.
+        """
+        if not self._unacked:
+            return 0
+        _, earlier = next(iter(self._unacked.values()))
+        return self._added - earlier
 
     def add(self, queue_offset: int, size: int) -> bool:
         """Add a pulled message; return False if it is older than the requested offset."""
         if queue_offset < self.next_offset:
             return False
-        self._unacked[queue_offset] = size
+        self._unacked[queue_offset] = size, self._added
+        self._added += 1
         self.next_offset = queue_offset + 1
         self.bytes += size
         return True
@@ -75,10 +85,12 @@ class InFlightWindow:
 
     def acknowledge(self, queue_offset: int) -> int | None:
         """Remove a message and return its size; None if it is not in the window any more."""
-        size = self._unacked.pop(queue_offset, None) if self.active else None
-        if size is not None:
-            self.bytes -= size
-            self.acknowledged_at = time.time()
+        found = self._unacked.pop(queue_offset, None) if self.active else None
+        if found is None:
+            return None
+        size, _ = found
+        self.bytes -= size
+        self.acknowledged_at = time.time()
         return size
 
     def drop(self) -> int:

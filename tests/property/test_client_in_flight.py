@@ -19,11 +19,12 @@ def test_nothing_unfinished_lies_below_the_commit_offset(
     start: int, steps: list[tuple[str, int]]
 ) -> None:
     """Messages below the committed offset are not delivered again, so all must be finished."""
-    window, unfinished = InFlightWindow(QUEUE, start, None), set[int]()
+    window, unfinished, added = InFlightWindow(QUEUE, start, None), set[int](), set[int]()
 
     for action, number in steps:
         if action == "add" and window.add(number, size=number + 1):
             unfinished.add(number)
+            added.add(number)
         elif action == "skip":
             window.skip_to(number)
         elif action == "acknowledge":
@@ -33,6 +34,7 @@ def test_nothing_unfinished_lies_below_the_commit_offset(
         assert window.commit_offset == min(unfinished, default=window.next_offset)
         assert len(window) == len(unfinished)
         assert window.bytes == sum(offset + 1 for offset in unfinished)
+        assert window.span == sum(offset >= window.commit_offset for offset in added)
 
 
 @given(st.permutations(range(8)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from halfmq.client import ClientConfig, MessageQueue
 from halfmq.client.consuming.delivery import Delivery, DeliveryBuffer
 from halfmq.client.consuming.in_flight import InFlightWindow
@@ -42,6 +44,22 @@ def new_buffer(
 
 async def has_capacity(buffer: DeliveryBuffer, window: InFlightWindow) -> None:
     await asyncio.wait_for(buffer.wait_for_capacity(window), PATIENCE_S)
+
+
+async def test_messages_that_the_filter_leaves_out_use_up_no_span() -> None:
+    """One message in work must not stop a queue whose other messages are not wanted."""
+    buffer, window = new_buffer(cached_span_max=2)
+    buffer.add(window, record(0))
+    window.skip_to(5_000)
+    await has_capacity(buffer, window)
+
+    buffer.add(window, record(5_000))
+    last = [await buffer.take() for _ in range(2)][-1]
+    assert last is not None
+    await last.ack()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(buffer.wait_for_capacity(window), 0)
+    await buffer.close()
 
 
 async def test_a_woken_taker_that_is_cancelled_passes_its_turn_on() -> None:
