@@ -89,8 +89,6 @@ REMINDER_INTERVAL: Final = 55.0
 heartbeat, once a minute."""
 MISSING_TOPIC_RATE: Final = 20
 """Maximum look-ups of missing topics per second; more than ten such topics wait longer."""
-RETRIES_DEFAULT: Final = 16
-"""RocketMQ's default: after so many retries a message goes to the group's dead letter queue."""
 
 
 class Consumer(BaseClient):
@@ -114,7 +112,7 @@ class Consumer(BaseClient):
         *,
         start_from: StartFrom = "last",
         ack_timeout: float | None = 60.0,
-        retries_max: int = RETRIES_DEFAULT,
+        retries_max: int | None = None,
         broadcasting: bool = False,
         offsets_file: str | os.PathLike[str] | None = None,
         on_event: Callable[[ConsumerEvent], object] | None = None,
@@ -140,7 +138,8 @@ class Consumer(BaseClient):
                 is created while the consumer runs.
             ack_timeout: Seconds after which an unacknowledged message is redelivered; None: never.
             retries_max: Redeliveries before the broker moves a message to the dead letter queue,
-                the topic ``%DLQ%group``.
+                the topic ``%DLQ%group``. None: the ``max_retries`` with which the group was
+                created, 16 by default.
             broadcasting: Every member gets all messages, stores its own offsets, and has no retry
                 topic: only this consumer redelivers its unacknowledged messages.
             offsets_file: Where a broadcasting consumer stores its offsets. Without it, every run
@@ -274,7 +273,8 @@ class Consumer(BaseClient):
             raise ConfigurationError("start_from", start, '"last", "first" or a datetime')
         if self._ack_timeout is not None:
             check_seconds("ack_timeout", self._ack_timeout)
-        check_count("retries_max", self._retries_max, range(INT32.stop))
+        if self._retries_max is not None:
+            check_count("retries_max", self._retries_max, range(INT32.stop))
         check_kind("broadcasting", self._broadcasting, bool)
         if self._on_event is not None:
             check_callable("on_event", self._on_event)
@@ -306,7 +306,8 @@ class Consumer(BaseClient):
             "PROP_NAMESERVER_ADDR": ";".join(self.config.namesrv_addresses),
             "ackTimeout": str(self._ack_timeout),
             "consumerGroup": self.group,
-            "maxReconsumeTimes": str(self._retries_max),
+            # RocketMQ's -1: the group's value
+            "maxReconsumeTimes": str(-1 if self._retries_max is None else self._retries_max),
             "messageModel": "BROADCASTING" if self._broadcasting else "CLUSTERING",
         }
         return OperatorRequests(

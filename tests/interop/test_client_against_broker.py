@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from halfmq.client import (
+    Admin,
     BrokerRefusedError,
     ClientConfig,
     ClientError,
@@ -34,6 +35,7 @@ from halfmq.client.net.session import Session
 from halfmq.client.testing import BrokerProcess, BrokerStartError, broker_process
 from halfmq.store.format.record import Record
 from tests.support.client_loops import on_both_loops
+from tests.support.client_parts import session_of
 from tests.support.fake_broker import until
 from tests.support.patience import PATIENCE_S
 
@@ -68,6 +70,28 @@ async def take(consumer: Consumer, count: int) -> list[MessageView]:
         await message.ack()
         messages.append(message)
     return messages
+
+
+@pytest.mark.parametrize(("own", "is_dead"), [(None, True), (5, False)])
+async def test_the_retries_of_the_group_count_unless_the_consumer_names_others(
+    served: BrokerProcess, topic: str, own: int | None, is_dead: bool
+) -> None:
+    """A group with ``max_retries=0`` has no retry, unless its consumer says so."""
+    group = f"{topic}-group"
+    async with (
+        Admin(namesrv=served.address) as admin,
+        Producer("g", namesrv=served.address) as producer,
+    ):
+        await admin.create_group(group, max_retries=0)
+        await producer.send(Message(topic, b"x"))
+        async with Consumer(
+            group, {topic: "*"}, retries_max=own, namesrv=served.address
+        ) as consumer:
+            message = await consumer.receive(timeout=PATIENCE_S)
+            assert message is not None
+            await message.retry(delay_level=1)
+        dead_letters = await session_of(producer).routes.fetch(f"%DLQ%{group}")
+    assert (dead_letters is not None) is is_dead
 
 
 async def unknown(_message: MessageView) -> Decision:

@@ -177,8 +177,11 @@ class SendBackHandler:
 
 
 def _delivery_limit(config: GroupConfig, client_limit: int | None, version: int) -> int:
-    """Return after how many retries a message becomes a dead letter."""
-    if client_limit is None or version < MAX_RECONSUME_TIMES_SINCE:
+    """Return after how many retries a message becomes a dead letter.
+
+    A client that names no limit, or -1 as in RocketMQ's clients, leaves it to the group.
+    """
+    if client_limit is None or client_limit < 0 or version < MAX_RECONSUME_TIMES_SINCE:
         return config.retry_max_times
     return client_limit
 

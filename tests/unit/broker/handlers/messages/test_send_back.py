@@ -168,6 +168,8 @@ def test_a_second_retry_keeps_topic_and_id_of_the_original(parts: Parts) -> None
         (0, 1, 120, {"maxReconsumeTimes": "1"}, False),
         (0, 20, 479, {"maxReconsumeTimes": "30"}, False),
         (0, 0, 479, {"maxReconsumeTimes": "0"}, True),
+        (0, 15, 479, {"maxReconsumeTimes": "-1"}, False),
+        (0, 16, 479, {"maxReconsumeTimes": "-1"}, True),
     ],
 )
 def test_a_message_becomes_a_dead_letter_after_too_many_retries(
