@@ -23,7 +23,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -55,7 +55,14 @@ from .config import ClientConfig
 from .consuming.delivery import Delivery, DeliveryBuffer
 from .consuming.filters import SQL92, SqlFilter, normalise_filter, sql_error
 from .consuming.in_flight import InFlightWindow
-from .consuming.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker_address
+from .consuming.offsets import (
+    BrokerOffsets,
+    LocalOffsets,
+    OffsetStore,
+    StartFrom,
+    broker_address,
+    commit_end,
+)
 from .consuming.operator_requests import OperatorRequests
 from .consuming.pulling import QueuePuller
 from .consuming.rebalance import allocate_averagely
@@ -133,9 +140,10 @@ class Consumer(BaseClient):
             subscriptions: Topic to filter: tags as in ``"created || paid"``, ``"*"`` for all
                 messages, or properties as in ``SqlFilter("amount > 100")``.
             start_from: Where the group starts in a queue for which it has no offset. With
-                ``"last"``, RocketMQ's default, it still starts at the first message of a topic
-                that is so new that no message has been deleted or paged out, and of a topic that
-                is created while the consumer runs.
+                ``"last"``, RocketMQ's default, it gets all messages that are sent after ``start``
+                has returned, also to queues and topics that do not exist yet. It still starts at
+                the first message of a topic that is so new that no message has been deleted or
+                paged out.
             ack_timeout: Seconds after which an unacknowledged message is redelivered; None: never.
             retries_max: Redeliveries before the broker moves a message to the dead letter queue,
                 the topic ``%DLQ%group``. None: the ``max_retries`` with which the group was
@@ -180,7 +188,7 @@ class Consumer(BaseClient):
         self._offsets: OffsetStore = (
             LocalOffsets(Path(offsets_file) if offsets_file else None)
             if broadcasting
-            else BrokerOffsets(group)
+            else BrokerOffsets(group, start_from)
         )
         self._buffer: DeliveryBuffer | None = None
         self._operators: OperatorRequests | None = None
@@ -190,6 +198,7 @@ class Consumer(BaseClient):
         self._missing_topics: set[str] = set()  # without a route
         self._known_topics: set[str] = set()  # had a route, or were reported missing
         self._created_topics: set[str] = set()  # did not exist at the first look-up
+        self._started_at = datetime.now(UTC)
         self._last_error = ""
         self._unequal: dict[str, UnequalSubscriptions] = {}  # by broker
         self._denials: dict[str | MessageQueue, BrokerRefusedError] = {}  # by address, topic, queue
@@ -324,11 +333,25 @@ class Consumer(BaseClient):
         for refused in self._denials.values():
             raise refused
         await self._check_sql_filters(session)
+        if self._start_from == "last":
+            await self._commit_ends(session)
         self._buffer = DeliveryBuffer(self.config, self._ack_timeout, self._send_back)
         self._tasks = [
             asyncio.create_task(self._rebalance_forever(session), name=f"rebalance {self.group}"),
             asyncio.create_task(self._commit_forever(session), name=f"commit {self.group}"),
         ]
+
+    async def _commit_ends(self, session: Session) -> None:
+        """Make sure that the group consumes what is sent from now on, to queues of any member."""
+        self._started_at = datetime.now(UTC)
+        routes = (session.routes.cached(topic) for topic in self._subscriptions)
+        queues = [queue for route in routes if route is not None for queue in route.consume_queues]
+        commits = (commit_end(session, self._offsets, queue) for queue in queues)
+        for error in await asyncio.gather(*commits, return_exceptions=True):
+            if not isinstance(error, ClientError | None):
+                raise error
+            if error is not None:  # the rebalance meets the same error, and reports it
+                logger.debug("event=end_not_committed group=%s reason=%s", self.group, error)
 
     async def _check_sql_filters(self, session: Session) -> None:
         """Send the SQL92 filters to every broker, which checks them.
@@ -512,8 +535,10 @@ class Consumer(BaseClient):
 
     async def _assign(self, session: Session, queue: MessageQueue) -> None:
         """Start to pull a queue from the group's offset."""
-        is_new = queue.topic in self._created_topics and self._start_from == "last"
-        default: StartFrom = "first" if is_new else self._start_from
+        default = self._start_from
+        if default == "last":  # the queue is new, or its broker did not answer at the start
+            is_new = queue.topic in self._created_topics
+            default = "first" if is_new else self._started_at
         start = await self._offsets.start_offset(session, queue, default)
         assert self._buffer is not None
         window = InFlightWindow(queue, start.offset, start.stored)

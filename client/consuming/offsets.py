@@ -43,16 +43,17 @@ class Start(NamedTuple):
 
     offset: int
     stored: int | None
-    """The offset that the group has stored; None if ``offset`` follows from ``StartFrom``."""
+    """The offset that the group has stored; None if ``offset`` follows from ``StartFrom``, or is 0:
+    a broker answers 0 also for a group without an offset."""
 
 
 class OffsetStore(Protocol):
     """Stores one offset per queue for a consumer."""
 
     async def start_offset(
-        self, session: Session, queue: MessageQueue, default: StartFrom
+        self, session: Session, queue: MessageQueue, default: StartFrom | int
     ) -> Start:
-        """Return where to start: at the stored offset, or else by ``default``.
+        """Return where to start: at the stored offset, or else by ``default``, or at this offset.
 
         Raises:
             ClientError: The broker does not answer, or refuses.
@@ -72,20 +73,20 @@ class OffsetStore(Protocol):
 class BrokerOffsets:
     """The offsets of a clustering group, stored at the brokers."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, start_from: StartFrom) -> None:
         self._group = group
+        self._by_time = isinstance(start_from, datetime)
 
     async def start_offset(
-        self, session: Session, queue: MessageQueue, default: StartFrom
+        self, session: Session, queue: MessageQueue, default: StartFrom | int
     ) -> Start:
-        by_time = isinstance(default, datetime)
         header = QueryConsumerOffsetRequestHeader(
             consumer_group=self._group,
             topic=queue.topic,
             queue_id=queue.queue_id,
             # For a group without an offset, a broker answers 0 while the queue's first message is
             # young. That is right for "last" (a new topic is read whole) but not for a given time.
-            set_zero_if_not_found=False if by_time else None,
+            set_zero_if_not_found=False if self._by_time else None,
         )
         address = broker_address(session, queue)
         answer = await session.call(address, RequestCode.QUERY_CONSUMER_OFFSET, header)
@@ -93,7 +94,7 @@ class BrokerOffsets:
             expect_success(answer)
             stored = typed(answer, QueryConsumerOffsetResponseHeader, address).offset
             if stored >= 0:
-                return Start(stored, stored)
+                return Start(stored, stored or None)
         return Start(await initial_offset(session, queue, default), None)
 
     async def commit(self, session: Session, queue: MessageQueue, offset: int) -> None:
@@ -122,7 +123,7 @@ class LocalOffsets:
         self._dirty = False
 
     async def start_offset(
-        self, session: Session, queue: MessageQueue, default: StartFrom
+        self, session: Session, queue: MessageQueue, default: StartFrom | int
     ) -> Start:
         stored = self._offsets.get(str(queue))
         if stored is not None:
@@ -140,12 +141,30 @@ class LocalOffsets:
             await asyncio.to_thread(_replace, self._path, text)
 
 
-async def initial_offset(session: Session, queue: MessageQueue, start_from: StartFrom) -> int:
+async def commit_end(session: Session, offsets: OffsetStore, queue: MessageQueue) -> None:
+    """Commit the end of a queue, if no offset is stored: what is sent after this is consumed.
+
+    The end is taken before the stored offset is asked for. So if several members do this, each
+    message sent after the first has returned is consumed: a member that finds no stored offset has
+    taken its end before any of them has returned.
+
+    Raises:
+        ClientError: The broker does not answer, or refuses.
+    """
+    end = await initial_offset(session, queue, "last")
+    start = await offsets.start_offset(session, queue, end)
+    if start.stored is None:
+        await offsets.commit(session, queue, start.offset)
+
+
+async def initial_offset(session: Session, queue: MessageQueue, start_from: StartFrom | int) -> int:
     """Return where a group without a stored offset starts; a retry topic always at the beginning.
 
     Raises:
         ClientError: The broker does not answer, or refuses.
     """
+    if isinstance(start_from, int):
+        return start_from
     address = broker_address(session, queue)
     topic, queue_id = queue.topic, queue.queue_id
     if topic.startswith(RETRY_PREFIX) or start_from == "first":

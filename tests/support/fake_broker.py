@@ -170,6 +170,8 @@ class FakeBroker(FakeTransactions):
         self.default_queues = queues
         self.send_back_supported = True
         self.pull_max = PULL_MAX
+        self.young = True
+        """Whether a group without an offset is sent to the first message of a queue."""
         self.send_status: int = ResponseCode.SUCCESS
         self.unequal: HeartbeatResponseHeader | None = None
         self.refuses_unequal = False
@@ -492,7 +494,7 @@ class FakeBroker(FakeTransactions):
     def _query_offset(self, command: RemotingCommand, _peer: Peer) -> bytes:
         header = cast("QueryConsumerOffsetRequestHeader", command.header)
         stored = self.offsets.get((header.consumer_group, header.topic, header.queue_id))
-        if stored is None and header.set_zero_if_not_found is not False:
+        if stored is None and self.young and header.set_zero_if_not_found is not False:
             queues = self.queues.get(header.topic)
             stored = 0 if queues and queues[header.queue_id] else None
         if stored is None:

@@ -29,6 +29,7 @@ from halfmq.client import (
 )
 from halfmq.client import consumer as consumer_module
 from halfmq.client.consumer import REMINDER_INTERVAL, missing_topic_interval
+from halfmq.client.net.session import wall_clock_ms
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
@@ -412,12 +413,54 @@ async def test_a_new_group_starts_where_it_was_told(
         broker.create_topic("orders", 1)
         await publish(broker, "old")
         broker.now_ms += 60_000
-        if not young:
-            broker.fail(RequestCode.QUERY_CONSUMER_OFFSET, Refuse(ResponseCode.QUERY_NOT_FOUND))
+        broker.young = young
         async with new_consumer(broker, start_from=start_from) as consumer:
             await until(lambda: len(consumer.assignment) == 2)
             await publish(broker, "new")
             assert await take(consumer, len(expected)) == expected
+
+
+async def test_last_loses_nothing_that_is_sent_after_the_start() -> None:
+    """Whichever member gets the queue, and whenever; also if the queue is new."""
+    shares = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+    config = replace(QUICK, heartbeat_interval=0.05, rebalance_interval=0.05)
+    async with fake_broker() as broker:
+        broker.create_topic("orders", 1)
+        broker.young = False
+        await publish(broker, "old")
+        broker.fail(shares, *[Refuse(ResponseCode.SYSTEM_ERROR)] * 1_000)  # nobody gets a queue
+        first, second = (new_consumer(broker, config=config) for _ in range(2))
+        await first.start()
+        await publish(broker, "1")
+        await second.start()
+        await publish(broker, "2")
+        broker.queues["orders"].append([])
+        broker.now_ms = wall_clock_ms()
+        broker.store(broker.messages("orders")[-1]._replace(body=b"3", queue_id=1))
+        broker.forgive()
+        taken: list[str] = []
+
+        async def consume(consumer: Consumer) -> None:
+            async for message in consumer:
+                taken.append(message.body.decode())
+                await message.ack()
+
+        loops = [asyncio.create_task(consume(one)) for one in (first, second)]
+        await until(lambda: set(taken) >= {"1", "2", "3"})
+        assert "old" not in taken
+        await first.close()
+        await second.close()
+        await asyncio.gather(*loops)
+
+
+async def test_a_broadcast_from_the_last_message_loses_nothing_sent_after_the_start() -> None:
+    """The queues are shared out after ``start`` has returned."""
+    async with fake_broker() as broker:
+        broker.create_topic("orders", 1)
+        await publish(broker, "old")
+        async with new_consumer(broker, broadcasting=True) as consumer:
+            broker.store(broker.messages("orders")[-1]._replace(body=b"new"))
+            assert await take(consumer, 1) == ["new"]
 
 
 async def test_a_group_that_read_nothing_yet_keeps_its_start() -> None:
@@ -501,10 +544,7 @@ async def test_a_topic_created_while_it_is_waited_for_is_read_from_its_first_mes
     """The consumer was there first, so "last" skips nothing."""
     monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
     missed = asyncio.Event()
-    # Where a broker says that the group has no offset, the end is asked for.
-    broker.fail(
-        RequestCode.QUERY_CONSUMER_OFFSET, *[Refuse(ResponseCode.QUERY_NOT_FOUND)] * (1 + 4)
-    )
+    broker.young = False  # otherwise the broker answers with the first message
     async with new_consumer(
         broker,
         subscriptions={"later": "*"},
@@ -666,7 +706,7 @@ async def test_a_message_given_back_comes_again_through_the_retry_topic(broker: 
     ]
     header = broker.requests_of(RequestCode.CONSUMER_SEND_MSG_BACK)[0].header
     assert isinstance(header, ConsumerSendMsgBackRequestHeader)
-    assert (header.group, header.delay_level, header.max_reconsume_times) == ("billing", 2, 16)
+    assert (header.group, header.delay_level, header.max_reconsume_times) == ("billing", 2, None)
     assert (committed(broker), committed(broker, "%RETRY%billing")) == (2, 2)
 
 
