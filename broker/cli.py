@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.CONFIGURATION
     configure_logging(options.log_level)
     for warning in loaded.warnings:
-        logger.warning("event=config_warning %s", warning)
+        logger.warning("event=config_warning warning=%s", warning)
     if options.print_config:
         print("\n".join(loaded.lines()))  # noqa: T201
         return ExitCode.STOPPED
@@ -166,8 +166,8 @@ async def _serve(loaded: LoadedConfig) -> None:
         gc.freeze()  # these objects live as long as the process: later collections skip them
         if config.store.flush_mode is FlushMode.ASYNC_FLUSH:
             logger.warning(
-                "event=async_flush interval_ms=%d A power cut or a kernel crash loses acknowledged "
-                "messages of this interval; flushDiskType=SYNC_FLUSH loses none",
+                "event=async_flush interval_ms=%d note='A power cut or a kernel crash loses "
+                "acknowledged messages of this interval; flushDiskType=SYNC_FLUSH loses none'",
                 config.store.flush_interval_ms,
             )
         warn_of_exposure(config)
@@ -175,9 +175,9 @@ async def _serve(loaded: LoadedConfig) -> None:
         unflushed = config.transaction.unflushed_topics
         if unflushed:
             logger.warning(
-                "event=async_transactions topics=%s A power cut or a kernel crash loses halves and "
-                "decisions that were answered, and messages whose rows were written with them; "
-                "without transactionAsyncFlushTopics it loses none",
+                "event=async_transactions topics=%s note='A power cut or a kernel crash loses "
+                "halves and decisions that were answered, and messages whose rows were written "
+                "with them; without transactionAsyncFlushTopics it loses none'",
                 ";".join(sorted(unflushed)),
             )
         print(  # noqa: T201
@@ -201,14 +201,14 @@ def warn_of_exposure(config: BrokerConfig) -> None:
         return
     if not access.authentication_enabled:
         logger.warning(
-            "event=open_to_everybody bindAddress=%s Everyone who reaches it may read, send, decide "
-            "and reset; aclEnable or authenticationEnabled requires a signature",
+            "event=open_to_everybody bindAddress=%s note='Everyone who reaches it may read, send, "
+            "decide and reset; aclEnable or authenticationEnabled requires a signature'",
             host,
         )
     elif not access.authorization_enabled:
         logger.warning(
-            "event=open_to_every_user bindAddress=%s Every user may do everything; "
-            "authorizationEnabled enforces their policies",
+            "event=open_to_every_user bindAddress=%s note='Every user may do everything; "
+            "authorizationEnabled enforces their policies'",
             host,
         )
 
@@ -221,9 +221,9 @@ def warn_of_wrong_address(network: NetworkConfig) -> None:
         listens = sent == bound or (bound.is_unspecified and sent.version == bound.version)
         if sent.is_unspecified or not listens:
             logger.warning(
-                "event=unreachable_address brokerIP1=%s bindAddress=%s Clients are sent to "
-                "brokerIP1, where the broker does not listen; unless something forwards from "
-                "there, set bindAddress to it, or to 0.0.0.0 or :: for all addresses",
+                "event=unreachable_address brokerIP1=%s bindAddress=%s note='Clients are sent "
+                "to brokerIP1, where the broker does not listen; unless something forwards from "
+                "there, set bindAddress to it, or to 0.0.0.0 or :: for all addresses'",
                 sent,
                 bound,
             )
@@ -231,9 +231,9 @@ def warn_of_wrong_address(network: NetworkConfig) -> None:
         _is_loopback(host) for host, _ in parse_addresses(network.namesrv_addr)
     ):
         logger.warning(
-            "event=unreachable_address namesrvAddr=%s bindAddress=%s Name servers send clients to "
-            "the address from which the broker registers, where it does not listen; set "
-            "bindAddress to it, or to 0.0.0.0 or :: for all addresses",
+            "event=unreachable_address namesrvAddr=%s bindAddress=%s note='Name servers send "
+            "clients to the address from which the broker registers, where it does not listen; "
+            "set bindAddress to it, or to 0.0.0.0 or :: for all addresses'",
             network.namesrv_addr,
             bound,
         )
@@ -247,5 +247,5 @@ def _is_loopback(host: str) -> bool:
 
 
 def _fail(code: ExitCode, error: Exception) -> int:
-    logger.error("event=start_failed exit_code=%d %s", code, error)
+    logger.error("event=start_failed exit_code=%d error=%s", code, error)
     return code

@@ -4,13 +4,15 @@ A faulty client may cause ten thousand errors per second. So of lines that diffe
 values, only the first ones in each second are written. The number of omitted lines is logged before
 the next line of any kind.
 
-Values may be texts of clients: they are cut, and control characters of a line are escaped.
+Values may be texts of clients: they are cut, those with blanks or quotes are quoted, and control
+characters of a line are escaped.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -45,8 +47,30 @@ class LineFormatter(logging.Formatter):
         args = record.args
         if isinstance(args, tuple):
             record = copy.copy(record)  # other handlers get the same one
-            record.args = tuple(map(_cut, args))
+            record.args = _values(str(record.msg), tuple(map(_cut, args)))
         return shown(super().format(record), LINE_MAX)
+
+
+_CONVERSION: Final = re.compile(r"(=?)%[-+ #0-9.]*([a-zA-Z%])")
+_AMBIGUOUS: Final = re.compile(r"^$|[\s'\"]")  # a text that needs quotes to be one value
+
+
+def _values(template: str, args: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the values of a template, in quotes where it has ``key=%s`` and that is ambiguous."""
+    conversions = [found for found in _CONVERSION.finditer(template) if found[2] != "%"]
+    if len(conversions) != len(args):
+        return args  # the error is reported with the line
+    return tuple(
+        _quoted(text)
+        if found[1] and found[2] == "s" and _AMBIGUOUS.search(text := str(value))
+        else value
+        for found, value in zip(conversions, args, strict=True)
+    )
+
+
+def _quoted(text: str) -> str:
+    mark = '"' if "'" in text else "'"
+    return mark + text.replace(mark, f"\\{mark}") + mark
 
 
 def _cut(value: object) -> object:

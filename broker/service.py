@@ -570,7 +570,7 @@ class Broker:
         """Log why the store refuses appends; called on one of its threads."""
         self._refusal.begin("disk_failed", ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
         logger.critical(
-            "event=store_failed error=%r Nothing more is acknowledged: restart the broker when the "
-            "disk is sound again",
+            "event=store_failed error=%r note='Nothing more is acknowledged: restart the broker "
+            "when the disk is sound again'",
             str(error),
         )

@@ -469,7 +469,7 @@ class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
                     transaction.decide(as_decision(execute(transaction, arg), execute))
                 except Exception:
                     logger.exception(
-                        "event=user_function_failed function=%s counts_as=UNKNOWN", execute
+                        "event=user_function_failed function=%r counts_as=UNKNOWN", str(execute)
                     )
         return transaction
 
@@ -515,7 +515,7 @@ class _BlockingTransaction(contextlib.AbstractContextManager[Transaction]):
         except (ClientClosedError, ForkedError) as closed:
             # Closed by another thread: the checker will decide. In a forked child: the parent will.
             logger.warning(
-                "event=decision_not_delivered transaction=%s reason=%s", transaction.id, closed
+                "event=decision_not_delivered transaction=%s reason=%r", transaction.id, str(closed)
             )
 
 

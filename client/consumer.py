@@ -430,7 +430,7 @@ class Consumer(BaseClient):
         try:
             header = typed(answer, HeartbeatResponseHeader, address)
         except BadAnswerError as error:
-            logger.debug("event=heartbeat_answer_unreadable reason=%s", error)
+            logger.debug("event=heartbeat_answer_unreadable reason=%r", str(error))
             return None
         topic, other = header.unequal_topic, header.unequal_client_id
         if topic is None or other is None:
@@ -491,7 +491,7 @@ class Consumer(BaseClient):
         except ClientError as error:
             level = logging.DEBUG if str(error) == self._last_error else logging.WARNING
             self._last_error = str(error)
-            logger.log(level, "event=rebalance_failed topic=%s reason=%s", topic, error)
+            logger.log(level, "event=rebalance_failed topic=%s reason=%r", topic, str(error))
             self._record_access(topic, error if isinstance(error, AccessDeniedError) else None)
             return False
         self._record_access(topic, None)
@@ -510,12 +510,12 @@ class Consumer(BaseClient):
         self._emit(TopicMissing(self.group, topic, nearest))
 
     def _emit(self, event: ConsumerEvent) -> None:
-        logger.warning("event=%s group=%s: %s", event.name, self.group, event)
+        logger.warning("event=%s group=%s reason=%r", event.name, self.group, str(event))
         if self._on_event is not None:
             try:
                 self._on_event(event)
             except Exception:
-                logger.exception("event=user_function_failed function=%s", self._on_event)
+                logger.exception("event=user_function_failed function=%r", str(self._on_event))
 
     async def _assigned_queues(self, session: Session, topic: str) -> list[MessageQueue] | None:
         """Return the queues of a topic that are assigned to this consumer; None without a topic."""
@@ -576,7 +576,7 @@ class Consumer(BaseClient):
         try:
             await self._commit_window(session, window)
         except ClientError as error:
-            logger.warning("event=offset_not_written queue=%s reason=%s", window.queue, error)
+            logger.warning("event=offset_not_written queue=%s reason=%r", window.queue, str(error))
         if self._buffer is not None:
             self._buffer.drop(window)
 
@@ -590,7 +590,7 @@ class Consumer(BaseClient):
             except (ClientError, OSError) as error:
                 if self._running is session:
                     logger.warning(
-                        "event=offsets_not_written group=%s reason=%s", self.group, error
+                        "event=offsets_not_written group=%s reason=%r", self.group, str(error)
                     )
 
     async def _commit_window(self, session: Session, window: InFlightWindow) -> None:
@@ -620,7 +620,7 @@ class Consumer(BaseClient):
             code = RequestCode.CONSUMER_SEND_MSG_BACK
             expect_success(await session.call(address, code, header))
         except ClientError as error:
-            logger.info("event=message_not_taken_back queue=%s reason=%s", queue, error)
+            logger.info("event=message_not_taken_back queue=%s reason=%r", queue, str(error))
             return False
         return True
 

@@ -223,7 +223,7 @@ class Producer(BaseClient):
             self._after_failure(session, failures[-1], topic)
 
     def _after_failure(self, session: Session, failure: ClientError, topic: str) -> None:
-        logger.info("event=send_again topic=%s reason=%s", topic, failure)
+        logger.info("event=send_again topic=%s reason=%r", topic, str(failure))
         if isinstance(failure, BrokerRefusedError) and failure.code in STALE_ROUTE_CODES:
             session.routes.forget(topic)
 

@@ -545,7 +545,9 @@ class TransactionProducer(Producer):
             await self.finish(transaction, Decision.ROLLBACK)
         except ClientError as error:
             logger.info(
-                "event=half_message_abandoned transaction=%s reason=%s", encoded.unique_key, error
+                "event=half_message_abandoned transaction=%s reason=%r",
+                encoded.unique_key,
+                str(error),
             )
             self._open.pop(encoded.unique_key, None)
             self._unsettled.record_undelivered(encoded.unique_key, Decision.ROLLBACK)
@@ -566,10 +568,10 @@ class TransactionProducer(Producer):
         elif isinstance(error, ClientError) and not isinstance(error, DecisionConflictError):
             self._unsettled.record_undelivered(ending.transaction_id, ending.decision)
             logger.warning(
-                "event=decision_not_delivered transaction=%s decision=%s reason=%s",
+                "event=decision_not_delivered transaction=%s decision=%s reason=%r",
                 ending.transaction_id,
                 ending.decision.name,
-                error,
+                str(error),
             )
         else:
             reported = error

@@ -329,9 +329,9 @@ class MessageStore:
             # The kernel may drop pages it could not write, so the checkpoint must not advance.
             self._maintenance_failed = True
             logger.critical(
-                "event=upkeep_stopped error=%r Messages are stored and served as before, but "
-                "nothing is deleted by age, and the next start takes longer: restart the broker "
-                "when the disk is sound again",
+                "event=upkeep_stopped error=%r note='Messages are stored and served as before, "
+                "but nothing is deleted by age, and the next start takes longer: restart the "
+                "broker when the disk is sound again'",
                 str(error),
             )
 

@@ -48,7 +48,7 @@ def warn_of_readers(path: Path) -> None:
     mode = path.stat().st_mode
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         logger.warning(
-            "event=secrets_readable file=%s mode=%o others can read its secrets: chmod 600",
+            "event=secrets_readable file=%s mode=%o remedy='chmod 600'",
             path,
             stat.S_IMODE(mode),
         )

@@ -172,7 +172,7 @@ class PlainAcl:
             stamps = _stamps_or_none(self._file)
             if stamps != self._stamps:
                 logger.error(  # noqa: TRY400 -- the reason is enough
-                    "event=plain_acl_not_reloaded %s; the accounts stay as they were", error
+                    "event=plain_acl_not_reloaded error=%s accounts='as before'", error
                 )
             self._stamps = stamps
             return False

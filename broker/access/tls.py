@@ -52,7 +52,7 @@ class TlsContext:
             self.current = self._context()
         except BrokerConfigError as error:
             logger.error(  # noqa: TRY400 -- the reason is enough
-                "event=certificate_not_reloaded %s; the previous one stays in force", error
+                "event=certificate_not_reloaded error=%s in_force='the previous one'", error
             )
             return False
         logger.info("event=certificate_reloaded file=%s", self._config.cert_path)

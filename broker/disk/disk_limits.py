@@ -100,14 +100,14 @@ class DiskLimits:
         self.is_scarce = self.is_full or self._is_beyond(self._config.warn_ratio, was_scarce)
         if self.is_full and not was_full:
             self._refusal.begin(CAUSE, ResponseCode.SERVICE_NOT_AVAILABLE, self._reason())
-            logger.error("event=disk_full %s", self._described())
+            self._log(logging.ERROR, "disk_full")
         elif was_full and not self.is_full:
             self._refusal.end(CAUSE)
-            logger.warning("event=disk_full_over %s", self._described())
+            self._log(logging.WARNING, "disk_full_over")
         if self.is_scarce and not was_scarce:
-            logger.warning("event=disk_scarce %s", self._described())
+            self._log(logging.WARNING, "disk_scarce")
         elif was_scarce and not self.is_scarce:
-            logger.info("event=disk_scarce_over %s", self._described())
+            self._log(logging.INFO, "disk_scarce_over")
         return TEST_INTERVAL_S
 
     def _is_beyond(self, ratio: int, was: bool) -> bool:
@@ -128,11 +128,18 @@ class DiskLimits:
             "try another broker, or make room"
         )
 
-    def _described(self) -> str:
-        return (
-            f"path={self._path} used_percent={self._used_percent} left_bytes={self._left} "
-            f"size_bytes={self._space.size} diskMaxUsedSpaceRatio={self._config.warn_ratio} "
-            f"diskSpaceWarningLevelRatio={self._config.refuse_ratio}"
+    def _log(self, level: int, event: str) -> None:
+        logger.log(
+            level,
+            "event=%s path=%s used_percent=%d left_bytes=%d size_bytes=%d diskMaxUsedSpaceRatio=%d "
+            "diskSpaceWarningLevelRatio=%d",
+            event,
+            self._path,
+            self._used_percent,
+            self._left,
+            self._space.size,
+            self._config.warn_ratio,
+            self._config.refuse_ratio,
         )
 
     async def start(self) -> None:

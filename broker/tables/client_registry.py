@@ -548,8 +548,8 @@ class ClientRegistry:
             if not member.is_reported:
                 member.is_reported = True
                 logger.warning(
-                    "event=client_id_shared client=%s group=%s peer=%s other_peer=%s two clients "
-                    "have one id: both get the same queues and each other's replies",
+                    "event=client_id_shared client=%s group=%s peer=%s other_peer=%s "
+                    "note='two clients have one id: both get the same queues and replies'",
                     client_id,
                     group,
                     connection.name,

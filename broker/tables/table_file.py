@@ -102,7 +102,7 @@ class TableFile:
                     f"An editor shows what is left of them"
                 )
                 raise DamagedTableError(error.path, error.reason, remedy) from error
-            logger.error("event=table_rebuilt %s", error)  # noqa: TRY400
+            logger.error("event=table_rebuilt error=%s", error)  # noqa: TRY400
             set_aside(self._path)
             return {}
         self.is_complete = origin is TableOrigin.FILE

@@ -374,7 +374,7 @@ class Decisions:
             if entry is None:
                 continue
             logger.warning(
-                "event=transaction_incomplete half_offset=%d group=%s halves=%d: rolled back",
+                "event=transaction_incomplete half_offset=%d group=%s halves=%d decision=rollback",
                 leader,
                 entry.group,
                 1 + len(self._table.groups.get(leader, ())),
@@ -402,7 +402,7 @@ class Decisions:
                 final = self._resolve(final)
             except RequestRefusedError as refusal:
                 # It is consumed from the queue it was prepared for when its topic is created again.
-                logger.warning("event=destination_lacking topic=%s %s", final.topic, refusal)
+                logger.warning("event=destination_lacking topic=%s reason=%s", final.topic, refusal)
             logger.warning("event=commit_completed half_offset=%d", offset)
             finals.append(final)
         if finals:

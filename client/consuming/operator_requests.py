@@ -103,7 +103,7 @@ class OperatorRequests:
         try:
             body = serve(request, connection)
         except (ProtocolError, CorruptRecordError, _NotServedError) as error:
-            logger.warning("event=request_refused code=%d reason=%s", request.code, error)
+            logger.warning("event=request_refused code=%d reason=%r", request.code, str(error))
             if not request.is_one_way:
                 connection.reply(request, ResponseCode.SYSTEM_ERROR, str(error))
         else:

@@ -141,7 +141,7 @@ class QueuePuller:
         next_offset = typed(answer, PullMessageResponseHeader, address).next_begin_offset
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             logger.warning(
-                "event=offset_moved queue=%s from=%d to=%d remark=%s",
+                "event=offset_moved queue=%s from=%d to=%d remark=%r",
                 queue,
                 window.next_offset,
                 next_offset,
@@ -185,7 +185,7 @@ class QueuePuller:
             return
         level = logging.DEBUG if str(error) == self._last_error else logging.WARNING
         self._last_error = str(error)
-        logger.log(level, "event=pull_failed queue=%s reason=%s", self.window.queue, error)
+        logger.log(level, "event=pull_failed queue=%s reason=%r", self.window.queue, str(error))
         if isinstance(error, AccessDeniedError):
             self._denied = True
             self._on_access_change(error)
@@ -197,7 +197,7 @@ class QueuePuller:
         try:
             await self._session.heartbeat(broker_address(self._session, self.window.queue))
         except ClientError as error:
-            logger.debug("event=heartbeat_failed queue=%s reason=%s", self.window.queue, error)
+            logger.debug("event=heartbeat_failed queue=%s reason=%r", self.window.queue, str(error))
 
 
 def records_of(body: bytes) -> Iterator[Record]:

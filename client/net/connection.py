@@ -244,7 +244,7 @@ class BrokerConnection(asyncio.Protocol):
                 self._ended_by_tls = True
                 self._fail(ONLY_TLS)
                 return
-            logger.warning("event=protocol_error peer=%s reason=%s", self.address, error)
+            logger.warning("event=protocol_error peer=%s reason=%r", self.address, str(error))
             self._not_rocketmq = not self._answered
             if self._not_rocketmq:
                 self._fail(f"{error}, and its first bytes are {data[:UNKNOWN_BYTES_SHOWN]!r}")

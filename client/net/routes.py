@@ -226,7 +226,7 @@ class RouteTable:
             try:
                 await self.fetch(topic)
             except ClientError as error:
-                logger.warning("event=route_not_refreshed topic=%s reason=%s", topic, error)
+                logger.warning("event=route_not_refreshed topic=%s reason=%r", topic, str(error))
                 return
 
     async def load_cluster(self) -> None:
@@ -237,7 +237,7 @@ class RouteTable:
                 raise error_from_response(answer)
             cluster = decode_cluster_info(answer.body)
         except (ClientError, ProtocolError) as error:
-            logger.info("event=cluster_unknown reason=%s", error)
+            logger.info("event=cluster_unknown reason=%r", str(error))
             return
         self._cluster = {
             name: data.broker_addrs[MASTER_ID]
@@ -255,7 +255,7 @@ class RouteTable:
                 raise error_from_response(answer)
             return decode_topic_list(answer.body)
         except (ClientError, ProtocolError) as error:
-            logger.info("event=topics_unknown reason=%s", error)
+            logger.info("event=topics_unknown reason=%r", str(error))
             return []
 
     def close(self) -> None:

@@ -101,7 +101,7 @@ class Security:
         try:
             await self._fetch(source)
         except Exception:
-            logger.exception("event=user_function_failed function=%s", source)
+            logger.exception("event=user_function_failed function=%r", str(source))
         finally:
             self._renewal = None
 

@@ -153,7 +153,7 @@ class Session:
                 return
             if not await wait_before_retry(failures, self.config, self.clock, deadline):
                 raise failures[-1]
-            logger.info("event=name_server_again reason=%s", failures[-1])
+            logger.info("event=name_server_again reason=%r", str(failures[-1]))
 
     async def route(self, topic: str, deadline: float, failures: Sequence[ClientError]) -> Route:
         """Return a route for sending; wait for it until ``deadline`` by the session's clock.
@@ -240,7 +240,7 @@ class Session:
             if isinstance(error, AccessDeniedError):
                 self._denied[connection.address] = error
             logger.warning(
-                "event=heartbeat_refused broker=%s code=%s remark=%s",
+                "event=heartbeat_refused broker=%s code=%r remark=%r",
                 connection.address,
                 code_name(answer.code),
                 answer.remark,
@@ -252,7 +252,7 @@ class Session:
             self._warnings.pop(address, None)
         elif self._warnings.get(address) != remark:
             self._warnings[address] = remark
-            logger.warning("event=broker_warning broker=%s remark=%s", address, remark)
+            logger.warning("event=broker_warning broker=%s remark=%r", address, remark)
 
     async def _maintain_connections(self) -> None:
         loop = asyncio.get_running_loop()
@@ -285,7 +285,7 @@ class Session:
                 await self.heartbeat(address)
         except ClientError as error:
             level = logging.DEBUG if address in self._unreachable else logging.WARNING
-            logger.log(level, "event=broker_not_reached address=%s reason=%s", address, error)
+            logger.log(level, "event=broker_not_reached address=%s reason=%r", address, str(error))
             self._unreachable.add(address)
         else:
             if address in self._unreachable:
@@ -302,7 +302,7 @@ class Session:
                 RequestCode.UNREGISTER_CLIENT, header, seconds=UNREGISTER_SECONDS
             )
         except ClientError as error:
-            logger.debug("event=not_unregistered address=%s reason=%s", address, error)
+            logger.debug("event=not_unregistered address=%s reason=%r", address, str(error))
 
 
 class RequestFamily:

@@ -136,7 +136,9 @@ class CheckBack:
                 "event=check_answered transaction=%s decision=%s", check.identity, decision.name
             )
         except ClientError as error:
-            logger.info("event=check_not_answered transaction=%s reason=%s", check.identity, error)
+            logger.info(
+                "event=check_not_answered transaction=%s reason=%r", check.identity, str(error)
+            )
         finally:
             if not handed_over:
                 self._in_progress.discard(check.identity)
@@ -155,10 +157,10 @@ class CheckBack:
             level = logging.WARNING if isinstance(error, AccessDeniedError) else logging.INFO
             logger.log(
                 level,
-                "event=check_not_answered transaction=%s decision=%s reason=%s",
+                "event=check_not_answered transaction=%s decision=%s reason=%r",
                 ending.transaction_id,
                 ending.decision.name,
-                error,
+                str(error),
             )
 
     async def check_own(self, message: MessageView) -> Decision:
@@ -188,7 +190,7 @@ class CheckBack:
 
 
 def _not_understood(connection: BrokerConnection, reason: str) -> str:
-    logger.warning("event=check_not_understood broker=%s reason=%s", connection.address, reason)
+    logger.warning("event=check_not_understood broker=%s reason=%r", connection.address, reason)
     return f"the check is not understood: {reason}"
 
 
@@ -338,7 +340,7 @@ async def call_user_function(
             if inspect.isawaitable(decision):
                 decision = await decision
     except Exception:
-        logger.exception("event=user_function_failed function=%s counts_as=UNKNOWN", function)
+        logger.exception("event=user_function_failed function=%r counts_as=UNKNOWN", str(function))
         return Decision.UNKNOWN
     return as_decision(decision, function)
 
@@ -347,5 +349,7 @@ def as_decision(answer: object, function: object) -> Decision:
     """Return a user function's result; log anything that is not a Decision and return UNKNOWN."""
     if isinstance(answer, Decision):
         return answer
-    logger.error("event=no_decision function=%s returned=%r counts_as=UNKNOWN", function, answer)
+    logger.error(
+        "event=no_decision function=%r returned=%r counts_as=UNKNOWN", str(function), answer
+    )
     return Decision.UNKNOWN

@@ -97,7 +97,7 @@ class CheckerPool:
         if not self.exhausted:
             return
         logger.error(
-            "event=checker_hangs calls=%d longer_than_seconds=%g; checks are rejected",
+            "event=checker_hangs calls=%d longer_than_seconds=%g note='checks are rejected'",
             self._hanging,
             self._seconds,
         )

@@ -144,11 +144,11 @@ class DecisionSender:
             if not batch:
                 return
             logger.info(
-                "event=decision_again broker=%s transactions=%d first=%s reason=%s",
+                "event=decision_again broker=%s transactions=%d first=%s reason=%r",
                 broker_name,
                 len(batch),
                 batch[0].transaction_id,
-                reason,
+                str(reason),
             )
             await asyncio.sleep(RETRY_PAUSE)
 

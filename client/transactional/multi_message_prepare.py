@@ -117,7 +117,7 @@ async def prepare_messages(
         if not await wait_before_retry(failures, config, session.clock, deadline):
             raise final_error(failures, code, config.send_timeout)
         failure = failures[-1]
-        logger.info("event=send_again topics=%s reason=%s", ",".join(topics), failure)
+        logger.info("event=send_again topics=%s reason=%r", ",".join(topics), str(failure))
         if isinstance(failure, BrokerRefusedError) and failure.code in STALE_ROUTE_CODES:
             for topic in topics:
                 session.routes.forget(topic)

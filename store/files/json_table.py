@@ -86,10 +86,11 @@ def read_table(path: Path, holds: str | None = None) -> LoadedTable:
         disk.replace(path, _beside(path, ".bad"))
     _log.log(
         logging.WARNING if table is None else logging.ERROR,
-        "event=table_not_readable path=%s reason=%r instead=.bak Its last change is missing%s",
+        "event=table_not_readable path=%s reason=%r instead=.bak lost='its last change' "
+        "damaged_file=%s",
         path,
         reason,
-        "" if table is None else "; the damaged file is kept as .bad",
+        "missing" if table is None else "kept as .bad",
     )
     return LoadedTable(backup, TableOrigin.BACKUP)
 
@@ -269,7 +270,7 @@ def _keep_as_backup(path: Path) -> None:
     try:
         disk.link(path, link)
     except OSError as error:
-        _log.debug("no_hard_links path=%s reason=%s", path, error)
+        _log.debug("event=no_hard_links path=%s reason=%r", path, str(error))
         link = path
     disk.replace(link, _beside(path, ".bak"))
 

@@ -202,7 +202,7 @@ def repair_index(root: Path) -> list[Path]:
     compare_first(index_targets(root, paths))
     if not marker.is_set():
         return paths
-    logger.error("event=index_deleted files=%d Keys are put again from the log", len(paths))
+    logger.error("event=index_deleted files=%d note='keys are put again from the log'", len(paths))
     for path in reversed(paths):
         disk.remove(path)
         disk.remove(digest_path(root, path))

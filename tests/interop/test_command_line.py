@@ -131,7 +131,7 @@ sys.exit(main(sys.argv[1:]))
 def _refused_store(done: subprocess.CompletedProcess[str], path: Path, reason: str) -> None:
     assert done.returncode == 4, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if " INFO " not in line]
-    assert f"event=start_failed exit_code=4 {path}: {reason}" in line
+    assert f"event=start_failed exit_code=4 error='{path}: {reason}" in line
     assert done.stdout == ""
 
 

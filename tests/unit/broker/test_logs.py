@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -109,8 +110,30 @@ def test_a_text_of_a_client_is_cut_and_moves_no_cursor(written: Written, raised:
     written.log.warning("event=refused topic=%s code=%d", name, 17, exc_info=error)
 
     (line,) = written.lines
-    assert line.startswith(r"WARNING test event=refused topic=\x1b[2J\rfake line\u2028xxx")
-    assert "xend code=17" in line
+    assert line.startswith(r"WARNING test event=refused topic='\x1b[2J\rfake line\u2028xxx")
+    assert "xend' code=17" in line
     assert line.isprintable()
     assert len(line) < 2 * LINE_MAX
     assert line.endswith("xend" if raised else " code=17")
+
+
+@pytest.mark.parametrize(
+    ("value", "written_as"),
+    [
+        ("orders", "orders"),
+        (7, "7"),
+        (Path("/a b/c"), "'/a b/c'"),
+        ("a b", "'a b'"),
+        ("", "''"),
+        ("it's", '"it\'s"'),
+        ("""say "it's" all""", r'''"say \"it's\" all"'''),
+        (ValueError("no such file"), "'no such file'"),
+    ],
+)
+def test_a_value_is_one_word_or_in_quotes(written: Written, value: object, written_as: str) -> None:
+    """A text of a client, a path or a reason cannot look like further values."""
+    written.log.warning("event=failed percent=100%% topic=%s code=%d why=%r", value, 17, "a b")
+
+    assert written.lines == [
+        f"WARNING test event=failed percent=100% topic={written_as} code=17 why='a b'"
+    ]

@@ -506,8 +506,8 @@ async def test_a_missing_topic_is_told_once_with_the_nearest_names(
     assert events == [TopicMissing("billing", "Order-Events", ("order_events", "orders"))]
     (line,) = [line for line in caplog.messages if "topic_missing" in line]
     assert line == (
-        "event=topic_missing group=billing: topic Order-Events does not exist; it is consumed once "
-        "it is created; similar topics: order_events, orders"
+        "event=topic_missing group=billing reason='topic Order-Events does not exist; it is "
+        "consumed once it is created; similar topics: order_events, orders'"
     )
 
 
@@ -628,7 +628,7 @@ async def test_a_consumer_warns_once_a_minute_while_another_subscribes_different
             )
         ]
         (line,) = [line for line in caplog.messages if "unequal" in line]
-        assert line == f"event=unequal_subscriptions group=billing: {events[0]}"
+        assert line == f"event=unequal_subscriptions group=billing reason={str(events[0])!r}"
         assert "'created'" in line
         assert "'paid'" in line
 
