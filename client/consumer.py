@@ -351,7 +351,7 @@ class Consumer(BaseClient):
             if not isinstance(error, ClientError | None):
                 raise error
             if error is not None:  # the rebalance meets the same error, and reports it
-                logger.debug("event=end_not_committed group=%s reason=%s", self.group, error)
+                logger.debug("event=end_not_committed group=%s reason=%r", self.group, str(error))
 
     async def _check_sql_filters(self, session: Session) -> None:
         """Send the SQL92 filters to every broker, which checks them.
