@@ -53,9 +53,8 @@ class ConsumerOffsetTable:
         self._offsets: dict[str, dict[int, int]] = {}  # "topic@group" → queue id → offset
         self._count = 0
         self._commits = 0
-        # Offsets from which consumers must continue at their next pull; a restart drops them.
+        # Offsets from which consumers must continue, and have not pulled yet; a restart drops them.
         self._resets: dict[tuple[str, str, int], int] = {}
-        self._moved: dict[tuple[str, str, int], int] = {}  # sent there, and not pulled since
         self._saves = PeriodicSave(PERSIST_INTERVAL_MS, now_ms)
 
     def load(self) -> None:
@@ -77,43 +76,37 @@ class ConsumerOffsetTable:
         return NO_OFFSET if queues is None else queues.get(queue_id, NO_OFFSET)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set the next offset to consume; ignore commits until ``take_reset`` has returned it.
+        """Set the next offset to consume; ignore commits of others until ``end_reset``.
 
         Raises what ``commit`` raises.
         """
         self.place(group, topic, queue_id, offset)
         self._resets[group, topic, queue_id] = offset
 
+    def pending_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return the offset to which a queue was reset; None if it was not, or that has ended.
+
+        A reset ends when a consumer pulls from its offset, and not when one is told: that may be
+        an earlier owner of the queue, which has left a pull behind.
+        """
+        return self._resets.get((group, topic, queue_id)) if self._resets else None
+
+    def end_reset(self, group: str, topic: str, queue_id: int) -> None:
+        """Count commits again; a consumer pulls from the offset of the reset."""
+        self._resets.pop((group, topic, queue_id), None)
+
     def place(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set the next offset to consume, and drop a pending reset.
 
         Raises what ``commit`` raises.
         """
-        self._resets.pop((group, topic, queue_id), None)
+        self.end_reset(group, topic, queue_id)
         self.commit(group, topic, queue_id, offset)
-
-    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return, once, the offset to which a queue was reset; None if it was not.
-
-        Call it for every pull.
-        """
-        if not self._resets and not self._moved:
-            return None
-        key = group, topic, queue_id
-        self._moved.pop(key, None)
-        offset = self._resets.pop(key, None)
-        if offset is not None:
-            self._moved[key] = offset
-        return offset
-
-    def has_moved(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether a consumer was sent to this offset by a reset, and has not pulled since."""
-        return self._moved.get((group, topic, queue_id)) == offset
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Set the next offset to consume; it may decrease.
 
-        Return False if it is ignored because a reset is pending.
+        Return False if it is ignored because a reset to another offset is pending.
 
         Raises:
             RequestRefusedError: The group is the broker's own, or the queue is a new one and the
@@ -125,7 +118,7 @@ class ConsumerOffsetTable:
                 f"the offsets of group[{group}] are the broker's own: consume with a group whose "
                 f"name does not begin with {SYSTEM_GROUP_PREFIX}",
             )
-        if self._resets and (group, topic, queue_id) in self._resets:
+        if self.pending_reset(group, topic, queue_id) not in (None, offset):
             return False
         key = f"{topic}@{group}"
         queues = self._offsets.get(key)
@@ -167,10 +160,9 @@ class ConsumerOffsetTable:
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> Iterator[None]:
         """Remove the offsets of a topic or of a group, in steps."""
-        for resets in (self._resets, self._moved):
-            for reset in list(resets):
-                if topic in (None, reset[1]) and group in (None, reset[0]):
-                    del resets[reset]
+        for reset in list(self._resets):
+            if topic in (None, reset[1]) and group in (None, reset[0]):
+                del self._resets[reset]
         for number, key in enumerate(list(self._offsets)):
             of_topic, _, of_group = key.partition("@")
             if topic in (None, of_topic) and group in (None, of_group):

@@ -112,7 +112,7 @@ class OffsetHandlers:
             raise RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
         if not self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             return encode_reply(request, remark="Offset has been previously reset")
-        if self._offsets.has_moved(group, topic, header.queue_id, header.commit_offset):
+        if self._offsets.pending_reset(group, topic, header.queue_id) is not None:
             # A client before 5.0 gives the queue up now, and would take it again at its next
             # rebalance, up to 20 s later.
             changed = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)

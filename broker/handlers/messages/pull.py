@@ -128,7 +128,7 @@ class PullHandler:
         assert isinstance(header, PullMessageRequestHeader)
         self._admission.admit(header, connection)
         wanted = self._admission.wanted(header)
-        if (reset := self._reset(request, header)) is not None:
+        if (reset := self._reset(request, is_held=False)) is not None:
             return reset
         if header.sys_flag & COMMIT_OFFSET_FLAG:
             self._offsets.commit(
@@ -136,15 +136,27 @@ class PullHandler:
             )
         return self._find(request, connection, wanted)
 
-    def _reset(self, request: RemotingCommand, header: PullMessageRequestHeader) -> bytes | None:
-        """Send the consumer to the offset to which an operator has reset it; None if not reset."""
-        offset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
-        if offset is None or offset == header.queue_offset:
+    def _reset(self, request: RemotingCommand, *, is_held: bool) -> bytes | None:
+        """Send the consumer to the offset to which an operator has reset it; None if not reset.
+
+        A held pull was sent before the reset, perhaps by an earlier owner of the queue. So it does
+        not end the reset, even if it waits at this offset.
+        """
+        header = request.header
+        assert isinstance(header, PullMessageRequestHeader)
+        queue = header.consumer_group, header.topic, header.queue_id
+        offset = self._offsets.pending_reset(*queue)
+        if offset is None:
+            return None
+        is_there = offset == header.queue_offset
+        if is_there and not is_held:
+            self._offsets.end_reset(*queue)
             return None
         first, end = self._store.queues.bounds(header.topic, header.queue_id)
         return encode_pull_reply(
             request,
-            ResponseCode.PULL_OFFSET_MOVED,
+            # On OFFSET_MOVED an official client gives the queue up until a rebalance.
+            ResponseCode.PULL_RETRY_IMMEDIATELY if is_there else ResponseCode.PULL_OFFSET_MOVED,
             next_begin_offset=offset,
             min_offset=first,
             max_offset=end,
@@ -445,7 +457,7 @@ class PullHandler:
         request = held.command
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
-        if (reset := self._reset(request, header)) is not None:
+        if (reset := self._reset(request, is_held=True)) is not None:
             return reset
         if isinstance(held.wanted, CompiledFilter):
             return self._answer_held_search(held, held.wanted, timed_out)

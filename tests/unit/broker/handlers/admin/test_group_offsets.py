@@ -148,6 +148,34 @@ async def test_a_held_pull_is_answered_after_a_reset(rig: Rig) -> None:
     assert not other.answered(left)
 
 
+@pytest.mark.parametrize(
+    ("fields", "abandoned"),
+    [
+        ({"timestamp": 0}, (ResponseCode.PULL_OFFSET_MOVED, 0, "OFFSET_RESET")),
+        ({}, (ResponseCode.PULL_RETRY_IMMEDIATELY, 3, "OFFSET_RESET")),
+    ],
+)
+@windowed()
+async def test_a_reset_is_kept_until_a_consumer_pulls_from_there(
+    rig: Rig, fields: dict[str, Any], abandoned: tuple[int, int, str]
+) -> None:
+    """The pull of the queue's earlier owner is still held, and its answer reaches nobody."""
+    earlier, owner = await filled(rig), await rig.peer()
+    held = earlier.send(RequestCode.PULL_MESSAGE, pulling(3, wait=True))
+    await earlier.sync()
+    await reset(owner, **fields)
+
+    assert pulled(await earlier.answer(held)) == abandoned
+    target = abandoned[1]
+    assert (await commit(owner, 2)).remark == "Offset has been previously reset"
+    for _ in range(2):  # its first answer may be lost with a connection
+        moved = ResponseCode.PULL_OFFSET_MOVED, target, "OFFSET_RESET"
+        assert await pull(owner, 2) == moved
+    await pull(owner, target)
+    assert (await commit(owner, 2)).remark is None
+    assert kept(rig) == 2
+
+
 @windowed()
 async def test_a_consumer_that_is_there_already_is_not_sent_there(rig: Rig) -> None:
     """An official one would give the queue up, and take it again with its next rebalance."""
