@@ -305,7 +305,13 @@ class Broker:
         tables = self._tables
         return PullHandler(
             self._store,
-            PullAdmission(tables.topics, tables.groups, tables.registry, self._filters),
+            PullAdmission(
+                tables.topics,
+                tables.groups,
+                tables.registry,
+                self._filters,
+                may_pull=self._access.admit,
+            ),
             tables.offsets,
             self._polling,
             self._statistics,

@@ -114,6 +114,14 @@ def serve(handler: Handler, command: RemotingCommand, connection: Connection) ->
         connection.respond(command, reply)
 
 
+def refusal_reply(
+    refusal: RequestRefusedError, command: RemotingCommand, connection: Connection
+) -> bytes:
+    """Return the answer for a refusal, which is counted."""
+    refusal.answered(command, connection)
+    return encode_reply(command, refusal.code, header=refusal.ext_fields, remark=refusal.remark)
+
+
 def _error_reply(
     error: Exception, handler: Handler, command: RemotingCommand, connection: Connection
 ) -> bytes | None:
@@ -123,8 +131,7 @@ def _error_reply(
             error.wait(partial(_serve_later, handler, command, connection), len(command.body))
             return None
         case RequestRefusedError():
-            error.answered(command, connection)
-            return encode_reply(command, error.code, header=error.ext_fields, remark=error.remark)
+            return refusal_reply(error, command, connection)
         case RemotingError():  # a body or an expression that cannot be decoded
             return _refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
         case StoreError():

@@ -27,7 +27,7 @@ from ...errors import RequestRefusedError
 from ...filters.compiled_filter import CompiledFilter
 from ...net.lagging_pulls import ReplayPace
 from ...net.long_polling import HeldPull, LongPolling, Wanted
-from ...net.router import serve
+from ...net.router import refusal_reply, serve
 from ...ports import Connection, Handler
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.message_statistics import Statistics
@@ -173,6 +173,8 @@ class PullHandler:
         wait: bool = False,
         paced: bool = False,
     ) -> bytes | None:
+        if paced:  # it has waited for the disk, or for other consumers
+            self._admission.admit_again(request, connection)
         if isinstance(wanted, CompiledFilter):
             return self._search(request, connection, wanted, wait=wait, paced=paced)
         header = request.header
@@ -457,6 +459,10 @@ class PullHandler:
         request = held.command
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
+        try:
+            self._admission.admit_again(request, held.connection)
+        except RequestRefusedError as refusal:
+            return refusal_reply(refusal, request, held.connection)
         if (reset := self._reset(request, is_held=True)) is not None:
             return reset
         if isinstance(held.wanted, CompiledFilter):

@@ -5,10 +5,12 @@ Refusals have the codes and remarks of RocketMQ's `PullMessageProcessor`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from halfmq.remoting.bodies import SUBSCRIBE_ALL, subscription_data
 from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import SubscriptionError
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
@@ -42,7 +44,11 @@ class PullAdmission:
         groups: GroupTable,
         registry: ClientRegistry,
         filters: FiltersInUse,
+        *,
+        may_pull: Callable[[RemotingCommand, Connection], None] | None = None,
     ) -> None:
+        """Wire it; ``may_pull`` raises RequestRefusedError if access control denies a pull."""
+        self._may_pull = may_pull
         self._topics = topics
         self._groups = groups
         self._registry = registry
@@ -88,6 +94,35 @@ class PullAdmission:
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}] "
                 f"consumer:[/{connection.name}]",
             )
+        if not header.sys_flag & SUBSCRIPTION_FLAG:
+            self._admit_group(header.consumer_group, header.topic)
+
+    def _admit_group(self, group: str, name: str) -> None:
+        if not self._groups.may_broadcast(group) and self._registry.is_broadcasting(group):
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{group}] can not consume by broadcast way",
+                {"forbiddenType": "4"},
+            )
+        if not self._groups.may_read(group, name):
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{group}] is forbidden for topic[{name}]",
+                {"forbiddenType": "5"},
+            )
+
+    def admit_again(self, request: RemotingCommand, connection: Connection) -> None:
+        """Return if a pull that has waited may still be answered with messages.
+
+        Raises:
+            RequestRefusedError: Its topic, queue or group was changed or deleted meanwhile, or its
+                sender has lost the right to it.
+        """
+        if self._may_pull is not None:
+            self._may_pull(request, connection)
+        header = request.header
+        assert isinstance(header, PullMessageRequestHeader)
+        self.admit(header, connection)
 
     def wanted(self, header: PullMessageRequestHeader) -> Wanted:
         """Return what the consumer subscribes to, by this request or by its heartbeat.
@@ -104,18 +139,6 @@ class PullAdmission:
         if header.sys_flag & SUBSCRIPTION_FLAG:
             return self._wanted_by_request(header)
         group, topic = header.consumer_group, header.topic
-        if not self._groups.may_broadcast(group) and self._registry.is_broadcasting(group):
-            raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{group}] can not consume by broadcast way",
-                {"forbiddenType": "4"},
-            )
-        if not self._groups.may_read(group, topic):
-            raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{group}] is forbidden for topic[{topic}]",
-                {"forbiddenType": "5"},
-            )
         subscription = self._registry.subscription_of(group, topic)
         if subscription is None:
             missing = "subscription" if self._registry.has_consumers(group) else "group info"
