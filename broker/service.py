@@ -156,8 +156,13 @@ class Broker:
         self._store_service = self._make_store_service()
         self._filters = FiltersInUse(enabled=config.consumers.property_filter)
         self._clients = ClientHandlers(
-            self._tables.registry, self._tables.topics, self._tables.groups, self._filters
+            self._tables.registry,
+            self._tables.topics,
+            self._tables.groups,
+            self._filters,
+            wake=self._wake_members,
         )
+        self._members_ticker = Ticker("members", self._clients.tick, pause=PAUSE_S)
         self._pull = self._make_pull_handler()
         self._router = Router(
             *(part.handlers() for part in self._make_handlers()), admit=self._access.admit
@@ -459,6 +464,7 @@ class Broker:
             self._delay_ticker,
             self._retention_ticker,
             Ticker("disk", self._disk_limits.tick),
+            self._members_ticker,
             self._paced_ticker(
                 "clients",
                 PeriodicWork(
@@ -556,13 +562,16 @@ class Broker:
         self._group.append_staged()  # so that no check is sent for a transaction decided just now
         return self.transactions.tick()
 
-    # Three callbacks of parts that are created before what they call.
+    # Four callbacks of parts that are created before what they call.
 
     def _durable(self, offset: int) -> None:
         self._release.durable_from_thread(offset)
 
     def _wake_retention(self) -> None:
         self._retention_ticker.wake()
+
+    def _wake_members(self) -> None:
+        self._members_ticker.wake()
 
     def _wake_delivery(self) -> None:
         self._delay_ticker.wake()

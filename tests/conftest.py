@@ -19,6 +19,7 @@ from xdist.scheduler import LoadFileScheduling, Scheduling
 from xdist.workermanage import WorkerController
 
 from halfmq.broker.loop import slices
+from halfmq.broker.net import turns
 from halfmq.client import ClientConfig
 from halfmq.store.files import disk
 from tests.support.cache import cache_directory
@@ -86,12 +87,13 @@ def patient_clients() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def long_slices() -> Iterator[None]:
-    """How much fits into a slice of background work is the machine's business.
+    """How much fits into a slice of background work, or into a turn, is the machine's business.
 
     Tests of slices give them no time at all: then each takes one step.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slices, "SLICE_S", PATIENCE_S)
+        patch.setattr(turns, "TURN_S", PATIENCE_S)
         yield
 
 

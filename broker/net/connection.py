@@ -19,9 +19,9 @@ import itertools
 import logging
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from time import perf_counter
 from typing import Final, cast
 
 from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, HeaderType
@@ -246,7 +246,7 @@ class ClientConnection(asyncio.Protocol):
 
         The rest is kept as backlog.
         """
-        dispatch, end = self._dispatch, self._shared.turns.end()
+        dispatch, clock, end = self._dispatch, time.perf_counter, self._shared.turns.end()
         for number, command in enumerate(commands, 1):
             try:
                 dispatch(command, self)
@@ -261,7 +261,7 @@ class ClientConnection(asyncio.Protocol):
             ):
                 self._backlog = commands[number:]
                 break
-            if perf_counter() >= end and number < len(commands):
+            if clock() >= end and number < len(commands):
                 self._put_back(commands[number:], UnfinishedError())
                 break
 

@@ -7,9 +7,9 @@ the rest waits for the next pass, in which the other sockets are served first.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter
 from typing import Final
 
 TURN_S: Final = 0.005
@@ -29,7 +29,7 @@ class Turns:
 
         Those that wait have their part of the time, so that many do not take longer than one.
         """
-        return perf_counter() + TURN_S / (1 + len(self._waiting))
+        return time.perf_counter() + TURN_S / (1 + len(self._waiting))
 
     def wait(self, serve: Callable[[], None]) -> None:
         """Call ``serve``, which goes on with the requests of a connection, in a later pass."""
@@ -42,10 +42,10 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._serve)
 
     def _serve(self) -> None:
-        waiting, end = self._waiting, perf_counter() + TURN_S
+        waiting, end = self._waiting, time.perf_counter() + TURN_S
         for _ in range(len(waiting)):  # those that wait again come after them
             waiting.popleft()()
-            if perf_counter() >= end:
+            if time.perf_counter() >= end:
                 break
         self._is_scheduled = False
         self._schedule()

@@ -22,8 +22,11 @@ Source: RocketMQ `ConsumerManager`, `ConsumerGroupInfo`, `ProducerManager`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import merge
+from itertools import islice
 from typing import Final
 
 from msgspec.structs import replace
@@ -100,9 +103,22 @@ class GroupMembers:
     name: str
     data: ConsumerData  # as the latest heartbeat describes the group
     members: dict[str, Member] = field(default_factory=dict)
+    client_ids: list[str] = field(default_factory=list)  # of the members, sorted
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
     variants: Variants = field(default_factory=Variants)
     refused: dict[str, Refused] = field(default_factory=dict)
+
+    def add(self, member: Member) -> None:
+        """Add a member, which must not be one yet."""
+        self.members[member.client_id] = member
+        insort(self.client_ids, member.client_id)
+
+    def remove(self, client_id: str) -> Member | None:
+        """Remove and return a member; None if there is none of this id."""
+        member = self.members.pop(client_id, None)
+        if member is not None:
+            del self.client_ids[bisect_left(self.client_ids, client_id)]
+        return member
 
     def use_common_subscriptions(self) -> None:
         """Use the common subscriptions of all members, if they have become equal.
@@ -160,6 +176,7 @@ class ClientRegistry:
         self._now_ms = now_ms
         self._registrations_max = registrations_max
         self._consumers: dict[str, GroupMembers] = {}
+        self._group_names: list[str] = []  # of `_consumers`, sorted
         self._producers: dict[str, dict[str, Member]] = {}
         self._groups_of_producer: dict[str, set[str]] = {}  # by client id
         self._by_connection: dict[Connection, set[tuple[bool, str, str]]] = {}
@@ -208,7 +225,10 @@ class ClientRegistry:
         A client keeps its id if it changes its key on the same connection.
         """
         claims = self._principals.get(client_id, {})
-        return any(one is not connection and of != principal for one, of in claims.items())
+        return any(
+            one is not connection and not one.closed and of != principal
+            for one, of in claims.items()
+        )
 
     def _claim(self, client_id: str, connection: Connection, principal: str) -> None:
         self._principals.setdefault(client_id, {})[connection] = principal
@@ -272,19 +292,20 @@ class ClientRegistry:
         group.refused.pop(client_id, None)
         return [group.name] if self._lose_consumer(group.name, client_id) else []
 
-    def forget(self, connection: Connection) -> list[str]:
-        """End the registrations of a lost connection; return the consumer groups that changed."""
+    def forget(self, connection: Connection) -> Iterator[str | None]:
+        """End the registrations of a lost connection, one by one.
+
+        Yields after each one: its consumer group if that has changed, else None.
+        """
         self._left.pop(connection, None)
         for client_id in list(self._ids.get(connection, ())):
             self._unclaim(client_id, connection)
         self._ids.pop(connection, None)
-        changed = []
-        for is_consumer, group, client_id in self._by_connection.pop(connection, ()):
+        while registrations := self._by_connection.get(connection):
+            is_consumer, group, client_id = next(iter(registrations))
             if not is_consumer:
                 self._remove_producer(group, client_id)
-            elif self._lose_consumer(group, client_id):
-                changed.append(group)
-        return changed
+            yield group if is_consumer and self._lose_consumer(group, client_id) else None
 
     def expire(self) -> Iterator[str | None]:
         """End registrations without a heartbeat for too long, member by member.
@@ -359,10 +380,10 @@ class ClientRegistry:
         known = self._consumers.get(group)
         return known is not None and known.is_broadcasting
 
-    def consumer_ids(self, group: str) -> list[str]:
-        """Return the client ids of the group's consumers; [] if there are none."""
+    def consumer_ids(self, group: str) -> Sequence[str]:
+        """Return the client ids of the group's consumers, sorted; empty if there are none."""
         known = self._consumers.get(group)
-        return [] if known is None else list(known.members)
+        return [] if known is None else known.client_ids
 
     def subscription_of(self, group: str, topic: str) -> SubscriptionData | None:
         """Return the group's subscription to the topic; None if it has none."""
@@ -405,14 +426,16 @@ class ClientRegistry:
 
         The registry must not change meanwhile.
         """
-        names = sorted(self._consumers) if group is None else [group]
-        for name in names:
+        names = self._group_names if group is None else [group]
+        for name in islice(names, bisect_left(names, after_group), None):
             known = self._consumers.get(name)
-            if known is None or name < after_group:
+            if known is None:
                 continue
-            for client_id in sorted({*known.members, *known.refused}):
-                if name > after_group or client_id > after_client:
-                    yield known, client_id
+            after = after_client if name == after_group else ""
+            members = islice(known.client_ids, bisect_right(known.client_ids, after), None)
+            refused = sorted(one for one in known.refused if one > after)
+            for client_id in merge(members, refused):
+                yield known, client_id
 
     def subscription_metrics(self) -> dict[str, int]:
         """Return the numbers of groups, members, unequal groups and refused members."""
@@ -513,11 +536,12 @@ class ClientRegistry:
             self._check_room()
             self._remove_consumer(consumer.group_name, data.client_id, keep_filters=True)
             # A group whose last member has just been replaced keeps its subscriptions.
-            group = self._consumers.setdefault(
-                consumer.group_name, group or GroupMembers(consumer.group_name, consumer)
-            )
+            group = group or GroupMembers(consumer.group_name, consumer)
+            if group.name not in self._consumers:
+                self._consumers[group.name] = group
+                insort(self._group_names, group.name)
             member = self._new_member(data.client_id, connection, member, group.name)
-            group.members[data.client_id] = member
+            group.add(member)
             self._link(connection, (True, consumer.group_name, data.client_id))
             logger.info("event=consumer_up group=%s client=%s", group.name, data.client_id)
         assert group is not None
@@ -631,13 +655,14 @@ class ClientRegistry:
     def _remove_consumer(self, name: str, client_id: str, *, keep_filters: bool = False) -> bool:
         """Remove a registration; return whether it existed. A replaced client keeps its filters."""
         group = self._consumers.get(name)
-        member = None if group is None else group.members.pop(client_id, None)
+        member = None if group is None else group.remove(client_id)
         if group is None or member is None:
             return False
         if not keep_filters:
             group.variants.remove(client_id)
         if not group.members:
             del self._consumers[name]
+            del self._group_names[bisect_left(self._group_names, name)]
         self._unlink(member.connection, (True, name, client_id))
         return True
 

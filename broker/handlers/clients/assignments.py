@@ -9,6 +9,7 @@ Source: RocketMQ 5.3.3 `QueryAssignmentProcessor`, `AllocateMessageQueueAveragel
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -95,9 +96,9 @@ class AssignmentHandlers:
         members = self._registry.consumer_ids(query.consumer_group)
         if not members:
             return None
-        if query.client_id not in members:
+        if not self._registry.is_consumer(query.consumer_group, query.client_id):
             return ()
-        index = sum(member < query.client_id for member in members)
+        index = bisect_left(members, query.client_id)
         return [queues[number] for number in strategy(len(queues), len(members), index)]
 
     def _queues(self, topic: str) -> Sequence[QueueKey] | None:

@@ -1,7 +1,9 @@
 """Registration of clients: heartbeat (34), unregister (35), group members (38, 9004), filters (46).
 
-If the members or topics of a consumer group change, every member is notified at once (40), a new
-member before the answer to its own heartbeat: it then requests the list of members.
+If the members or topics of a consumer group change, every member is notified (40), and then
+requests the list of members. All changes of one pass of the loop are one notice. A large group is
+notified in slices, and changes meanwhile lead to one more round: a thousand consumers that start
+together cost a few thousand notices, not a million.
 
 The answer to a heartbeat reports whether another member of the group subscribes differently; with
 `refuseUnequalSubscriptions` it is then a refusal, and nothing of that consumer is registered. The
@@ -14,7 +16,9 @@ Source: RocketMQ `ClientManageProcessor`, `ConsumerManageProcessor`,
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -44,6 +48,7 @@ from halfmq.remoting.transaction_bodies import encode_entries
 
 from ...errors import RequestRefusedError
 from ...filters.filters_in_use import FiltersInUse
+from ...loop.slices import Slice
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry, GroupMembers
 from ...tables.group_table import GroupTable
@@ -51,6 +56,9 @@ from ...tables.topic_table import TopicTable
 from ..access_checks import principal_name
 
 logger = logging.getLogger(__name__)
+
+IDLE_S: Final = 60.0
+"""Seconds until the next slice while nothing changes; a change does not wait for it."""
 
 
 class ClientHandlers:
@@ -62,11 +70,18 @@ class ClientHandlers:
         topics: TopicTable,
         groups: GroupTable,
         filters: FiltersInUse,
+        *,
+        wake: Callable[[], None],
     ) -> None:
+        """Wire it; ``wake`` is called when there is work for ``tick``."""
         self._filters = filters
         self._registry = registry
         self._topics = topics
         self._groups = groups
+        self._wake = wake
+        self._lost: deque[Connection] = deque()  # their clients are still registered
+        self._changed: dict[str, None] = {}  # groups whose members are to be notified
+        self._round: Iterator[None] | None = None
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
@@ -169,7 +184,17 @@ class ClientHandlers:
 
     def connection_lost(self, connection: Connection) -> None:
         """Remove the clients of a lost connection and notify the other members of their groups."""
-        self._notify_members(self._registry.forget(connection))
+        self._lost.append(connection)
+        self._wake()
+
+    def tick(self) -> float:
+        """Run a slice of what `wake` was called for; return the seconds until the next one."""
+        if self._round is None:
+            self._round = self._settle()
+        if not Slice().advance(self._round):
+            return 0.0
+        self._round = None
+        return IDLE_S
 
     def expire(self) -> Iterator[None]:
         """Remove clients without heartbeat, in steps; call it every `registry.SCAN_S` seconds."""
@@ -203,16 +228,36 @@ class ClientHandlers:
         return True
 
     def _notify_members(self, groups: Iterable[str]) -> None:
-        for name in groups:
-            group = self._registry.consumer_groups.get(name)
-            config = self._groups.get(name)
-            if group is None or group.is_broadcasting:
-                continue
-            if config is not None and not config.notify_consumer_ids_changed_enable:
-                continue
-            header = NotifyConsumerIdsChangedRequestHeader(consumer_group=name)
-            for connection in self._registry.consumers_of(name):
-                connection.send_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
+        """Notify the members of these groups in the next slice."""
+        self._changed |= dict.fromkeys(groups)
+        if self._changed:
+            self._wake()
+
+    def _settle(self) -> Iterator[None]:
+        """Remove clients of lost connections, then notify the members of changed groups."""
+        while self._lost or self._changed:
+            if self._lost:
+                for group in self._registry.forget(self._lost.popleft()):
+                    if group is not None:
+                        self._changed[group] = None
+                    yield
+            else:
+                name = next(iter(self._changed))
+                del self._changed[name]
+                header = NotifyConsumerIdsChangedRequestHeader(consumer_group=name)
+                # One notice is enough for all members on one connection.
+                for connection in dict.fromkeys(self._to_notify(name)):
+                    connection.send_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
+                    yield
+
+    def _to_notify(self, name: str) -> Sequence[Connection]:
+        group = self._registry.consumer_groups.get(name)
+        config = self._groups.get(name)
+        if group is None or group.is_broadcasting:
+            return ()
+        if config is not None and not config.notify_consumer_ids_changed_enable:
+            return ()
+        return self._registry.consumers_of(name)
 
 
 def _member_entries(group: GroupMembers, client_id: str) -> list[ConsumerInfo]:

@@ -142,7 +142,13 @@ class Broker:
         self.offsets = ConsumerOffsetTable(config_path(root, "o.json"), now_ms=clock)
         levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
         parts = (
-            ClientHandlers(self.registry, self.topics, self.groups, FiltersInUse(enabled=False)),
+            ClientHandlers(
+                self.registry,
+                self.topics,
+                self.groups,
+                FiltersInUse(enabled=False),
+                wake=lambda: None,
+            ),
             LockHandlers(self.locks),
             OffsetHandlers(self.log, self.offsets, self.topics, self.groups),
             QueryHandlers(self.log),
