@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from .errors import BodyError
-from .ext_fields import Header
+from .ext_fields import Header, Name
 
 
 class _Body(
@@ -57,34 +57,34 @@ class AclInfo(_Body, frozen=True, kw_only=True):
 class UserRequestHeader(Header, frozen=True, kw_only=True):
     """Requests 3001 to 3004: create, update, delete or get a user."""
 
-    username: str | None = None
+    username: Name | None = None
 
 
 class ListUsersRequestHeader(Header, frozen=True, kw_only=True):
     """AUTH_LIST_USER (3005)."""
 
-    filter: str | None = None  # part of a name
+    filter: Name | None = None  # part of a name
 
 
 class AclRequestHeader(Header, frozen=True, kw_only=True):
     """Requests 3006, 3007 and 3009: create, update or get an ACL."""
 
-    subject: str | None = None
+    subject: Name | None = None
 
 
 class DeleteAclRequestHeader(Header, frozen=True, kw_only=True):
     """AUTH_DELETE_ACL (3008)."""
 
-    subject: str | None = None
-    policy_type: str | None = None
-    resource: str | None = None  # None: all
+    subject: Name | None = None
+    policy_type: Name | None = None
+    resource: Name | None = None  # None: all
 
 
 class ListAclsRequestHeader(Header, frozen=True, kw_only=True):
     """AUTH_LIST_ACL (3010)."""
 
-    subject_filter: str | None = None
-    resource_filter: str | None = None
+    subject_filter: Name | None = None
+    resource_filter: Name | None = None
 
 
 class GetBrokerAclConfigResponseHeader(Header, frozen=True, kw_only=True):

@@ -7,18 +7,18 @@ Source: RocketMQ ``remoting/protocol/header``.
 
 from __future__ import annotations
 
-from .ext_fields import Header, Int32, Int64
+from .ext_fields import Header, Int32, Int64, Name
 
 
 class CreateTopicRequestHeader(Header, frozen=True, kw_only=True):
     """UPDATE_AND_CREATE_TOPIC (17)."""
 
-    topic: str
-    default_topic: str
+    topic: Name
+    default_topic: Name
     read_queue_nums: Int32
     write_queue_nums: Int32
     perm: Int32
-    topic_filter_type: str
+    topic_filter_type: Name
     topic_sys_flag: Int32 | None = None
     order: bool = False
     attributes: str | None = None
@@ -28,21 +28,21 @@ class CreateTopicRequestHeader(Header, frozen=True, kw_only=True):
 class TopicRequestHeader(Header, frozen=True, kw_only=True):
     """Requests about one topic: 202, 215, 217, 300, 351."""
 
-    topic: str
+    topic: Name
 
 
 class DeleteTopicFromNamesrvRequestHeader(Header, frozen=True, kw_only=True):
     """DELETE_TOPIC_IN_NAMESRV (216)."""
 
-    topic: str
-    cluster_name: str | None = None
+    topic: Name
+    cluster_name: Name | None = None
 
 
 class GetAllTopicConfigRequestHeader(Header, frozen=True, kw_only=True):
     """GET_ALL_TOPIC_CONFIG (21): a page of topics; without ``topic_seq`` all of them."""
 
     topic_seq: Int32 | None = None
-    data_version: str | None = None
+    data_version: Name | None = None
     max_topic_num: Int32 | None = None
 
 
@@ -56,62 +56,62 @@ class GetAllSubscriptionGroupRequestHeader(Header, frozen=True, kw_only=True):
     """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201): a page of groups; without ``group_seq`` all."""
 
     group_seq: Int32 | None = None
-    data_version: str | None = None
+    data_version: Name | None = None
     max_group_num: Int32 | None = None
 
 
 class GetSubscriptionGroupConfigRequestHeader(Header, frozen=True, kw_only=True):
     """GET_SUBSCRIPTIONGROUP_CONFIG (352) and QUERY_TOPICS_BY_CONSUMER (343)."""
 
-    group: str
+    group: Name
 
 
 class DeleteSubscriptionGroupRequestHeader(Header, frozen=True, kw_only=True):
     """DELETE_SUBSCRIPTIONGROUP (207)."""
 
-    group_name: str
+    group_name: Name
     clean_offset: bool = False
 
 
 class GroupForbiddenRequestHeader(Header, frozen=True, kw_only=True):
     """UPDATE_AND_GET_GROUP_FORBIDDEN (353)."""
 
-    group: str
-    topic: str
+    group: Name
+    topic: Name
     readable: bool | None = None
 
 
 class GetConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
     """GET_CONSUME_STATS (208)."""
 
-    consumer_group: str
-    topic: str | None = None
+    consumer_group: Name
+    topic: Name | None = None
     topic_list: str | None = None  # "a;b;"
 
 
 class ConsumerGroupRequestHeader(Header, frozen=True, kw_only=True):
     """GET_CONSUMER_CONNECTION_LIST (203)."""
 
-    consumer_group: str
+    consumer_group: Name
 
 
 class ProducerGroupRequestHeader(Header, frozen=True, kw_only=True):
     """GET_PRODUCER_CONNECTION_LIST (204)."""
 
-    producer_group: str
+    producer_group: Name
 
 
 class GroupAndTopicRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_CONSUME_TIME_SPAN (303) and QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
 
-    group: str
-    topic: str
+    group: Name
+    topic: Name
 
 
 class ViewBrokerStatsDataRequestHeader(Header, frozen=True, kw_only=True):
     """VIEW_BROKER_STATS_DATA (315)."""
 
-    stats_name: str
+    stats_name: Name
     stats_key: str
 
 
@@ -124,27 +124,27 @@ class GetBrokerConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
 class QueryConsumeQueueRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_CONSUME_QUEUE (321)."""
 
-    topic: str
+    topic: Name
     queue_id: Int32
     index: Int64
     count: Int32
-    consumer_group: str | None = None
+    consumer_group: Name | None = None
 
 
 class CloneGroupOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """CLONE_GROUP_OFFSET (314)."""
 
-    src_group: str
-    dest_group: str
-    topic: str | None = None
+    src_group: Name
+    dest_group: Name
+    topic: Name | None = None
     offline: bool = False
 
 
 class QueryCorrectionOffsetHeader(Header, frozen=True, kw_only=True):
     """QUERY_CORRECTION_OFFSET (308)."""
 
-    topic: str
-    compare_group: str
+    topic: Name
+    compare_group: Name
     filter_groups: str | None = None  # "a,b"
 
 
@@ -157,29 +157,29 @@ class GetBrokerConfigResponseHeader(Header, frozen=True, kw_only=True):
 class BrokerHeartbeatRequestHeader(Header, frozen=True, kw_only=True):
     """BROKER_HEARTBEAT (904)."""
 
-    cluster_name: str
-    broker_addr: str
-    broker_name: str
+    cluster_name: Name
+    broker_addr: Name
+    broker_name: Name
     broker_id: Int64 | None = None
 
 
 class GetBrokerMemberGroupRequestHeader(Header, frozen=True, kw_only=True):
     """GET_BROKER_MEMBER_GROUP (901)."""
 
-    cluster_name: str
-    broker_name: str
+    cluster_name: Name
+    broker_name: Name
 
 
 class GetTopicsByClusterRequestHeader(Header, frozen=True, kw_only=True):
     """GET_TOPICS_BY_CLUSTER (224)."""
 
-    cluster: str
+    cluster: Name
 
 
 class PutKVConfigRequestHeader(Header, frozen=True, kw_only=True):
     """PUT_KV_CONFIG (100)."""
 
-    namespace: str
+    namespace: Name
     key: str
     value: str
 
@@ -187,7 +187,7 @@ class PutKVConfigRequestHeader(Header, frozen=True, kw_only=True):
 class KVConfigRequestHeader(Header, frozen=True, kw_only=True):
     """GET_KV_CONFIG (101) and DELETE_KV_CONFIG (102)."""
 
-    namespace: str
+    namespace: Name
     key: str
 
 
@@ -200,13 +200,13 @@ class GetKVConfigResponseHeader(Header, frozen=True, kw_only=True):
 class GetKVListByNamespaceRequestHeader(Header, frozen=True, kw_only=True):
     """GET_KVLIST_BY_NAMESPACE (219)."""
 
-    namespace: str
+    namespace: Name
 
 
 class BrokerNameRequestHeader(Header, frozen=True, kw_only=True):
     """WIPE_WRITE_PERM_OF_BROKER (205) and ADD_WRITE_PERM_OF_BROKER (327)."""
 
-    broker_name: str
+    broker_name: Name
 
 
 class WipeWritePermOfBrokerResponseHeader(Header, frozen=True, kw_only=True):
@@ -224,8 +224,8 @@ class AddWritePermOfBrokerResponseHeader(Header, frozen=True, kw_only=True):
 class ResetOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """RESET_CONSUMER_CLIENT_OFFSET (220) to a client, INVOKE_BROKER_TO_RESET_OFFSET (222)."""
 
-    topic: str
-    group: str
+    topic: Name
+    group: Name
     timestamp: Int64  # ms; negative: to the end
     is_force: bool
     queue_id: Int32 = -1  # all
@@ -235,26 +235,26 @@ class ResetOffsetRequestHeader(Header, frozen=True, kw_only=True):
 class GetConsumerStatusRequestHeader(Header, frozen=True, kw_only=True):
     """Consumer offsets: request 221 to a client, 223 to a broker."""
 
-    topic: str
-    group: str
-    client_addr: str | None = None
+    topic: Name
+    group: Name
+    client_addr: Name | None = None
 
 
 class GetConsumerRunningInfoRequestHeader(Header, frozen=True, kw_only=True):
     """GET_CONSUMER_RUNNING_INFO (307)."""
 
-    consumer_group: str
-    client_id: str
+    consumer_group: Name
+    client_id: Name
     jstack_enable: bool = False
 
 
 class ConsumeMessageDirectlyRequestHeader(Header, frozen=True, kw_only=True):
     """CONSUME_MESSAGE_DIRECTLY (309)."""
 
-    consumer_group: str
-    client_id: str | None = None
-    msg_id: str | None = None
-    broker_name: str | None = None
-    topic: str | None = None
+    consumer_group: Name
+    client_id: Name | None = None
+    msg_id: Name | None = None
+    broker_name: Name | None = None
+    topic: Name | None = None
     topic_sys_flag: Int32 | None = None
     group_sys_flag: Int32 | None = None

@@ -19,8 +19,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from .errors import BodyError, SubscriptionError
-from .ext_fields import Int32, Int64
+from .ext_fields import Int32, Int64, Name
 from .fastjson import dump, object_keyed_map, parse
+from .request_sizes import NAME_LENGTH_MAX
 
 S = TypeVar("S")
 E = TypeVar("E", bound=Enum)
@@ -28,6 +29,8 @@ E = TypeVar("E", bound=Enum)
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 SUBSCRIBE_ALL: Final = "*"
+EXPRESSION_LENGTH_MAX: Final = 65_536
+"""Characters of a filter; enough for a list of three thousand order numbers after IN."""
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -109,14 +112,25 @@ class HeartbeatData(_Body, frozen=True, kw_only=True):
     without_sub: bool = False
 
 
-@lru_cache(maxsize=4096)  # tags are few and recur in every heartbeat and pull
+_TAG_CACHED_LENGTH_MAX: Final = 64
+"""Characters of a tag up to which its hash is cached; others may have hundreds of thousands."""
+
+
 def tag_code(tag: str) -> int:
     """Return Java's hash of a tag, which the broker stores as the message's tags code."""
+    return _cached_code(tag) if len(tag) <= _TAG_CACHED_LENGTH_MAX else _code(tag)
+
+
+def _code(tag: str) -> int:
     code = 0
     units = memoryview(tag.encode("utf-16-le", "surrogatepass")).cast("H")
     for unit in units:
         code = (code * 31 + unit) & 0xFFFFFFFF
     return code - (1 << 32) if code >= 1 << 31 else code
+
+
+# Tags are few and recur in every heartbeat and pull.
+_cached_code: Final = lru_cache(maxsize=4096)(_code)
 
 
 def subscription_data(
@@ -167,11 +181,11 @@ def decode_heartbeat(body: bytes) -> HeartbeatData:
     """
     fields = _object(parse(body))
     return HeartbeatData(
-        client_id=_string(fields, "clientID"),
+        client_id=_name(fields, "clientID"),
         heartbeat_fingerprint=_integer(fields, "heartbeatFingerprint"),
         without_sub=_boolean(fields, "withoutSub"),
         producer_data_set=tuple(
-            ProducerData(group_name=_string(producer, "groupName"))
+            ProducerData(group_name=_name(producer, "groupName"))
             for producer in _objects(fields, "producerDataSet")
         ),
         consumer_data_set=tuple(map(_consumer, _objects(fields, "consumerDataSet"))),
@@ -186,7 +200,7 @@ def decode_subscription(body: bytes) -> tuple[str, str, SubscriptionData]:
     """
     fields = _object(parse(body))
     subscription = _object(fields.get("subscriptionData"))
-    return _string(fields, "clientId"), _string(fields, "group"), _subscription(subscription)
+    return _name(fields, "clientId"), _name(fields, "group"), _subscription(subscription)
 
 
 def encode_subscription_check(client_id: str, group: str, data: SubscriptionData) -> bytes:
@@ -196,7 +210,7 @@ def encode_subscription_check(client_id: str, group: str, data: SubscriptionData
 
 def _consumer(fields: Mapping[str, Any]) -> ConsumerData:
     return ConsumerData(
-        group_name=_string(fields, "groupName"),
+        group_name=_name(fields, "groupName"),
         consume_type=_enum(fields, "consumeType", ConsumeType.CONSUME_PASSIVELY),
         message_model=_enum(fields, "messageModel", MessageModel.CLUSTERING),
         consume_from_where=_enum(
@@ -208,8 +222,12 @@ def _consumer(fields: Mapping[str, Any]) -> ConsumerData:
 
 
 def _subscription(fields: Mapping[str, Any]) -> SubscriptionData:
-    topic, expression = _string(fields, "topic"), _string(fields, "subString")
-    kind, version = _string(fields, "expressionType"), _integer(fields, "subVersion")
+    topic, expression = _name(fields, "topic"), _string(fields, "subString")
+    kind, version = _name(fields, "expressionType"), _integer(fields, "subVersion")
+    if len(expression) > EXPRESSION_LENGTH_MAX:
+        raise BodyError(
+            f"a filter has {len(expression)} characters, the limit is {EXPRESSION_LENGTH_MAX}"
+        )
     try:
         return subscription_data(topic, expression, kind, version)
     except SubscriptionError:
@@ -222,16 +240,16 @@ def _subscription(fields: Mapping[str, Any]) -> SubscriptionData:
 class QueueKey(_Body, frozen=True, kw_only=True):
     """One queue of a topic on one broker: RocketMQ's ``MessageQueue``, hashable."""
 
-    broker_name: str
+    broker_name: Name
     queue_id: Int32
-    topic: str
+    topic: Name
 
 
 class LockBatchBody(_Body, frozen=True, kw_only=True):
     """Body of LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42): the queues to lock or unlock."""
 
-    client_id: str
-    consumer_group: str
+    client_id: Name
+    consumer_group: Name
     mq_set: tuple[QueueKey, ...] = ()
     only_this_broker: bool = False
 
@@ -269,11 +287,11 @@ def decode_consumer_list(body: bytes) -> list[str]:
 class AssignmentQuery(_Body, frozen=True, kw_only=True):
     """Body of QUERY_ASSIGNMENT (400): a consumer asks which queues of a topic are its own."""
 
-    client_id: str
-    consumer_group: str
+    client_id: Name
+    consumer_group: Name
     message_model: MessageModel = MessageModel.CLUSTERING
-    strategy_name: str
-    topic: str
+    strategy_name: Name
+    topic: Name
 
 
 def decode_assignment_query(body: bytes) -> AssignmentQuery:
@@ -398,7 +416,7 @@ def encode_offset_list(offsets: Mapping[QueueKey, int]) -> bytes:
 
 def decode_offset_table(body: bytes) -> dict[QueueKey, int]:
     """Decode the offsets of 220 or of an answer to 222, in any form. Raises BodyError."""
-    table = _object(parse(body)).get("offsetTable") or {}
+    table = _table(body).get("offsetTable") or {}
     if isinstance(table, list):
         return dict(map(_listed_offset, table))
     return _queue_keyed(table, Int64)
@@ -411,7 +429,7 @@ def encode_consumer_status(offsets: Mapping[QueueKey, int]) -> bytes:
 
 def decode_consumer_status(body: bytes) -> dict[QueueKey, int]:
     """Decode the offsets in a client's answer to 221. Raises BodyError."""
-    return _queue_keyed(_object(parse(body)).get("messageQueueTable") or {}, Int64)
+    return _queue_keyed(_table(body).get("messageQueueTable") or {}, Int64)
 
 
 def encode_consumer_statuses(statuses: Mapping[str, Mapping[QueueKey, int]]) -> bytes:
@@ -433,12 +451,12 @@ def encode_topic_stats(
 
 def decode_topic_stats(body: bytes) -> dict[QueueKey, TopicOffset]:
     """Decode the body of an answer to GET_TOPIC_STATS_INFO (202). Raises BodyError."""
-    return _queue_keyed(_object(parse(body)).get("offsetTable") or {}, TopicOffset)
+    return _queue_keyed(_table(body).get("offsetTable") or {}, TopicOffset)
 
 
 def decode_consume_stats(body: bytes) -> dict[QueueKey, OffsetWrapper]:
     """Decode the body of an answer to GET_CONSUME_STATS (208). Raises BodyError."""
-    return _queue_keyed(_object(parse(body)).get("offsetTable") or {}, OffsetWrapper)
+    return _queue_keyed(_table(body).get("offsetTable") or {}, OffsetWrapper)
 
 
 def encode_table(table: Mapping[str, str]) -> bytes:
@@ -460,6 +478,11 @@ def encode_topic_list(topics: Iterable[str], broker_addr: str | None = None) -> 
 def decode_topic_list(body: bytes) -> list[str]:
     """Decode the topics in an answer to 206, 224, 304, 305 or 311 to 313. Raises BodyError."""
     return _convert(_object(parse(body)).get("topicList") or [], list[str])
+
+
+def _table(body: bytes) -> dict[str, Any]:
+    """Parse a table that the reader has asked for, of any size."""
+    return _object(parse(body, relaxed_size_max=len(body)))
 
 
 def _listed_offset(item: Any) -> tuple[QueueKey, int]:
@@ -522,6 +545,16 @@ def _string(fields: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise BodyError(f"{name} is no text")
     return value
+
+
+def _name(fields: Mapping[str, Any], name: str) -> str:
+    """Read a text that is kept and logged: short, and without control characters."""
+    text = _string(fields, name)
+    if len(text) > NAME_LENGTH_MAX:
+        raise BodyError(f"{name} has {len(text)} characters, {NAME_LENGTH_MAX} are allowed")
+    if not text.isprintable():
+        raise BodyError(f"{name} has control characters: {text!r}")
+    return text
 
 
 def _integer(fields: Mapping[str, Any], name: str) -> int:

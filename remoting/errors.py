@@ -43,7 +43,7 @@ class ProtocolError(RemotingError):
 
 
 class FrameTooLargeError(ProtocolError):
-    """The announced frame size is outside the limits; the frame is neither read nor buffered."""
+    """The announced size is outside the limits of frames, or of the request; it is not parsed."""
 
     def __init__(self, size: int, size_max: int) -> None:
         super().__init__(f"frame of {size} bytes, allowed are 8 to {size_max}")

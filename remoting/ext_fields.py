@@ -24,10 +24,18 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, cast, get_
 import msgspec
 
 from .codes import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
+from .request_sizes import FIELDS_MAX, NAME_LENGTH_MAX
 
 Int32 = Annotated[int, msgspec.Meta(ge=INT32_MIN, le=INT32_MAX)]
 Int64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
 """Bounded as in Java: header values are packed into records and files of these widths."""
+
+Name = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
+"""Text of a request that may be kept or logged. What is longer is refused here, before any handler
+or table sees it; a field that is declared as ``str`` has its limit in its handler."""
+
+Texts = Annotated[dict[str, str], msgspec.Meta(max_length=FIELDS_MAX)]
+"""Ext fields before they are typed."""
 
 # First bytes of MSGPACK values. Source: msgpack spec.md.
 ARRAY_MARKS: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
@@ -115,12 +123,20 @@ def _parse_tolerantly(kind: type[H], texts: Mapping[str, str]) -> H:
             if field.required:
                 raise FieldError(f"{field.name} is missing")
         elif field.kind is str:
-            values[field.attribute] = text
+            values[field.attribute] = _fitting(field, text)
         elif field.kind is bool:
             values[field.attribute] = text.lower() in _TRUE_TEXTS
         else:
             values[field.attribute] = _number(field, text)
     return kind(**values)
+
+
+def _fitting(field: _Field, text: str) -> str:
+    try:
+        return cast("str", msgspec.convert(text, field.declared))
+    except msgspec.ValidationError as error:
+        limit = f"{NAME_LENGTH_MAX} are allowed"
+        raise FieldError(f"{field.name} has {len(text)} characters, {limit}") from error
 
 
 def _number(field: _Field, text: str) -> int:

@@ -4,6 +4,9 @@ It owns no socket: the caller passes in what the transport read and gets whole c
 the previous read left nothing over, frames are sliced straight out of the given bytes. An
 unfinished frame waits in a buffer that is not examined again until it holds the whole frame, so a
 large frame that arrives in many small reads is copied twice in all, not once per read.
+
+A server's decoder accepts each request up to the size of its code (``request_sizes``). Most frames
+are below all of these sizes, so only larger ones are looked at again.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
+from .codes import FLAG_RESPONSE
 from .command import RemotingCommand
 from .errors import FrameTooLargeError, HeaderError, ProtocolError
+from .request_sizes import FRAME_SIZE_MAX, PEEKED, SMALL, RequestSize, peek_size, size_of
 from .serialization import (
     FRAME_HEAD,
     HEADER_SIZE_MAX,
@@ -22,9 +27,6 @@ from .serialization import (
 )
 
 __all__ = ["FRAME_SIZE_MAX", "FrameDecoder", "encode_frame"]
-
-FRAME_SIZE_MAX: Final = 16_777_216
-"""Bytes of a whole frame, its 4 length bytes included. Source: RocketMQ ``NettyDecoder``."""
 
 _LENGTH: Final = Struct(">i")
 _unpack_head: Final = FRAME_HEAD.unpack_from
@@ -44,11 +46,13 @@ class FrameDecoder:
 
         Args:
             frame_size_max: Bytes of the largest frame taken, its 4 length bytes included.
-            responses_first: The peer is a server, so decode JSON headers as responses first.
+            responses_first: The peer is a server, so decode JSON headers as responses first, and
+                do not limit the sizes of requests by their codes.
         """
         self._frame_size_max = frame_size_max
         self._length_max = frame_size_max - _LENGTH.size
         self._readers = RESPONSE_READERS if responses_first else REQUEST_READERS
+        self._unlimited = frame_size_max if responses_first else SMALL.body
         self._buffer = bytearray()
         self._needed = 0  # bytes that the buffer must hold before the frame can be decoded
         self._error: ProtocolError | None = None
@@ -76,6 +80,7 @@ class FrameDecoder:
         size = len(data)
         start = 0
         readers, length_max = self._readers, self._length_max  # looked up once, not per frame
+        unlimited = self._unlimited
         try:
             while size - start >= _HEAD_SIZE:
                 length, word = _unpack_head(data, start)
@@ -90,7 +95,14 @@ class FrameDecoder:
                 read = readers.get(word >> 24)
                 if read is None:
                     raise HeaderError(f"header type {word >> 24}")
-                commands.append(read(data[start + 8 : body_start], data[body_start:end]))
+                if length > unlimited:
+                    head = data[start + 8 : start + 8 + PEEKED]
+                    _check_size(peek_size(word >> 24, head), data, start)
+                command = read(data[start + 8 : body_start], data[body_start:end])
+                if length > unlimited:
+                    is_response = bool(command.flag & FLAG_RESPONSE)
+                    _check_size(size_of(command.code, is_response=is_response), data, start)
+                commands.append(command)
                 start = end
             if start < size:
                 self._needed = self._frame_size(data, start)
@@ -105,9 +117,23 @@ class FrameDecoder:
 
     def _frame_size(self, data: bytes, start: int) -> int:
         """Return how many bytes are needed to decode the unfinished frame, or to learn its size."""
-        if len(data) - start < _LENGTH.size:
-            return FRAME_HEAD.size
+        have = len(data) - start
+        if have < _LENGTH.size:
+            return _HEAD_SIZE
         (length,) = _LENGTH.unpack_from(data, start)
         if not 4 <= length <= self._length_max:
             raise FrameTooLargeError(4 + length, self._frame_size_max)
+        if length > self._unlimited:
+            if have < _HEAD_SIZE + PEEKED:
+                return _HEAD_SIZE + PEEKED
+            head = data[start + 8 : start + 8 + PEEKED]
+            _check_size(peek_size(data[start + 4], head), data, start)
         return 4 + int(length)
+
+
+def _check_size(allowed: RequestSize, data: bytes, start: int) -> None:
+    """Raise FrameTooLargeError if the header or the body of a frame is too large."""
+    length, word = _unpack_head(data, start)
+    header = word & HEADER_SIZE_MAX
+    if header > allowed.header or length - 4 - header > allowed.body:
+        raise FrameTooLargeError(4 + length, 8 + allowed.header + allowed.body)

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import field
 
-from .ext_fields import Header, Int32, Int64
+from .ext_fields import Header, Int32, Int64, Name
 
 RECOGNITION_FIELD: Final = "halfmq"
 """Ext field by which halfmq peers recognise each other. A client sends it with a route request, and
@@ -30,9 +30,9 @@ MSGPACK headers and know halfmq's own requests. Official peers ignore the field.
 class SendMessageRequestHeader(Header, frozen=True, kw_only=True):
     """Requests 10 and 324: a message to store; its body is the frame's body."""
 
-    producer_group: str
-    topic: str
-    default_topic: str
+    producer_group: Name
+    topic: Name
+    default_topic: Name
     default_topic_queue_nums: Int32
     queue_id: Int32  # negative: the broker chooses
     sys_flag: Int32
@@ -43,15 +43,15 @@ class SendMessageRequestHeader(Header, frozen=True, kw_only=True):
     unit_mode: bool = False
     max_reconsume_times: Int32 | None = None
     batch: bool = False  # this field, not the code, makes a batch
-    broker_name: str | None = field(default=None, name="bname")
+    broker_name: Name | None = field(default=None, name="bname")
 
 
 class SendMessageRequestHeaderV2(SendMessageRequestHeader, frozen=True, kw_only=True):
     """Requests 310, 320 and 325: SendMessageRequestHeader with one-letter names."""
 
-    producer_group: str = field(name="a")
-    topic: str = field(name="b")
-    default_topic: str = field(name="c")
+    producer_group: Name = field(name="a")
+    topic: Name = field(name="b")
+    default_topic: Name = field(name="c")
     default_topic_queue_nums: Int32 = field(name="d")
     queue_id: Int32 = field(name="e")
     sys_flag: Int32 = field(name="f")
@@ -62,7 +62,7 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader, frozen=True, kw_only=
     unit_mode: bool = field(default=False, name="k")
     max_reconsume_times: Int32 | None = field(default=None, name="l")
     batch: bool = field(default=False, name="m")
-    broker_name: str | None = field(default=None, name="n")
+    broker_name: Name | None = field(default=None, name="n")
 
 
 class SendMessageResponseHeader(Header, frozen=True, kw_only=True):
@@ -82,21 +82,21 @@ class ConsumerSendMsgBackRequestHeader(Header, frozen=True, kw_only=True):
     """CONSUMER_SEND_MSG_BACK (36): redeliver this message to the group after a delay."""
 
     offset: Int64  # physical offset of the record
-    group: str
+    group: Name
     delay_level: Int32  # negative: to the dead letters; 0: by the number of deliveries
-    origin_msg_id: str | None = None
-    origin_topic: str | None = None
+    origin_msg_id: Name | None = None
+    origin_topic: Name | None = None
     unit_mode: bool = False
     max_reconsume_times: Int32 | None = None
-    broker_name: str | None = field(default=None, name="bname")
+    broker_name: Name | None = field(default=None, name="bname")
 
 
 class RecallMessageRequestHeader(Header, frozen=True, kw_only=True):
     """RECALL_MESSAGE (370): cancel a timer message."""
 
-    topic: str
+    topic: Name
     recall_handle: str
-    producer_group: str | None = None
+    producer_group: Name | None = None
 
 
 class RecallMessageResponseHeader(Header, frozen=True, kw_only=True):
@@ -109,9 +109,9 @@ class RecallMessageResponseHeader(Header, frozen=True, kw_only=True):
 class ReplyMessageRequestHeader(Header, frozen=True, kw_only=True):
     """PUSH_REPLY_MESSAGE_TO_CLIENT (326): a reply for the client that waits for it."""
 
-    producer_group: str
-    topic: str
-    default_topic: str
+    producer_group: Name
+    topic: Name
+    default_topic: Name
     default_topic_queue_nums: Int32
     queue_id: Int32
     sys_flag: Int32
@@ -131,15 +131,15 @@ class ReplyMessageRequestHeader(Header, frozen=True, kw_only=True):
 class EndTransactionRequestHeader(Header, frozen=True, kw_only=True):
     """END_TRANSACTION (37): the producer's decision about a half message."""
 
-    producer_group: str
+    producer_group: Name
     tran_state_table_offset: Int64  # queue offset in the half topic
     commit_log_offset: Int64  # physical offset of the half record
     commit_or_rollback: Int32  # 8 commit, 12 rollback, 0 not known yet
     msg_id: str
-    topic: str | None = None
+    topic: Name | None = None
     from_transaction_check: bool = False
     transaction_id: str | None = None
-    broker_name: str | None = field(default=None, name="bname")
+    broker_name: Name | None = field(default=None, name="bname")
 
 
 class CheckTransactionStateRequestHeader(Header, frozen=True, kw_only=True):
@@ -147,18 +147,18 @@ class CheckTransactionStateRequestHeader(Header, frozen=True, kw_only=True):
 
     tran_state_table_offset: Int64
     commit_log_offset: Int64
-    topic: str | None = None  # the half topic
+    topic: Name | None = None  # the half topic
     msg_id: str | None = None  # UNIQ_KEY
     transaction_id: str | None = None  # UNIQ_KEY too
-    offset_msg_id: str | None = None
-    broker_name: str | None = field(default=None, name="bname")
+    offset_msg_id: Name | None = None
+    broker_name: Name | None = field(default=None, name="bname")
 
 
 class ResumeCheckHalfMessageRequestHeader(Header, frozen=True, kw_only=True):
     """RESUME_CHECK_HALF_MESSAGE (323): check a parked half message again."""
 
     msg_id: str | None = None
-    topic: str | None = None
+    topic: Name | None = None
 
 
 # -- pulling ---------------------------------------------------------------------------------
@@ -167,8 +167,8 @@ class ResumeCheckHalfMessageRequestHeader(Header, frozen=True, kw_only=True):
 class PullMessageRequestHeader(Header, frozen=True, kw_only=True):
     """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
 
-    consumer_group: str
-    topic: str
+    consumer_group: Name
+    topic: Name
     queue_id: Int32
     queue_offset: Int64  # the next one wanted
     max_msg_nums: Int32
@@ -177,11 +177,11 @@ class PullMessageRequestHeader(Header, frozen=True, kw_only=True):
     suspend_timeout_millis: Int64
     sub_version: Int64
     subscription: str | None = None
-    expression_type: str | None = None
+    expression_type: Name | None = None
     max_msg_bytes: Int32 | None = None
     request_source: Int32 | None = None
-    proxy_froward_client_id: str | None = None  # official spelling
-    broker_name: str | None = field(default=None, name="bname")
+    proxy_froward_client_id: Name | None = None  # official spelling
+    broker_name: Name | None = field(default=None, name="bname")
 
 
 class PullMessageResponseHeader(Header, frozen=True, kw_only=True):
@@ -203,8 +203,8 @@ class PullMessageResponseHeader(Header, frozen=True, kw_only=True):
 class QueryConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_CONSUMER_OFFSET (14)."""
 
-    consumer_group: str
-    topic: str
+    consumer_group: Name
+    topic: Name
     queue_id: Int32
     set_zero_if_not_found: bool | None = None
 
@@ -218,8 +218,8 @@ class QueryConsumerOffsetResponseHeader(Header, frozen=True, kw_only=True):
 class UpdateConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """UPDATE_CONSUMER_OFFSET (15)."""
 
-    consumer_group: str
-    topic: str
+    consumer_group: Name
+    topic: Name
     queue_id: Int32
     commit_offset: Int64
 
@@ -231,10 +231,10 @@ class UpdateConsumerOffsetResponseHeader(Header, frozen=True, kw_only=True):
 class SearchOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
 
-    topic: str
+    topic: Name
     queue_id: Int32
     timestamp: Int64  # ms
-    boundary_type: str | None = None  # LOWER (also when absent) or UPPER
+    boundary_type: Name | None = None  # LOWER (also when absent) or UPPER
 
 
 class SearchOffsetResponseHeader(Header, frozen=True, kw_only=True):
@@ -246,7 +246,7 @@ class SearchOffsetResponseHeader(Header, frozen=True, kw_only=True):
 class GetMaxOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """GET_MAX_OFFSET (30)."""
 
-    topic: str
+    topic: Name
     queue_id: Int32
     committed: bool = True
 
@@ -260,7 +260,7 @@ class GetMaxOffsetResponseHeader(Header, frozen=True, kw_only=True):
 class GetMinOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """GET_MIN_OFFSET (31)."""
 
-    topic: str
+    topic: Name
     queue_id: Int32
 
 
@@ -273,7 +273,7 @@ class GetMinOffsetResponseHeader(Header, frozen=True, kw_only=True):
 class GetEarliestMsgStoretimeRequestHeader(Header, frozen=True, kw_only=True):
     """GET_EARLIEST_MSG_STORETIME (32)."""
 
-    topic: str
+    topic: Name
     queue_id: Int32
 
 
@@ -290,13 +290,13 @@ class ViewMessageRequestHeader(Header, frozen=True, kw_only=True):
     """VIEW_MESSAGE_BY_ID (33)."""
 
     offset: Int64  # physical
-    topic: str | None = None
+    topic: Name | None = None
 
 
 class QueryMessageRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_MESSAGE (12)."""
 
-    topic: str
+    topic: Name
     key: str
     max_num: Int32
     begin_timestamp: Int64
@@ -334,11 +334,11 @@ class HeartbeatResponseHeader(Header, frozen=True, kw_only=True):
 class QueryConsumersRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_CONSUMERS (9004): a page of consumer group members, by group and client id."""
 
-    consumer_group: str | None = None  # None: all groups
-    after_group: str = ""  # of the last member of the previous page
-    after_client: str = ""
+    consumer_group: Name | None = None  # None: all groups
+    after_group: Name = ""  # of the last member of the previous page
+    after_client: Name = ""
     max_count: Int32 = 100  # at most consumer_bodies.CONSUMERS_MAX; the last member's are whole
-    broker_name: str | None = field(default=None, name="bname")
+    broker_name: Name | None = field(default=None, name="bname")
 
 
 class QueryConsumersResponseHeader(Header, frozen=True, kw_only=True):
@@ -351,9 +351,9 @@ class QueryConsumersResponseHeader(Header, frozen=True, kw_only=True):
 class UnregisterClientRequestHeader(Header, frozen=True, kw_only=True):
     """UNREGISTER_CLIENT (35)."""
 
-    client_id: str = field(name="clientID")
-    producer_group: str | None = None
-    consumer_group: str | None = None
+    client_id: Name = field(name="clientID")
+    producer_group: Name | None = None
+    consumer_group: Name | None = None
 
 
 class UnregisterClientResponseHeader(Header, frozen=True, kw_only=True):
@@ -363,7 +363,7 @@ class UnregisterClientResponseHeader(Header, frozen=True, kw_only=True):
 class GetConsumerListByGroupRequestHeader(Header, frozen=True, kw_only=True):
     """GET_CONSUMER_LIST_BY_GROUP (38)."""
 
-    consumer_group: str
+    consumer_group: Name
 
 
 class GetConsumerListByGroupResponseHeader(Header, frozen=True, kw_only=True):
@@ -373,7 +373,7 @@ class GetConsumerListByGroupResponseHeader(Header, frozen=True, kw_only=True):
 class NotifyConsumerIdsChangedRequestHeader(Header, frozen=True, kw_only=True):
     """NOTIFY_CONSUMER_IDS_CHANGED (40)."""
 
-    consumer_group: str
+    consumer_group: Name
 
 
 # -- name server -------------------------------------------------------------------------------
@@ -382,17 +382,17 @@ class NotifyConsumerIdsChangedRequestHeader(Header, frozen=True, kw_only=True):
 class GetRouteInfoRequestHeader(Header, frozen=True, kw_only=True):
     """GET_ROUTEINFO_BY_TOPIC (105)."""
 
-    topic: str
+    topic: Name
     accept_standard_json_only: bool | None = None
 
 
 class RegisterBrokerRequestHeader(Header, frozen=True, kw_only=True):
     """REGISTER_BROKER (103)."""
 
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
-    ha_server_addr: str
+    broker_name: Name
+    broker_addr: Name
+    cluster_name: Name
+    ha_server_addr: Name
     broker_id: Int64
     heartbeat_timeout_millis: Int64 | None = None
     enable_acting_master: bool | None = None
@@ -410,9 +410,9 @@ class RegisterBrokerResponseHeader(Header, frozen=True, kw_only=True):
 class BrokerIdentityRequestHeader(Header, frozen=True, kw_only=True):
     """UNREGISTER_BROKER (104) and QUERY_DATA_VERSION (322)."""
 
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
+    broker_name: Name
+    broker_addr: Name
+    cluster_name: Name
     broker_id: Int64
 
 

@@ -24,8 +24,9 @@ import msgspec
 from .codes import FLAG_RESPONSE, HeaderType, LanguageCode
 from .command import RemotingCommand
 from .errors import HeaderError
-from .ext_fields import Int32
+from .ext_fields import Int32, Texts
 from .header_tables import REQUEST_HEADERS, typed_request_header
+from .request_sizes import FIELDS_MAX
 
 LANGUAGE_NAMES: Final = {int(language): language.name for language in LanguageCode}
 _LANGUAGE_NUMBERS: Final = {name: number for number, name in LANGUAGE_NAMES.items()} | {
@@ -58,7 +59,7 @@ class _Envelope(msgspec.Struct, gc=False, kw_only=True):
 
 
 class _TextEnvelope(_Envelope, gc=False, kw_only=True):
-    header: dict[str, str] | None = msgspec.field(default=None, name="extFields")
+    header: Texts | None = msgspec.field(default=None, name="extFields")
 
 
 def decode_request(raw: bytes, body: bytes) -> RemotingCommand:
@@ -244,6 +245,8 @@ def _texts(value: object) -> dict[str, str] | None:
         return None
     if not isinstance(value, dict):
         raise HeaderError("extFields is no JSON object")
+    if len(value) > FIELDS_MAX:
+        raise HeaderError(f"more than {FIELDS_MAX} ext fields")
     return {_text(name): _text(text) for name, text in value.items() if text is not None}
 
 

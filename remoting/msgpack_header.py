@@ -22,7 +22,7 @@ import msgspec
 from .codes import FLAG_RESPONSE, HeaderType
 from .command import RemotingCommand
 from .errors import HeaderError
-from .ext_fields import ARRAY_MARKS, MAP_MARKS, Header, Int32, array_variant, texts_of
+from .ext_fields import ARRAY_MARKS, MAP_MARKS, Header, Int32, Texts, array_variant, texts_of
 from .header_tables import REQUEST_HEADERS, typed_request_header
 from .signature import DIGEST_SIZE, Signer
 
@@ -179,7 +179,7 @@ def _typed_decoder(code: int) -> Callable[[bytes], Any]:
 _TYPED: Final = {code: _typed_decoder(code) for code in REQUEST_HEADERS}
 _decode_signed: Final = msgspec.msgpack.Decoder(_SignedEnvelope).decode
 _decode_raw: Final = msgspec.msgpack.Decoder(_RawEnvelope).decode
-_decode_map: Final = msgspec.msgpack.Decoder(dict[str, str]).decode
+_decode_map: Final = msgspec.msgpack.Decoder(Texts).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 

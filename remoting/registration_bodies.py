@@ -12,11 +12,13 @@ from typing import Annotated, Final
 
 import msgspec
 
+from .codes import RequestCode
 from .errors import BodyError
-from .ext_fields import Int32, Int64
+from .ext_fields import Int32, Int64, Name
 from .fastjson import dump, parse
-from .framing import FRAME_SIZE_MAX
+from .request_sizes import REQUEST_SIZES
 
+_CONTENT_MAX: Final = REQUEST_SIZES[RequestCode.REGISTER_BROKER].body
 _ZLIB: Final = 0x78
 """First byte of a compressed body. The field ``compressed`` of 5.x headers does not tell."""
 
@@ -46,7 +48,7 @@ class RegisteredTopic(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
 class _Topics(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     data_version: DataVersion = DataVersion()
-    topic_config_table: dict[str, RegisteredTopic] = {}
+    topic_config_table: dict[Name, RegisteredTopic] = {}
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -98,11 +100,11 @@ def _inflate(body: bytes) -> bytes:
     """Decompress, up to the size that a body may have without compression."""
     inflater = zlib.decompressobj()
     try:
-        content = inflater.decompress(body, FRAME_SIZE_MAX)
+        content = inflater.decompress(body, _CONTENT_MAX)
     except zlib.error as error:
         raise BodyError(f"the registration cannot be decompressed: {error}") from error
     if not inflater.eof:
-        raise BodyError(f"the registration is cut off, or has more than {FRAME_SIZE_MAX} bytes")
+        raise BodyError(f"the registration is cut off, or has more than {_CONTENT_MAX} bytes")
     return content
 
 
@@ -116,7 +118,9 @@ def _decode_binary(content: bytes) -> Registration:
         try:
             name, read, write, perm, *_ = block.decode().split(" ")
             numbers = {"readQueueNums": read, "writeQueueNums": write, "perm": perm}
-            topics[name] = msgspec.convert(numbers, RegisteredTopic, strict=False)
+            topics[msgspec.convert(name, Name)] = msgspec.convert(
+                numbers, RegisteredTopic, strict=False
+            )
         except ValueError as error:  # of msgspec, too
             raise BodyError(f"not a topic of a registration: {block[:200]!r}") from error
     return Registration(decode_data_version(version), topics)

@@ -21,6 +21,7 @@ from .codes import FLAG_RESPONSE, HeaderType
 from .command import RemotingCommand
 from .errors import HeaderError
 from .header_tables import typed_request_header
+from .request_sizes import FIELDS_MAX
 
 _FIXED: Final = Struct(">hBhiii")  # code, language, version, opaque, flag, remark length
 _KEY_LENGTH: Final = Struct(">H")
@@ -107,7 +108,9 @@ def _decode_ext(raw: bytes, position: int) -> dict[str, str]:
     texts: dict[str, str] = {}
     characters = raw.decode("latin-1")  # one per byte: ASCII texts are slices of it
     end = len(raw)
-    while position < end:
+    for _ in range(FIELDS_MAX):
+        if position >= end:
+            return texts
         (key_size,) = _unpack_key_length(raw, position)
         key_end = position + 2 + key_size
         (value_size,) = _unpack_length(raw, key_end)
@@ -123,6 +126,8 @@ def _decode_ext(raw: bytes, position: int) -> dict[str, str]:
             value = raw[value_start:value_end].decode()
         texts[key] = value
         position = value_end
+    if position < end:
+        raise HeaderError(f"more than {FIELDS_MAX} ext fields")
     return texts
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from .ext_fields import Header, Int32, Int64
+from .ext_fields import Header, Int32, Int64, Name
 
 
 class EndTransactionResponseHeader(Header, frozen=True, kw_only=True):
@@ -20,12 +20,12 @@ class EndTransactionResponseHeader(Header, frozen=True, kw_only=True):
 class QueryTransactionsRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_TRANSACTIONS (9000): a page of undecided transactions, or the one with this id."""
 
-    producer_group: str | None = None
-    state: str | None = None  # "prepared" or "parked"
+    producer_group: Name | None = None
+    state: Name | None = None  # "prepared" or "parked"
     transaction_id: str | None = None  # UNIQ_KEY, or offset id of the half
     after: Int64 = -1  # physical offset of the last transaction of the previous page
     max_count: Int32 = 100  # at most transaction_bodies.TRANSACTIONS_MAX
-    broker_name: str | None = field(default=None, name="bname")
+    broker_name: Name | None = field(default=None, name="bname")
 
 
 class QueryTransactionsResponseHeader(Header, frozen=True, kw_only=True):
@@ -37,24 +37,24 @@ class QueryTransactionsResponseHeader(Header, frozen=True, kw_only=True):
 class EndTransactionsRequestHeader(Header, frozen=True, kw_only=True):
     """END_TRANSACTIONS (9001): many decisions at once; they are in the body."""
 
-    producer_group: str
-    broker_name: str | None = field(default=None, name="bname")
+    producer_group: Name
+    broker_name: Name | None = field(default=None, name="bname")
 
 
 class PrepareTransactionRequestHeader(Header, frozen=True, kw_only=True):
     """PREPARE_TRANSACTION (9002): several half messages; the body has them, the leader first."""
 
-    producer_group: str
-    broker_name: str | None = field(default=None, name="bname")
+    producer_group: Name
+    broker_name: Name | None = field(default=None, name="bname")
 
 
 class DecideTransactionRequestHeader(Header, frozen=True, kw_only=True):
     """DECIDE_TRANSACTION (9003): an operator's decision about one transaction."""
 
     transaction_offset: Int64  # physical offset of the half record
-    action: str  # "commit", "rollback" or "resume"
+    action: Name  # "commit", "rollback" or "resume"
     reason: str | None = None  # for the broker's log
-    broker_name: str | None = field(default=None, name="bname")
+    broker_name: Name | None = field(default=None, name="bname")
 
 
 class DecideTransactionResponseHeader(Header, frozen=True, kw_only=True):

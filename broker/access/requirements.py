@@ -30,6 +30,8 @@ from halfmq.remoting.bodies import (
 )
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.errors import BodyError
+from halfmq.remoting.ext_fields import Name
+from halfmq.remoting.request_sizes import NAME_LENGTH_MAX
 from halfmq.remoting.transaction_bodies import decode_prepared_messages
 from halfmq.store.format.topics import (
     CLIENTS_MAY_NOT_SEND,
@@ -52,6 +54,10 @@ Row: TypeAlias = Callable[[Any, bytes], Sequence[Requirement]]
 
 ANY_CLUSTER: Final = "*"
 """Stands for the cluster of this broker, whose name is a setting."""
+
+_CUT: Final = NAME_LENGTH_MAX + 1
+"""Characters of a name that are compared. A header's typed names are no longer than one less; of
+others, such as those in a list, the rest names nothing that exists. The caches below keep names."""
 
 
 @lru_cache(maxsize=4096)  # topics are few, and creating one takes as long as checking it
@@ -157,7 +163,7 @@ def _group_and_optional_topic(field: str, *actions: Action) -> Row:
 
 def _consume_stats(header: Any, _body: bytes) -> Sequence[Requirement]:
     names = [header.topic, *(header.topic_list or "").split(";")]
-    return group(header.consumer_group, GET), *(topic(name, GET) for name in names if name)
+    return group(header.consumer_group, GET), *(topic(name[:_CUT], GET) for name in names if name)
 
 
 def _clone_offsets(header: Any, _body: bytes) -> Sequence[Requirement]:
@@ -172,14 +178,14 @@ def _consume_queue(header: Any, _body: bytes) -> Sequence[Requirement]:
 
 def _correction_offsets(header: Any, _body: bytes) -> Sequence[Requirement]:
     groups = [header.compare_group, *(header.filter_groups or "").split(",")]
-    return topic(header.topic, GET), *(group(name, GET) for name in groups if name)
+    return topic(header.topic, GET), *(group(name[:_CUT], GET) for name in groups if name)
 
 
 # -- rows of codes whose headers have no class yet, or whose names are in the body
 
 
 def _text(header: Any, name: str) -> str:
-    return str(header.get(name) or "") if isinstance(header, dict) else ""
+    return str(header.get(name) or "")[:_CUT] if isinstance(header, dict) else ""
 
 
 def _pop(*actions: Action) -> Row:
@@ -192,17 +198,17 @@ def _pop(*actions: Action) -> Row:
 class _Named(msgspec.Struct, rename="camel", gc=False):
     """The names in a JSON body; other fields are ignored here."""
 
-    topic: str = ""
-    topic_name: str = ""
-    consumer_group: str = ""
-    group_name: str = ""
+    topic: Name = ""
+    topic_name: Name = ""
+    consumer_group: Name = ""
+    group_name: Name = ""
 
 
 class _BatchAck(msgspec.Struct, gc=False):
     """One of the acknowledgements in a body. Source: ``BatchAck``."""
 
-    topic: str = msgspec.field(default="", name="t")
-    consumer_group: str = msgspec.field(default="", name="c")
+    topic: Name = msgspec.field(default="", name="t")
+    consumer_group: Name = msgspec.field(default="", name="c")
 
 
 class _Listed(msgspec.Struct, rename="camel", gc=False):

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
+from halfmq.remoting.bodies import EXPRESSION_LENGTH_MAX
 from halfmq.remoting.codes import ResponseCode
 
 from ..errors import NotYetError, RequestRefusedError
@@ -26,9 +27,6 @@ logger = logging.getLogger(__name__)
 
 SQL92: Final = "SQL92"
 """The expression type. Source: RocketMQ ``ExpressionType``."""
-
-LENGTH_MAX: Final = 65_536
-"""Characters of an expression; enough for a list of three thousand order numbers after IN."""
 
 WEIGHT_MAX: Final = 32 << 20
 """Estimated bytes of all cached filters. The least recently used one is dropped, and compiled again
@@ -79,10 +77,11 @@ class FiltersInUse:
                 ResponseCode.SYSTEM_ERROR,
                 f"The broker does not support consumer to filter message by {kind}",
             )
-        if len(expression) > LENGTH_MAX:
+        if len(expression) > EXPRESSION_LENGTH_MAX:
             raise RequestRefusedError(
                 code,
-                f"the SQL92 filter has {len(expression)} characters, the limit is {LENGTH_MAX}",
+                f"the SQL92 filter has {len(expression)} characters, "
+                f"the limit is {EXPRESSION_LENGTH_MAX}",
             )
         found = self._known.get(expression)
         if found is None:

@@ -37,9 +37,6 @@ BROKERS_MAX: Final = 256
 TOPICS_MAX: Final = 100_000
 """Topics of all registered brokers: some 40 MB."""
 
-TEXT_MAX: Final = 255
-"""Characters of a name or an address, as of a topic's."""
-
 MASTER_ID: Final = 0
 
 
@@ -92,13 +89,9 @@ class BrokerTable:
         """Add a broker and its topics, or renew it.
 
         Raises:
-            RequestRefusedError: There are too many, or a name or an address is too long.
+            RequestRefusedError: There are too many.
         """
         name, broker_id = header.broker_name, header.broker_id
-        texts = name, header.broker_addr, header.ha_server_addr, header.cluster_name
-        for text in (*texts, *registration.topics):
-            if len(text) > TEXT_MAX:
-                raise _refused(f"{text[:50]}... has more than {TEXT_MAX} characters")
         known = self._brokers.get(name)
         broker = known or _Broker(header.cluster_name)
         before = broker.members.get(broker_id)

@@ -73,7 +73,8 @@ PROPERTY_TIMER_DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
 PROPERTY_TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
 PROPERTY_TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
 
-_TAGS_CACHED_MAX: Final = 4096  # distinct TAGS values whose hash is cached, 200 bytes each
+_TAGS_CACHED_MAX: Final = 4096  # distinct TAGS values whose hash is cached, 300 bytes each
+_TAG_CACHED_LENGTH_MAX: Final = 64  # longer ones are not: strangers may send some of 32 KB
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -189,6 +190,8 @@ class TagsCodeCache:
         # With both separators and a value, the code depends on nothing else in the properties.
         if len(field) <= len(_TAGS) + 2 or not field.startswith(b"\x02"):
             return tags_code(chunk[start:end])
+        if len(field) > _TAG_CACHED_LENGTH_MAX:
+            return tags_code(chunk[start:end])
         code = self._codes.get(field)
         if code is None:
             if len(self._codes) >= _TAGS_CACHED_MAX:
@@ -198,7 +201,13 @@ class TagsCodeCache:
         return code
 
 
-@lru_cache(maxsize=_TAGS_CACHED_MAX)
 def tag_hash(tag: str) -> int:
     """Return the code that ``tags_code`` gives to messages with this tag."""
+    return _cached_hash(tag) if len(tag) <= _TAG_CACHED_LENGTH_MAX else _hash(tag)
+
+
+def _hash(tag: str) -> int:
     return java_string_hash(tag.encode(errors="replace").decode())
+
+
+_cached_hash: Final = lru_cache(maxsize=_TAGS_CACHED_MAX)(_hash)

@@ -57,7 +57,8 @@ class Probe:
         self._answered: set[int] = set()
         self._read: set[int] = set()
         self._wire = Wire(address)
-        self._ended = threading.Event()
+        self._ended = threading.Event()  # standard input is
+        self._all_sent = threading.Event()
         self._next = 0
 
     @property
@@ -99,6 +100,7 @@ class Probe:
             self.send()
         while not self.send():
             time.sleep(PERIOD_S)
+        self._all_sent.set()
         reader.join()
         return Report(self.phases, len(self._answered - self._read), self._next)
 
@@ -110,7 +112,7 @@ class Probe:
     def _keep_reading(self) -> None:
         """Read with long polls; at the end, until everything that was answered is read."""
         wire, offset = Wire(self._address), 0
-        while not self._ended.is_set() or self._answered - self._read:
+        while not self._all_sent.is_set() or self._answered - self._read:
             header = pull_header(
                 consumer_group="probes",
                 topic=TOPIC,

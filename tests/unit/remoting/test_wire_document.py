@@ -10,7 +10,7 @@ import msgspec
 from halfmq.remoting import consumer_bodies, transaction_bodies
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.consumer_bodies import CONSUMERS_MAX, MEMBER_TOPICS_MAX
-from halfmq.remoting.ext_fields import Header, Int32, Int64
+from halfmq.remoting.ext_fields import Header, Int32, Int64, Name
 from halfmq.remoting.header_tables import REQUEST_HEADERS, RESPONSE_HEADERS
 from halfmq.remoting.transaction_bodies import (
     ENDS_MAX,
@@ -23,7 +23,7 @@ from tests.support.documents import ROOT
 
 DOCUMENT: Final = (ROOT / "docs" / "wire.md").read_text(encoding="utf-8")
 OURS: Final = range(9000, 9100)
-LETTERS: Final = {str: "S", Int32: "I", Int64: "L", bool: "B", bytes: "bytes"}
+LETTERS: Final = {str: "S", Name: "S", Int32: "I", Int64: "L", bool: "B", bytes: "bytes"}
 LIMITS: Final = {
     "TransactionEnd": ENDS_MAX,
     "EndResult": ENDS_MAX,

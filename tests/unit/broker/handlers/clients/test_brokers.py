@@ -257,7 +257,6 @@ def test_an_invalid_registration_is_refused(server: NameServer) -> None:
         (fields, registration({"orders": (-1, 6), "b": (1, 6)})),
         (fields, registration({"orders": (65_536, 6), "b": (1, 6)})),
         (fields, registration({"x" * 300: (1, 6), "b": (1, 6)})),
-        (fields | {"brokerName": "x" * 300}, body),
         (fields, b"[]"),
         (fields, b"\x78\x9c garbage"),
         (fields, zlib.compress(b"\0\0")),
