@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 from .errors import ConfigurationError
 
@@ -17,6 +18,9 @@ INT32: Final = range(-(1 << 31), 1 << 31)
 NOT_IN_TAGS: Final = r"|&!<>=(),;'\"`*?\x00-\x1f\x7f\ud800-\udfff"
 """Characters that a tag must not have, for a character class of ``re``: separators and operators of
 filter languages, wildcards, quotes, and characters that cannot be encoded."""
+
+OrderKeys: TypeAlias = str | Sequence[str | None] | None
+"""The order key of all messages of a transaction, or one for each."""
 
 is_tag = re.compile(rf"[^\s{NOT_IN_TAGS}]+").fullmatch
 """Match a valid tag: text without blanks, quotes and ``|&!<>=(),;*?``."""
@@ -81,3 +85,23 @@ def check_kind(name: str, value: object, kind: type) -> None:
     """Raise ConfigurationError unless it is an instance of the class."""
     if not isinstance(value, kind):
         raise ConfigurationError(name, value, f"a {kind.__name__}, not {type(value).__name__}")
+
+
+def check_order_keys(order_key: OrderKeys, messages: int) -> tuple[str | None, ...]:
+    """Return the order key of each message.
+
+    Raises:
+        ConfigurationError: A key is not a text, or a list has not one per message.
+    """
+    if order_key is None or isinstance(order_key, str):
+        keys: tuple[str | None, ...] = (order_key,) * messages
+    else:
+        given: object = order_key  # a program without type checks may pass anything
+        if not isinstance(given, Sequence) or len(given) != messages:
+            raise ConfigurationError(
+                "order_key", order_key, f"text, or a list of {messages}, one for each message"
+            )
+        keys = tuple(order_key)
+    for key in keys:
+        check_optional_text("order_key", key)
+    return keys

@@ -55,6 +55,7 @@ from .administration.group_offsets import GroupOffset, TimeSpan
 from .administration.groups import ConsumerGroup, GroupMember
 from .administration.running_consumers import ConsumedQueue, DirectConsumption, RunningConsumer
 from .administration.topics import QueueRange
+from .arguments import OrderKeys
 from .config import ClientConfig
 from .consuming.filters import SqlFilter
 from .credentials import Credentials, CredentialsSource
@@ -446,27 +447,31 @@ class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
     pending = _BlockingMethod(aio_transaction.TransactionProducer.pending)
 
     def transaction(
-        self, messages: Message | Sequence[Message]
+        self, messages: Message | Sequence[Message], *, order_key: OrderKeys = None
     ) -> contextlib.AbstractContextManager[Transaction]:
         """Return the context manager of one local transaction; its block runs in this thread."""
-        return _BlockingTransaction(self, self.asynchronous.transaction(messages))
+        transaction = self.asynchronous.transaction(messages, order_key=order_key)
+        return _BlockingTransaction(self, transaction)
 
     def send_in_transaction(
         self,
         messages: Message | Sequence[Message],
         listener: TransactionListener | None = None,
         arg: object = None,
+        *,
+        order_key: OrderKeys = None,
     ) -> Transaction:
         """Run a transaction with a listener, as in RocketMQ; a plain one runs in this thread."""
         listener = self.asynchronous.use_listener(listener)
         execute = listener.execute_local_transaction
-        with _BlockingTransaction(self, Transaction(self.asynchronous, messages)) as transaction:
+        entered = Transaction(self.asynchronous, messages, order_key)
+        with _BlockingTransaction(self, entered) as transaction:
             transaction.decide(Decision.UNKNOWN)
             if inspect.iscoroutinefunction(execute):
-                transaction.decide(self.wait(call_user_function(execute, transaction, arg)))
+                transaction.take_outcome(self.wait(call_user_function(execute, transaction, arg)))
             else:
                 try:
-                    transaction.decide(as_decision(execute(transaction, arg), execute))
+                    transaction.take_outcome(as_decision(execute(transaction, arg), execute))
                 except Exception:
                     logger.exception(
                         "event=user_function_failed function=%r counts_as=UNKNOWN", str(execute)

@@ -110,6 +110,9 @@ class ClientConfig:
     """Concurrent calls of a transaction checker."""
     check_timeout: float = 30.0
     """Time limit of one call; then it counts as UNKNOWN, and the broker checks again."""
+    own_check_timeout: float = 2.0
+    """Time limit of the look into the database that ends a block, the wait for a connection
+    included; then the broker checks. Short, because the program waits for it."""
     check_queue_max: int = 1000
     """Queued check requests; further ones are rejected, and the broker checks again."""
 

@@ -26,7 +26,8 @@
     ├── TransactionNotFoundError   no broker knows the transaction
     ├── AutocommitError            the ledger's row would be committed by itself
     ├── TransactionFencedError     a check preceded the local transaction's row in the ledger
-    ├── TransactionNotRecordedError  a block ended normally without a row in the ledger
+    ├── TransactionNotCommittedError  a block ended normally; its row in the ledger is not committed
+    │   └── TransactionNotRecordedError  … because it was not recorded at all
     ├── HalfNotDurableError        the half message may not be on disk            retriable
     └── UnreadableBodyError        the body of a received message cannot be decompressed
 
@@ -436,23 +437,46 @@ class TransactionFencedError(ClientError):
         )
 
 
-class TransactionNotRecordedError(ClientError):
-    """The block of a ledger's producer ended normally, but the ledger has no row of it.
+class TransactionNotCommittedError(ClientError):
+    """The block of a ledger's producer ended normally, but its row in the ledger is not committed.
 
-    Its message was not committed. ``decision`` says what happened instead: ROLLBACK, after which
-    the row can no longer be inserted, or UNKNOWN, if the ledger could not decide and the broker
-    will check.
+    So no COMMIT was sent. The broker will check: it delivers the message if the row is committed
+    meanwhile, and drops it otherwise. ``still_open`` is true if the connection that recorded the
+    row says that it is in a transaction; not every driver tells.
     """
 
-    def __init__(self, transaction_id: str, decision: str) -> None:
-        super().__init__(transaction_id, decision)
-        self.transaction_id, self.decision = transaction_id, decision
+    def __init__(self, transaction_id: str, still_open: bool = False) -> None:
+        super().__init__(transaction_id, still_open)
+        self.transaction_id, self.still_open = transaction_id, still_open
+
+    def __str__(self) -> str:
+        why = (
+            "is not committed, and the connection that recorded it is still in a transaction: "
+            "commit it inside the block, also one that was begun outside (a session that somebody "
+            "else commits, Django's ATOMIC_REQUESTS or an outer atomic())"
+            if self.still_open
+            else "is not in the ledger: its database transaction or a savepoint was rolled back "
+            "(PostgreSQL does so without an error if a statement failed and its exception was "
+            "swallowed), is not committed yet, or is in another database than the checker's"
+        )
+        return f"the row of transaction {self.transaction_id} {why}; the broker will check"
+
+
+class TransactionNotRecordedError(TransactionNotCommittedError):
+    """The block of a ledger's producer ended normally, but no row of it was recorded.
+
+    As for every :class:`TransactionNotCommittedError`, the broker will check.
+    """
+
+    def __init__(self, transaction_id: str) -> None:
+        super().__init__(transaction_id)
+        self.args = (transaction_id,)  # unpickling calls __init__ with these
 
     def __str__(self) -> str:
         return (
-            f"transaction {self.transaction_id} has no row in the ledger (decision "
-            f"{self.decision}): call ledger.record(cursor, tx.id) in the local transaction, or "
-            "tx.rollback() for a block that writes nothing"
+            f"transaction {self.transaction_id} was not recorded in the ledger: call "
+            "ledger.record(cursor, tx.id) in the local transaction, or tx.rollback() for a block "
+            "that writes nothing; the broker will check"
         )
 
 

@@ -29,6 +29,17 @@ tombstone. This is correct at every isolation level, also in autocommit mode:
 * Tombstones are only removed by a prune, once they are old: another check may have answered
   ROLLBACK because of them.
 
+The age of rows is measured by the database's own clock, so that no program whose clock is wrong
+prunes young rows or moves the horizon too far. (SQLite has the clock of its host; for a database
+that the ledger does not know, it is the program's.) The horizon is compared with the time at which
+the broker stored the half message, by the broker's clock: within a day of it the answer is UNKNOWN.
+
+A block that ends normally has not shown that its row is committed: somebody else may commit later,
+or a savepoint with the row was rolled back, or a statement failed and its exception was swallowed,
+so that PostgreSQL answered COMMIT with a rollback and no driver said so. So the producer *looks* at
+the row, in a new transaction, before it sends COMMIT. A look inserts nothing: if it finds no row,
+the transaction may still commit, so that it decides nothing, and the broker will check.
+
 Any DB-API driver, asyncpg and SQLAlchemy can be used, if the database does not lose committed
 transactions and ``connect`` opens the primary database, not a replica.
 """
@@ -45,7 +56,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
-from .arguments import check_callable, check_kind, check_optional_text, check_text
+from .arguments import check_kind, check_optional_text, check_text
 from .errors import AutocommitError, ConfigurationError, TransactionFencedError
 from .message import Decision, MessageView
 from .transactional.databases import (
@@ -58,35 +69,38 @@ from .transactional.databases import (
     DbapiConnection,
     Statement,
     check_blocking,
+    clock_of,
     is_database_error,
     is_duplicate,
+    is_missing_table,
     managed_connection,
     open_database,
     render,
     run_blocking,
 )
-from .transactional.recorded_transactions import mark_recorded, tag_checker
+from .transactional.recorded_transactions import LedgerLook, attach_look, mark_recorded
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LOCK_SECONDS: Final = 2.0
-"""How long a check waits for a locked row; then it is UNKNOWN, and the broker checks again."""
+LOCK_SECONDS: Final = 1.0
+"""How long a check waits for a locked row; then it is UNKNOWN, and the broker checks again. Less
+than ``ClientConfig.own_check_timeout``, so that a check ends by itself and no thread is left."""
 KEPT_MIN: Final = timedelta(days=1)
 """The minimum age of pruned rows: a local transaction that runs longer would find no tombstone."""
 CLOCKS_APART_MAX: Final = timedelta(days=1)
-"""The largest tolerated difference between the clocks of brokers and programs."""
+"""The largest tolerated difference between the clocks of brokers and databases."""
 
 COMMITTED: Final = "committed"
 TOMBSTONE: Final = "fenced"
 _HORIZON: Final = "horizon"  # id and state of the row with the time up to which rows were pruned
 _CLOCKS_APART_MS: Final = CLOCKS_APART_MAX // timedelta(milliseconds=1)
 
-_INSERT: Final = "insert into TABLE (id, state, recorded_at) values ({}, {}, {})"
+_INSERT: Final = "insert into TABLE (id, state, recorded_at) values ({}, {}, NOW)"
 _INSERT_WITHIN: Final = (
     "insert into TABLE (id, state, recorded_at) "
-    "select {}, {}, {} from set_config('lock_timeout', {}, true)"
+    "select {}, {}, NOW from set_config('lock_timeout', {}, true)"
 )
 """The insert for PostgreSQL, with a lock timeout in milliseconds for its transaction. In autocommit
 mode the statement is a transaction by itself."""
@@ -116,11 +130,7 @@ class TransactionLedger:
     """
 
     def __init__(
-        self,
-        table: str = "halfmq_transactions",
-        *,
-        paramstyle: str | None = None,
-        clock: Callable[[], float] = time.time,
+        self, table: str = "halfmq_transactions", *, paramstyle: str | None = None
     ) -> None:
         """Create a ledger for a table; nothing is executed yet.
 
@@ -128,21 +138,18 @@ class TransactionLedger:
             table: Its name, with a schema if necessary.
             paramstyle: The driver's DB-API paramstyle, for drivers and wrappers that do not declare
                 one.
-            clock: Returns seconds since 1970, for the age of rows.
 
         Raises:
             ConfigurationError: The name needs quoting, or the paramstyle is unknown.
         """
         check_text("table", table, "a name that needs no quotes")
         check_optional_text("paramstyle", paramstyle)
-        check_callable("clock", clock)
         if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", table, re.ASCII):
             raise ConfigurationError("table", table, "a name that needs no quotes")
         if paramstyle is not None and paramstyle not in PARAMSTYLES:
             raise ConfigurationError("paramstyle", paramstyle, ", ".join(PARAMSTYLES))
         self._table = table
         self._paramstyle = paramstyle
-        self._clock = clock
 
     def create_table(self, connection: Target) -> None:
         """Create the table if it is missing, and commit."""
@@ -182,39 +189,45 @@ class TransactionLedger:
         """Return the statement of :meth:`record`, for drivers that it does not support.
 
         The driver's own error for a duplicate key means that a check came first. Whether a
-        transaction is open is not checked.
+        transaction is open is not checked, and the row's time is that of this program's clock.
         """
         check_text("transaction_id", transaction_id)
         if paramstyle not in PARAMSTYLES:
             raise ConfigurationError("paramstyle", paramstyle, ", ".join(PARAMSTYLES))
-        mark_recorded(self._table, transaction_id)
-        values = (transaction_id, COMMITTED, self._now_ms())
-        return render(self._sql(_INSERT), values, paramstyle)
+        mark_recorded(self._table, transaction_id, lambda: False)
+        values = (transaction_id, COMMITTED, _host_ms())
+        return render(self._sql(_INSERT, None), values, paramstyle)
 
     def checker(
         self, connect: Callable[[], Target | AbstractContextManager[Target]]
     ) -> Callable[[MessageView], Decision]:
         """Return a checker for :class:`TransactionProducer`, which runs it in a worker thread.
 
-        Each check calls ``connect`` for a connection, which it closes, or a context manager:
-        ``lambda: sqlite3.connect(path)``, SQLAlchemy's ``engine.connect``, psycopg's
-        ``pool.connection``. On SQLite, PostgreSQL, MySQL and MariaDB it waits two seconds for a
-        lock, and then restores the connection's own setting.
+        Each check, and the look at the end of each block, calls ``connect`` for a connection, which
+        it closes, or a context manager: ``lambda: sqlite3.connect(path)``, SQLAlchemy's
+        ``engine.connect``, psycopg's ``pool.connection``. It must be another connection than the
+        one that records, to the same database. On SQLite, PostgreSQL, MySQL and MariaDB a check
+        waits a second for a lock, and then restores the connection's own setting.
         """
+
+        def connected(work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
+            opening: Any = connect()
+            check_blocking(opening, "`ledger.async_checker(connect)`")
+            closes = hasattr(opening, "close")
+            with contextlib.closing(opening) if closes else opening as connection:
+                return self._run_blocking(connection, work, "`ledger.async_checker(connect)`")
 
         def check(message: MessageView) -> Decision:
             transaction_id, prepared_ms = _transaction_of(message)
-            decide = partial(self._decide, transaction_id, prepared_ms)
             try:
-                opening: Any = connect()
-                check_blocking(opening, "`ledger.async_checker(connect)`")
-                closes = hasattr(opening, "close")
-                with contextlib.closing(opening) if closes else opening as connection:
-                    return self._run_blocking(connection, decide, "`ledger.async_checker(connect)`")
+                return connected(partial(self._decide, transaction_id, prepared_ms))
             except Exception as error:  # noqa: BLE001 -- raised again unless from the database
                 return _unknown_on_database_error(transaction_id, error)
 
-        return tag_checker(check, self._table)
+        def look(transaction_id: str) -> bool:
+            return connected(partial(self._look, transaction_id, connect))
+
+        return attach_look(check, LedgerLook(self._table, look))
 
     def async_checker(
         self,
@@ -229,20 +242,26 @@ class TransactionLedger:
         work.
         """
 
+        async def connected(work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
+            async with managed_connection(connect()) as connection:
+                return await self._run_async(connection, work)
+
         async def check(message: MessageView) -> Decision:
             transaction_id, prepared_ms = _transaction_of(message)
-            decide = partial(self._decide, transaction_id, prepared_ms)
             try:
-                async with managed_connection(connect()) as connection:
-                    return await self._run_async(connection, decide)
+                return await connected(partial(self._decide, transaction_id, prepared_ms))
             except Exception as error:  # noqa: BLE001 -- raised again unless from the database
                 return _unknown_on_database_error(transaction_id, error)
 
-        return tag_checker(check, self._table)
+        async def look(transaction_id: str) -> bool:
+            return await connected(partial(self._look, transaction_id, connect))
+
+        return attach_look(check, LedgerLook(self._table, look))
 
     def prune(self, connection: Target, older_than: timedelta = timedelta(days=30)) -> int:
         """Delete rows older than ``older_than``, commit, and return how many were deleted.
 
+        Their age is by the database's clock, if it is SQLite, PostgreSQL, MySQL or MariaDB.
         Checks of transactions from before that time are answered UNKNOWN, because their rows may
         have been deleted; in the end an operator decides them. ``producer.pending()`` shows whether
         there are any. A tombstone of such a transaction has no meaning.
@@ -250,14 +269,14 @@ class TransactionLedger:
         Raises:
             ConfigurationError: ``older_than`` is less than a day.
         """
-        prune = partial(self._prune, self._until_ms(older_than))
+        prune = partial(self._prune, _checked_age_ms(older_than))
         return self._run_blocking(connection, prune, "`await ledger.prune_async(…)`")
 
     async def prune_async(
         self, connection: object, older_than: timedelta = timedelta(days=30)
     ) -> int:
         """As :meth:`prune`, for an asynchronous connection."""
-        return await self._run_async(connection, partial(self._prune, self._until_ms(older_than)))
+        return await self._run_async(connection, partial(self._prune, _checked_age_ms(older_than)))
 
     # -- blocking and asynchronous connections
 
@@ -266,10 +285,7 @@ class TransactionLedger:
     ) -> T:
         check_blocking(target, remedy)
 
-        async def run() -> T:
-            return await work(await open_database(target, self._paramstyle))
-
-        return run_blocking(run())
+        return run_blocking(self._run(target, work))
 
     async def _run_async(
         self, target: Any, work: Callable[[Database], Coroutine[Any, Any, T]]
@@ -278,7 +294,14 @@ class TransactionLedger:
         if hasattr(target, "run_sync"):  # SQLAlchemy's, which awaits for blocking code
             result: T = await target.run_sync(self._run_blocking, work, "")
             return result
-        return await work(await open_database(target, self._paramstyle))
+        return await self._run(target, work)
+
+    async def _run(self, target: Any, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
+        database = await open_database(target, self._paramstyle)
+        try:
+            return await work(database)
+        finally:
+            await database.close()
 
     # -- statements in a connection
 
@@ -294,19 +317,24 @@ class TransactionLedger:
     async def _record(self, transaction_id: str, database: Database) -> None:
         if await database.autocommits():
             raise AutocommitError(transaction_id)
-        values = (transaction_id, COMMITTED, self._now_ms())
         try:
-            await database.execute(self._sql(_INSERT), *values)
+            await self._insert(database, transaction_id, COMMITTED)
         except Exception as error:
             if is_duplicate(error):
                 raise TransactionFencedError(transaction_id) from error
             raise
-        mark_recorded(self._table, transaction_id)
+        mark_recorded(self._table, transaction_id, database.transaction_watch())
 
-    async def _prune(self, until_ms: int, database: Database) -> int:
+    async def _insert(self, database: Database, transaction_id: str, state: str) -> None:
+        clock = clock_of(database)
+        values = (transaction_id, state) if clock else (transaction_id, state, _host_ms())
+        await database.execute(self._sql(_INSERT, clock), *values)
+
+    async def _prune(self, age_ms: int, database: Database) -> int:
         try:
+            until_ms = await _now_ms(database) - age_ms
             if await self._horizon_ms(database) is None:
-                await database.execute(self._sql(_INSERT), _HORIZON, _HORIZON, until_ms)
+                await database.execute(self._sql(_INSERT, None), _HORIZON, _HORIZON, until_ms)
             move = "update TABLE set recorded_at = {} where id = {} and recorded_at < {}"
             await database.execute(self._sql(move), until_ms, _HORIZON, until_ms)
             delete = "delete from TABLE where recorded_at < {} and id <> {}"
@@ -356,12 +384,32 @@ class TransactionLedger:
         return Decision.ROLLBACK
 
     async def _insert_tombstone(self, database: Database, transaction_id: str) -> None:
-        values = (transaction_id, TOMBSTONE, self._now_ms())
         if database.kind == POSTGRESQL:
             limit_ms = str(int(LOCK_SECONDS * 1000))
-            await database.execute(self._sql(_INSERT_WITHIN), *values, limit_ms)
+            insert = self._sql(_INSERT_WITHIN, clock_of(database))
+            await database.execute(insert, transaction_id, TOMBSTONE, limit_ms)
         else:
-            await database.execute(self._sql(_INSERT), *values)
+            await self._insert(database, transaction_id, TOMBSTONE)
+
+    async def _look(self, transaction_id: str, connect: object, database: Database) -> bool:
+        """Return whether the row is committed, as a new transaction sees it."""
+        await database.rollback()  # a transaction that began before may not see the row
+        if database.kind == MYSQL:  # at READ UNCOMMITTED it would see rows that are not committed
+            await database.execute("set transaction isolation level read committed")
+        try:
+            return await self._state(database, transaction_id) == COMMITTED
+        except Exception as error:
+            if not is_missing_table(error):
+                raise
+            raise ConfigurationError(
+                "connect",
+                connect,
+                f"a function that connects to the database in which blocks record; this one has no "
+                f"table {self._table} (each connection to :memory: is a database of its own)",
+            ) from error
+        finally:
+            with contextlib.suppress(Exception):  # with some drivers cancellation breaks it
+                await database.rollback()
 
     async def _state(self, database: Database, transaction_id: str) -> str | None:
         select = "select state from TABLE where id = {}"
@@ -373,17 +421,29 @@ class TransactionLedger:
         rows = await database.fetch(self._sql(select), _HORIZON)
         return int(rows[0][0]) if rows else None
 
-    def _sql(self, template: str) -> str:
-        return template.replace("TABLE", self._table, 1)
+    def _sql(self, template: str, clock: str | None = None) -> str:
+        """Fill in the table, and the expression for the time; None: it is a value."""
+        return template.replace("NOW", clock or "{}").replace("TABLE", self._table, 1)
 
-    def _until_ms(self, older_than: timedelta) -> int:
-        check_kind("older_than", older_than, timedelta)
-        if older_than < KEPT_MIN:
-            raise ConfigurationError("older_than", older_than, f"at least {KEPT_MIN}")
-        return self._now_ms() - older_than // timedelta(milliseconds=1)
 
-    def _now_ms(self) -> int:
-        return int(self._clock() * 1000)
+def _checked_age_ms(older_than: timedelta) -> int:
+    check_kind("older_than", older_than, timedelta)
+    if older_than < KEPT_MIN:
+        raise ConfigurationError("older_than", older_than, f"at least {KEPT_MIN}")
+    return older_than // timedelta(milliseconds=1)
+
+
+async def _now_ms(database: Database) -> int:
+    """Return the time by the database's clock; by this program's if the ledger cannot ask it."""
+    clock = clock_of(database)
+    if clock is None:
+        return _host_ms()
+    ((now_ms,),) = await database.fetch(f"select {clock}")
+    return int(now_ms)
+
+
+def _host_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def _transaction_of(message: MessageView) -> tuple[str, int]:

@@ -23,7 +23,7 @@ from halfmq.remoting.bodies import HeartbeatData, ProducerData
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader
-from halfmq.store.format.ids import java_string_hash
+from halfmq.store.format.flags import TRANSACTION_MASK
 from halfmq.store.format.topics import DEFAULT_TOPIC
 
 from .arguments import check_optional_text
@@ -217,7 +217,9 @@ class Producer(BaseClient):
                 return send_result(answer, status, encoded.unique_key, queue, address)
             except ClientError as error:
                 failures.append(error)
-            ordered = order_key is not None
+            # A half message takes its place in its queue when it is committed, so that a retry of
+            # its prepare changes no order.
+            ordered = order_key is not None and not encoded.sys_flag & TRANSACTION_MASK
             if not await wait_before_retry(failures, self.config, clock, deadline, ordered=ordered):
                 raise final_error(failures, code, self.config.send_timeout)
             self._after_failure(session, failures[-1], topic)
@@ -255,14 +257,8 @@ def _check_message(message: object, order_key: object) -> None:
 def choose_queue(
     route: Route, order_key: str | None, avoid_broker: str | None = None
 ) -> MessageQueue:
-    """Return the queue of an order key, or the next one round-robin, avoiding ``avoid_broker``.
-
-    The key's queue is the one of RocketMQ's ``SelectMessageQueueByHash``, so that Java and Python
-    producers of one topic agree. It changes with the topic's number of queues.
-    """
-    if order_key is None:
-        return route.next_queue(avoid_broker)
-    return route.publish_queues[abs(java_string_hash(order_key)) % len(route.publish_queues)]
+    """Return the queue of an order key, or the next one round-robin, avoiding ``avoid_broker``."""
+    return route.next_queue(avoid_broker) if order_key is None else route.queue_of(order_key)
 
 
 def send_result(

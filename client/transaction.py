@@ -38,7 +38,7 @@ from halfmq.remoting.codes import RequestCode
 from halfmq.store.format.ids import parse_offset_message_id
 
 from .admin import PendingTransaction, pending_pages
-from .arguments import check_callable, check_kind
+from .arguments import OrderKeys, check_callable, check_kind, check_order_keys
 from .config import ClientConfig
 from .credentials import CredentialsSource
 from .errors import (
@@ -48,6 +48,7 @@ from .errors import (
     ConfigurationError,
     DecisionConflictError,
     HalfNotDurableError,
+    TransactionNotCommittedError,
     TransactionNotRecordedError,
 )
 from .message import (
@@ -73,7 +74,13 @@ from .transactional.check_back import (
 )
 from .transactional.decisions import DecisionSender, Ending, OnSettled
 from .transactional.multi_message_prepare import check_messages, check_supported, prepare_messages
-from .transactional.recorded_transactions import lacks_ledger_row
+from .transactional.recorded_transactions import (
+    Recordings,
+    begin_recordings,
+    end_recordings,
+    look_of,
+    says_open,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -106,31 +113,39 @@ class Transaction:
     Created by :meth:`TransactionProducer.transaction`.
 
     ``async with`` stores the half messages and runs the block. If the block ends normally, the
-    transaction is committed. After an exception or a cancellation it is unknown whether the row was
-    committed, so the producer's checker is called, its decision is sent, and the exception
-    propagates. If the checker cannot decide within ``config.check_timeout``, or a second
-    cancellation arrives meanwhile, the broker checks later. The local transaction must end inside
-    the block: a check of one that is still open waits for its lock. :meth:`rollback` and
-    :meth:`decide` override all this, for a block that knows the outcome.
+    transaction is committed; if the checker is that of a :class:`TransactionLedger`, only after a
+    look at the row, in a new transaction of the database. After an exception or a cancellation it
+    is unknown whether the row was committed, so the producer's checker is called, its decision is
+    sent, and the exception propagates. If look or checker take longer than
+    ``config.own_check_timeout``, or a cancellation arrives meanwhile, the broker checks later. The
+    local transaction must end inside the block. :meth:`rollback` and :meth:`decide` override all
+    this, for a block that knows the outcome.
 
-    If a COMMIT cannot be delivered, leaving the block raises nothing, because the local transaction
-    has committed: ``decided`` is False, a warning is logged, and the broker will check.
-
-    A normal end of the block raises :class:`TransactionNotRecordedError` if the checker is that of
-    a :class:`TransactionLedger` without a row of this transaction, and
+    A normal end of the block raises :class:`TransactionNotCommittedError` if the ledger's row is
+    not committed; its subclass :class:`TransactionNotRecordedError` if it was never recorded; and
     :class:`DecisionConflictError` if the transaction was rolled back before.
+
+    It raises nothing, but logs a warning, if the database cannot be asked, or if a COMMIT cannot be
+    delivered: the local transaction has committed as far as anybody knows, an error would make the
+    program do it again, and the broker will check. ``decided`` is False then.
     """
 
     def __init__(
-        self, producer: TransactionProducer, messages: Message | Sequence[Message]
+        self,
+        producer: TransactionProducer,
+        messages: Message | Sequence[Message],
+        order_key: OrderKeys = None,
     ) -> None:
         """Create a transaction; nothing is sent before it is entered.
 
         Raises:
+            ConfigurationError: ``order_key`` is neither a text nor a list with one per message.
             InvalidMessageError: No message, or too many for one transaction.
         """
         self.messages = check_messages(messages)
         """The messages that a commit delivers; the first one is the leader, which checkers see."""
+        self.order_keys = check_order_keys(order_key, len(self.messages))
+        """The order key of each message, or None."""
         self.decision: Decision | None = None
         """The decision, whether it could be sent or not; None while the block or the checker
         runs."""
@@ -148,6 +163,7 @@ class Transaction:
         self._born_ms = self._stored_ms = 0
         self._explicit: Decision | None = None
         self._entered = False
+        self._recordings = Recordings()
 
     @property
     def id(self) -> str:
@@ -190,6 +206,7 @@ class Transaction:
             raise BadAnswerError(results[0].queue.broker_name, str(error)) from error
         self._encoded, self._results, self._half_offset = first, results, half.physical_offset
         self._born_ms, self._stored_ms = born_ms, wall_clock_ms()
+        self._recordings = begin_recordings(self.id)
 
     def as_checked(self) -> MessageView:
         """Return the message in the form that checkers get; called by the producer."""
@@ -219,6 +236,10 @@ class Transaction:
         check_kind("decision", decision, Decision)
         self._explicit = decision
 
+    def take_outcome(self, outcome: Decision) -> None:
+        """Set what a listener has decided; its COMMIT counts as a normal end of a block."""
+        self._explicit = None if outcome is Decision.COMMIT else outcome
+
     def rollback(self) -> None:
         """Set the decision to ROLLBACK, however the block ends, without calling the checker.
 
@@ -246,23 +267,25 @@ class Transaction:
         trace: TracebackType | None,
     ) -> None:
         self.running = False
+        end_recordings(self.id)
         if isinstance(error, GeneratorExit):
             # A coroutine that is being closed must not await anything: the broker will check.
             self.decision = Decision.UNKNOWN
             return
-        unrecorded = self._producer.take_unrecorded(self)
-        decision = self._explicit
-        if decision is None and error is None and not unrecorded:
-            decision = Decision.COMMIT
         try:
-            await self._producer.finish(self, decision)
+            if self._explicit is not None:
+                await self._producer.finish(self, self._explicit)
+            elif error is None:
+                await self._producer.look_and_finish(self, self._recordings)
+            else:
+                self._recordings.clear()  # they hold connections, whose locks would stop the check
+                await self._producer.check_and_finish(self)
         except DecisionConflictError:
             if error is None:
                 raise
             logger.exception("event=decision_refused transaction=%s", self.id)
-        if decision is None and error is None and self.decision is not Decision.COMMIT:
-            assert self.decision is not None, "finish() has set it"
-            raise TransactionNotRecordedError(self.id, self.decision.name)
+        finally:
+            self._recordings.clear()
 
     def __repr__(self) -> str:
         identity = self._encoded and self._encoded.unique_key
@@ -346,44 +369,56 @@ class TransactionProducer(Producer):
             checker.check_local_transaction if isinstance(checker, TransactionListener) else checker
         )
 
-    def transaction(self, messages: Message | Sequence[Message]) -> Transaction:
+    def transaction(
+        self, messages: Message | Sequence[Message], *, order_key: OrderKeys = None
+    ) -> Transaction:
         """Return the context manager of one local transaction; see :class:`Transaction`.
 
         Several messages, also to several topics, are all delivered or none. They must go to one
         halfmq broker; the limits are 64 messages and 16 MiB together.
 
+        Messages of a topic with the same ``order_key`` go to one queue, as with :meth:`send`, in
+        the order in which their transactions are committed: that of their blocks, if these run one
+        after the other and each COMMIT is confirmed. A list has a key or None for each message.
+
         Entering raises what :meth:`send` raises, and :class:`HalfNotDurableError` if the half
         message may not be on disk: then the block has not run, and nothing is delivered.
 
         Raises:
-            ConfigurationError: The producer has no checker. When entered: the broker is not
-                halfmq's, and does not support these messages.
+            ConfigurationError: The producer has no checker, or an order key cannot be used. When
+                entered: the broker is not halfmq's, and does not support these messages; or no
+                single broker has the queues of all order keys.
             InvalidMessageError: No message, or too many.
         """
         if self._check_back.checker is None:
             raise ConfigurationError("checker", None, "a function that answers the broker's checks")
-        return Transaction(self, messages)
+        return Transaction(self, messages, order_key)
 
     async def send_in_transaction(
         self,
         messages: Message | Sequence[Message],
         listener: TransactionListener | None = None,
         arg: object = None,
+        *,
+        order_key: OrderKeys = None,
     ) -> Transaction:
         """Store the half messages and let the listener run and decide, as in RocketMQ.
 
         If the listener raises, or returns anything but a Decision, this is logged and counts as
-        UNKNOWN. The returned transaction is finished; see its ``decision`` and ``decided``.
+        UNKNOWN. The returned transaction is finished; see its ``decision`` and ``decided``. If the
+        producer has the checker of a ledger, a COMMIT is sent only if the row is committed, as at
+        the end of a block.
 
         Raises:
             ClientError: The half message could not be stored; the listener did not run.
+            TransactionNotCommittedError: The listener returned COMMIT without a row in the ledger.
         """
         listener = self.use_listener(listener)
-        async with Transaction(self, messages) as transaction:
+        async with Transaction(self, messages, order_key) as transaction:
             # If cancelled, the listener's worker thread continues: only a check can decide then.
             transaction.decide(Decision.UNKNOWN)
             outcome = await call_user_function(listener.execute_local_transaction, transaction, arg)
-            transaction.decide(outcome)
+            transaction.take_outcome(outcome)
         return transaction
 
     def use_listener(self, listener: TransactionListener | None) -> TransactionListener:
@@ -439,7 +474,8 @@ class TransactionProducer(Producer):
         ]
         transaction_id, born_ms = encoded_messages[0].unique_key, wall_clock_ms()
         failures: list[ClientError] = []
-        sending = self._spawn(self._store(session, encoded_messages, failures))
+        keys = transaction.order_keys
+        sending = self._spawn(self._store(session, encoded_messages, keys, failures))
         self._open[transaction_id] = transaction
         # Like asyncio.wait, at a third of its cost: the caller may be cancelled, the task not.
         stored = asyncio.get_running_loop().create_future()
@@ -468,39 +504,27 @@ class TransactionProducer(Producer):
         self,
         session: Session,
         encoded_messages: Sequence[EncodedMessage],
+        keys: Sequence[str | None],
         failures: list[ClientError],
     ) -> Sequence[SendResult]:
         if len(encoded_messages) > 1:
             return await prepare_messages(
-                session, self.config, self.group, encoded_messages, failures
+                session, self.config, self.group, encoded_messages, keys, failures
             )
         code = RequestCode.SEND_MESSAGE_V2
-        return [await self._transmit(session, code, encoded_messages[0], None, failures)]
+        return [await self._transmit(session, code, encoded_messages[0], keys[0], failures)]
 
     def _results_of(self, sending: asyncio.Task[Sequence[SendResult]]) -> Sequence[SendResult]:
         if sending.cancelled():  # by close()
             raise ClientClosedError(self._name)
         return sending.result()
 
-    def take_unrecorded(self, transaction: Transaction) -> bool:
-        """Return whether this process has recorded no row of the transaction in the ledger.
-
-        False without a ledger. Called once per transaction, at its end.
-        """
-        return lacks_ledger_row(self._check_back.checker, transaction.id)
-
-    async def finish(self, transaction: Transaction, decision: Decision | None) -> None:
+    async def finish(self, transaction: Transaction, decision: Decision) -> None:
         """Send the decision, also if the caller is cancelled meanwhile.
-
-        None calls the checker for it. If the caller is cancelled before the checker has answered,
-        the decision is UNKNOWN.
 
         Raises:
             DecisionConflictError: The transaction already has the opposite decision.
         """
-        if decision is None:
-            await self._check_and_finish(transaction)
-            return
         transaction.decision = decision
         if decision is Decision.UNKNOWN:  # nothing is sent; the broker will check
             self._open.pop(transaction.id, None)
@@ -513,24 +537,67 @@ class TransactionProducer(Producer):
             self._on_settled(transaction, ending, None, error)
         await waiter
 
-    async def _check_and_finish(self, transaction: Transaction) -> None:
-        # In a separate task, which close() waits for: the caller has been cancelled and may be
-        # cancelled again.
-        check = self._spawn(self._check_own(transaction))
-        try:
-            await asyncio.wait([check])
-        finally:
-            check.cancel()  # without effect on one that is done
-            if transaction.decision is None:
-                await self.finish(transaction, Decision.UNKNOWN)
-            if transaction.decision is Decision.UNKNOWN:
-                logger.warning("event=transaction_undecided transaction=%s", transaction.id)
-        if not check.cancelled():
-            check.result()
+    async def look_and_finish(self, transaction: Transaction, recordings: Recordings) -> None:
+        """Send COMMIT after a normal end, with a ledger only if its row is committed.
 
-    async def _check_own(self, transaction: Transaction) -> None:
-        decision = await self._check_back.check_own(transaction.as_checked())
-        await self.finish(transaction, decision)
+        Raises:
+            TransactionNotCommittedError: It is not; the broker will check.
+            DecisionConflictError: The transaction already has the opposite decision.
+        """
+        ledger = look_of(self._check_back.checker)
+        if ledger is None:
+            await self.finish(transaction, Decision.COMMIT)
+            return
+        found: bool | None = None
+        try:
+            look = self._check_back.look(ledger, transaction.id)
+            found = await self._answer(transaction, look)
+        finally:
+            await self._finish_if_known(transaction, Decision.COMMIT if found else None)
+        if ledger.table not in recordings and not found:
+            raise TransactionNotRecordedError(transaction.id)
+        if found is False:
+            still_open = recordings[ledger.table]
+            raise TransactionNotCommittedError(transaction.id, says_open(still_open))
+
+    async def check_and_finish(self, transaction: Transaction) -> None:
+        """Call the checker and send its decision; UNKNOWN if the caller is cancelled meanwhile.
+
+        Raises:
+            DecisionConflictError: The transaction already has the opposite decision.
+        """
+        decision: Decision | None = None
+        try:
+            check = self._check_back.check_own(transaction.as_checked())
+            decision = await self._answer(transaction, check)
+        finally:
+            await self._finish_if_known(transaction, decision)
+
+    async def _finish_if_known(self, transaction: Transaction, decision: Decision | None) -> None:
+        if not decision:
+            logger.warning("event=transaction_undecided transaction=%s", transaction.id)
+        await self.finish(transaction, decision or Decision.UNKNOWN)
+
+    async def _answer(
+        self, transaction: Transaction, question: Coroutine[object, object, T]
+    ) -> T | None:
+        """Return what the database says; None if that takes too long, or the producer is closed.
+
+        The question is a task of its own: close() waits for it, and the caller does not wait while
+        a driver cleans up after its cancellation.
+        """
+        asking = self._spawn(question)
+        try:
+            done, _ = await asyncio.wait([asking], timeout=self.config.own_check_timeout)
+            if not done:
+                logger.warning(
+                    "event=own_check_timed_out transaction=%s seconds=%g",
+                    transaction.id,
+                    self.config.own_check_timeout,
+                )
+            return asking.result() if done and not asking.cancelled() else None
+        finally:
+            asking.cancel()
 
     async def _abandon(
         self,

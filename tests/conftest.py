@@ -73,7 +73,7 @@ settings.register_profile(
 settings.load_profile("halfmq")  # before test modules derive their own settings from it
 
 
-LIMITS = ("connect_timeout", "request_timeout", "send_timeout")
+LIMITS = ("connect_timeout", "request_timeout", "send_timeout", "own_check_timeout")
 """Time limits of a client that do not pass in a test that does not set them."""
 
 

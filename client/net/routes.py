@@ -30,6 +30,7 @@ from halfmq.remoting.bodies import (
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.headers import RECOGNITION_FIELD
+from halfmq.store.format.ids import java_string_hash
 from halfmq.store.format.topics import (
     DEAD_LETTER_PREFIX,
     DEFAULT_TOPIC,
@@ -77,6 +78,15 @@ class Route:
             if queue.broker_name != avoid_broker:
                 return queue
         return queues[next(self._round_robin) % len(queues)]
+
+    def queue_of(self, order_key: str) -> MessageQueue:
+        """Return the queue of an order key.
+
+        It is the one of RocketMQ's ``SelectMessageQueueByHash``, so that Java and Python producers
+        of one topic agree. It changes with the topic's number of queues.
+        """
+        queues = self.publish_queues
+        return queues[abs(java_string_hash(order_key)) % len(queues)]
 
 
 def build_route(topic: str, answer: TopicRouteData, *, first_queue: int = 0) -> Route:

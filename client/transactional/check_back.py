@@ -35,7 +35,9 @@ from ..message import Decision, MessageView, SendResult
 from ..net.connection import BrokerConnection
 from ..net.message_encoding import EncodedMessage
 from .checker_pool import CheckerPool, RunInThread
+from .databases import is_database_error
 from .decisions import DecisionSender, Ending, OnSettled
+from .recorded_transactions import LedgerLook
 
 logger = logging.getLogger(__name__)
 
@@ -164,17 +166,18 @@ class CheckBack:
             )
 
     async def check_own(self, message: MessageView) -> Decision:
-        """Call the checker for a transaction of this producer; UNKNOWN if it cannot decide.
+        """Call the checker for a transaction of this producer; UNKNOWN if it cannot decide."""
+        return Decision.UNKNOWN if self.checker is None else await self._run_checker(message)
 
-        It takes at most ``config.check_timeout`` seconds, the wait for a slot included.
-        """
-        if self.checker is None:
-            return Decision.UNKNOWN
+    async def look(self, ledger: LedgerLook, transaction_id: str) -> bool | None:
+        """Return whether the row is committed; None if the database does not answer now."""
         try:
-            async with asyncio.timeout(self._config.check_timeout):
-                return await self._run_checker(message)
-        except TimeoutError:  # there was no free slot in that time
-            return Decision.UNKNOWN
+            return await self._pool.run(partial(_call_look, ledger, transaction_id))
+        except Exception as error:
+            if not is_database_error(error):  # a time limit of the pool is one
+                raise
+            logger.warning("event=ledger_not_read transaction=%s reason=%r", transaction_id, error)
+            return None
 
     async def _run_checker(self, message: MessageView) -> Decision:
         assert self.checker is not None, "a check without a checker is rejected"
@@ -316,6 +319,13 @@ def _put(memory: OrderedDict[str, T], transaction_id: str, value: T) -> None:
     memory[transaction_id] = value
     if len(memory) > UNSETTLED_MAX:
         memory.popitem(last=False)
+
+
+async def _call_look(ledger: LedgerLook, transaction_id: str, in_thread: RunInThread) -> bool:
+    look = ledger.is_committed
+    if inspect.iscoroutinefunction(look):
+        return bool(await look(transaction_id))
+    return bool(await in_thread(look, transaction_id))
 
 
 async def _call_checker(checker: Checker, message: MessageView, in_thread: RunInThread) -> Decision:

@@ -9,10 +9,12 @@ Statements are templates in which ``{}`` stands for a value.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from ..errors import ConfigurationError
@@ -59,9 +61,20 @@ _STYLES: Final[Mapping[str, str]] = {"django": "format", "aiomysql": "pyformat"}
 """Paramstyles of packages that do not declare one; Django's cursors always take ``%s``."""
 
 _UNIQUE_VIOLATION: Final = "23505"  # Source: PostgreSQL, errcodes.txt
+_NO_TABLE: Final = frozenset({"42P01", 1146})
+"""The table does not exist. Source: errcodes.txt; MySQL's ER_NO_SUCH_TABLE. SQLite has no code."""
 _NO_TRANSACTION: Final = frozenset({"25P01", 1305})
 """The savepoint does not exist. Source: errcodes.txt; MySQL's ER_SP_DOES_NOT_EXIST."""
 _LEGACY_TRANSACTION_CONTROL: Final = -1  # Source: sqlite3, Python 3.12
+_IN_TRANSACTION: Final = frozenset({1, 2, 3})
+"""ACTIVE, INTRANS and INERROR. Source: PostgreSQL, libpq's PGTransactionStatusType."""
+_SERVER_STATUS_IN_TRANS: Final = 1  # Source: MySQL, mysql_com.h
+_CLOCKS: Final[Mapping[str | None, str]] = {
+    SQLITE: "cast((julianday('now') - 2440587.5) * 86400000 as integer)",
+    POSTGRESQL: "cast(extract(epoch from clock_timestamp()) * 1000 as bigint)",
+    MYSQL: "timestampdiff(microsecond, '1970-01-01', utc_timestamp(3)) div 1000",
+}
+"""Milliseconds since 1970, by the database's own clock."""
 _ERRORS: Final = frozenset({"Error", "SQLAlchemyError", "PostgresError", "InterfaceError"})
 """Names of the base classes of driver errors: DB-API, SQLAlchemy, asyncpg."""
 
@@ -113,6 +126,12 @@ class Database(Protocol):
     async def autocommits(self) -> bool:
         """Return whether the next statement would commit by itself; False also if unknown."""
 
+    def transaction_watch(self) -> Callable[[], bool]:
+        """Return a function that tells, as far as the driver does, if this transaction is open."""
+
+    async def close(self) -> None:
+        """Close what was opened for these statements; the connection is its owner's."""
+
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that uses a blocking driver, which never suspends it."""
@@ -143,20 +162,16 @@ def check_blocking(target: object, remedy: str) -> None:
 
 
 async def open_database(target: Any, paramstyle: str | None) -> Database:
-    """Wrap a cursor, connection or session as a ``Database``.
-
-    Raises:
-        ConfigurationError: The paramstyle of its driver is unknown.
-    """
+    """Wrap a cursor, connection or session as a ``Database``, which must be closed."""
     if _driver_of(target) == "asyncpg":
         return _Asyncpg(target)
     if hasattr(target, "fetchall"):
         # pg8000 emits a warning for the documented attribute, cursor.connection.
         connection = getattr(target, "_c", None) or getattr(target, "connection", None)
-        return _Dbapi(connection, target, paramstyle or paramstyle_of(target))
+        return _Dbapi(connection, target, paramstyle)
     if hasattr(target, "cursor"):
         cursor = await _await_if_needed(target.cursor())
-        return _Dbapi(target, cursor, paramstyle or paramstyle_of(cursor))
+        return _Dbapi(target, cursor, paramstyle, closes=True)
     return _SqlAlchemy(target)
 
 
@@ -177,11 +192,16 @@ async def managed_connection(opening: Any) -> AsyncIterator[Any]:
 class _Dbapi:
     """A cursor of PEP 249, or an asynchronous one with the same methods."""
 
-    def __init__(self, connection: Any, cursor: Any, style: str) -> None:
+    def __init__(
+        self, connection: Any, cursor: Any, style: str | None, *, closes: bool = False
+    ) -> None:
         self._connection, self._cursor, self._style = connection, cursor, style
+        self._closes = closes
         self.kind = _DRIVERS.get(_driver_of(cursor))
 
     async def execute(self, sql: str, *values: object) -> int:
+        if self._style is None:
+            self._style = paramstyle_of(self._cursor)
         await _await_if_needed(self._cursor.execute(*render(sql, values, self._style)))
         changed: int = self._cursor.rowcount
         return changed
@@ -199,6 +219,16 @@ class _Dbapi:
 
     async def autocommits(self) -> bool:
         return await _autocommits(self, self._connection)
+
+    def transaction_watch(self) -> Callable[[], bool]:
+        return partial(_in_transaction, self.kind, self._connection)
+
+    async def close(self) -> None:
+        # An error that is kept holds its frames, and they hold the cursor: while one is open,
+        # SQLite keeps the locks of a closed connection.
+        if self._closes:
+            with contextlib.suppress(Exception):  # of a broken connection: it was raised before
+                await _await_if_needed(self._cursor.close())
 
 
 class _Asyncpg:
@@ -232,12 +262,19 @@ class _Asyncpg:
     async def autocommits(self) -> bool:
         return not self._connection.is_in_transaction()
 
+    def transaction_watch(self) -> Callable[[], bool]:
+        is_open: Callable[[], bool] = self._connection.is_in_transaction
+        return is_open
+
+    async def close(self) -> None:
+        """Nothing was opened."""
+
 
 class _SqlAlchemy:
     """SQLAlchemy's ``Session`` or ``Connection``; for async ones, the one ``run_sync`` passes."""
 
     def __init__(self, target: Any) -> None:
-        self._target = target
+        self._target = getattr(target, "registry", lambda: target)()  # of a scoped_session
         name: str = self._connection().dialect.name
         self.kind: str | None = MYSQL if name == "mariadb" else name
 
@@ -276,6 +313,13 @@ class _SqlAlchemy:
             return bool(pooled.dbapi_connection.autocommit) and not driver.is_in_transaction()
         return await _autocommits(self, driver)
 
+    def transaction_watch(self) -> Callable[[], bool]:
+        begun = self._target.get_transaction()  # after its end a statement begins another one
+        return lambda: begun is not None and self._target.get_transaction() is begun
+
+    async def close(self) -> None:
+        """Nothing was opened: SQLAlchemy closes its cursors."""
+
 
 async def _autocommits(database: Database, connection: Any) -> bool:
     """Return whether a driver's connection is in autocommit mode and in no transaction."""
@@ -300,6 +344,19 @@ def _sqlite_autocommits(connection: Any) -> bool:
     return bool(control)
 
 
+def _in_transaction(kind: str | None, connection: Any) -> bool:
+    """Return whether a driver's connection says that it is in a transaction."""
+    if kind == SQLITE:
+        # With autocommit=False (Python 3.12) it always is.
+        return bool(connection.in_transaction) and getattr(connection, "autocommit", 0) is not False
+    if kind == POSTGRESQL:
+        info = getattr(connection, "info", None)  # not in every driver
+        return getattr(info, "transaction_status", None) in _IN_TRANSACTION
+    if kind == MYSQL:
+        return bool(getattr(connection, "server_status", 0) & _SERVER_STATUS_IN_TRANS)
+    return False
+
+
 async def _is_idle(database: Database) -> bool:
     """Return whether no transaction is open: a savepoint does not persist outside of one."""
     try:
@@ -312,7 +369,12 @@ async def _is_idle(database: Database) -> bool:
     return False
 
 
-# -- parameters
+# -- parameters and expressions
+
+
+def clock_of(database: Database) -> str | None:
+    """Return the expression for the database's own time, in ms since 1970; None if unknown."""
+    return _CLOCKS.get(database.kind)
 
 
 def paramstyle_of(cursor: object) -> str:
@@ -379,6 +441,14 @@ def is_duplicate(error: BaseException) -> bool:
     """Return whether a statement failed because the key already exists."""
     return _UNIQUE_VIOLATION in _codes(error) or any(
         kind.__name__ == "IntegrityError" for kind in type(error).__mro__
+    )
+
+
+def is_missing_table(error: BaseException) -> bool:
+    """Return whether a statement failed because its table does not exist."""
+    return any(
+        code in _NO_TABLE or (isinstance(code, str) and code.startswith("no such table"))
+        for code in _codes(error)
     )
 
 

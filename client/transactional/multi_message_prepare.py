@@ -87,6 +87,7 @@ async def prepare_messages(
     config: ClientConfig,
     group: str,
     encoded_messages: Sequence[EncodedMessage],
+    order_keys: Sequence[str | None],
     failures: list[ClientError],
 ) -> list[SendResult]:
     """Store the half messages, the leader's first, and return where each is stored.
@@ -105,7 +106,9 @@ async def prepare_messages(
     broker_name: str | None = None
     while True:
         try:
-            queues, address = await _choose(session, topics, deadline, failures, broker_name)
+            queues, address = await _choose(
+                session, topics, order_keys, deadline, failures, broker_name
+            )
             broker_name = queues[0].broker_name
             header = PrepareTransactionRequestHeader(producer_group=group, broker_name=broker_name)
             body = _encoded(encoded_messages, queues)
@@ -126,6 +129,7 @@ async def prepare_messages(
 async def _choose(
     session: Session,
     topics: Sequence[str],
+    order_keys: Sequence[str | None],
     deadline: float,
     failures: Sequence[ClientError],
     avoid_broker: str | None,
@@ -133,26 +137,43 @@ async def _choose(
     """Choose a queue for each message, all on one broker; return them and its address."""
     known = session.routes.cached
     routes = [known(topic) or await session.route(topic, deadline, failures) for topic in topics]
-    queues = choose_queues(routes, avoid_broker)
+    queues = choose_queues(routes, order_keys, avoid_broker)
     return queues, routes[0].addresses[queues[0].broker_name]
 
 
-def choose_queues(routes: Sequence[Route], avoid_broker: str | None = None) -> list[MessageQueue]:
-    """Choose the next queue of each route, all on one broker, if possible not ``avoid_broker``.
+def choose_queues(
+    routes: Sequence[Route], order_keys: Sequence[str | None], avoid_broker: str | None = None
+) -> list[MessageQueue]:
+    """Choose a queue of each route, all on one broker, if possible not ``avoid_broker``.
+
+    An order key has its queue, as for every other message; the other messages get the next ones.
 
     Raises:
-        ConfigurationError: No single broker serves all the topics.
+        ConfigurationError: No single broker serves all the topics, or has the queues of all keys.
     """
+    ordered = [
+        None if key is None else route.queue_of(key)
+        for route, key in zip(routes, order_keys, strict=True)
+    ]
     shared = set.intersection(
-        *({queue.broker_name for queue in route.publish_queues} for route in routes)
+        *(
+            {queue.broker_name for queue in (route.publish_queues if own is None else [own])}
+            for route, own in zip(routes, ordered, strict=True)
+        )
     )
     if not shared:
         topics = ", ".join(route.topic for route in routes)
-        raise ConfigurationError("messages", topics, "topics that one broker serves all of")
+        keys = ", with the queues of their order keys" if any(ordered) else ""
+        raise ConfigurationError("messages", topics, f"topics that one broker serves all of{keys}")
     if len(shared) > 1:
         shared.discard(avoid_broker or "")
-    first = _next_queue(routes[0], shared)
-    return [first, *(_next_queue(route, {first.broker_name}) for route in routes[1:])]
+    broker_name: str | None = None
+    queues: list[MessageQueue] = []
+    for route, own in zip(routes, ordered, strict=True):
+        queue = own or _next_queue(route, {broker_name} if broker_name else shared)
+        broker_name = queue.broker_name
+        queues.append(queue)
+    return queues
 
 
 def _next_queue(route: Route, broker_names: Container[str]) -> MessageQueue:

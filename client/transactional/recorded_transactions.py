@@ -1,44 +1,76 @@
-"""The transactions that this process has recorded in a ledger.
+"""What the end of a block knows about its ledger: how to look, and what was recorded here.
 
-A producer uses this to detect a block that ended normally without a row in the ledger. The table is
-shared by the whole process, by ledger table and transaction id, because the recording ledger may be
-another object than the one whose checker the producer has, and because a worker thread may record.
+Whether the row is committed, only a look into the ledger shows. What this process has recorded is
+kept for the error of a block whose row is not there: was it never recorded, or is the transaction
+of the connection that recorded it still open?
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Final, TypeVar
-
-RECORDED_MAX: Final = 10_000
-"""Transactions kept, about 250 bytes each; the oldest are evicted first. After an eviction the
-producer looks into the ledger, which has the row."""
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 C = TypeVar("C")
 
-_TABLE: Final = "halfmq_ledger_table"
-# Every step is one atomic call: threads need no lock, so a fork cannot copy a lock that is held.
-_recorded: Final[OrderedDict[tuple[str, str], None]] = OrderedDict()
+StillOpen: TypeAlias = Callable[[], bool]
+"""Returns whether the database transaction that recorded is open; False also if unknown."""
+
+_LOOK: Final = "halfmq_ledger_look"
 
 
-def mark_recorded(table: str, transaction_id: str) -> None:
-    """Note that the local transaction has inserted its row."""
-    _recorded[table, transaction_id] = None
-    if len(_recorded) > RECORDED_MAX:
-        _recorded.popitem(last=False)
+@dataclass(frozen=True, slots=True)
+class LedgerLook:
+    """The look of a ledger's checker."""
+
+    table: str
+    is_committed: Callable[[str], bool | Awaitable[bool]]
+    """Returns whether the row with this transaction id is committed; a plain function blocks."""
 
 
-def tag_checker(checker: C, table: str) -> C:
-    """Tag a checker with its ledger's table; ``functools.wraps`` copies the tag to a wrapper."""
-    setattr(checker, _TABLE, table)
+def attach_look(checker: C, look: LedgerLook) -> C:
+    """Give a checker its ledger's look; ``functools.wraps`` copies it to a wrapper."""
+    setattr(checker, _LOOK, look)
     return checker
 
 
-def lacks_ledger_row(checker: object, transaction_id: str) -> bool:
-    """Return whether this process has recorded no row of the transaction in the checker's ledger.
+def look_of(checker: object) -> LedgerLook | None:
+    """Return the look of a checker; None if it does not belong to a ledger."""
+    look: LedgerLook | None = getattr(checker, _LOOK, None)
+    return look
 
-    False for a checker that does not belong to a ledger. Removes the transaction from the table, so
-    call this only once, when the transaction ends.
-    """
-    table = getattr(checker, _TABLE, None)
-    return table is not None and _recorded.pop((table, transaction_id), False) is False
+
+class Recordings(dict[str, StillOpen]):
+    """The rows of one transaction that this process has recorded, by the ledger's table."""
+
+
+# The ledger that records may be another object than the one whose checker the producer has, and it
+# knows only the transaction's id. Weak: a block that a signal interrupted may never end.
+_open: Final[WeakValueDictionary[str, Recordings]] = WeakValueDictionary()
+
+
+def begin_recordings(transaction_id: str) -> Recordings:
+    """Return the recordings of a transaction whose block begins; its caller keeps them."""
+    recordings = _open[transaction_id] = Recordings()
+    return recordings
+
+
+def end_recordings(transaction_id: str) -> None:
+    """Take no more recordings of a transaction."""
+    _open.pop(transaction_id, None)
+
+
+def mark_recorded(table: str, transaction_id: str, still_open: StillOpen) -> None:
+    """Note that a row was inserted, if a block of this process has that transaction."""
+    recordings = _open.get(transaction_id)
+    if recordings is not None:
+        recordings[table] = still_open
+
+
+def says_open(still_open: StillOpen) -> bool:
+    """Return whether a connection says so; one that is closed, or back in its pool, does not."""
+    try:
+        return still_open()
+    except Exception:  # noqa: BLE001 -- every driver has its own
+        return False

@@ -509,6 +509,32 @@ async def test_a_ledger_settles_what_a_dead_producer_left(
     assert message.transaction_id == done.id
 
 
+async def test_transactional_messages_of_one_key_come_in_the_order_of_their_commits(
+    served: BrokerProcess, topic: str
+) -> None:
+    """From one queue, also if their transactions were prepared in another order."""
+    keys = ("c-1", "c-2", "c-3")
+    async with (
+        TransactionProducer(f"tx-{topic}", checker=unknown, namesrv=served.address) as producer,
+        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
+    ):
+        for key in keys:
+            late = producer.transaction(Message(topic, b"3", keys=key), order_key=key)
+            async with late:
+                for body in (b"1", b"2", b"never"):
+                    message = Message(topic, body, keys=key)
+                    async with producer.transaction(message, order_key=key) as tx:
+                        if body == b"never":
+                            tx.rollback()
+        messages = await take(consumer, 3 * len(keys))
+        await nothing_more(consumer)
+
+    for key in keys:
+        mine = [message for message in messages if message.keys == key]
+        assert [message.body for message in mine] == [b"1", b"2", b"3"]
+        assert len({message.queue for message in mine}) == 1
+
+
 def test_the_blocking_facade(served: BrokerProcess, topic: str) -> None:
     """The same from a program without an event loop."""
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import re
 import threading
-import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,19 +19,25 @@ from halfmq.client import (
     AutocommitError,
     ConfigurationError,
     Decision,
-    MessageView,
     TransactionFencedError,
     TransactionLedger,
     ledger,
 )
-from halfmq.client.transactional.databases import Database, is_database_error, managed_connection
-from tests.support import database_servers
+from halfmq.client.transactional.databases import is_database_error
+from halfmq.client.transactional.recorded_transactions import look_of
 from tests.support.client_transactions import COMMIT, ROLLBACK, new_producer, undecided
 from tests.support.fake_broker import fake_broker, until
-from tests.support.ledger_checks import DAY_MS, NOW_MS, asked_about
-from tests.support.ledger_drivers import DRIVERS, MARIADB, POSTGRESQL, SQLITE, Driver, Place
-
-Check = Callable[[MessageView], Coroutine[Any, Any, Decision]]
+from tests.support.ledger_books import Books, books_of
+from tests.support.ledger_checks import asked_about
+from tests.support.ledger_drivers import (
+    DRIVERS,
+    MARIADB,
+    POSTGRESQL,
+    SQLITE,
+    Driver,
+    Place,
+    django_connections,
+)
 
 WAIT_SECONDS: Final = 60.0
 """A guard against hanging."""
@@ -46,123 +49,10 @@ OWN_LIMITS: Final = {
 """How the owner of a connection sets the limit for its locks, and sees it."""
 
 
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[int]:
-    with database_servers.postgresql() as port:
-        yield port
-
-
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[int]:
-    with database_servers.mariadb() as port:
-        yield port
-
-
-class Books:
-    """A ledger and a table of orders in one database, by one driver."""
-
-    def __init__(self, driver: Driver, place: Place) -> None:
-        self.driver, self.place = driver, place
-        name = f"t{uuid.uuid4().hex[:12]}"
-        self.orders_table, self.now = f"orders_{name}", NOW_MS / 1000
-        self.ledger = TransactionLedger(f"ledger_{name}", clock=lambda: self.now)
-
-    @asynccontextmanager
-    async def connected(self, *, autocommit: bool = False) -> AsyncIterator[Any]:
-        async with managed_connection(self.driver.connect(self.place, autocommit)) as connection:
-            yield connection
-
-    async def create(self) -> None:
-        async with self.connected() as connection:
-            if self.driver.awaited:
-                await self.ledger.create_table_async(connection)
-            else:
-                self.ledger.create_table(connection)
-            await self.run(connection, f"create table {self.orders_table} (id varchar(64))")
-            await self.commit(connection)
-
-    async def record(self, target: Any, transaction_id: str) -> None:
-        if self.driver.awaited:
-            await self.ledger.record_async(target, transaction_id)
-        else:
-            self.ledger.record(target, transaction_id)
-
-    async def prune(self, connection: Any) -> int:
-        if self.driver.awaited:
-            return await self.ledger.prune_async(connection)
-        return self.ledger.prune(connection)
-
-    def checker(self, connect: Callable[[], Any] | None = None) -> Check:
-        """The driver's kind of checker, to be awaited, blocking or not."""
-        connect = connect or (lambda: self.driver.connect(self.place, False))
-        if self.driver.awaited:
-            return self.ledger.async_checker(connect)
-        check = self.ledger.checker(connect)
-
-        async def awaited(message: MessageView) -> Decision:
-            return await asyncio.to_thread(check, message)
-
-        return awaited
-
-    def keeping(self, connection: Any) -> Callable[[], Any]:
-        """What a pool does: each check gets this connection, and leaves it open."""
-
-        @contextmanager
-        def blocking() -> Iterator[Any]:
-            yield connection
-
-        @asynccontextmanager
-        async def awaited() -> AsyncIterator[Any]:
-            yield connection
-
-        return awaited if self.driver.awaited else blocking
-
-    async def run(self, connection: Any, sql: str) -> list[Any]:
-        """Execute any statement, and return its rows if it has some."""
-
-        async def work(database: Database) -> list[Any]:
-            if re.match(r"select|show|pragma \w+$", sql):
-                return [row[0] for row in await database.fetch(sql)]
-            await database.execute(sql)
-            return []
-
-        rows: list[Any] = await self._through_ledger(connection, work)
-        return rows
-
-    async def commit(self, connection: Any) -> None:
-        await self._through_ledger(connection, lambda database: database.commit())
-
-    async def roll_back(self, connection: Any) -> None:
-        await self._through_ledger(connection, lambda database: database.rollback())
-
-    async def _through_ledger(
-        self, connection: Any, work: Callable[[Database], Coroutine[Any, Any, Any]]
-    ) -> Any:
-        """Do what no ledger is for the way it has each driver do it."""
-        return await self.ledger._run_async(connection, work)
-
-    async def order(self, connection: Any, transaction_id: str) -> None:
-        """The local transaction, not yet committed."""
-        if self.driver.name == "asyncpg":
-            await self.run(connection, "begin")
-        await self.run(connection, f"insert into {self.orders_table} values ('{transaction_id}')")
-        await self.record(connection, transaction_id)
-
-    async def orders(self) -> list[str]:
-        async with self.connected() as connection:
-            return await self.run(connection, f"select id from {self.orders_table}")
-
-
 @pytest.fixture(params=DRIVERS, ids=str)
 def books(request: pytest.FixtureRequest, tmp_path: Path) -> Books:
     driver: Driver = request.param
-    return _books(driver, request, tmp_path)
-
-
-def _books(driver: Driver, request: pytest.FixtureRequest, tmp_path: Path) -> Books:
-    driver.check_installed()
-    port = 0 if driver.database == SQLITE else request.getfixturevalue(driver.database)
-    return Books(driver, Place(tmp_path / "orders.db", port))
+    return books_of(driver, request, tmp_path)
 
 
 @pytest.fixture
@@ -272,13 +162,34 @@ async def test_old_rows_can_be_pruned_and_then_decide_nothing(books: Books) -> N
         for transaction_id in ("t-1", "t-2"):
             await books.order(connection, transaction_id)
             await books.commit(connection)
-        books.now += 31 * 86_400
+        await books.age(connection, 31)
         assert await books.prune(connection) == 2
         assert await books.prune(connection) == 0
 
     check = books.checker()
     assert [await check(asked_about("t-1")) for _ in range(2)] == [Decision.UNKNOWN] * 2
-    assert await check(asked_about("t-3", NOW_MS + 31 * DAY_MS)) is Decision.ROLLBACK
+    assert await check(asked_about("t-3", int(time.time() * 1000))) is Decision.ROLLBACK
+
+
+async def test_no_programs_clock_decides_about_the_age_of_rows(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is behind loses no row, and one that is ahead prunes none and makes none UNKNOWN."""
+    now = time.time()
+    await books.create()
+    async with books.connected() as connection:
+        monkeypatch.setattr(time, "time", lambda: now - 60 * 86_400)
+        await books.order(connection, "t-1")
+        await books.commit(connection)
+        monkeypatch.setattr(time, "time", lambda: now + 60 * 86_400)
+        assert await books.prune(connection) == 0
+        await books.commit(connection)
+        monkeypatch.undo()
+        assert await books.prune(connection) == 0
+
+    check = books.checker()
+    assert await check(asked_about("t-1", int(now * 1000))) is Decision.COMMIT
+    assert await check(asked_about("t-2", int(now * 1000))) is Decision.ROLLBACK
 
 
 async def test_a_database_that_is_away_is_unknown_and_a_mistake_is_raised(books: Books) -> None:
@@ -297,12 +208,21 @@ async def test_a_database_that_is_away_is_unknown_and_a_mistake_is_raised(books:
             await asyncio.to_thread(thread.join, WAIT_SECONDS)
 
 
+async def test_a_look_into_another_database_says_so(books: Books) -> None:
+    """A missing table is no answer that will change."""
+    ledger_look = look_of(books.checker())
+    assert ledger_look is not None
+    look: Any = ledger_look.is_committed
+    with pytest.raises(ConfigurationError, match=f"connect is .* no table {books.table}"):
+        await (look("t-1") if books.driver.awaited else asyncio.to_thread(look, "t-1"))
+
+
 @pytest.mark.parametrize("driver", [driver for driver in DRIVERS if driver.awaited], ids=str)
 async def test_what_must_be_awaited_is_refused_by_the_blocking_methods(
     driver: Driver, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Nothing is executed, and the error says what to call."""
-    books = _books(driver, request, tmp_path)
+    books = books_of(driver, request, tmp_path)
     await books.create()
     async with books.connected() as connection:
         with pytest.raises(ConfigurationError, match=r"await ledger\.record_async"):
@@ -319,7 +239,7 @@ async def test_a_producer_awaits_the_asynchronous_checker(
     driver: Driver, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """A broker's question about another's transaction is answered from its row."""
-    books = _books(driver, request, tmp_path)
+    books = books_of(driver, request, tmp_path)
     await books.create()
     async with fake_broker() as broker:
         broker.create_topic("orders")
@@ -343,7 +263,7 @@ async def test_a_check_that_is_cancelled_gives_its_connection_back_whole(
     driver: Driver, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """As when the producer's ``check_timeout`` has passed; some drivers drop it altogether."""
-    books = _books(driver, request, tmp_path)
+    books = books_of(driver, request, tmp_path)
     await books.create()
     own, show = OWN_LIMITS[driver.database]
     async with books.connected() as running, books.connected() as pooled:
@@ -411,7 +331,7 @@ async def test_a_check_that_waits_for_a_prune_rolls_nothing_back(
 ) -> None:
     """The row was committed and is pruned while the check waits for it: UNKNOWN at every level."""
     monkeypatch.setattr(ledger, "LOCK_SECONDS", WAIT_SECONDS)
-    books = _books(driver, request, tmp_path)
+    books = books_of(driver, request, tmp_path)
     await books.create()
     async with (
         books.connected() as pruning,
@@ -422,7 +342,7 @@ async def test_a_check_that_waits_for_a_prune_rolls_nothing_back(
         await books.commit(pruning)
         await books.run(checking, AT_LEVEL[driver.database].format(level))
         await books.commit(checking)
-        books.now += 31 * 86_400
+        await books.age(pruning, 31)
         held = _HeldCommit(pruning)
         prune = asyncio.create_task(asyncio.to_thread(books.ledger.prune, held))
         assert await asyncio.to_thread(held.reached.wait, WAIT_SECONDS)
@@ -442,7 +362,7 @@ async def test_a_check_whose_connection_saw_the_past_rolls_nothing_back(
     driver: Driver, level: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """``connect`` gives a connection in a transaction that began before the prune."""
-    books = _books(driver, request, tmp_path)
+    books = books_of(driver, request, tmp_path)
     await books.create()
     async with books.connected() as pruning, books.connected() as checking:
         await books.order(pruning, "t-1")
@@ -450,7 +370,7 @@ async def test_a_check_whose_connection_saw_the_past_rolls_nothing_back(
         await books.run(checking, AT_LEVEL[driver.database].format(level))
         await books.commit(checking)
         assert await books.run(checking, f"select id from {books.orders_table}") == ["t-1"]
-        books.now += 31 * 86_400
+        await books.age(pruning, 31)
         if (driver.database, level) == (MARIADB, "serializable"):
             await books.commit(checking)  # what it has read is locked until then
         assert await books.prune(pruning) == 1
@@ -469,7 +389,7 @@ async def test_a_session_of_sqlalchemy_is_given_as_it_is(
     driver: Driver, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """``Session`` or ``AsyncSession``, also as a scoped one, to record and to check."""
-    books = _books(driver, request, tmp_path)
+    books = books_of(driver, request, tmp_path)
     await books.create()
     async with books.connected() as connection:
         engine = connection.engine
@@ -568,40 +488,18 @@ async def test_a_begin_that_an_event_of_sqlalchemy_emits_counts(tmp_path: Path) 
     engine.dispose()
 
 
-DJANGO: Final = {SQLITE: "sqlite3", POSTGRESQL: "postgresql", MARIADB: "mysql"}
-
-
-@pytest.mark.parametrize("database", DJANGO)
+@pytest.mark.parametrize("database", [SQLITE, POSTGRESQL, MARIADB])
 def test_djangos_cursor_is_given_as_it_is(
     database: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """In ``atomic()``; outside of one, Django's connections commit each statement."""
-    pytest.importorskip("django", reason="needs Django: pip install -e '.[test]'")
-    if database == MARIADB:
-        pytest.importorskip("MySQLdb", reason="Django needs mysqlclient for MariaDB")
-    if database == POSTGRESQL:
-        pytest.importorskip("psycopg", reason="Django needs psycopg for PostgreSQL")
     place = Place(
         tmp_path / "orders.db", 0 if database == SQLITE else request.getfixturevalue(database)
     )
-    django: Any = importlib.import_module("django")
-    settings: Any = importlib.import_module("django.conf").settings
-    if not settings.configured:
-        settings.configure()
-        django.setup()
-    db: Any = importlib.import_module("django.db")
+    connection = django_connections(database, place)()
     atomic: Any = importlib.import_module("django.db.transaction").atomic
-    names = {SQLITE: str(place.file), POSTGRESQL: "postgres", MARIADB: "test"}
-    users = {SQLITE: "", POSTGRESQL: "postgres", MARIADB: "root"}
-    entry = {
-        "ENGINE": f"django.db.backends.{DJANGO[database]}",
-        "NAME": names[database],
-        "USER": users[database],
-        "HOST": "127.0.0.1",
-        "PORT": str(place.port),
-    }
-    connection = db.utils.ConnectionHandler({"default": entry})["default"]
-    db.connections["default"] = connection  # where atomic() looks
+    # Where atomic() looks.
+    importlib.import_module("django.db").connections["default"] = connection
     books = TransactionLedger("ledger_django")
     check = books.checker(lambda: connection)
     books.create_table(connection)

@@ -117,7 +117,9 @@ async def transacting() -> None:
         decided: bool = tx.decided
         show(identity, decided, tx.message_id, tx.result.queue_offset)
     async with TransactionProducer("orders-tx", plain_checker, topics=("orders",)) as producer:
-        done = await producer.send_in_transaction(Message("orders", b"o-3"), Orders(), arg=3)
+        done = await producer.send_in_transaction(
+            Message("orders", b"o-3"), Orders(), arg=3, order_key="c-1"
+        )
         decision: Decision | None = done.decision
         show(decision)
 
@@ -133,7 +135,7 @@ async def transacting_with_a_ledger() -> None:
     own = ledger.checker(lambda: sqlite3.connect("orders.db"))
     async with TransactionProducer("orders-tx", own) as producer:
         try:
-            async with producer.transaction(messages) as tx:
+            async with producer.transaction(messages, order_key=["c-1", None]) as tx:
                 with database:
                     ledger.record(database, tx.id)
                     ledger.record(database.cursor(), tx.id)
@@ -142,7 +144,7 @@ async def transacting_with_a_ledger() -> None:
             show(error.transaction_id)
             return
         except TransactionNotRecordedError as error:
-            show(error.transaction_id + error.decision)
+            show(error.transaction_id, error.still_open)
             return
         final: str | None = tx.final_message_id
         places: list[int] = [result.queue_offset for result in tx.results]

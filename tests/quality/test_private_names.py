@@ -24,7 +24,6 @@ LIMIT: Final = "no setting is as small, or takes effect as soon"
 
 READ: Final = (
     ("benchmarks/traced_broker.py", "_tick _name", PATH),
-    ("tests/interop/test_ledger_databases.py", "_run_async", PARTS),
     ("tests/property/test_transaction_model.py", "_in_background", MOMENT),
     ("*/simulation/loop.py", "_args _callback _cancelled _context _log_destroy_pending", FOREIGN),
     ("*/simulation/network.py", "_high _paused", PARTS),
@@ -36,6 +35,7 @@ READ: Final = (
     ("tests/support/*_parts.py", "*", PARTS),
     ("tests/support/cpp_client.py", "_CConsumeStatus _handle _register_callback", FOREIGN),
     ("tests/support/delays.py", "_end _queues", PARTS),
+    ("tests/support/ledger_books.py", "_run_async", PARTS),
     ("tests/support/race_windows.py", "_fdatasync _flusher", MOMENT),
     ("tests/support/stores.py", "*", PARTS),
     ("tests/support/transactions.py", "*", PARTS),
@@ -57,7 +57,7 @@ READ: Final = (
     ("tests/unit/client/net/test_connection.py", "_cluster _connect", MOMENT),
     ("tests/unit/client/test_blocking.py", "_Facade _wait", MOMENT),
     ("tests/unit/client/test_consumer.py", "_reminder_due", LIMIT),
-    ("tests/unit/client/transactional/test_blocks.py", "_recorded", MEMORY),
+    ("tests/unit/client/transactional/test_blocks.py", "_recordings", MEMORY),
     ("tests/unit/client/transactional/test_check_back.py", "_check_back _pool _running", MOMENT),
     ("tests/unit/client/transactional/test_decisions.py", "_decisions _open_batches", MEMORY),
     ("tests/unit/client/transactional/test_multi_message.py", "_open", MEMORY),

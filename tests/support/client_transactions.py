@@ -20,6 +20,7 @@ MESSAGE = Message("orders", b"o-2", keys="o-2", tags="created")
 QUICK = ClientConfig(
     send_timeout=PATIENCE_S,
     request_timeout=PATIENCE_S,
+    own_check_timeout=PATIENCE_S,
     reconnect_delay_min=0.01,
     reconnect_delay_max=0.02,
 )

@@ -183,3 +183,38 @@ DRIVERS: Final = [
     for driver in [*_BLOCKING, *_ASYNC, *_ALCHEMY, *_ASYNC_ALCHEMY]
     if all(find_spec(module) is not None for module in driver.modules if module in EXTRAS)
 ]
+
+
+_USUAL: Final = (
+    *("sqlite3", "psycopg", "asyncpg", "pymysql", "aiosqlite"),
+    *("sqlalchemy-sqlite", "sqlalchemy-postgresql+psycopg", "sqlalchemy-mysql+pymysql"),
+    *("sqlalchemy-async-sqlite+aiosqlite", "sqlalchemy-async-postgresql+asyncpg"),
+)
+USUAL: Final = [driver for driver in DRIVERS if driver.name in _USUAL]
+"""One driver of each kind, for tests about how programs use it."""
+
+_DJANGO: Final[dict[str, tuple[str, str, str, tuple[str, ...]]]] = {
+    SQLITE: ("sqlite3", "", "", ()),
+    POSTGRESQL: ("postgresql", "postgres", "postgres", ("psycopg",)),
+    MARIADB: ("mysql", "test", "root", ("MySQLdb",)),
+}
+
+
+def django_connections(database: str, place: Place) -> Callable[[], Any]:
+    """Return what opens a connection of Django; skips the test without Django or its driver."""
+    engine, name, user, modules = _DJANGO[database]
+    for module in ("django", *modules):
+        pytest.importorskip(module, reason=f"needs {module}: pip install -e '.[test]'")
+    settings: Any = importlib.import_module("django.conf").settings
+    if not settings.configured:
+        settings.configure()
+        importlib.import_module("django").setup()
+    handler: Any = importlib.import_module("django.db.utils").ConnectionHandler
+    entry = {
+        "ENGINE": f"django.db.backends.{engine}",
+        "NAME": name or str(place.file),
+        "USER": user,
+        "HOST": "127.0.0.1",
+        "PORT": str(place.port),
+    }
+    return lambda: handler({"default": entry})["default"]

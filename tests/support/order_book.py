@@ -13,7 +13,7 @@ class OrderBook:
     """An SQLite file; every call opens a connection of its own, so any thread may use it."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self.ledger = TransactionLedger()
         self.check = self.ledger.checker(self.connect)
         with closing(self.connect()) as connection:
@@ -22,7 +22,7 @@ class OrderBook:
             self.ledger.create_table(connection)
 
     def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, timeout=30)
+        return sqlite3.connect(self.path, timeout=30)
 
     def save(self, transaction_id: str) -> None:
         """The local transaction: an order under the transaction's id."""

@@ -122,7 +122,7 @@ MAKERS: Final[dict[str, tuple[Callable[..., object], list[str]]]] = {
         ],
     ),
     "Admin": (Admin, ["namesrv", "config"]),
-    "TransactionLedger": (TransactionLedger, ["table", "paramstyle", "clock"]),
+    "TransactionLedger": (TransactionLedger, ["table", "paramstyle"]),
     "blocking.Producer": (
         lambda **given: blocking.Producer(**({"group": "g"} | given)),
         ["group", "namesrv", "config"],

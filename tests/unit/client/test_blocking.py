@@ -291,7 +291,8 @@ def test_a_closed_facade_says_so(served: BrokerThread) -> None:
 def test_the_facade_offers_every_public_method(name: str) -> None:
     """The same names, and the same arguments."""
     asynchronous, facade = getattr(aio, name), getattr(blocking, name)
-    ours = {"prepare", "finish", "take_unrecorded", "use_listener"}  # of the library's own classes
+    # Of the library's own classes.
+    ours = {"prepare", "finish", "look_and_finish", "check_and_finish", "use_listener"}
     public = {n for n in dir(asynchronous) if not n.startswith("_")} - ours
     missing = public - set(dir(facade)) - {"group", "config"}
 

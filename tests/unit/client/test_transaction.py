@@ -118,11 +118,11 @@ async def test_a_block_left_by_an_error_is_decided_by_the_checker(
 async def test_a_checker_that_cannot_tell_leaves_it_to_the_broker(
     broker: FakeBroker, answer: Decision | Exception | None
 ) -> None:
-    """It answers UNKNOWN, raises or times out; a later check of the broker decides."""
+    """It answers UNKNOWN, raises or takes long; a later check of the broker decides."""
     checker = Asked(Decision.COMMIT if answer is None else answer, Decision.COMMIT)
     if answer is None:
         checker.release.clear()
-    config = replace(QUICK, check_timeout=0.05)
+    config = replace(QUICK, own_check_timeout=0.05)  # not as long as a check of the broker may take
     async with new_producer(broker, checker, config) as producer:
         with pytest.raises(LocalError):
             async with producer.transaction(MESSAGE) as tx:

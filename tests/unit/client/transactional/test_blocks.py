@@ -9,33 +9,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import pickle
 import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from halfmq.client import (
     ClientError,
+    ConfigurationError,
     Decision,
     MessageView,
     Transaction,
     TransactionFencedError,
     TransactionLedger,
+    TransactionListener,
+    TransactionNotCommittedError,
     TransactionNotRecordedError,
     TransactionProducer,
     blocking,
 )
-from halfmq.client.transactional import recorded_transactions
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from tests.support.broker_thread import BrokerThread
-from tests.support.client_loops import on_both_loops
-from tests.support.client_transactions import COMMIT, MESSAGE, QUICK, ROLLBACK, LocalError
+from tests.support.client_loops import in_steady_time, on_both_loops
+from tests.support.client_transactions import (
+    COMMIT,
+    MESSAGE,
+    QUICK,
+    ROLLBACK,
+    LocalError,
+    new_producer,
+)
 from tests.support.fake_broker import FakeBroker, Peer, until
 from tests.support.fake_transactions import Half
 from tests.support.interruptions import (
@@ -195,7 +206,7 @@ async def test_recorded_twice_is_fenced_and_delivered(broker: FakeBroker, book: 
 
 
 @on_both_loops
-async def test_a_block_that_records_nothing_is_an_error_and_rolled_back(
+async def test_a_block_that_records_nothing_is_an_error_and_left_to_the_check(
     broker: FakeBroker, book: OrderBook
 ) -> None:
     """Without a row no check could answer COMMIT."""
@@ -203,8 +214,10 @@ async def test_a_block_that_records_nothing_is_an_error_and_rolled_back(
         with pytest.raises(TransactionNotRecordedError, match=r"ledger\.record") as caught:
             async with producer.transaction(MESSAGE) as tx:
                 pass
+        assert (caught.value.transaction_id, tx.decision) == (tx.id, Decision.UNKNOWN)
+        assert broker.half_of(tx.id).decisions == []
+        assert await settled(broker) == set()
 
-    assert (caught.value.transaction_id, caught.value.decision) == (tx.id, "ROLLBACK")
     assert broker.half_of(tx.id).decisions == [ROLLBACK]
     with pytest.raises(TransactionFencedError):
         book.save(tx.id)
@@ -231,7 +244,7 @@ async def test_a_ledger_that_cannot_tell_leaves_an_unrecorded_block_undecided(
     """Its database does not answer: nothing is committed, and the broker will check."""
     check = TransactionLedger().checker(lambda: sqlite3.connect(tmp_path / "none" / "x.db"))
     async with producer_of(broker, check) as producer:
-        with pytest.raises(TransactionNotRecordedError, match="decision UNKNOWN"):
+        with pytest.raises(TransactionNotRecordedError):
             async with producer.transaction(MESSAGE) as tx:
                 pass
 
@@ -285,26 +298,132 @@ async def test_another_table_is_not_the_checkers_ledger(
                     save(tx.id)
 
 
-@on_both_loops
-async def test_what_was_recorded_is_remembered_until_the_end_and_bounded(
-    broker: FakeBroker, book: OrderBook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After an eviction the producer looks into the ledger."""
-    monkeypatch.setattr(recorded_transactions, "RECORDED_MAX", 5)
-    # It belongs to the process: other tests' transactions may be in it.
-    recorded_transactions._recorded.clear()
-    async with producer_of(broker, book.check) as producer:
-        async with producer.transaction(MESSAGE) as tx:
-            book.save(tx.id)
-        # Memory that only grows shows in nothing else.
-        assert not recorded_transactions._recorded
-        async with producer.transaction(MESSAGE) as tx:
-            book.save(tx.id)
-            for number in range(20):
-                book.ledger.statement(f"never ends {number}", "qmark")
-        assert len(recorded_transactions._recorded) == 5  # the bound
+# -- a block that ends normally, and a look at its row
 
-    assert broker.half_of(tx.id).decisions == [COMMIT]
+
+class Tunnel:
+    """Connections to the book's file, each from a test that says whether there are any."""
+
+    def __init__(self, book: OrderBook) -> None:
+        self.book = book
+        self.broken = False
+        self.free = threading.Event()
+        self.free.set()
+
+    def __call__(self) -> sqlite3.Connection:
+        self.free.wait(60)
+        if self.broken:
+            raise sqlite3.OperationalError("no connection")
+        return self.book.connect()
+
+
+@in_steady_time
+@pytest.mark.parametrize("ends", ["normally", "by an exception"])
+@pytest.mark.parametrize("database", ["down", "without a free connection"])
+async def test_a_database_that_does_not_answer_leaves_a_recorded_block_to_the_broker(
+    broker: FakeBroker, book: OrderBook, ends: str, database: str
+) -> None:
+    """As far as anybody knows its row is committed: no error, and no wait for a pool's limit."""
+    tunnel = Tunnel(book)
+    config = replace(QUICK, own_check_timeout=0.05)
+    checker = book.ledger.checker(tunnel)
+    async with new_producer(broker, checker, config) as producer:
+        with contextlib.suppress(LocalError):
+            async with producer.transaction(MESSAGE) as tx:
+                book.save(tx.id)
+                tunnel.broken = database == "down"
+                if not tunnel.broken:
+                    tunnel.free.clear()
+                if ends != "normally":
+                    raise LocalError
+        assert (tx.decision, tx.decided) == (Decision.UNKNOWN, False)
+        assert broker.half_of(tx.id).decisions == []
+        tunnel.broken = False
+        tunnel.free.set()
+        assert await settled(broker) == {tx.id}
+
+
+@on_both_loops
+@pytest.mark.parametrize("still_open", [True, False])
+async def test_an_error_says_why_a_recorded_row_is_not_there(
+    broker: FakeBroker, book: OrderBook, still_open: bool
+) -> None:
+    """The transaction is open, or there is no row; it keeps no connection."""
+
+    def save(tx_id: str) -> None:
+        book.ledger.record(connection, tx_id)
+        if not still_open:
+            connection.rollback()
+
+    async with producer_of(broker, book.check) as producer:
+        with closing(book.connect()) as connection:
+            match = "still in a transaction" if still_open else "rolled back"
+            with pytest.raises(TransactionNotCommittedError, match=match) as caught:
+                async with producer.transaction(MESSAGE) as tx:
+                    save(tx.id)
+            assert caught.value.still_open is still_open
+            again = pickle.loads(pickle.dumps(caught.value))
+            assert (again.transaction_id, str(again)) == (tx.id, str(caught.value))
+            assert not any(tx._recordings)
+            connection.rollback()
+        assert await settled(broker) == set()
+
+
+@on_both_loops
+async def test_a_checker_of_another_database_is_an_error_that_says_so(
+    broker: FakeBroker, book: OrderBook
+) -> None:
+    """Each connection to ``:memory:`` is one of its own."""
+    checker = book.ledger.checker(lambda: sqlite3.connect(":memory:"))
+    async with producer_of(broker, checker) as producer:
+        with pytest.raises(ConfigurationError, match=r"no table halfmq_transactions.*:memory:"):
+            async with producer.transaction(MESSAGE) as tx:
+                book.save(tx.id)
+
+    assert broker.half_of(tx.id).decisions == []
+
+
+@on_both_loops
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_listeners_commit_needs_the_row_too(
+    broker: FakeBroker, book: OrderBook, commits: bool
+) -> None:
+    """With the checker of a ledger; of several messages, the row decides about all."""
+
+    class Local(TransactionListener):
+        def execute_local_transaction(self, transaction: Transaction, _arg: object) -> Decision:
+            with closing(book.connect()) as connection:
+                book.ledger.record(connection, transaction.id)
+                if commits:
+                    connection.commit()
+            return Decision.COMMIT
+
+        def check_local_transaction(self, _message: MessageView) -> Decision:
+            raise AssertionError
+
+    async with producer_of(broker, book.check) as producer:
+        sent = producer.send_in_transaction([MESSAGE, MESSAGE], Local())
+        if commits:
+            assert (await sent).decided
+        else:
+            with pytest.raises(TransactionNotCommittedError):
+                await sent
+        await settled(broker)
+
+    assert len(broker.messages("orders")) == (2 if commits else 0)
+
+
+def test_an_error_that_is_kept_locks_nothing(book: OrderBook) -> None:
+    """It holds the frames of its raise, which held the ledger's cursor."""
+    book.save("t-1")
+    connection = book.connect()
+    with pytest.raises(TransactionFencedError) as kept:
+        book.ledger.record(connection, "t-1")
+    connection.close()
+
+    with closing(sqlite3.connect(book.path, timeout=0)) as another, another:
+        another.execute("insert into orders values ('o-1')")
+    assert kept.value.transaction_id == "t-1"
 
 
 # -- without await
@@ -460,7 +579,7 @@ def test_a_blocking_block_that_records_nothing_is_an_error(
     ):
         pass
 
-    assert served.broker.half_of(tx.id).decisions == [ROLLBACK]
+    assert served.broker.half_of(tx.id).decisions == []
 
 
 def test_a_blocking_context_is_entered_once(served: BrokerThread, book: OrderBook) -> None:

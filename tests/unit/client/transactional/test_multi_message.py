@@ -224,13 +224,71 @@ def test_all_messages_go_to_one_broker() -> None:
     orders, invoices = _route("orders", "a", "b", "c"), _route("invoices", "c", "b")
     for avoided in (None, "a", "b", "c"):
         for _ in range(7):
-            queues = choose_queues([orders, invoices, orders], avoided)
+            queues = choose_queues([orders, invoices, orders], [None] * 3, avoided)
             assert [queue.topic for queue in queues] == ["orders", "invoices", "orders"]
             assert len({queue.broker_name for queue in queues}) == 1
             assert queues[0].broker_name in {"b", "c"} - {avoided}
-    assert choose_queues([_route("x", "a")], "a")[0].broker_name == "a"
+    assert choose_queues([_route("x", "a")], [None], "a")[0].broker_name == "a"
     with pytest.raises(ConfigurationError, match="invoices"):
-        choose_queues([_route("orders", "a"), invoices])
+        choose_queues([_route("orders", "a"), invoices], [None] * 2)
+
+
+def test_an_order_key_has_its_queue_also_beside_others() -> None:
+    """The queue of a key decides about the broker; keys of two brokers cannot be in one."""
+    orders, invoices = _route("orders", "a", "b"), _route("invoices", "a", "b")
+    by_broker = {orders.queue_of(key).broker_name: key for key in map(str, range(20))}
+    for broker_name, key in by_broker.items():
+        for _ in range(3):
+            queues = choose_queues([invoices, orders, invoices], [None, key, key], broker_name)
+            assert queues[1:] == [orders.queue_of(key), invoices.queue_of(key)]
+            assert queues[0].broker_name == broker_name
+    with pytest.raises(ConfigurationError, match="order keys"):
+        choose_queues([orders, invoices], [by_broker["a"], by_broker["b"]])
+
+
+@on_both_loops
+async def test_messages_of_one_order_key_come_in_the_order_of_their_commits(
+    broker: FakeBroker,
+) -> None:
+    """In one queue, in transactions with one message or several, and with a listener."""
+
+    class Commits(TransactionListener):
+        def execute_local_transaction(self, _transaction: Transaction, _arg: object) -> Decision:
+            return Decision.COMMIT
+
+        def check_local_transaction(self, _message: MessageView) -> Decision:
+            raise AssertionError
+
+    listener = Commits()
+    broker.create_topic("orders", 8)
+    async with new_producer(broker) as producer:
+        plain = await producer.send(Message("orders", b"plain"), order_key="c-1")
+        for n in range(3):
+            one = producer.transaction(Message("orders", b"%d" % n), order_key="c-1")
+            another = producer.transaction(Message("orders", b"later %d" % n), order_key="c-1")
+            both = [Message("orders", b"%d %d" % (n, m)) for m in range(2)]
+            async with another:  # prepared first, committed last
+                async with one:
+                    pass
+                async with producer.transaction(both, order_key=[None, "c-1"]):
+                    pass
+                await producer.send_in_transaction(
+                    Message("orders", b"listened %d" % n), listener, order_key="c-1"
+                )
+
+    queue = [m.body for m in broker.messages("orders") if m.queue_id == plain.queue.queue_id]
+    wanted = [b"plain"]
+    for n in range(3):
+        wanted += [b"%d" % n, b"%d 1" % n, b"listened %d" % n, b"later %d" % n]
+    assert [body for body in queue if not body.endswith(b" 0") or len(body) > 3] == wanted
+
+
+@pytest.mark.parametrize("wrong", [b"c-1", 7, ["c-1"], ["c-1", b"c-2"], {"c-1": 1}])
+async def test_what_is_no_order_key_is_refused_by_name(wrong: Any) -> None:
+    """Before anything is sent."""
+    async with fake_broker() as broker, new_producer(broker) as producer:
+        with pytest.raises(ConfigurationError, match="order_key"):
+            producer.transaction([MESSAGE, MESSAGE], order_key=wrong)
 
 
 @on_both_loops
