@@ -384,9 +384,10 @@ class ReceivedMessage:
     @property
     def transaction_id(self) -> str | None:
         """The transaction it was sent in; None for an ordinary message."""
-        if self.properties.get(names.PROPERTY_TRAN_MSG, "").lower() != "true":
-            return None
-        return self.message_id
+        is_marked = self.properties.get(names.PROPERTY_TRAN_MSG, "").lower() == "true"
+        # Retries and dead letters have only what the broker added to their half.
+        is_part = is_marked or names.PROPERTY_TRANSACTION_ID in self.properties
+        return self.message_id if is_part else None
 
     @property
     def half_message_id(self) -> str | None:

@@ -15,6 +15,7 @@ from halfmq.store.format.properties import (
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SEC,
     PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TRAN_MSG,
     PROPERTY_TRANSACTION_GROUP,
     PROPERTY_TRANSACTION_HALF_ID,
     PROPERTY_TRANSACTION_HALVES,
@@ -81,6 +82,11 @@ def without_broker_properties(properties: bytes) -> bytes:
     if b"TRANSACTION_" not in properties:
         return properties
     return without_properties(properties, BROKER_PROPERTIES)
+
+
+def without_transaction(properties: bytes) -> bytes:
+    """Return the properties of a message that is stored again, without the mark of a half."""
+    return without_properties(properties, (PROPERTY_TRAN_MSG,))
 
 
 def fault_in_batch(properties: bytes, where: str) -> str | None:

@@ -3,7 +3,7 @@
 A committed message is known by the offset message id of its half. Its **final** record links to the
 half, so the id follows from the record alone. Records that the broker derives from a final have no
 link and carry the id in the property ``TRANSACTION_HALF_ID``: a delivered **delayed** message, a
-**retry** and a **dead letter**. All of these kept ``TRAN_MSG=true`` of their half.
+**retry** and a **dead letter**. All of these kept ``__transactionId__`` of their half.
 
 On any other record the property proves nothing, because any sender can write it. The broker removes
 it from messages that clients send, and copies it only if this module accepts it.
@@ -34,7 +34,7 @@ def half_message_id(record: Record) -> str | None:
         return offset_message_id(record.store_host, linked)
     if bits != TransactionType.NONE or not (_is_retry(record) or _was_delayed(record)):
         return None
-    if (get_property(record.properties, b"TRAN_MSG") or b"").lower() != b"true":
+    if get_property(record.properties, b"__transactionId__") is None:
         return None
     value = get_property(record.properties, b"TRANSACTION_HALF_ID")
     return None if value is None else value.decode(errors="replace")

@@ -18,7 +18,13 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.remoting.replies import encode_send_reply
 from halfmq.store.format import topics as topic_names
-from halfmq.store.format.flags import HOSTS_MASK, INNER_BATCH, TRANSACTION_MASK
+from halfmq.store.format.flags import (
+    HOSTS_MASK,
+    INNER_BATCH,
+    TRANSACTION_MASK,
+    TransactionType,
+    with_transaction_type,
+)
 from halfmq.store.format.ids import UniqueKeyFactory, offset_message_id, offset_message_ids
 from halfmq.store.format.properties import (
     PROPERTIES_SIZE_MAX,
@@ -40,7 +46,11 @@ from ...net.group_append import GroupAppend
 from ...ports import AppendLog, Connection, Handler
 from ...tables.topic_config import TopicConfig
 from ...tables.topic_table import TopicTable
-from ...transaction.admission import fault_in_batch, without_broker_properties
+from ...transaction.admission import (
+    fault_in_batch,
+    without_broker_properties,
+    without_transaction,
+)
 from ...transaction.deduplication import FirstHalf, deduplication_key
 from ...transaction.prepares import Prepares
 from ..access_checks import prepared_by, require
@@ -156,7 +166,12 @@ class SendHandler:
             # message. Source: SendMessageProcessor, since 4.6.1.
             is_retry = message.reconsume_times > 0 and sent.delay_level > 0
             if sent.is_transactional and not is_retry:
-                return self._half(request, message, sent, connection)
+                if sent.is_prepare_of(header.producer_group):
+                    return self._half(request, message, sent, connection)
+                # Its library has set the bits because of TRAN_MSG.
+                message.sys_flag = with_transaction_type(message.sys_flag, TransactionType.NONE)
+            if sent.is_transactional:
+                message.properties = without_transaction(message.properties)
             message = self._redirected(request, header, message, sent)
         return StagedMessage(
             (message,),
@@ -244,7 +259,7 @@ class SendHandler:
         sent: SentProperties,
     ) -> AppendRequest:
         """Return what to store for a message that may be delayed or a retry."""
-        if header.sys_flag & TRANSACTION_MASK:
+        if message.sys_flag & TRANSACTION_MASK:
             raise _refused_bits(message, sent)
         if sent.timer is not None:  # delivering at once would be silently wrong
             raise RequestRefusedError(
@@ -298,7 +313,7 @@ class SendHandler:
             topic=retry.topic,
             queue_id=retry.queue_id,
             properties=with_properties(
-                message.properties,
+                without_transaction(message.properties),
                 [(name, value.decode()) for name, value in own if value is not None],
             ),
             store_host=retry.store_host,

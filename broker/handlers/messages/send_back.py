@@ -26,7 +26,9 @@ from halfmq.store.format.properties import (
     PROPERTY_DELAY,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
+    PROPERTY_TRAN_MSG,
     PROPERTY_TRANSACTION_HALF_ID,
+    PROPERTY_TRANSACTION_ID,
     PROPERTY_WAIT,
     decode_properties,
     get_property,
@@ -203,11 +205,15 @@ def _retry_copy(record: Record, level: int, store_host: bytes) -> AppendRequest:
         PROPERTY_WAIT: "false",
         PROPERTY_DELAY: str(level),
     }
-    # Readers trust this property of a retry, so a value written by a sender must not remain.
-    kept = without_properties(record.properties, (PROPERTY_TRANSACTION_HALF_ID,))
+    # Readers trust the half's id of a retry, so a value written by a sender must not remain. The
+    # mark of a half must not either: a dead letter is sent again with its properties.
+    removed = PROPERTY_TRANSACTION_HALF_ID, PROPERTY_TRAN_MSG
+    kept = without_properties(record.properties, removed)
     half_id = half_message_id(record)
     if half_id is not None:
         changed[PROPERTY_TRANSACTION_HALF_ID] = half_id
+        # An old RocketMQ has not written it; without it, readers do not trust the half's id.
+        changed[PROPERTY_TRANSACTION_ID] = properties.get(PROPERTY_TRANSACTION_ID, half_id)
     return AppendRequest(
         topic=record.topic,
         queue_id=record.queue_id,

@@ -25,6 +25,7 @@ _CLUSTER: Final = "\x02CLUSTER\x01"
 _OF_TRANSACTIONS: Final = "\x02TRAN"
 _TRANSACTIONAL: Final = "\x02TRAN_MSG\x01"
 _PRODUCER_GROUP: Final = "\x02PGROUP\x01"
+_OF_STORED_HALF: Final = "\x02__transactionId__\x01"
 _DELAY: Final = "\x02DELAY\x01"
 _TIMER: Final = "\x02TIMER_"
 _TIMERS: Final = ("\x02TIMER_DELAY_SEC\x01", "\x02TIMER_DELAY_MS\x01", "\x02TIMER_DELIVER_MS\x01")
@@ -46,8 +47,17 @@ class SentProperties(msgspec.Struct, gc=False):
     timer: str | None = None  # the property that asks for a time of delivery
     # Of a transactional message:
     producer_group: str | None = None
+    was_stored: bool = False  # a half was made of this message, and now a consumer sends it again
     commit_delay: str | None = None  # TRANSACTION_DELAY_MS
     deliver_at: str | None = None  # TRANSACTION_DELIVER_MS
+
+    def is_prepare_of(self, group: str) -> bool:
+        """Return whether this message prepares a transaction of its sender, a producer group.
+
+        A client library that prepares sets ``PGROUP`` to its own group. A tool that sends a
+        committed message again with all its properties leaves it as it was.
+        """
+        return self.is_transactional and not (self.was_stored and self.producer_group != group)
 
     @property
     def delay_level(self) -> int:
@@ -87,6 +97,7 @@ def read_properties(
     if of_transactions and (last_value(text, _TRANSACTIONAL) or "").lower() == "true":
         read.is_transactional = True
         read.producer_group = last_value(text, _PRODUCER_GROUP)
+        read.was_stored = _OF_STORED_HALF in text
         if _TRANSACTION_PREFIX in text:
             read.commit_delay = last_value(text, _COMMIT_DELAY)
             read.deliver_at = last_value(text, _DELIVER_AT)

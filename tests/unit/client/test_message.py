@@ -233,7 +233,7 @@ def test_a_transactional_message_knows_its_transaction() -> None:
 
 def test_a_committed_message_has_a_stable_id() -> None:
     """The id of its half message, from the broker or from a record of RocketMQ."""
-    half_id = b"TRAN_MSG\x01true\x02TRANSACTION_HALF_ID\x01HALF\x02"
+    half_id = b"__transactionId__\x01K\x02TRANSACTION_HALF_ID\x01HALF\x02"
     told = MessageView(record(b"x", half_id, "%RETRY%g", reconsume_times=1), "broker-a")
     forged = MessageView(record(b"x", half_id), "broker-a")
     committed = record(b"x", b"TRAN_MSG\x01true\x02", sys_flag=0x8)
