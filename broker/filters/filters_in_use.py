@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,6 +20,7 @@ from halfmq.remoting.bodies import EXPRESSION_LENGTH_MAX
 from halfmq.remoting.codes import ResponseCode
 
 from ..errors import NotYetError, RequestRefusedError
+from ..ports import Connection
 from .compiled_filter import CompiledFilter
 from .errors import FilterSyntaxError
 
@@ -37,7 +38,12 @@ OPERATOR_WEIGHT: Final = 512
 """Estimated bytes of a filter and of each of its operators; its text counts twice in addition."""
 
 WAITING_MAX: Final = 1_024
-"""Requests that wait for a filter; further ones are refused."""
+"""Requests that wait for a filter; of more, the latest one of the connection with most of them is
+refused."""
+
+WAITING_MAX_OF_ONE: Final = 64
+"""Such requests of one connection. Connections take turns, so each waits for one filter of each
+other connection."""
 
 PAUSE_S: Final = 0.0005
 """Seconds for which the thread yields to the event loop, after some tokens of a long expression."""
@@ -54,8 +60,8 @@ class FiltersInUse:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sql-filter")
         self._known: OrderedDict[str, _Compiled] = OrderedDict()  # the least recently used first
         self._weight = 0
-        self._waiting: dict[str, list[Waiting]] = {}
-        self._waiting_count = 0
+        self._queues: dict[Connection, deque[tuple[str, Waiting]]] = {}  # in order of turns
+        self._is_compiling = False
 
     async def start(self) -> None:
         """Do nothing; the thread starts with the first filter."""
@@ -64,8 +70,10 @@ class FiltersInUse:
         """Wait for the filter that is being compiled, and compile no more."""
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
-    def compiled(self, kind: str, expression: str, code: ResponseCode) -> CompiledFilter:
-        """Return the filter of an expression.
+    def compiled(
+        self, kind: str, expression: str, code: ResponseCode, connection: Connection
+    ) -> CompiledFilter:
+        """Return the filter of an expression for a request on this connection.
 
         Raises:
             RequestRefusedError: The kind is not SQL92, or SQL92 is disabled; with ``code``, the
@@ -85,28 +93,46 @@ class FiltersInUse:
             )
         found = self._known.get(expression)
         if found is None:
-            raise NotYetError(partial(self._wait, expression))
+            raise NotYetError(partial(self._wait, expression, connection))
         self._known.move_to_end(expression)
         if isinstance(found, FilterSyntaxError):
             raise RequestRefusedError(code, str(found)) from found
         return found
 
-    def _wait(self, expression: str, on_compiled: Waiting, _size: int) -> None:
-        if self._waiting_count >= WAITING_MAX:
-            on_compiled(
+    def _wait(
+        self, expression: str, connection: Connection, on_compiled: Waiting, _size: int
+    ) -> None:
+        """Compile a filter when it is the turn of its connection."""
+        queue = self._queues.setdefault(connection, deque())
+        queue.append((expression, on_compiled))
+        is_full = sum(map(len, self._queues.values())) > WAITING_MAX
+        if is_full or len(queue) > WAITING_MAX_OF_ONE:
+            _, refuse = max(self._queues.values(), key=len).pop() if is_full else queue.pop()
+            refuse(
                 RequestRefusedError(ResponseCode.SYSTEM_BUSY, "too many filters are being compiled")
             )
-            return
-        self._waiting_count += 1
-        waiting = self._waiting.setdefault(expression, [])
-        waiting.append(on_compiled)
-        if len(waiting) == 1:
-            future = asyncio.get_running_loop().run_in_executor(self._thread, _compile, expression)
-            future.add_done_callback(partial(self._done, expression))
+        if not self._is_compiling:
+            self._compile_next()
 
-    def _done(self, expression: str, done: asyncio.Future[_Compiled]) -> None:
-        waiting = self._waiting.pop(expression)
-        self._waiting_count -= len(waiting)
+    def _compile_next(self) -> None:
+        """Serve requests whose filters are known, up to the next one that is not."""
+        while self._queues:
+            connection, queue = next(iter(self._queues.items()))
+            del self._queues[connection]  # the others come first now
+            if not queue:
+                continue
+            self._queues[connection] = queue
+            expression, on_compiled = queue.popleft()
+            if connection.closed or expression in self._known:
+                on_compiled(None)
+                continue
+            self._is_compiling = True
+            future = asyncio.get_running_loop().run_in_executor(self._thread, _compile, expression)
+            future.add_done_callback(partial(self._done, expression, on_compiled))
+            return
+
+    def _done(self, expression: str, on_compiled: Waiting, done: asyncio.Future[_Compiled]) -> None:
+        self._is_compiling = False
         if done.cancelled():
             return
         refusal = None
@@ -117,8 +143,9 @@ class FiltersInUse:
             refusal = RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, "the filter could not be compiled, see the broker's log"
             )
-        for on_compiled in waiting:
-            on_compiled(refusal)
+        on_compiled(refusal)
+        if not self._is_compiling:  # the request may wait again, if its filter was dropped
+            self._compile_next()
 
     def _keep(self, expression: str, compiled: _Compiled) -> None:
         self._known[expression] = compiled

@@ -12,15 +12,20 @@ Source: RocketMQ 5.3.3 ``SelectorParser.jj``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
+from lark import Lark, Token, Transformer, UnexpectedToken, v_args
+from lark.lexer import Lexer
 
 from . import expressions as build
 from .compiled_filter import CompiledFilter
 from .errors import FilterSyntaxError
 from .expressions import Node
+
+TOKENS_MAX: Final = 2_048
+"""Words and signs of an expression, four for each of the permitted operators: compiling it takes at
+most 20 ms."""
 
 TOKENS_PER_STEP: Final = 64
 """Tokens, of about 10 us each, between two calls of ``pause``."""
@@ -32,20 +37,20 @@ start: any_of
 ?all_of: equality (_AND equality)*
 
 ?equality: comparison
-    | equality "=" comparison -> equal
-    | equality "<>" comparison -> not_equal
+    | equality _EQUAL comparison -> equal
+    | equality _UNEQUAL comparison -> not_equal
     | equality _IS NULL -> is_null
     | equality _IS NOT NULL -> is_not_null
 
 ?comparison: unary
-    | comparison ">" unary -> greater
-    | comparison ">=" unary -> greater_or_equal
-    | comparison "<" unary -> less
-    | comparison "<=" unary -> less_or_equal
+    | comparison _GREATER unary -> greater
+    | comparison _GREATER_EQUAL unary -> greater_or_equal
+    | comparison _LESS unary -> less
+    | comparison _LESS_EQUAL unary -> less_or_equal
     | comparison _BETWEEN unary _AND unary -> between
     | comparison NOT _BETWEEN unary _AND unary -> not_between
-    | comparison _IN strings -> is_in
-    | comparison NOT _IN strings -> is_not_in
+    | comparison _IN STRINGS -> is_in
+    | comparison NOT _IN STRINGS -> is_not_in
     | comparison CONTAINS STRING -> test
     | comparison STARTSWITH STRING -> test
     | comparison ENDSWITH STRING -> test
@@ -53,10 +58,8 @@ start: any_of
     | comparison NOT STARTSWITH STRING -> not_test
     | comparison NOT ENDSWITH STRING -> not_test
 
-strings: "(" STRING ("," STRING)* ")"
-
 ?unary: operand
-    | "+" unary
+    | _PLUS unary
     | MINUS unary -> negative
     | NOT unary -> inverse
 
@@ -67,34 +70,43 @@ strings: "(" STRING ("," STRING)* ")"
     | FALSE -> false
     | NULL -> null
     | NAME -> property_named
-    | "(" any_of ")"
+    | _LPAR any_of _RPAR
 
-NOT: "NOT"i
-_AND: "AND"i
-_OR: "OR"i
-_BETWEEN: "BETWEEN"i
-_IN: "IN"i
-_IS: "IS"i
-TRUE: "TRUE"i
-FALSE: "FALSE"i
-NULL: "NULL"i
-CONTAINS: "CONTAINS"i
-STARTSWITH: "STARTSWITH"i
-ENDSWITH: "ENDSWITH"i
-MINUS: "-"
-
-FLOATING.2: /([0-9]+\.[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[0-9]+e[+-]?[0-9]+/i
-WHOLE.1: /0|[1-9][0-9]*l?/i
-STRING: /'(''|[^'])*'/
-NAME: /[a-z_$][a-z0-9_$]*/i
-
-LINE_COMMENT: /--[^\n\r]*(\r\n|\n|\r)/
-BLOCK_COMMENT: /\/\*[^*]*\*+([^\/*][^*]*\*+)*\//
-BLANK: /[ \t\n\r\f]+/
-%ignore LINE_COMMENT
-%ignore BLOCK_COMMENT
-%ignore BLANK
+%declare NOT _AND _OR _BETWEEN _IN _IS TRUE FALSE NULL CONTAINS STARTSWITH ENDSWITH
+%declare _EQUAL _UNEQUAL _GREATER _GREATER_EQUAL _LESS _LESS_EQUAL _LPAR _RPAR _PLUS MINUS
+%declare FLOATING WHOLE STRING STRINGS NAME
 """
+
+_WORDS: Final = {
+    **{word: f"_{word}" for word in ("AND", "OR", "BETWEEN", "IN", "IS")},
+    **{word: word for word in ("NOT", "TRUE", "FALSE", "NULL")},
+    **{word: word for word in ("CONTAINS", "STARTSWITH", "ENDSWITH")},
+    "=": "_EQUAL",
+    "<>": "_UNEQUAL",
+    ">": "_GREATER",
+    ">=": "_GREATER_EQUAL",
+    "<": "_LESS",
+    "<=": "_LESS_EQUAL",
+    "(": "_LPAR",
+    ")": "_RPAR",
+    "+": "_PLUS",
+    "-": "MINUS",
+}
+"""Keyword in capitals, or sign → terminal of the grammar."""
+
+_BLANK: Final = r"[ \t\n\r\f]+|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/"
+_GAP: Final = re.compile(f"(?:{_BLANK})*")
+_GAP_BEFORE_LINE_END: Final = re.compile(f"(?:{_BLANK}|--[^\n\r]*[\n\r])*")
+_STRING: Final = re.compile(r"'[^']*(?:''[^']*)*'")
+_STRINGS: Final = re.compile(rf"(?:[ \t\n\r\f]*{_STRING.pattern}[ \t\n\r\f]*,)++")
+_TOKEN: Final = re.compile(
+    r"(?P<FLOATING>(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[0-9]+e[+-]?[0-9]+)"
+    r"|(?P<WHOLE>0|[1-9][0-9]*l?)"
+    r"|(?P<NAME>[a-z_$][a-z0-9_$]*)"
+    rf"|(?P<STRING>{_STRING.pattern})"
+    r"|(?P<SIGN><>|[<>]=|[=<>()+-])",
+    re.ASCII | re.IGNORECASE,  # without ASCII, other characters count as letters, such as a long s
+)
 
 _TESTS: Final[dict[str, Callable[[str, str], bool]]] = {
     "CONTAINS": build.contains,
@@ -110,7 +122,8 @@ _HINTS: Final = {
 }
 """Common mistakes → what to write instead."""
 
-_SIGNS: Final = frozenset({"MINUS", "NOT"})
+_COUNTED: Final = frozenset({"MINUS", "_PLUS", "NOT", "_LPAR"})
+"""Operators and brackets of which any number may stand in a row; each counts as one operator."""
 
 _NEXT_WORD: Final = re.compile(r"[\w$]+|[=!<>]+|\S")
 
@@ -137,14 +150,12 @@ class _Builder(Transformer[Token, Node]):
     def not_between(self, value: Node, _not: Token, low: Node, high: Node) -> Node:
         return build.not_between(value, low, high)
 
-    def strings(self, *tokens: Token) -> list[str]:
-        return [_unquoted(token) for token in tokens]
+    def is_in(self, value: Node, strings: Token) -> Node:
+        return build.contained_in(value, [_unquoted(one) for one in _STRING.findall(strings)])
 
-    def is_in(self, value: Node, strings: list[str]) -> Node:
-        return build.contained_in(value, strings)
-
-    def is_not_in(self, value: Node, _not: Token, strings: list[str]) -> Node:
-        return build.contained_in(value, strings, negated=True)
+    def is_not_in(self, value: Node, _not: Token, strings: Token) -> Node:
+        wanted = [_unquoted(one) for one in _STRING.findall(strings)]
+        return build.contained_in(value, wanted, negated=True)
 
     def test(self, value: Node, kind: Token, wanted: Token) -> Node:
         return build.string_test(value, _TESTS[kind.type], _unquoted(wanted))
@@ -188,13 +199,17 @@ class _Builder(Transformer[Token, Node]):
     between = staticmethod(build.between)
 
 
-_PARSER: Final = Lark(
-    _GRAMMAR,
-    parser="lalr",
-    lexer="basic",  # keywords are reserved, even where the grammar allows only a name
-    transformer=_Builder(),
-    g_regex_flags=re.ASCII,  # else ignoring case would accept other characters, such as a long s
-)
+class _NoLexer(Lexer):
+    """For the parser: tokens are fed to it one by one (`_tokens`)."""
+
+    def __init__(self, _conf: object) -> None:
+        pass
+
+    def lex(self, _state: object, _parser_state: object) -> Iterator[Token]:
+        raise NotImplementedError
+
+
+_PARSER: Final = Lark(_GRAMMAR, parser="lalr", lexer=_NoLexer, transformer=_Builder())
 
 
 def parse(text: str, pause: Callable[[], object] = lambda: None) -> CompiledFilter:
@@ -205,28 +220,85 @@ def parse(text: str, pause: Callable[[], object] = lambda: None) -> CompiledFilt
     Raises:
         FilterSyntaxError: The expression is invalid; the error has the position.
     """
-    parser = _PARSER.parse_interactive(text)
+    parser = _PARSER.parse_interactive()
     names: set[str] = set()
-    signs = 0
+    counted = 0
     try:
-        for number, token in enumerate(parser.iter_parse(), 1):
+        for number, token in enumerate(_tokens(text), 1):
+            if number > TOKENS_MAX:
+                raise FilterSyntaxError(_start(token), f"more than {TOKENS_MAX} words and signs")
             if token.type == "NAME":
                 names.add(str(token))
-            elif token.type in _SIGNS:
-                # Count them while parsing: at each minus the lexer searches for the end of a
-                # comment, so sixty thousand of them would take half a minute.
-                signs += 1
-                build.check_operators(signs, _start(token))
+            elif token.type in _COUNTED:
+                counted += 1
+                build.check_operators(counted, _start(token))
+            parser.feed_token(token)
             if number % TOKENS_PER_STEP == 0:
                 pause()
         condition: Node = parser.feed_eof()  # type: ignore[no-untyped-call]
-    except UnexpectedCharacters as error:
-        position: int = error.pos_in_stream  # type: ignore[assignment]  # it says None
-        raise FilterSyntaxError(position, _hint(text, position)) from None
     except UnexpectedToken as error:
         position = _start(error.token) if error.token.type != "$END" else len(text)
         raise FilterSyntaxError(position, _hint(text, position)) from None
     return CompiledFilter(condition, names)
+
+
+def _tokens(text: str) -> Iterator[Token]:
+    """Split an expression into the terminals of the grammar.
+
+    The list after IN is one of them, so that thousands of strings take a few milliseconds.
+
+    Raises:
+        FilterSyntaxError: No token can begin at a character, or a list is wrong.
+    """
+    line_end = max(text.rfind("\n"), text.rfind("\r"))
+    position, kind = 0, ""
+    while (position := _after_gap(text, position, line_end)) < len(text):
+        if kind == "_IN":
+            start = position
+            strings, position = _strings(text, position, line_end)
+            kind = "STRINGS"
+            yield Token(kind, strings, start_pos=start)
+            continue
+        found = _TOKEN.match(text, position)
+        if found is None:
+            raise FilterSyntaxError(position, _hint(text, position))
+        word = found[0]
+        kind = str(found.lastgroup)
+        if kind in {"NAME", "SIGN"}:
+            kind = _WORDS.get(word.upper(), kind)
+        yield Token(kind, word, start_pos=position)
+        position = found.end()
+
+
+def _after_gap(text: str, position: int, line_end: int) -> int:
+    """Return the position after blanks and comments; ``line_end`` is the last end of a line.
+
+    After it no comment of a line can end, and sixty thousand minus signs must not each search.
+    """
+    gap = (_GAP_BEFORE_LINE_END if position < line_end else _GAP).match(text, position)
+    assert gap is not None
+    return gap.end()
+
+
+def _strings(text: str, position: int, line_end: int) -> tuple[str, int]:
+    """Return the strings of a list, joined by commas, and the position after the list."""
+    strings: list[str] = []
+    sign = "("
+    while text[position : position + 1] == sign:
+        position += 1
+        if many := _STRINGS.match(text, position):
+            strings += _STRING.findall(many[0])
+            position = many.end()
+        position = _after_gap(text, position, line_end)
+        found = _STRING.match(text, position)
+        if found is None:
+            break
+        strings.append(found[0])
+        position = _after_gap(text, found.end(), line_end)
+        if text[position : position + 1] == ")":
+            return ",".join(strings), position + 1
+        sign = ","
+    raise FilterSyntaxError(position, _hint(text, position))
 
 
 def _hint(text: str, position: int) -> str:

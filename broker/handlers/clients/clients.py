@@ -168,7 +168,7 @@ class ClientHandlers:
                 break
         return encode_reply(request, header=following, body=encode_entries(entries))
 
-    def check_client_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
+    def check_client_config(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Refuse an invalid filter when a consumer starts, before its pulls are refused."""
         if request.body:
             subscription = _decode_subscription(request.body)
@@ -177,6 +177,7 @@ class ClientHandlers:
                     subscription.expression_type,
                     subscription.sub_string,
                     ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                    connection,
                 )
         return encode_reply(request)
 

@@ -127,7 +127,7 @@ class PullHandler:
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
         self._admission.admit(header, connection)
-        wanted = self._admission.wanted(header)
+        wanted = self._admission.wanted(header, connection)
         if (reset := self._reset(request, is_held=False)) is not None:
             return reset
         if header.sys_flag & COMMIT_OFFSET_FLAG:

@@ -124,7 +124,7 @@ class PullAdmission:
         assert isinstance(header, PullMessageRequestHeader)
         self.admit(header, connection)
 
-    def wanted(self, header: PullMessageRequestHeader) -> Wanted:
+    def wanted(self, header: PullMessageRequestHeader, connection: Connection) -> Wanted:
         """Return what the consumer subscribes to, by this request or by its heartbeat.
 
         Raises:
@@ -137,7 +137,7 @@ class PullAdmission:
                 "The broker does not support consumer to filter message by class, only by SQL92",
             )
         if header.sys_flag & SUBSCRIPTION_FLAG:
-            return self._wanted_by_request(header)
+            return self._wanted_by_request(header, connection)
         group, topic = header.consumer_group, header.topic
         subscription = self._registry.subscription_of(group, topic)
         if subscription is None:
@@ -153,14 +153,19 @@ class PullAdmission:
         if kind in TAG_TYPES:
             return subscription.codes
         return self._filters.compiled(
-            kind, subscription.sub_string, ResponseCode.FILTER_DATA_NOT_EXIST
+            kind, subscription.sub_string, ResponseCode.FILTER_DATA_NOT_EXIST, connection
         )
 
-    def _wanted_by_request(self, header: PullMessageRequestHeader) -> Wanted:
+    def _wanted_by_request(
+        self, header: PullMessageRequestHeader, connection: Connection
+    ) -> Wanted:
         kind = header.expression_type
         if kind is not None and kind not in TAG_TYPES:
             return self._filters.compiled(
-                kind, header.subscription or "", ResponseCode.SUBSCRIPTION_PARSE_FAILED
+                kind,
+                header.subscription or "",
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                connection,
             )
         if header.subscription == SUBSCRIBE_ALL:
             return None  # the usual case, without an object

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.errors import NotYetError, RequestRefusedError
 from halfmq.broker.filters import filters_in_use
+from halfmq.broker.filters.errors import FilterSyntaxError
 from halfmq.broker.filters.expressions import OPERATORS_MAX
 from halfmq.broker.handlers.messages import sql_search
 from halfmq.remoting.bodies import (
@@ -27,6 +29,7 @@ from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import Range, decode_records
 from halfmq.store.log.log_reader import LogReader
+from tests.support.broker_doubles import FakeConnection
 from tests.support.patience import PATIENCE_S
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
@@ -317,7 +320,7 @@ async def test_an_invalid_filter_is_refused(rig: Rig) -> None:
     assert await refusal(pulling(0, "a LIKE 'x'")) == wrong
     assert await check("a LIKE 'x'") == wrong
     assert await check("a = 5") == (ResponseCode.SUCCESS, None)
-    huge = "a = 1" + " OR a = 1" * 100_000
+    huge = "a = 1" + " OR a = 1" * 20_000
     code, remark = await check(huge)
     assert code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
     assert remark == f"the SQL92 filter has {len(huge)} characters, the limit is 65536"
@@ -369,7 +372,7 @@ def test_filters_can_be_switched_off() -> None:
     """As RocketMQ has it by default, with its remark."""
     with pytest.raises(RequestRefusedError) as caught:
         filters_in_use.FiltersInUse(enabled=False).compiled(
-            SQL92, "TRUE", ResponseCode.SUBSCRIPTION_PARSE_FAILED
+            SQL92, "TRUE", ResponseCode.SUBSCRIPTION_PARSE_FAILED, FakeConnection()
         )
 
     assert caught.value.code == ResponseCode.SYSTEM_ERROR
@@ -396,6 +399,50 @@ async def test_a_filter_is_compiled_once_until_there_are_too_many(
         await pulled(rig, consumer, pulling(0, expression))
 
     assert compiled == ["TRUE", "a", "NULL", "a"]
+
+
+def test_connections_take_turns_with_new_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for all filters of another one, and many cannot keep out others."""
+    compiled: list[str] = []
+    refused: list[str] = []
+
+    def compile_(expression: str) -> object:
+        compiled.append(expression)
+        return FilterSyntaxError(0, expression)
+
+    async def main() -> None:
+        filters = filters_in_use.FiltersInUse()
+        answered = asyncio.Semaphore(0)
+
+        def ask(expression: str, connection: FakeConnection) -> None:
+            def answer(refusal: RequestRefusedError | None) -> None:
+                refused.extend([expression] if refusal else [])
+                answered.release()
+
+            with pytest.raises(NotYetError) as caught:
+                filters.compiled(SQL92, expression, ResponseCode.SYSTEM_ERROR, connection)
+            caught.value.wait(answer, 0)
+
+        many = [FakeConnection(f"127.0.0.1:{1 + number}") for number in range(3)]
+        for number in range(5):
+            for connection in many:
+                ask(f"{connection.name} {number}", connection)
+        ask("one", FakeConnection("127.0.0.1:9"))
+        for _ in range(16):
+            await answered.acquire()
+        await filters.stop()
+
+    monkeypatch.setattr(filters_in_use, "_compile", compile_)
+    monkeypatch.setattr(filters_in_use, "WAITING_MAX", 8)
+    monkeypatch.setattr(filters_in_use, "WAITING_MAX_OF_ONE", 4)
+    asyncio.run(main())
+
+    assert "one" in compiled[:5]
+    assert sorted(compiled + refused) == sorted({*compiled, *refused})
+    assert len(refused) == 16 - 9  # one was being compiled
+    assert {expression[:11] for expression in compiled} == {f"127.0.0.1:{n}" for n in (1, 2, 3)} | {
+        "one"
+    }
 
 
 def test_a_broker_without_filters_does_not_load_the_parser() -> None:
