@@ -183,7 +183,7 @@ async def _show(admin: Admin, options: argparse.Namespace) -> int:
             "messages": str(transaction.messages),
             "prepared": transaction.prepared_at.isoformat(timespec="milliseconds"),
             "age": format_duration(transaction.age),
-            "owner": transaction.owner or "-",
+            "owner": _owner(transaction),
             "checks": checks,
             "next check": _next_check(transaction),
             "broker": transaction.broker_name,
@@ -344,7 +344,7 @@ def _row(transaction: PendingTransaction) -> Sequence[str]:
         transaction.topic,
         keys if len(keys) <= KEYS_SHOWN else keys[: KEYS_SHOWN - 1] + "…",
         format_duration(transaction.age),
-        transaction.owner or "-",
+        _owner(transaction),
         str(transaction.checks_sent),
         str(transaction.checks_delivered),
         str(transaction.checks_answered),
@@ -360,6 +360,11 @@ def _fields(transaction: PendingTransaction) -> dict[str, Any]:
 def _state(transaction: PendingTransaction) -> str:
     reason = transaction.parked_reason
     return transaction.state if reason is None else f"{transaction.state} ({reason})"
+
+
+def _owner(transaction: PendingTransaction) -> str:
+    nobody = "no members" if transaction.producers == 0 else "-"  # of the group, to be asked
+    return transaction.owner or nobody
 
 
 def _next_check(transaction: PendingTransaction) -> str:

@@ -93,6 +93,7 @@ class TransactionInfo(EndEntry, frozen=True):
     next_check_ms: Int64 | None  # from now; None: none is planned
     parked_reason: str | None
     messages: Int32 = 1  # of its group
+    producers: Int32 | None = None  # connected now, of its group; None: the broker does not say
 
 
 def encode_entries(entries: Sequence[EndEntry]) -> bytes:

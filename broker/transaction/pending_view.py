@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Final, NamedTuple
 
 from halfmq.remoting.transaction_bodies import TransactionInfo
@@ -43,14 +43,19 @@ class PendingView:
         lookup: DecisionLookup,
         next_check_in_ms: Callable[[Pending], int | None],
         *,
+        producers_of: Callable[[str], Sized],
         read_half: ReadHalf,
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],
     ) -> None:
-        """Wire it; ages are by ``now_ms``, and ``monotonic_ms`` limits the time of a page."""
+        """Wire it; ages are by ``now_ms``, and ``monotonic_ms`` limits the time of a page.
+
+        ``producers_of`` returns the connected producers of a group.
+        """
         self._table = table
         self._lookup = lookup
         self._next_check_in_ms = next_check_in_ms
+        self._producers_of = producers_of
         self._read_half = read_half
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
 
@@ -149,6 +154,7 @@ class PendingView:
             next_check_ms=self._next_check_in_ms(entry),
             parked_reason=entry.parked_reason.text,
             messages=1 + len(self._table.groups.get(entry.offset, ())),
+            producers=len(self._producers_of(entry.group)),
         )
 
 

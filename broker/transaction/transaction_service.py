@@ -146,6 +146,7 @@ class TransactionService:
             table,
             lookup,
             checker.next_check_in_ms,
+            producers_of=producers.producers_of,
             read_half=halves.read,
             now_ms=now_ms,
             monotonic_ms=monotonic_ms,

@@ -59,6 +59,8 @@ class PendingTransaction:
     prepared_at: datetime
     owner: str | None
     """``host:port`` of the producer that prepared it, while it is connected."""
+    producers: int | None
+    """Connected producers of its group, which can be asked; None: an older broker does not say."""
     checks_sent: int
     checks_delivered: int
     """Sent checks that reached a producer; only these count towards parking."""
@@ -84,6 +86,7 @@ def _pending_from_info(info: TransactionInfo, broker_name: str) -> PendingTransa
         age=info.age_ms / 1000,
         prepared_at=datetime.fromtimestamp(info.store_timestamp / 1000, UTC),
         owner=info.owner,
+        producers=info.producers,
         checks_sent=info.checks_sent,
         checks_delivered=info.checks_delivered,
         checks_answered=info.checks_answered,

@@ -399,6 +399,13 @@ class Checker:
         elif self._members_of(entry.group):
             self._queues.not_writable(group, entry.offset, now_ms)
         else:
+            if not group.without_member:
+                logger.warning(
+                    "event=group_without_members group=%s half_offset=%d undecided=%d",
+                    entry.group,
+                    entry.offset,
+                    self._table.count_of(entry.group),
+                )
             self._queues.no_member(group, entry.offset, now_ms)
 
     def _members_of(self, group: str) -> Sequence[Connection]:

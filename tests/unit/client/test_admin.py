@@ -50,6 +50,7 @@ async def test_undecided_transactions_are_listed_page_by_page(broker: FakeBroker
         age=1.5,
         prepared_at=datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC),
         owner=None,
+        producers=None,
         checks_sent=3,
         checks_delivered=2,
         checks_answered=1,

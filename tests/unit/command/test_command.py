@@ -102,7 +102,7 @@ def test_the_table_tells_people_what_is_undecided(halfmq: Shell, served: Operate
     """It has the state with its reason, the age in words, the owner, and the checks."""
     parked = {"state": "parked", "parked_reason": "no-answer", "next_check_ms": None}
     served.change(200, **parked, age_ms=18_720_000, keys="o-" + "9" * 40, owner="10.0.0.7:4711")
-    served.change(300, next_check_ms=0)
+    served.change(300, next_check_ms=0, producers=0)
 
     done = halfmq("tx", "list")
 
@@ -120,17 +120,20 @@ def test_the_table_tells_people_what_is_undecided(halfmq: Shell, served: Operate
         *(served.operated.id_of(200), "Key200", "parked (no-answer)", "pg", "orders"),
         *("o-" + "9" * 21 + "…", "5 h 12 min", "10.0.0.7:4711", "3", "2", "1", "-"),
     ]
-    assert cells[3][-1] == "now"
+    assert (cells[3][7], cells[3][-1]) == ("no members", "now")
     assert (done.code, done.err) == (0, "")
 
 
 def test_a_program_gets_json(halfmq: Shell, served: OperatedThread) -> None:
     """The array has all fields; it is empty if nothing is undecided."""
+    served.change(200, producers=0)
+    served.change(300, producers=2)
     done = halfmq("tx", "list", "--json")
 
     assert [one["offset"] for one in done.json] == [100, 200, 300]
     assert done.json[0]["half_message_id"] == served.operated.id_of(100)
     assert done.json[0]["prepared_at"] == "2023-11-14T22:13:20+00:00"
+    assert [one["producers"] for one in done.json] == [None, 0, 2]
     served.operated.infos.clear()
     assert halfmq("tx", "list", "--json").json == []
     assert halfmq("tx", "list").out == "no transaction is undecided\n"

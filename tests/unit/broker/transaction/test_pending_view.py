@@ -32,6 +32,7 @@ class Table:
             self.pending,
             cast("DecisionLookup", None),
             lambda _entry: None,
+            producers_of=lambda _group: (),
             read_half=lambda offset: self.read(offset),  # noqa: PLW0108 -- a test sets another
             now_ms=self.clock,
             monotonic_ms=lambda: self.monotonic_ms(),  # noqa: PLW0108 -- a test sets another

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from halfmq.client import MessageView
@@ -19,6 +21,10 @@ async def _committed(rig: Rig, producer: Peer) -> Record:
     return rig.consumed()[0]
 
 
+def _all_properties(record: Record) -> dict[str, Any]:
+    return {**record.property_map}
+
+
 @pytest.mark.parametrize("group", ["pg", "tool"])
 @windowed()
 async def test_a_dead_letter_that_is_sent_again_is_an_ordinary_message(
@@ -33,7 +39,7 @@ async def test_a_dead_letter_that_is_sent_again_is_an_ordinary_message(
     assert "TRAN_MSG" not in dead.property_map
     assert MessageView(dead, "broker-a").transaction_id == "T1"
 
-    answer = await sender.plain("", dead.body, **dead.property_map)
+    answer = await sender.plain("", dead.body, **_all_properties(dead))
     await rig.settle()
 
     assert answer.code == 0, answer.remark
@@ -52,7 +58,7 @@ async def test_a_committed_message_that_a_tool_sends_again_is_an_ordinary_messag
     """Nobody would decide it: the tool has not prepared anything."""
     producer, tool = await rig.peer(), await rig.peer("tool")
     final = await _committed(rig, producer)
-    answer = await tool.plain("", final.body, sys_flag=sys_flag, **final.property_map)
+    answer = await tool.plain("", final.body, sys_flag=sys_flag, **_all_properties(final))
     await rig.settle()
 
     assert answer.code == 0, answer.remark

@@ -174,6 +174,22 @@ def test_no_check_is_counted_while_a_group_has_no_member(broker: Broker) -> None
     assert decode_record(back.checks[0][2]).property_map["TRANSACTION_CHECK_TIMES"] == "1"
 
 
+def test_a_group_without_members_is_reported_once(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The listing says it of each transaction, the log once for all: nobody can be asked."""
+    for _ in range(3):
+        broker.prepare(owner := Connected())
+        owner.closed = True
+        broker.wait(3_600_000)
+
+    assert [one.producers for one in broker.service.view.page(-1, 9).infos] == [0, 0, 0]
+    lines = [line for line in caplog.messages if "group_without_members" in line]
+    assert lines == ["event=group_without_members group=pg half_offset=0 undecided=1"]
+    broker.producers.join("pg", Connected())
+    assert [one.producers for one in broker.service.view.page(-1, 9).infos] == [1, 1, 1]
+
+
 def test_a_missed_connection_event_only_delays_a_check(broker: Broker) -> None:
     """Groups without members are also looked up now and then."""
     broker.prepare(owner := Connected())
