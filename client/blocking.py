@@ -43,7 +43,7 @@ import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 from . import admin as aio_admin
 from . import consumer as aio_consumer
@@ -57,6 +57,7 @@ from .administration.running_consumers import ConsumedQueue, DirectConsumption, 
 from .administration.topics import QueueRange
 from .arguments import OrderKeys
 from .config import ClientConfig
+from .consuming.delivery import CONSUMER_CLOSED, log_late_ack
 from .consuming.filters import SqlFilter
 from .credentials import Credentials, CredentialsSource
 from .errors import ClientClosedError, ClientError, ForkedError
@@ -144,10 +145,14 @@ class _Call(Generic[R]):
     """
 
     def __init__(self, work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop) -> None:
-        self._work, self._loop = work, loop
+        self.loop = loop
+        self._work = work
         self._task: asyncio.Task[R] | None = None
         self._done: queue.SimpleQueue[asyncio.Task[R]] = queue.SimpleQueue()
-        loop.call_soon_threadsafe(self._start)
+
+    def start(self) -> None:
+        """Begin on the background thread; from then on ``cancel`` ends it, also if this raises."""
+        self.loop.call_soon_threadsafe(self._start)
 
     def result(self) -> R:
         """Wait for the coroutine and return its result; call this only once.
@@ -165,7 +170,7 @@ class _Call(Generic[R]):
     def _check_loop(self) -> None:
         runs: queue.SimpleQueue[bool] = queue.SimpleQueue()
         with contextlib.suppress(RuntimeError, queue.Empty):  # closed; blocked
-            self._loop.call_soon_threadsafe(runs.put, True)
+            self.loop.call_soon_threadsafe(runs.put, True)
             runs.get(timeout=LOOP_SECONDS)
             return
         raise ClientError(
@@ -173,25 +178,34 @@ class _Call(Generic[R]):
             "to it, such as an async checker, blocks without await"
         )
 
-    def cancel(self) -> None:
-        """Request cancellation without waiting for it."""
+    def drop(self) -> None:
+        """Give up a call that was not started."""
+        self._work.close()
+
+    def cancel(self, undo: Callable[[R], object] | None = None) -> None:
+        """Request cancellation without waiting for it; ``undo`` gets a result that came first."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and all its tasks are done
-            self._loop.call_soon_threadsafe(self._cancel)
+            self.loop.call_soon_threadsafe(self._cancel, undo)
 
     def _start(self) -> None:
-        self._task = self._loop.create_task(self._work)
+        self._task = self.loop.create_task(self._work)
         self._task.add_done_callback(self._done.put)
 
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+    def _cancel(self, undo: Callable[[R], object] | None) -> None:
+        task = self._task
+        if task is None:
+            self.drop()
+        elif task.cancel() or undo is None or task.cancelled():
+            pass
+        elif task.exception() is None:
+            undo(task.result())
 
 
 class _LoopThread:
     """The background thread: started for its first user, stopped after its last."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may stop a client while it is held
         self._users = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -203,7 +217,7 @@ class _LoopThread:
             # Kept alive: garbage collection would close what the parent's loop still uses.
             tasks = asyncio.all_tasks(self._loop)
             self._parent_objects.append((self._loop, tasks))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._users = 0
         self._loop = self._thread = None
 
@@ -219,16 +233,17 @@ class _LoopThread:
             self._users += 1
             return self._loop
 
-    def submit(self, work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop) -> _Call[R]:
-        """Run a coroutine on the loop; when the thread ends, unfinished coroutines are cancelled.
+    def submit(self, call: _Call[Any]) -> None:
+        """Start a call; when the thread ends, unfinished calls are cancelled.
 
         Raises:
             ClientClosedError: The loop has ended.
         """
         with self._lock:
-            if loop is self._loop:
-                return _Call(work, loop)
-        work.close()
+            if call.loop is self._loop:
+                call.start()
+                return
+        call.drop()
         raise ClientClosedError("the client")
 
     def release(self) -> None:
@@ -329,10 +344,11 @@ class _Facade(Generic[A]):
                     self._loop = None
                     _thread.release()
 
-    def wait(self, work: Coroutine[Any, Any, R]) -> R:
+    def wait(self, work: Coroutine[Any, Any, R], undo: Callable[[R], object] | None = None) -> R:
         """Run a coroutine on the background thread and return its result.
 
-        An interrupt (Ctrl-C) cancels the coroutine.
+        An exception of a signal handler (Ctrl-C) cancels the coroutine. If that is too late,
+        ``undo`` is called there with the result, which nobody gets.
 
         Raises:
             ClientClosedError: The client is not running, or another thread has closed it.
@@ -347,7 +363,7 @@ class _Facade(Generic[A]):
         except ForkedError:
             work.close()
             raise
-        return self._wait(work, loop)
+        return self._wait(work, loop, undo)
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -359,7 +375,7 @@ class _Facade(Generic[A]):
             work.close()
             return
         with contextlib.suppress(ClientClosedError):
-            _thread.submit(work, self._loop)
+            _thread.submit(_Call(work, self._loop))
 
     @property
     def _name(self) -> str:
@@ -367,14 +383,19 @@ class _Facade(Generic[A]):
         return f"{type(self).__name__} {self.asynchronous.group}"
 
     @staticmethod
-    def _wait(work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop) -> R:
-        call = _thread.submit(work, loop)
+    def _wait(
+        work: Coroutine[Any, Any, R],
+        loop: asyncio.AbstractEventLoop,
+        undo: Callable[[R], object] | None = None,
+    ) -> R:
+        call = _Call(work, loop)
         try:
+            _thread.submit(call)
             return call.result()
         except asyncio.CancelledError as error:  # the loop ended
             raise ClientClosedError("the client") from error
         except BaseException:
-            call.cancel()
+            call.cancel(undo)
             raise
 
     def __enter__(self) -> Self:
@@ -536,10 +557,11 @@ class MessageView(ReceivedMessage):
         self._consumer = consumer
 
     def ack(self) -> bool:
-        """Acknowledge the message; return False if it is too late."""
+        """Acknowledge the message; return False if it is too late, which is logged."""
         try:
             return self._consumer.wait(self._view.ack())
         except ClientClosedError:  # another thread closed the consumer
+            log_late_ack(self.queue, self.queue_offset, CONSUMER_CLOSED)
             return False
 
     def retry(self, delay_level: int = 0) -> None:
@@ -547,12 +569,24 @@ class MessageView(ReceivedMessage):
         with contextlib.suppress(ClientClosedError):  # then it is redelivered anyway
             self._consumer.wait(self._view.retry(delay_level))
 
+    def extend(self, seconds: float) -> bool:
+        """Let the handler have the message for ``seconds`` from now; False if it is too late."""
+        try:
+            return self._consumer.wait(self._view.extend(seconds))
+        except ClientClosedError:
+            return False
+
+    def put_back(self) -> None:
+        """Undo the delivery, on the background thread: the message comes next."""
+        self._view.put_back()
+
 
 class Consumer(_Facade[aio_consumer.Consumer]):
     """Consumes topics for a group; see ``halfmq.client.Consumer``.
 
-    ``for message in consumer`` ends when another thread closes the consumer. ``on_event`` is called
-    on the background thread.
+    ``for message in consumer`` ends when another thread or a signal handler stops the consumer, or
+    another thread closes it. An exception of a signal handler loses no message: one that the call
+    has not returned yet comes next. ``on_event`` is called on the background thread.
     """
 
     @_same_arguments_as(aio_consumer.Consumer)
@@ -566,28 +600,56 @@ class Consumer(_Facade[aio_consumer.Consumer]):
         """The queues that are assigned to this consumer now."""
         return self.asynchronous.assignment
 
+    @overload
+    def receive(self, timeout: None = None) -> MessageView: ...
+
+    @overload
+    def receive(self, timeout: float) -> MessageView | None: ...
+
     def receive(self, timeout: float | None = None) -> MessageView | None:
-        """Return the next message; None after ``timeout`` seconds or if the consumer is closed.
+        """Return the next message; with a timeout, None if there is none in so many seconds.
+
+        Once the consumer is stopped or closed, a call with a timeout returns None at once.
 
         Raises:
-            ClientClosedError: The consumer was never started.
+            ClientClosedError: The consumer was never started. Without a timeout, also: it was
+                stopped or closed.
         """
+        # No call may follow this one: a signal handler that raises there would lose the message.
         try:
-            view = self.wait(self.asynchronous.receive(timeout))
+            return self.wait(self._receive(timeout), undo=_put_back)
         except ClientClosedError:
-            if not self.client_id:
+            if timeout is None or not self.client_id:
                 raise
             return None
+
+    async def _receive(self, timeout: float | None) -> MessageView | None:  # noqa: ASYNC109
+        view = await self.asynchronous.receive(timeout)
         return None if view is None else MessageView(view, self)
+
+    def stop(self) -> None:
+        """Hand out no more messages: loops end, and ``receive`` returns at once.
+
+        The consumer keeps its queues, and acknowledgements of messages in hand still count; then
+        ``close`` commits the offsets and leaves the group. A signal handler may call this.
+        """
+        self.hand_over(self.asynchronous.stop())
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> MessageView:
-        message = self.receive()
-        if message is None:
-            raise StopIteration
-        return message
+        try:
+            return self.receive()
+        except ClientClosedError:
+            if not self.client_id:
+                raise
+            raise StopIteration from None
+
+
+def _put_back(message: MessageView | None) -> None:
+    if message is not None:
+        message.put_back()
 
 
 class Admin(_Facade[aio_admin.Admin]):

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, overload
 
 from halfmq.remoting.bodies import (
     ConsumeFromWhere,
@@ -108,8 +108,8 @@ class Consumer(BaseClient):
                 print(message.body)
                 await message.ack()
 
-    Several tasks may receive from one consumer. The loop ends when the consumer is closed, also by
-    another task. Cancelling the loop loses no message, and a new loop may continue.
+    Several tasks may receive from one consumer. The loop ends when the consumer is stopped or
+    closed, also by another task. Cancelling the loop loses no message, and a new loop may continue.
     """
 
     def __init__(
@@ -144,7 +144,8 @@ class Consumer(BaseClient):
                 has returned, also to queues and topics that do not exist yet. It still starts at
                 the first message of a topic that is so new that no message has been deleted or
                 paged out.
-            ack_timeout: Seconds after which an unacknowledged message is redelivered; None: never.
+            ack_timeout: Seconds after which an unacknowledged message is redelivered, though its
+                handler may still run: a long one calls ``message.extend``. None: never.
             retries_max: Redeliveries before the broker moves a message to the dead letter queue,
                 the topic ``%DLQ%group``. None: the ``max_retries`` with which the group was
                 created, 16 by default.
@@ -191,6 +192,7 @@ class Consumer(BaseClient):
             else BrokerOffsets(group, start_from)
         )
         self._buffer: DeliveryBuffer | None = None
+        self._stopping = False
         self._operators: OperatorRequests | None = None
         self._pullers: dict[MessageQueue, tuple[QueuePuller, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -209,25 +211,53 @@ class Consumer(BaseClient):
         """The queues that are assigned to this consumer now."""
         return sorted(self._pullers)
 
+    @overload
+    async def receive(self, timeout: None = None) -> MessageView: ...  # noqa: ASYNC109
+
+    @overload
+    async def receive(self, timeout: float) -> MessageView | None: ...  # noqa: ASYNC109
+
     async def receive(self, timeout: float | None = None) -> MessageView | None:  # noqa: ASYNC109
-        """Return the next message; None after ``timeout`` seconds or if the consumer is closed.
+        """Return the next message; with a timeout, None if there is none in so many seconds.
+
+        Once the consumer is stopped or closed, a call with a timeout returns None at once.
 
         Raises:
-            ClientClosedError: The consumer was never started.
+            ClientClosedError: The consumer was never started. Without a timeout, also: it was
+                stopped or closed.
             UnequalSubscriptionsError: A broker now refuses this consumer.
             AccessDeniedError: This consumer may not consume any more.
         """
+        if timeout is None:
+            message = await self._take()
+            if message is None:
+                raise ClientClosedError(self._name)
+            return message
+        check_seconds("timeout", timeout, zero=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                return await self._take()
+        return None
+
+    async def _take(self) -> MessageView | None:
         if self._buffer is None:
             raise ClientClosedError(self._name)
         self._check_binding()
-        if timeout is not None:
-            check_seconds("timeout", timeout, zero=True)
-        if timeout is None:
-            return await self._buffer.take()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                return await self._buffer.take()
-        return None
+        return await self._buffer.take()
+
+    async def stop(self) -> None:
+        """Hand out no more messages: loops end, and ``receive`` returns at once.
+
+        The first half of an orderly end. The consumer keeps its queues, and acknowledgements of
+        messages in hand still count; then ``close`` commits the offsets and leaves the group. Safe
+        to call twice.
+        """
+        if self._is_inherited():
+            return
+        self._stopping = True
+        if self._buffer is not None:
+            self._buffer.stop()
+        await _cancel([task for _, task in self._pullers.values()])
 
     async def commit(self) -> None:
         """Commit the offsets of acknowledged messages now.
@@ -245,7 +275,10 @@ class Consumer(BaseClient):
             await self._offsets.flush()
 
     async def close(self) -> None:
-        """End the loops, commit the offsets, release the queues; safe to call twice."""
+        """End the loops, commit the offsets, release the queues; safe to call twice.
+
+        Messages that are in hand are redelivered to the group. To finish them first, call ``stop``.
+        """
         if self._is_inherited():
             return
         try:
@@ -266,7 +299,7 @@ class Consumer(BaseClient):
         return self
 
     async def __anext__(self) -> MessageView:
-        message = await self.receive()
+        message = await self._take()
         if message is None:
             raise StopAsyncIteration
         return message
@@ -336,6 +369,8 @@ class Consumer(BaseClient):
         if self._start_from == "last":
             await self._commit_ends(session)
         self._buffer = DeliveryBuffer(self.config, self._ack_timeout, self._send_back)
+        if self._stopping:
+            self._buffer.stop()
         self._tasks = [
             asyncio.create_task(self._rebalance_forever(session), name=f"rebalance {self.group}"),
             asyncio.create_task(self._commit_forever(session), name=f"commit {self.group}"),
@@ -540,6 +575,8 @@ class Consumer(BaseClient):
             is_new = queue.topic in self._created_topics
             default = "first" if is_new else self._started_at
         start = await self._offsets.start_offset(session, queue, default)
+        if self._stopping:
+            return
         assert self._buffer is not None
         window = InFlightWindow(queue, start.offset, start.stored)
         subscription = self._subscriptions[queue.topic]
@@ -559,7 +596,8 @@ class Consumer(BaseClient):
         )
         task.cancel()
         puller.seek(offset)
-        self._pullers[queue] = puller, self._pull(puller)
+        if not self._stopping:
+            self._pullers[queue] = puller, self._pull(puller)
 
     def _pull(self, puller: QueuePuller) -> asyncio.Task[None]:
         return asyncio.create_task(puller.run(), name=f"pull {puller.window.queue}")
@@ -573,12 +611,12 @@ class Consumer(BaseClient):
         await asyncio.gather(*(self._release(session, puller.window) for puller, _ in lost))
 
     async def _release(self, session: Session, window: InFlightWindow) -> None:
+        if self._buffer is not None:  # first, or what is acknowledged meanwhile would not count
+            self._buffer.drop(window)
         try:
             await self._commit_window(session, window)
         except ClientError as error:
             logger.warning("event=offset_not_written queue=%s reason=%r", window.queue, str(error))
-        if self._buffer is not None:
-            self._buffer.drop(window)
 
     # -- offsets
 

@@ -22,7 +22,7 @@ from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import RETRY_PREFIX, TOPIC_LENGTH_MAX, validate_topic
 
-from .arguments import INT32, check_count, invalid_text_reason, is_tag
+from .arguments import INT32, check_count, check_seconds, invalid_text_reason, is_tag
 from .errors import ClientError, InvalidMessageError, UnreadableBodyError
 from .net.compression import decompress_body
 
@@ -447,6 +447,12 @@ class Deliverer(Protocol):
     async def redeliver(self, delay_level: int) -> None:
         """Redeliver the message after a delay."""
 
+    def extend(self, seconds: float) -> bool:
+        """Do not redeliver the message within ``seconds``; return False if it is too late."""
+
+    def put_back(self) -> None:
+        """Deliver the message again, before all others: nobody received it."""
+
 
 class MessageView(ReceivedMessage):
     """A message for an async consumer or a transaction checker."""
@@ -473,8 +479,9 @@ class MessageView(ReceivedMessage):
         process some acknowledged messages are redelivered.
 
         Returns:
-            False if it is too late: the queue has moved to another consumer of the group, or the
-            message was already sent back, so that it will be redelivered.
+            Whether it counts. False if it is too late, which is logged: the message was already
+            sent back, so that it will be redelivered; its queue has moved to another consumer of
+            the group; or the consumer is closed. False as well if it was acknowledged before.
         """
         return self._required_deliverer().acknowledge()
 
@@ -486,6 +493,23 @@ class MessageView(ReceivedMessage):
         """
         check_count("delay_level", delay_level, DELAY_LEVELS)
         await self._required_deliverer().redeliver(delay_level)
+
+    async def extend(self, seconds: float) -> bool:
+        """Let the handler have the message for ``seconds`` from now, however long it had it.
+
+        For a handler that takes longer than the consumer's ``ack_timeout``. It may be called again
+        and again; a time that ends later is not shortened. It does not keep the queue, which may
+        move to another consumer of the group.
+
+        Returns:
+            False if it is too late, as with ``ack``: the message will be redelivered.
+        """
+        check_seconds("seconds", seconds)
+        return self._required_deliverer().extend(seconds)
+
+    def put_back(self) -> None:
+        """Undo the delivery, because the caller did not receive the message: it comes next."""
+        self._required_deliverer().put_back()
 
     def _required_deliverer(self) -> Deliverer:
         if self._deliverer is None:

@@ -2,9 +2,10 @@
 
 A pulled message is *ready* until the loop takes it, then *unacknowledged* until it is acknowledged
 or redelivered. Taking a message never awaits, so a cancelled loop loses none: the message was
-delivered or is still ready. A message that exceeds the ack timeout is redelivered. Redelivery
-sends the message back to the broker, which delivers it to the group again after a delay; if the
-broker does not accept it, it becomes ready in this buffer again.
+delivered or is still ready. A message that exceeds the ack timeout, and was not extended, is
+redelivered. Redelivery sends the message back to the broker, which delivers it to the group again
+after a delay; if the broker does not accept it, it becomes ready in this buffer again. From the
+request to the broker on an acknowledgement is too late, and is answered so.
 
 Backpressure bounds memory: pulling pauses while a queue has too many unacknowledged messages, or
 too many acknowledged ones after the first of them, or all queues together hold too many bytes.
@@ -36,10 +37,20 @@ REDELIVERIES_MAX: Final = 32
 """Overdue messages that are sent back to brokers at one time."""
 
 
+ACK_OVERDUE: Final = (
+    "not acknowledged within ack_timeout, so it is redelivered; a handler that needs longer calls "
+    "message.extend(seconds), or its consumer has a longer ack_timeout"
+)
+CONSUMER_CLOSED: Final = (
+    "the consumer is closed; call stop() first, and close() after the last ack()"
+)
+"""Reasons in the log, with the remedy."""
+
+
 class Delivery:
     """One pulled message, with all its deliveries by this consumer."""
 
-    __slots__ = ("_buffer", "attempts", "record", "window")
+    __slots__ = ("_buffer", "attempts", "held", "record", "returning", "window")
 
     def __init__(self, buffer: DeliveryBuffer, window: InFlightWindow, record: Record) -> None:
         self._buffer = buffer
@@ -47,6 +58,10 @@ class Delivery:
         self.record = record
         self.attempts = 0
         """How often this consumer has delivered it."""
+        self.held = False
+        """Whether the user's loop has it: delivered, and not on its way to be redelivered."""
+        self.returning = False
+        """Whether the broker was asked to redeliver it, and has not refused."""
 
     @property
     def pending(self) -> bool:
@@ -62,6 +77,15 @@ class Delivery:
         """Redeliver the message after the delay."""
         self._buffer.binding.check()
         await self._buffer.redeliver(self, delay_level)
+
+    def extend(self, seconds: float) -> bool:
+        """Do not redeliver the message within ``seconds``; return False if it is too late."""
+        self._buffer.binding.check()
+        return self._buffer.extend(self, seconds)
+
+    def put_back(self) -> None:
+        """Deliver the message again, before all others: nobody received it."""
+        self._buffer.put_back(self)
 
 
 class DirectDelivery(Delivery):
@@ -85,6 +109,9 @@ class DirectDelivery(Delivery):
     async def redeliver(self, _delay_level: int) -> None:
         self._buffer.binding.check()
         self._settle(acknowledged=False)
+
+    def extend(self, _seconds: float) -> bool:
+        return self.pending  # it is never redelivered
 
     def _settle(self, *, acknowledged: bool) -> bool:
         is_first = not self.outcome.done()
@@ -114,12 +141,14 @@ class DeliveryBuffer:
         self._ready: deque[Delivery] = deque()
         self._receivers: deque[asyncio.Future[None]] = deque()
         self._unacked: OrderedDict[Delivery, float] = OrderedDict()  # deadlines, the earliest first
+        self._extended: dict[Delivery, asyncio.TimerHandle] = {}  # each with its own deadline
         self._timer: asyncio.TimerHandle | None = None
         self._redelivery_timers: set[asyncio.TimerHandle] = set()
         self._redeliveries: set[asyncio.Task[None]] = set()
         self._redelivery_slots = asyncio.Semaphore(REDELIVERIES_MAX)
         self._bytes = 0
         self._capacity = asyncio.Event()
+        self._stopped = False
         self._closed = False
         self._error: Exception | None = None
 
@@ -154,19 +183,20 @@ class DeliveryBuffer:
         """Remove the messages of a revoked queue."""
         self._bytes -= window.drop()
         self._ready = deque(delivery for delivery in self._ready if delivery.pending)
-        for delivery in [delivery for delivery in self._unacked if not delivery.pending]:
-            del self._unacked[delivery]
+        for delivery in (*self._unacked, *self._extended):
+            if not delivery.pending:
+                self._forget_deadline(delivery)
         self._capacity.set()
 
     # -- the user's side
 
     async def take(self) -> MessageView | None:
-        """Wait for the next message and return it; None once the buffer is closed.
+        """Wait for the next message and return it; None once the buffer is stopped.
 
         Raises the error set by ``set_error``, if any.
         """
         while True:
-            if self._closed:
+            if self._stopped:
                 return None
             if self._error is not None:
                 raise self._error.with_traceback(None)  # it may be raised many times
@@ -185,35 +215,54 @@ class DeliveryBuffer:
                 raise
 
     def acknowledge(self, delivery: Delivery) -> bool:
-        """Remove a message that was acknowledged, or that the broker will redeliver."""
-        self._unacked.pop(delivery, None)
-        size = delivery.window.acknowledge(delivery.record.queue_offset)
-        if size is None:
-            return False
-        self._bytes -= size
-        if not self._capacity.is_set():
-            self._capacity.set()
-        return True
+        """Remove a message that was processed; return False if it is too late."""
+        if delivery.returning:
+            reason = "it was sent back, so it is redelivered"
+        elif self._closed:
+            reason = CONSUMER_CLOSED
+        elif delivery.window.active:
+            return self._remove(delivery)
+        else:
+            reason = "its queue has moved to another consumer, or was sent to another offset"
+        log_late_ack(delivery.window.queue, delivery.record.queue_offset, reason)
+        return False
 
     async def redeliver(self, delivery: Delivery, delay_level: int) -> None:
         """Redeliver the message after the delay, by the broker or else from this buffer."""
-        self._unacked.pop(delivery, None)  # the ack timeout must not redeliver it as well
-        if not delivery.pending:
-            return
-        try:
-            taken = await self._send_back(delivery, delay_level)
-        except BaseException:  # cancelled: whether the broker has it is unknown; deliver it again
-            self._make_ready_later(delivery, self._config.retry_delay)
-            raise
-        if taken:
-            self.acknowledge(delivery)
-            return
         seconds = (
             DELAY_SECONDS[min(delay_level, len(DELAY_SECONDS)) - 1]
             if delay_level > 0
             else self._config.retry_delay
         )
-        self._make_ready_later(delivery, seconds)
+        await self._return(delivery, delay_level, seconds)
+
+    def extend(self, delivery: Delivery, seconds: float) -> bool:
+        """Redeliver the message in ``seconds`` at the earliest; return False if it is too late."""
+        if not (delivery.held and delivery.pending) or self._closed:
+            return False
+        if self._ack_timeout is not None:
+            timer = self._extended.get(delivery)
+            due = self._unacked.get(delivery, 0.0) if timer is None else timer.when()
+            deadline = self._loop.time() + seconds
+            if deadline > due:
+                self._forget_deadline(delivery)
+                self._extended[delivery] = self._loop.call_at(deadline, self._overdue, delivery)
+        return True
+
+    def put_back(self, delivery: Delivery) -> None:
+        """Make a message that nobody received the next one."""
+        if delivery.held and delivery.pending:
+            self._forget_deadline(delivery)
+            delivery.held = False
+            delivery.attempts -= 1
+            self._ready.appendleft(delivery)
+            self._wake_receiver()
+
+    def stop(self) -> None:
+        """Deliver no more messages, and end the calls that wait for one."""
+        self._stopped = True
+        while self._receivers:
+            self._wake_receiver()
 
     def set_error(self, error: Exception | None) -> None:
         """Make ``take`` raise this error, also in calls that wait; None clears it."""
@@ -225,13 +274,12 @@ class DeliveryBuffer:
     async def close(self) -> None:
         """End all waiting calls; unacknowledged messages stay in their windows."""
         self._closed = True
-        for handle in (self._timer, *self._redelivery_timers):
+        self.stop()
+        for handle in (self._timer, *self._redelivery_timers, *self._extended.values()):
             if handle is not None:
                 handle.cancel()
         for task in self._redeliveries:
             task.cancel()
-        while self._receivers:
-            self._wake_receiver()
         self._capacity.set()
         if self._redeliveries:
             await asyncio.wait(self._redeliveries)
@@ -285,6 +333,7 @@ class DeliveryBuffer:
         broker_name = delivery.window.queue.broker_name
         earlier = delivery.attempts
         delivery.attempts += 1
+        delivery.held = True
         return MessageView(delivery.record, broker_name, delivery, earlier_attempts=earlier)
 
     def _redeliver_overdue(self) -> None:
@@ -297,21 +346,64 @@ class DeliveryBuffer:
                 self._timer = self._loop.call_at(deadline, self._redeliver_overdue)
                 return
             del self._unacked[delivery]
-            task = self._loop.create_task(self._redeliver_one_overdue(delivery))
-            self._redeliveries.add(task)
-            task.add_done_callback(self._redeliveries.discard)
+            self._overdue(delivery)
 
-    async def _redeliver_one_overdue(self, delivery: Delivery) -> None:
+    def _overdue(self, delivery: Delivery) -> None:
+        self._forget_deadline(delivery)
+        task = self._loop.create_task(self._redeliver_overdue_one(delivery))
+        self._redeliveries.add(task)
+        task.add_done_callback(self._redeliveries.discard)
+
+    async def _redeliver_overdue_one(self, delivery: Delivery) -> None:
         async with self._redelivery_slots:
+            if not (delivery.held and delivery.pending) or delivery in self._extended:
+                return  # settled or extended while it waited for its turn
             logger.warning(
-                "event=ack_overdue queue=%s offset=%d seconds=%s",
+                "event=ack_overdue queue=%s offset=%d attempt=%d ack_timeout=%s reason=%r",
                 delivery.window.queue,
                 delivery.record.queue_offset,
+                delivery.record.reconsume_times + delivery.attempts,
                 self._ack_timeout,
+                ACK_OVERDUE,
             )
-            if not delivery.pending:
-                return
-            if await self._send_back(delivery, 0):
-                self.acknowledge(delivery)
-            elif delivery.pending:
-                self._make_ready(delivery)  # it has waited long enough
+            await self._return(delivery, 0, 0.0)  # here at once: it has waited long enough
+
+    async def _return(self, delivery: Delivery, delay_level: int, seconds: float) -> None:
+        """Have the broker redeliver a message; if it refuses, do it here after ``seconds``."""
+        self._forget_deadline(delivery)
+        if not delivery.pending or delivery.returning:
+            return
+        delivery.held, delivery.returning = False, True
+        try:
+            taken = await self._send_back(delivery, delay_level)
+        except BaseException:  # cancelled: whether the broker has it is unknown; deliver it again
+            delivery.returning = False
+            self._make_ready_later(delivery, self._config.retry_delay)
+            raise
+        if taken:
+            self._remove(delivery)
+        else:
+            delivery.returning = False
+            self._make_ready_later(delivery, seconds)
+
+    def _remove(self, delivery: Delivery) -> bool:
+        """Remove a message from its window; return False if it is not there any more."""
+        self._forget_deadline(delivery)
+        size = delivery.window.acknowledge(delivery.record.queue_offset)
+        if size is None:
+            return False
+        self._bytes -= size
+        if not self._capacity.is_set():
+            self._capacity.set()
+        return True
+
+    def _forget_deadline(self, delivery: Delivery) -> None:
+        if self._unacked.pop(delivery, None) is None and self._extended:
+            timer = self._extended.pop(delivery, None)
+            if timer is not None:
+                timer.cancel()
+
+
+def log_late_ack(queue: MessageQueue, offset: int, reason: str) -> None:
+    """Log that an acknowledgement does not count, so that the message is redelivered."""
+    logger.warning("event=ack_too_late queue=%s offset=%d reason=%r", queue, offset, reason)

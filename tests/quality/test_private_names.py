@@ -53,7 +53,7 @@ READ: Final = (
     ("tests/unit/broker/tables/test_new_topics.py", "_awaited _begin _begin_save", MOMENT),
     ("tests/unit/broker/test_live_settings.py", "*", PARTS),
     ("*/transaction/checks/test_checker.py", "_buckets _fetched _order _timetable", MEMORY),
-    ("tests/unit/client/consuming/test_delivery.py", "_receivers _redelivery_timers", MEMORY),
+    ("*/client/consuming/test_delivery.py", "_extended _receivers _redelivery_timers", MEMORY),
     ("tests/unit/client/net/test_connection.py", "_cluster _connect", MOMENT),
     ("tests/unit/client/test_blocking.py", "_Facade _wait", MOMENT),
     ("tests/unit/client/test_consumer.py", "_reminder_due", LIMIT),

@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,14 @@ from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from tests.support.broker_thread import BrokerThread
 from tests.support.fake_broker import Peer, until
+from tests.support.interruptions import InterruptionError, raising_at_call
 from tests.support.operated import Operated
 from tests.support.patience import PATIENCE_S
 
 MESSAGE = Message("orders", b"o-2", keys="o-2")
 QUICK = ClientConfig(reconnect_delay_min=0.01, reconnect_delay_max=0.02, retry_delay=0.01)
+CALLS_MAX = 500
+"""More calls than there are in one ``receive``."""
 
 
 class LocalError(Exception):
@@ -248,6 +251,72 @@ def test_closing_from_another_thread_ends_the_loop(served: BrokerThread) -> None
     assert ended.is_set()
 
 
+def test_a_signal_handler_may_stop_a_consumer(served: BrokerThread) -> None:
+    """As SIGTERM does to a worker: the loop ends after the message in hand, which counts."""
+    address = served.broker.address
+    with blocking.Producer("g", namesrv=address) as producer:
+        for _ in range(3):
+            producer.send(MESSAGE, order_key="one")
+    acks = []
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with blocking.Consumer("billing", {"orders": "*"}, namesrv=address) as consumer:
+            signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+            for message in consumer:
+                os.kill(os.getpid(), signal.SIGTERM)
+                with pytest.raises(ClientClosedError):
+                    consumer.receive()
+                assert consumer.receive(PATIENCE_S) is None
+                assert message.extend(60)
+                acks.append(message.ack())
+        consumer.stop()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert acks == [True]
+    assert sum(served.broker.offsets.values()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("call", [blocking.Consumer.receive, blocking.Consumer.__next__])
+def test_a_receive_that_a_signal_handler_interrupts_loses_no_message(
+    served: BrokerThread, call: Callable[[blocking.Consumer], blocking.MessageView]
+) -> None:
+    """The handler may raise at any call in it; the message is the next one, in order."""
+    address = served.broker.address
+    config = ClientConfig(pull_batch=1)
+    with (
+        blocking.Producer("g", namesrv=address) as producer,
+        blocking.Consumer(
+            "billing",
+            {"orders": "*"},
+            start_from="first",
+            ack_timeout=None,
+            namesrv=address,
+            config=config,
+        ) as consumer,
+    ):
+        for number in range(1, CALLS_MAX):
+            producer.send(Message("orders", b"%d" % number), order_key="one")
+            got = None
+            with (
+                contextlib.suppress(InterruptionError),
+                raising_at_call(number, lambda: InterruptionError("anywhere")) as places,
+            ):
+                got = call(consumer)
+            if got is None:
+                got = consumer.receive(PATIENCE_S)
+            assert got is not None, places
+            assert (got.body, got.delivery_attempt) == (b"%d" % number, 1), places
+            assert got.ack()
+            if not places:
+                break
+
+    assert not places
+    assert number > 10
+
+
 def test_many_threads_share_one_producer(served: BrokerThread) -> None:
     """Each call returns the result of its own message."""
     with blocking.Producer("g", namesrv=served.broker.address) as producer:
@@ -292,7 +361,7 @@ def test_the_facade_offers_every_public_method(name: str) -> None:
     """The same names, and the same arguments."""
     asynchronous, facade = getattr(aio, name), getattr(blocking, name)
     # Of the library's own classes.
-    ours = {"prepare", "finish", "look_and_finish", "check_and_finish", "use_listener"}
+    ours = {"prepare", "finish", "look_and_finish", "check_and_finish", "use_listener", "put_back"}
     public = {n for n in dir(asynchronous) if not n.startswith("_")} - ours
     missing = public - set(dir(facade)) - {"group", "config"}
 
@@ -367,7 +436,9 @@ def test_a_second_start_does_no_harm(served: BrokerThread) -> None:
     assert "halfmq-client" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_consumer_closed_in_mid_message_ends_its_loop(served: BrokerThread) -> None:
+def test_a_consumer_closed_in_mid_message_ends_its_loop(
+    served: BrokerThread, caplog: pytest.LogCaptureFixture
+) -> None:
     """The thread that has the message gets False from ``ack``, and no exception."""
     address = served.broker.address
     with blocking.Producer("g", namesrv=address) as producer:
@@ -376,10 +447,11 @@ def test_a_consumer_closed_in_mid_message_ends_its_loop(served: BrokerThread) ->
     with blocking.Consumer("billing", {"orders": "*"}, namesrv=address) as consumer:
         for message in consumer:
             consumer.close()  # as another thread would
-            acks.append(message.ack())
+            acks += [message.ack(), message.extend(60)]
             message.retry()
 
-    assert acks == [False]
+    assert acks == [False, False]
+    assert "call stop() first" in caplog.text
 
 
 def test_a_producer_closed_in_mid_transaction_spoils_nothing(served: BrokerThread) -> None:

@@ -258,7 +258,64 @@ async def test_closing_ends_the_loop_of_another_task(broker: FakeBroker) -> None
         await asyncio.gather(*tasks)
 
     assert committed(broker) == 0
-    assert await consumer.receive() is None
+    assert await consumer.receive(timeout=PATIENCE_S) is None
+    with pytest.raises(ClientClosedError):
+        await consumer.receive()
+
+
+@on_both_loops
+async def test_a_stopped_consumer_finishes_what_is_in_hand(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It hands out nothing more, though more is there; acknowledgements count, and close leaves."""
+    await publish(broker, "0", "1", "2")
+    async with new_consumer(broker) as consumer:
+        in_hand = await consumer.receive()
+        late = await consumer.receive()
+        loop = asyncio.ensure_future(anext(consumer, None))
+        assert (await loop) is not None
+        waiting = asyncio.ensure_future(anext(consumer, None))
+        await asyncio.sleep(0)
+
+        await consumer.stop()
+        await consumer.stop()
+        pulls = len(broker.requests_of(PULL))
+        await publish(broker, "3")
+
+        assert await waiting is None
+        assert [message async for message in consumer] == []
+        assert await consumer.receive(timeout=PATIENCE_S) is None
+        with pytest.raises(ClientClosedError):
+            await consumer.receive()
+        assert consumer.assignment
+        assert await in_hand.extend(60)
+        assert await in_hand.ack()
+        assert len(broker.requests_of(PULL)) == pulls
+
+    assert committed(broker) == 1
+    assert not await late.ack()
+    assert not await late.extend(60)
+    assert "call stop() first" in caplog.text
+    async with new_consumer(broker) as consumer:
+        assert await take(consumer, 3) == ["1", "2", "3"]
+
+
+@on_both_loops
+async def test_a_stopped_consumer_takes_no_queue(broker: FakeBroker) -> None:
+    """Another member leaves, and an operator resets an offset, while it drains."""
+    config = replace(QUICK, rebalance_interval=0.05)
+    async with new_consumer(broker, config=config) as consumer, new_consumer(broker) as other:
+        await until(lambda: len(consumer.assignment) > 0 and len(other.assignment) > 0)
+        before = consumer.assignment
+        await consumer.stop()
+        pulls = len(broker.requests_of(PULL))
+        await other.close()
+        members = len(broker.requests_of(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
+        await until(
+            lambda: len(broker.requests_of(RequestCode.GET_CONSUMER_LIST_BY_GROUP)) >= members + 2
+        )
+        assert set(consumer.assignment) <= set(before)
+        assert len(broker.requests_of(PULL)) == pulls
 
 
 @on_both_loops
@@ -750,6 +807,55 @@ async def test_a_message_not_acked_in_time_comes_again(broker: FakeBroker, suppo
     assert committed(broker) == 2
 
 
+@in_steady_time
+async def test_a_long_handler_keeps_its_message_as_long_as_it_extends(broker: FakeBroker) -> None:
+    """It comes to nobody else, and the ``ack`` counts; without extending, it comes again."""
+    await publish(broker, "0")
+    async with new_consumer(broker, ack_timeout=0.2) as consumer:
+        message = await consumer.receive()
+        for _ in range(4):
+            assert await message.extend(0.3)
+            assert await message.extend(0.01)  # does not shorten it
+            assert await consumer.receive(timeout=0.2) is None
+        assert broker.requests_of(RequestCode.CONSUMER_SEND_MSG_BACK) == []
+        assert await message.ack()
+        assert not await message.extend(1)
+
+        await publish(broker, "1")
+        message = await consumer.receive()
+        assert await message.extend(0.3)
+        again = await consumer.receive(timeout=PATIENCE_S)
+        assert again is not None
+        assert (again.body, again.delivery_attempt) == (b"1", 2)
+        assert not await message.extend(1)
+        assert not await message.ack()
+        assert await again.ack()
+
+
+@in_steady_time
+async def test_a_handler_that_is_too_slow_is_told_the_remedy_before_its_message_comes_again(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning names setting and method; the late acknowledgement is a second one."""
+    logged: list[str] = []
+
+    def take_back(command: RemotingCommand, _peer: Peer) -> bytes:
+        logged.append(caplog.text)
+        return encode_reply(command)
+
+    broker.handlers[RequestCode.CONSUMER_SEND_MSG_BACK] = take_back
+    await publish(broker, "0")
+    async with new_consumer(broker, ack_timeout=0.1) as consumer:
+        message = await consumer.receive()
+        await until(lambda: bool(logged))
+        assert "attempt=1" in logged[0]
+        assert "ack_timeout=0.1" in logged[0]
+        assert "message.extend" in logged[0]
+        assert "ack_too_late" not in logged[0]
+        assert not await message.ack()
+        assert "event=ack_too_late" in caplog.text
+
+
 async def test_an_ack_timeout_of_none_waits_for_good() -> None:
     """It is for work that takes hours."""
     async with fake_broker() as broker:
@@ -757,8 +863,8 @@ async def test_an_ack_timeout_of_none_waits_for_good() -> None:
         await publish(broker, "0")
         async with new_consumer(broker, ack_timeout=None) as consumer:
             message = await consumer.receive()
-            assert message is not None
             assert await consumer.receive(timeout=0.1) is None
+            assert await message.extend(1)
             assert await message.ack()
 
 

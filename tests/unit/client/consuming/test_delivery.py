@@ -215,6 +215,78 @@ async def test_giving_back_that_is_cancelled_delivers_the_message_again() -> Non
     await buffer.close()
 
 
+@pytest.mark.parametrize("taken", [True, False])
+async def test_an_ack_while_the_broker_is_asked_to_redeliver_does_not_count(taken: bool) -> None:
+    """The message comes again whatever the broker answers, so the handler is told so."""
+    answer = asyncio.Event()
+
+    async def send_back(_delivery: Delivery, _level: int) -> bool:
+        await answer.wait()
+        return taken
+
+    buffer, window = new_buffer(send_back=send_back)
+    buffer.add(window, record(0))
+    message = await buffer.take()
+    assert message is not None
+    giving_back = asyncio.ensure_future(message.retry())
+    await asyncio.sleep(0)
+
+    assert not await message.extend(60)
+    assert not await message.ack()
+    answer.set()
+    await giving_back
+
+    if taken:
+        assert window.commit_offset == 1
+    else:
+        async with asyncio.timeout(PATIENCE_S):
+            again = await buffer.take()
+        assert again is not None
+        assert await again.ack()
+    await buffer.close()
+
+
+async def test_a_message_put_back_comes_next_as_if_never_delivered() -> None:
+    """A caller that was interrupted did not get it."""
+    buffer, window = new_buffer()
+    for offset in range(3):
+        buffer.add(window, record(offset))
+    taken = [await buffer.take() for _ in range(2)]
+    assert taken[0] is not None
+    assert taken[1] is not None
+    assert await taken[0].ack()
+
+    taken[0].put_back()  # too late
+    taken[1].put_back()
+
+    again = [await buffer.take() for _ in range(2)]
+    assert [(one.queue_offset, one.delivery_attempt) for one in again if one] == [(1, 1), (2, 1)]
+    await buffer.close()
+
+
+async def test_extended_messages_leave_no_timer() -> None:
+    """Whether they are acknowledged, returned, lost with their queue or left to the end."""
+    buffer, window = new_buffer()
+    other = InFlightWindow(MessageQueue("orders", "broker-a", 1), 0, None)
+    for offset in range(3):
+        buffer.add(window, record(offset))
+    buffer.add(other, record(0))
+    for end in ("ack", "retry", "drop", "close"):
+        message = await buffer.take()
+        assert message is not None
+        assert await message.extend(3_600)
+        timers = list(buffer._extended.values())
+        if end == "ack":
+            assert await message.ack()
+        elif end == "retry":
+            await message.retry()
+        elif end == "drop":
+            buffer.drop(window)
+        else:
+            await buffer.close()
+        assert timers[-1].cancelled()
+
+
 async def test_giving_back_after_the_end_leaves_no_timer() -> None:
     """The program goes on, and the consumer is gone."""
     buffer, window = new_buffer()
