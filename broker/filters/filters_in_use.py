@@ -14,13 +14,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from halfmq.remoting.bodies import EXPRESSION_LENGTH_MAX
 from halfmq.remoting.codes import ResponseCode
 
 from ..errors import NotYetError, RequestRefusedError
-from ..ports import Connection
 from .compiled_filter import CompiledFilter
 from .errors import FilterSyntaxError
 
@@ -52,6 +51,13 @@ Waiting = Callable[[RequestRefusedError | None], None]
 _Compiled = CompiledFilter | FilterSyntaxError
 
 
+class Owner(Protocol):
+    """A connection that requests filters."""
+
+    @property
+    def closed(self) -> bool: ...
+
+
 class FiltersInUse:
     """Compiled filters by expression; wrong expressions are cached with their error."""
 
@@ -60,7 +66,7 @@ class FiltersInUse:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sql-filter")
         self._known: OrderedDict[str, _Compiled] = OrderedDict()  # the least recently used first
         self._weight = 0
-        self._queues: dict[Connection, deque[tuple[str, Waiting]]] = {}  # in order of turns
+        self._queues: dict[Owner, deque[tuple[str, Waiting]]] = {}  # in order of turns
         self._is_compiling = False
 
     async def start(self) -> None:
@@ -71,7 +77,7 @@ class FiltersInUse:
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
     def compiled(
-        self, kind: str, expression: str, code: ResponseCode, connection: Connection
+        self, kind: str, expression: str, code: ResponseCode, connection: Owner
     ) -> CompiledFilter:
         """Return the filter of an expression for a request on this connection.
 
@@ -99,9 +105,7 @@ class FiltersInUse:
             raise RequestRefusedError(code, str(found)) from found
         return found
 
-    def _wait(
-        self, expression: str, connection: Connection, on_compiled: Waiting, _size: int
-    ) -> None:
+    def _wait(self, expression: str, connection: Owner, on_compiled: Waiting, _size: int) -> None:
         """Compile a filter when it is the turn of its connection."""
         queue = self._queues.setdefault(connection, deque())
         queue.append((expression, on_compiled))
