@@ -74,6 +74,7 @@ from .runtime_info import RuntimeInfo
 from .store_service import PersistTicker, StoreService, make_tables_directory
 from .tables.all_tables import make_tables
 from .tables.client_registry import SCAN_S
+from .tables.current_queues import CurrentQueues
 from .tables.message_statistics import Statistics
 from .transaction.destination import Destinations
 from .transaction.transaction_service import TransactionService
@@ -231,6 +232,7 @@ class Broker:
             now_ms=self._now_ms,
             monotonic_ms=self._monotonic_ms,
             fetch=self._fetches.begin,
+            queue_of=CurrentQueues(self._tables.topics).find,
             wake=self._wake_delivery,
         )
 
@@ -418,6 +420,7 @@ class Broker:
                 "retention": self._retention.metrics,
                 "recovery": self._store_service.recovery_metrics,
                 "access": self._access.metrics,
+                "delays": self._delay.metrics,
             },
         )
 

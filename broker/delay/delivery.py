@@ -6,6 +6,10 @@ the level's position advances. The last wait of a delivery at a chosen time is i
 level, so it is late by at most that delay (a second by default), and never early. The forms of a
 waiting message are in ``levels``.
 
+A message goes to its queue as a commit does: to another one if its topic has lost that queue, and
+to a topic that is created again if it was deleted. If it cannot be created, the message is
+deferred.
+
 Clocks: the wait in a level, and `TRANSACTION_DELAY_MS`, are measured on the monotonic clock from
 the moment at which this process stored the record (`arrivals`). In each record of a longer delay
 that property holds the time left when it was stored. Steps of the wall clock therefore have no
@@ -21,7 +25,7 @@ next start (`resume`), so they are not repeated. Delivery is at least once.
 
 A message that is not in memory is fetched by a thread (`fetches`), and its level waits. A message
 that cannot be read from the disk is deferred: those after it are delivered, and it is retried until
-it can be read. Meanwhile the saved position stays before it, and the log is kept from there. So a
+that succeeds. Meanwhile the saved position stays before it, and the log is kept from there. So a
 crash loses no message, but delivers those after it once more.
 
 Source: RocketMQ `ScheduleMessageService`, `HookUtils.transformDelayLevelMessage`.
@@ -84,7 +88,7 @@ FETCHES_MAX: Final = 32
 be evicted before they are used. A binary search for the queue's end takes some twenty."""
 
 DEFERRED_MAX: Final = 256
-"""Deferred messages of a level, which could not be read from the disk; with more, the level waits.
+"""Deferred messages of a level, which could not be delivered; with more, the level waits.
 Enough for a lost page of the queue, which has 204 entries."""
 
 PERSIST_INTERVAL_MS: Final = 1_000
@@ -112,6 +116,7 @@ class _Batch(NamedTuple):
     messages: list[AppendRequest]
     next_offset: int
     head_due_ms: int | None  # when the next one is due, on the monotonic clock
+    is_blocked: bool = False  # the next one is due, and has no destination
 
 
 @dataclass(slots=True)
@@ -144,12 +149,14 @@ class DelayService:
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],
         fetch: Fetch,
+        queue_of: Callable[[str, int], int | None],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Wire it; `now_ms` is the wall clock.
 
         `fetch` reads what is not in memory and calls back on this thread, at once or later; `wake`
-        schedules `tick` soon.
+        schedules `tick` soon. `queue_of` returns the queue for a message to a topic and queue now;
+        None if there is none.
         """
         self._store = store
         self._levels = levels
@@ -163,6 +170,7 @@ class DelayService:
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._clocks_apart_ms = now_ms() - monotonic_ms()
         self._fetch, self._wake = fetch, wake
+        self._queue_of = queue_of
         self._queues: list[_Level] = []
         self._turn = -1  # the level that was served last
         self._paused_until_ms = 0
@@ -216,6 +224,11 @@ class DelayService:
         return sum(
             self._end(queue) - queue.next_offset + len(queue.deferred) for queue in self._queues
         )
+
+    def metrics(self) -> dict[str, int]:
+        """Return how many messages wait, and how many of them are due and cannot be delivered."""
+        deferred = sum(len(queue.deferred) for queue in self._queues)
+        return {"waiting": self.waiting, "put_off": deferred}
 
     def oldest_waiting_offset(self) -> int | None:
         """Return the physical offset of the oldest message that the log must keep; None if none.
@@ -296,20 +309,23 @@ class DelayService:
         try:
             found = self._read(queue, queue.next_offset, max_count)
         except NotInMemoryError as missing:
-            return self._begin_fetch(queue, missing, partial(self._on_unreadable, queue, max_count))
+            return self._begin_fetch(queue, missing, partial(self._defer, queue, max_count))
         except OSError as error:
             logger.warning("event=delayed_messages_not_read error=%r", error)
-            self._on_unreadable(queue, max_count)
+            self._defer(queue, max_count)
             return 0
         if not found.data:
             self._move(queue, max(found.next_offset, queue.next_offset), 0)
             return DELETED_TICK_S
-        batch = _due_of(queue, queue.next_offset, found.data, now, self._now_ms(), self._levels)
+        batch = self._due_of(queue, queue.next_offset, found.data, now)
         if batch.next_offset != queue.next_offset:
             log_end = self._append(queue, queue.next_offset, batch.messages, now)
             if log_end is None:
                 return RETRY_AFTER_ERROR_MS / 1_000
             self._move(queue, batch.next_offset, log_end)
+        if batch.is_blocked:
+            self._defer(queue, 1)
+            return 0
         queue.head_due_ms = batch.head_due_ms
         return 0 if batch.head_due_ms is None else (batch.head_due_ms - now) / 1_000
 
@@ -337,6 +353,53 @@ class DelayService:
         queue.fetches = 0
         return _Found(data, found.next_offset)
 
+    def _due_of(self, queue: _Level, start: int, data: bytes, now: int) -> _Batch:
+        """Return the due messages in `data`, whose first record has the queue offset `start`."""
+        now_ms = self._now_ms()
+        messages: list[AppendRequest] = []
+        next_offset = start
+        position = 0
+        while position < len(data):
+            try:
+                record = decode_record(data, position)
+            except CorruptRecordError as error:
+                if position == 0:
+                    # It cannot be delivered, and must not delay those after it.
+                    logger.error(  # noqa: TRY400
+                        "event=delayed_record_unreadable level=%d queue_offset=%d reason=%r",
+                        queue.level,
+                        next_offset,
+                        error.reason,
+                    )
+                    next_offset += 1
+                break
+            waited_ms = now - queue.arrivals.stored_ms(
+                record.physical_offset, record.store_timestamp
+            )
+            wait_ms = queue.delay_ms - waited_ms
+            left_ms = 0
+            committed = COMMITTED_MARK in record.properties
+            if committed:  # on other messages these properties are not validated
+                left_ms = left_to_wait_ms(record.properties, waited_ms=waited_ms, now_ms=now_ms)
+                if DELIVER_MARK in record.properties:
+                    wait_ms = min(wait_ms, left_ms)
+            if wait_ms > 0:
+                return _Batch(messages, next_offset, now + wait_ms)
+            message = restored(record)
+            if message is None:
+                logger.warning("event=delayed_record_without_target message=%s", record.msg_id)
+            elif left_ms > 0:
+                messages.append(self._levels.wait_again(message, left_ms))
+            else:
+                queue_id = self._queue_of(message.topic, message.queue_id)
+                if queue_id is None:
+                    return _Batch(messages, next_offset, None, is_blocked=True)
+                message.queue_id = queue_id
+                messages.append(delivered(message) if committed else message)
+            next_offset = record.queue_offset + 1
+            position += record.total_size
+        return _Batch(messages, next_offset, None)
+
     # --- messages that are not in memory
 
     def _begin_fetch(
@@ -356,7 +419,7 @@ class DelayService:
         self._fetch(missing, on_fetched)
         return IDLE_TICK_S if queue.is_fetching else 0
 
-    def _on_unreadable(self, queue: _Level, count: int) -> None:
+    def _defer(self, queue: _Level, count: int) -> None:
         """Defer the head of a level; if ``count`` messages were read, first read them singly."""
         queue.fetches = 0
         retry_ms = self._monotonic_ms() + RETRY_AFTER_ERROR_MS
@@ -393,8 +456,8 @@ class DelayService:
             return 0
         log_end = 0
         if found.data:  # it is still there
-            batch = _due_of(queue, offset, found.data, now, self._now_ms(), self._levels)
-            if batch.next_offset == offset:  # not due
+            batch = self._due_of(queue, offset, found.data, now)
+            if batch.next_offset == offset:  # not due, or without a destination
                 self._defer_again(queue)
                 return 0
             end = self._append(queue, offset, batch.messages, now)
@@ -492,49 +555,3 @@ def _save_when_durable(queue: _Level, log_end: int) -> None:
     if queue.deferred and queue.unsaved:  # merge them into one entry while messages are deferred
         log_end = max(log_end, queue.unsaved.pop().log_end)
     queue.unsaved.append(_Delivered(log_end, queue.next_offset))
-
-
-def _due_of(
-    queue: _Level, start: int, data: bytes, now: int, now_ms: int, levels: DelayLevels
-) -> _Batch:
-    """Return the due messages in `data`, whose first record has the queue offset `start`.
-
-    `now` is on the monotonic clock, `now_ms` by the wall clock.
-    """
-    messages: list[AppendRequest] = []
-    next_offset = start
-    position = 0
-    while position < len(data):
-        try:
-            record = decode_record(data, position)
-        except CorruptRecordError as error:
-            if position == 0:
-                # It cannot be delivered, and must not delay those after it.
-                logger.error(  # noqa: TRY400
-                    "event=delayed_record_unreadable level=%d queue_offset=%d reason=%r",
-                    queue.level,
-                    next_offset,
-                    error.reason,
-                )
-                next_offset += 1
-            break
-        waited_ms = now - queue.arrivals.stored_ms(record.physical_offset, record.store_timestamp)
-        wait_ms = queue.delay_ms - waited_ms
-        left_ms = 0
-        committed = COMMITTED_MARK in record.properties
-        if committed:  # on other messages these properties are not validated
-            left_ms = left_to_wait_ms(record.properties, waited_ms=waited_ms, now_ms=now_ms)
-            if DELIVER_MARK in record.properties:
-                wait_ms = min(wait_ms, left_ms)
-        if wait_ms > 0:
-            return _Batch(messages, next_offset, now + wait_ms)
-        message = restored(record)
-        if message is None:
-            logger.warning("event=delayed_record_without_target message=%s", record.msg_id)
-        elif left_ms > 0:
-            messages.append(levels.wait_again(message, left_ms))
-        else:
-            messages.append(delivered(message) if committed else message)
-        next_offset = record.queue_offset + 1
-        position += record.total_size
-    return _Batch(messages, next_offset, None)

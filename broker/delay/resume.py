@@ -7,6 +7,8 @@ So the position advances over all messages whose copy is found. The search for c
 store time at which the message was due, or a few seconds before the end of the queue if that is
 earlier, because the wall clock may have been set back.
 
+A copy is not found in a queue other than that of its message: one that replaced a lost queue.
+
 Errors of the search do no harm. A record taken for a copy equals the message in everything that its
 sender set, including the unique key, so its consumers have the message. A message without a copy is
 delivered again.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Awaitable, Callable
+
 import pytest
 from msgspec.structs import replace
 
@@ -55,6 +58,42 @@ async def test_w01_a_delayed_commit_survives_a_kill_and_is_delivered_once(
     await rig.wait(HOUR_MS)
     assert rig.bodies() == [b"row 1"]
     assert [record.topic for record in rig.finals_of(half)] == [SCHEDULE_TOPIC]
+
+
+async def _shrink(rig: Rig) -> None:
+    known = rig.tables.topics.get("orders")
+    assert known is not None
+    await rig.tables.topics.change(
+        dataclasses.replace(known, read_queue_nums=1, write_queue_nums=1)
+    )
+
+
+async def _delete(rig: Rig) -> None:
+    await rig.tables.topics.delete("orders", {})
+    await rig.tables.topics.delete("%RETRY%billing", {})
+
+
+@pytest.mark.parametrize("change", [_shrink, _delete], ids=["shrunk", "deleted"])
+@windowed()
+async def test_w27_a_delayed_message_goes_to_a_queue_that_consumers_read(
+    rig: Rig, change: Callable[[Rig], Awaitable[None]]
+) -> None:
+    """Also if the topic lost queues, or was deleted, while it waited."""
+    producer = await rig.peer()
+    await producer.plain("K0", b"retried", queue_id=3)
+    (record,) = rig.consumed()
+    assert (await producer.send_back(record.physical_offset, "billing", 1)).code == 0
+    await producer.plain("K1", b"plain", queue_id=3, DELAY="1")
+    half = await producer.prepare("K2", b"committed", queue_id=3, TRANSACTION_DELAY_MS="1000")
+    assert (await producer.end(half, COMMIT)).code == ResponseCode.SUCCESS
+    await change(rig)
+    await rig.wait(3_000)
+
+    for name, bodies in ("orders", {b"plain", b"committed"}), ("%RETRY%billing", {b"retried"}):
+        topic = rig.tables.topics.get(name)
+        assert topic is not None
+        readable = [one for one in rig.consumed(name) if one.queue_id < topic.read_queue_nums]
+        assert {one.body for one in readable} >= bodies
 
 
 @pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -900, 900, 10 * DAY_MS])

@@ -317,6 +317,11 @@ class FakeLog:
         return -1
 
 
+def same_queue(_topic: str, queue_id: int) -> int:
+    """Return the queue of a message whose topic has not changed."""
+    return queue_id
+
+
 def fetch_nothing(missing: NotInMemoryError, _on_fetched: Callable[[bool], None]) -> None:
     """For tests in which everything is in memory."""
     raise missing

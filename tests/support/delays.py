@@ -16,6 +16,7 @@ from tests.support.broker_doubles import (
     config_path,
     draft,
     fetch_nothing,
+    same_queue,
 )
 
 LEVELS = parse_delay_levels(DEFAULT_LEVELS)
@@ -30,6 +31,7 @@ def service(
     levels: tuple[int, ...] = LEVELS,
     *,
     fetch: Fetch = fetch_nothing,
+    queue_of: Callable[[str, int], int | None] = same_queue,
     wake: Callable[[], None] = lambda: None,
 ) -> DelayService:
     made = DelayService(
@@ -39,6 +41,7 @@ def service(
         now_ms=clock,
         monotonic_ms=clock.monotonic,
         fetch=fetch,
+        queue_of=queue_of,
         wake=wake,
     )
     made.load()

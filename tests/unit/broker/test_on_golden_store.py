@@ -36,6 +36,7 @@ from tests.support.broker_doubles import (
     fetch_nothing,
     identity,
     request,
+    same_queue,
 )
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.tables import load_table
@@ -88,6 +89,7 @@ def delays(store: MessageStore, root: Path, clock: Clock) -> DelayService:
         now_ms=clock,
         monotonic_ms=clock.monotonic,
         fetch=fetch_nothing,
+        queue_of=same_queue,
     )
     made.load()
     return made

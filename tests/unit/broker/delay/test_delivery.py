@@ -325,6 +325,35 @@ def test_a_message_without_a_destination_is_skipped(tmp_path: Path, properties: 
     assert log.names() == [(SCHEDULE_TOPIC, 0), ("orders", 3)]
 
 
+def test_a_message_whose_topic_cannot_be_created_waits_and_delays_no_other(
+    tmp_path: Path,
+) -> None:
+    """It is counted until then, and delivered as soon as its topic can be created."""
+    clock, full = Clock(), True
+
+    def queue_of(topic: str, queue_id: int) -> int | None:
+        return None if full and topic == "deleted" else queue_id % 2
+
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock, queue_of=queue_of)
+    log.append([delayed(clock, 1, topic) for topic in ("orders", "deleted", "orders")])
+    clock.now += 1_000
+    for _ in range(3):
+        delays.tick()
+    assert len(log.queue("orders", 1)) == 2
+    assert delays.metrics() == {"waiting": 1, "put_off": 1}
+    assert delays.oldest_waiting_offset() is not None
+
+    clock.now += RETRY_AFTER_ERROR_MS
+    delays.tick()
+    full = False
+    assert delays.metrics()["put_off"] == 1
+    clock.now += RETRY_AFTER_ERROR_MS
+    delays.tick()
+    assert len(log.queue("deleted", 1)) == 1
+    assert delays.metrics() == {"waiting": 0, "put_off": 0}
+
+
 def test_a_damaged_record_is_skipped(tmp_path: Path) -> None:
     """The messages after it are delivered."""
     clock = Clock()

@@ -19,7 +19,7 @@ from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.files.page_cache import CachedReads, NotInMemoryError
 from halfmq.store.message_store import MessageStore
 from halfmq.store.retention import Deleted
-from tests.support.broker_doubles import fetch_nothing
+from tests.support.broker_doubles import fetch_nothing, same_queue
 from tests.support.documents import ROOT
 from tests.support.peers import COMMIT, UNKNOWN, Peer
 from tests.support.race_windows import HOUR_MS, LOG_FILE_SIZE, Rig, windowed
@@ -208,7 +208,13 @@ def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) ->
     levels = DelayLevels(parse_delay_levels("1s 10s 1h"), now_ms=clock)
     path = tmp_path / "delayOffset.json"
     service = DelayService(
-        store, levels, path, now_ms=clock, monotonic_ms=clock, fetch=fetch_nothing
+        store,
+        levels,
+        path,
+        now_ms=clock,
+        monotonic_ms=clock,
+        fetch=fetch_nothing,
+        queue_of=same_queue,
     )
     service.load()
     assert service.oldest_waiting_offset() is None
@@ -245,7 +251,13 @@ def test_a_scan_fetches_queue_entries_that_are_not_in_memory(
     levels = DelayLevels(parse_delay_levels("1s 10s 1h"), now_ms=clock)
     path = tmp_path / "delayOffset.json"
     delays = DelayService(
-        store, levels, path, now_ms=clock, monotonic_ms=clock, fetch=fetch_nothing
+        store,
+        levels,
+        path,
+        now_ms=clock,
+        monotonic_ms=clock,
+        fetch=fetch_nothing,
+        queue_of=same_queue,
     )
     delays.load()
     oldest, *_ = (

@@ -6,6 +6,7 @@ import pytest
 
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.loop import slices
+from halfmq.broker.tables.current_queues import CurrentQueues
 from halfmq.broker.tables.topic_config import TopicConfig
 from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.broker.transaction.deciding import DecisionRequest
@@ -454,19 +455,14 @@ def _resolved(topics: Topics, topic: str, queue_id: int) -> tuple[str, int]:
 def test_a_missing_queue_is_replaced_by_queue_id_modulo_queues(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """So messages of one queue stay in one queue; it is logged."""
+    """So messages of one queue stay in one queue; it is logged once for each topic."""
     topics = Topics(orders=4, closed=0)
+    queue_of = CurrentQueues(topics).of
 
-    assert [_resolved(topics, "orders", queue) for queue in (0, 3)] == [
-        ("orders", 0),
-        ("orders", 3),
-    ]
+    assert [queue_of("orders", queue) for queue in (0, 3)] == [0, 3]
     assert caplog.text == ""
-    assert [_resolved(topics, "orders", queue) for queue in (4, 7)] == [
-        ("orders", 0),
-        ("orders", 3),
-    ]
-    assert caplog.text.count("event=destination_changed topic=orders") == 2
+    assert [queue_of("orders", queue) for queue in (4, 7)] == [0, 3]
+    assert caplog.text.count("event=destination_changed topic=orders") == 1
     assert _resolved(topics, "closed", 5) == ("closed", 5)  # it still has eight queues to read from
 
 
@@ -477,4 +473,18 @@ def test_a_deleted_topic_is_created_again(caplog: pytest.LogCaptureFixture) -> N
     assert _resolved(topics, "gone", 7) == ("gone", 1)
 
     assert topics.topics["gone"].write_queue_nums == 3
-    assert "event=destination_changed topic=gone prepared_for_queue=7 queue=1" in caplog.text
+    assert "event=destination_changed topic=gone accepted_for_queue=7 queue=1" in caplog.text
+
+
+def test_a_topic_that_cannot_be_created_again_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A delayed message waits until then."""
+    topics = Topics()
+
+    def refuse(name: str, queues: int = 1, perm: int = 6) -> TopicConfig:
+        raise RequestRefusedError(ResponseCode.NO_PERMISSION, f"no room for {name}")
+
+    topics.ensure = refuse  # type: ignore[method-assign]
+    assert CurrentQueues(topics).find("gone", 7) is None
+    assert "event=destination_lacking topic=gone" in caplog.text
