@@ -94,6 +94,14 @@ class NetworkConfig:
         "Port of the replication address that name servers get; nothing listens there.",
     )
 
+    def contradiction(self) -> tuple[str, str] | None:
+        """Return a key that contradicts the other settings, and what it should be; or None."""
+        port = self.namesrv_listen_port
+        if port and port in (self.listen_port, self.listen_port - 2):
+            use = "listenPort" if port == self.listen_port else "the VIP port, listenPort - 2"
+            return "namesrvListenPort", f"another port: {port} is {use}"
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDefaults:

@@ -75,6 +75,8 @@ from .errors import (
     ClientClosedError,
     ClientError,
     ConfigurationError,
+    ConnectError,
+    ConnectionLostError,
     UnequalSubscriptionsError,
 )
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
@@ -524,7 +526,10 @@ class Consumer(BaseClient):
             await self._revoke(session, sorted(held.difference(assigned)))
             await _gather(self._assign(session, queue) for queue in assigned if queue not in held)
         except ClientError as error:
-            level = logging.DEBUG if str(error) == self._last_error else logging.WARNING
+            # The session reports a lost broker, in one line for all topics and queues.
+            reported = isinstance(error, ConnectError | ConnectionLostError)
+            is_known = reported or str(error) == self._last_error
+            level = logging.DEBUG if is_known else logging.WARNING
             self._last_error = str(error)
             logger.log(level, "event=rebalance_failed topic=%s reason=%r", topic, str(error))
             self._record_access(topic, error if isinstance(error, AccessDeniedError) else None)
@@ -608,27 +613,41 @@ class Consumer(BaseClient):
         await _cancel([task for _, task in lost])
         for queue in queues:
             self._record_access(queue, None)
-        await asyncio.gather(*(self._release(session, puller.window) for puller, _ in lost))
+        errors = await asyncio.gather(
+            *(self._release(session, puller.window) for puller, _ in lost)
+        )
+        failed = [error for error in errors if error is not None]
+        if failed:
+            logger.warning(
+                "event=offsets_not_written group=%s queues=%d reason=%r",
+                self.group,
+                len(failed),
+                str(failed[0]),
+            )
 
-    async def _release(self, session: Session, window: InFlightWindow) -> None:
+    async def _release(self, session: Session, window: InFlightWindow) -> ClientError | None:
         if self._buffer is not None:  # first, or what is acknowledged meanwhile would not count
             self._buffer.drop(window)
         try:
             await self._commit_window(session, window)
         except ClientError as error:
-            logger.warning("event=offset_not_written queue=%s reason=%r", window.queue, str(error))
+            return error
+        return None
 
     # -- offsets
 
     async def _commit_forever(self, session: Session) -> None:
+        failure = ""
         while True:
             await asyncio.sleep(self.config.offset_commit_interval)
+            before, failure = failure, ""
             try:
                 await self.commit()
             except (ClientError, OSError) as error:
-                if self._running is session:
+                failure = str(error)
+                if self._running is session and failure != before:
                     logger.warning(
-                        "event=offsets_not_written group=%s reason=%r", self.group, str(error)
+                        "event=offsets_not_written group=%s reason=%r", self.group, failure
                     )
 
     async def _commit_window(self, session: Session, window: InFlightWindow) -> None:

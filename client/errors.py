@@ -45,14 +45,14 @@ from typing import Final
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 
-# The codes on which the official client retries. Source: DefaultMQProducerImpl and
-# DefaultMQProducer (retryResponseCodes), 5.3.1; SYSTEM_BUSY since 5.3.0, GO_AWAY since 5.3.1.
+# The codes on which the official client retries, without NO_PERMISSION, which does not pass by
+# itself. Source: DefaultMQProducerImpl and DefaultMQProducer (retryResponseCodes), 5.3.1;
+# SYSTEM_BUSY since 5.3.0, GO_AWAY since 5.3.1.
 RETRIABLE_CODES: Final = frozenset(
     {
         ResponseCode.SYSTEM_ERROR,
         ResponseCode.SYSTEM_BUSY,
         ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.NO_PERMISSION,
         ResponseCode.TOPIC_NOT_EXIST,
         ResponseCode.NO_BUYER_ID,
         ResponseCode.NOT_IN_CURRENT_UNIT,
@@ -367,6 +367,7 @@ class UnequalSubscriptionsError(BrokerRefusedError):
     ) -> None:
         super().__init__(code, remark)
         self.args = (code, remark, topic, filter, other_client_id, other_filter)
+        self.retriable = True
         self.topic, self.filter = topic, filter
         self.other_client_id, self.other_filter = other_client_id, other_filter
 

@@ -60,6 +60,10 @@ class Correlation(Generic[T]):
         entry = self._in_flight.pop(opaque, None)
         return None if entry is None else entry[0]
 
+    def values(self) -> list[T]:
+        """Return the values of all requests in flight."""
+        return [value for value, _ in self._in_flight.values()]
+
     def expire(self, now: float) -> list[T]:
         """Remove the requests whose deadline has passed; return their values as registered."""
         if now < self._earliest:
@@ -71,7 +75,7 @@ class Correlation(Generic[T]):
 
     def fail_all(self) -> list[T]:
         """Remove all requests and return their values, after the connection was lost."""
-        values = [value for value, _ in self._in_flight.values()]
+        values = self.values()
         self._in_flight.clear()
         self._earliest = inf
         return values

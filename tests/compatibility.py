@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
+from halfmq.broker.handlers.admin.access import PlainAclHandlers
 from halfmq.broker.net.unserved import UNSERVED, WITHOUT_ACCESS
 from halfmq.broker.service import Broker
 from halfmq.remoting.codes import RequestCode
@@ -58,10 +59,14 @@ def requests(old: Rows) -> Rows:
         network = NetworkConfig(listen_port=0, namesrv_listen_port=0)
         store = StoreSettings(root=Path(root))
         served = Broker(BrokerConfig(network=network, store=store)).codes
+    accounts = PlainAclHandlers.__new__(PlainAclHandlers)
+    refused = {code for code, one in accounts.handlers().items() if one == accounts.refuse}
     rows: Rows = {}
     for code, name in sorted(names.items()):
         _, state, note = old.get(str(code), ["", "not sent", ""])
-        if code in UNSERVED:
+        if code in refused:
+            state = "refused"
+        elif code in UNSERVED:
             state, note = "refused", UNSERVED[code].why
         elif code in served:
             state = "served"

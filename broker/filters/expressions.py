@@ -116,13 +116,16 @@ def whole(position: int, text: str) -> Constant:
     return constant(position, text, number)
 
 
+_NOT_ZERO: Final = re.compile(r"[0.]*[1-9]")
+
+
 def floating(position: int, text: str) -> Constant:
     """Return a literal with decimal point or exponent."""
     number, shown = float(text), text[:TEXT_MAX]
     if number == float("inf"):
         raise FilterSyntaxError(position, f"{shown} is greater than 1.7976931348623157E308")
-    if number == 0.0:  # RocketMQ compares with the smallest positive number
-        raise FilterSyntaxError(position, f"{shown} is less than 4.9E-324; write 0")
+    if number == 0.0 and _NOT_ZERO.match(text):
+        raise FilterSyntaxError(position, f"{shown} is less than 4.9E-324; write 0.0")
     return constant(position, text, number)
 
 

@@ -22,6 +22,7 @@ from . import expressions as build
 from .compiled_filter import CompiledFilter
 from .errors import FilterSyntaxError
 from .expressions import Node
+from .values import LONG_MIN
 
 TOKENS_MAX: Final = 2_048
 """Words and signs of an expression, four for each of the permitted operators: compiling it takes at
@@ -64,6 +65,7 @@ start: any_of
     | NOT unary -> inverse
 
 ?operand: STRING -> string
+    | LEAST -> least
     | WHOLE -> whole
     | FLOATING -> floating
     | TRUE -> true
@@ -74,7 +76,7 @@ start: any_of
 
 %declare NOT _AND _OR _BETWEEN _IN _IS TRUE FALSE NULL CONTAINS STARTSWITH ENDSWITH
 %declare _EQUAL _UNEQUAL _GREATER _GREATER_EQUAL _LESS _LESS_EQUAL _LPAR _RPAR _PLUS MINUS
-%declare FLOATING WHOLE STRING STRINGS NAME
+%declare FLOATING LEAST WHOLE STRING STRINGS NAME
 """
 
 _WORDS: Final = {
@@ -101,6 +103,7 @@ _STRING: Final = re.compile(r"'[^']*(?:''[^']*)*'")
 _STRINGS: Final = re.compile(rf"(?:[ \t\n\r\f]*{_STRING.pattern}[ \t\n\r\f]*,)++")
 _TOKEN: Final = re.compile(
     r"(?P<FLOATING>(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[0-9]+e[+-]?[0-9]+)"
+    r"|(?P<LEAST>-[ \t\n\r\f]*9223372036854775808(?![0-9.e])l?)"
     r"|(?P<WHOLE>0|[1-9][0-9]*l?)"
     r"|(?P<NAME>[a-z_$][a-z0-9_$]*)"
     rf"|(?P<STRING>{_STRING.pattern})"
@@ -171,6 +174,9 @@ class _Builder(Transformer[Token, Node]):
 
     def string(self, token: Token) -> Node:
         return build.constant(_start(token), token, _unquoted(token))
+
+    def least(self, token: Token) -> Node:
+        return build.constant(_start(token), token, LONG_MIN)
 
     def whole(self, token: Token) -> Node:
         return build.whole(_start(token), token)

@@ -23,6 +23,7 @@ Value: TypeAlias = Known | None
 
 INTEGER_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
+LONG_MIN: Final = -LONG_MAX - 1
 
 SHORT: Final = 10
 """Whole numbers of fewer digits are in the range of an Integer."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.codes import INT64_MAX, ResponseCode
 from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX
 
 from ..errors import RequestRefusedError
@@ -103,10 +103,13 @@ class ConsumerOffsetTable:
         self.end_reset(group, topic, queue_id)
         self.commit(group, topic, queue_id, offset)
 
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+    def commit(
+        self, group: str, topic: str, queue_id: int, offset: int, *, end: int = INT64_MAX
+    ) -> bool:
         """Set the next offset to consume; it may decrease.
 
-        Return False if it is ignored because a reset to another offset is pending.
+        Return False if it is ignored because a reset to another offset is pending, or because it is
+        beyond the end of the queue: messages to come would be skipped. RocketMQ keeps it.
 
         Raises:
             RequestRefusedError: The group is the broker's own, or the queue is a new one and the
@@ -118,7 +121,7 @@ class ConsumerOffsetTable:
                 f"the offsets of group[{group}] are the broker's own: consume with a group whose "
                 f"name does not begin with {SYSTEM_GROUP_PREFIX}",
             )
-        if self.pending_reset(group, topic, queue_id) not in (None, offset):
+        if offset > end or self.pending_reset(group, topic, queue_id) not in (None, offset):
             return False
         key = f"{topic}@{group}"
         queues = self._offsets.get(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from halfmq.remoting.codes import INT64_MAX, RequestCode, ResponseCode
@@ -11,8 +11,8 @@ from halfmq.store.format.errors import CorruptRecordError
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.record import Record, decode_record
 
-from ..arguments import check_count, check_kind, check_optional_text, check_text
-from ..errors import BadAnswerError, BrokerRefusedError
+from ..arguments import check_count, check_optional_text, check_text
+from ..errors import BadAnswerError, BrokerRefusedError, ConfigurationError
 from ..message import ReceivedMessage
 from ..net.session import expect_success
 from .brokers import ClusterClient, call_broker
@@ -61,10 +61,11 @@ class MessageCalls(ClusterClient):
             topic: The topic to which they were sent.
             key: One of their keys.
             limit: The most that each broker returns, the newest of them.
-            since: Only messages stored at this time or later.
-            until: Only messages stored at this time or before.
+            since: Only messages stored at this time, with its time zone, or later.
+            until: Only messages stored at this time, with its time zone, or before.
 
         Raises:
+            ConfigurationError: A time has no time zone, or the limit is too large.
             ClientError: A broker does not answer, or refuses.
         """
         check_text("topic", topic)
@@ -128,6 +129,7 @@ def _records(address: str, body: bytes) -> list[Record]:
     return records
 
 
-def _milliseconds(name: str, time: datetime) -> int:
-    check_kind(name, time, datetime)
-    return int(time.astimezone(UTC).timestamp() * 1000)
+def _milliseconds(name: str, time: object) -> int:
+    if not isinstance(time, datetime) or time.tzinfo is None:
+        raise ConfigurationError(name, time, "a datetime with a time zone")
+    return int(time.timestamp() * 1000)

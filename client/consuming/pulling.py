@@ -19,7 +19,13 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import Record, decode_record
 
 from ..config import ClientConfig
-from ..errors import AccessDeniedError, BrokerRefusedError, ClientError
+from ..errors import (
+    AccessDeniedError,
+    BrokerRefusedError,
+    ClientError,
+    ConnectError,
+    ConnectionLostError,
+)
 from ..net.response_errors import error_from_response
 from ..net.session import Session, typed
 from .delivery import DeliveryBuffer
@@ -183,7 +189,10 @@ class QueuePuller:
         if isinstance(error, BrokerRefusedError) and error.code == ResponseCode.FLOW_CONTROL:
             await asyncio.sleep(FLOW_CONTROL_SECONDS)
             return
-        level = logging.DEBUG if str(error) == self._last_error else logging.WARNING
+        # The session reports a lost broker, in one line for all queues.
+        reported = isinstance(error, ConnectError | ConnectionLostError)
+        is_known = reported or str(error) == self._last_error
+        level = logging.DEBUG if is_known else logging.WARNING
         self._last_error = str(error)
         logger.log(level, "event=pull_failed queue=%s reason=%r", self.window.queue, str(error))
         if isinstance(error, AccessDeniedError):

@@ -12,7 +12,7 @@ from halfmq.store.format.topics import validate_group
 from ..arguments import check_kind, check_text
 from ..config import ClientConfig
 from ..credentials import CredentialsSource
-from ..errors import ClientClosedError, ConfigurationError
+from ..errors import ClientClosedError, ConfigurationError, ConnectError
 from .fork_safety import LoopBinding
 from .session import Session
 
@@ -82,8 +82,10 @@ class BaseClient:
         session = self._new_session()
         try:
             await self._start_session(session)
-        except BaseException:
+        except BaseException as error:
             await session.close()
+            if isinstance(error, ConnectError):  # its text says all; where it was raised, nothing
+                raise error.with_traceback(None)  # noqa: B904 -- the same error
             raise
         self._running, self._client_id = session, session.client_id
 

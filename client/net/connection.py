@@ -107,6 +107,16 @@ class BrokerConnection(asyncio.Protocol):
         return self._end_reason is None and not self._retired
 
     @property
+    def end_reason(self) -> str:
+        """Why the connection has ended; empty while it has not."""
+        return self._end_reason or ""
+
+    @property
+    def unanswered(self) -> list[asyncio.Future[RemotingCommand]]:
+        """The answers that somebody waits for."""
+        return [future for future, *_ in self._in_flight.values() if not future.done()]
+
+    @property
     def closed(self) -> bool:
         """Whether the socket is closed."""
         return self._closed.done()

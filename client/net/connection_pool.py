@@ -27,7 +27,7 @@ from .retry import RandomFraction, backoff_seconds
 from .security import Security, tls_error
 
 CLOSE_SECONDS: Final = 1.0
-"""How long closing waits for the peer to receive buffered data."""
+"""How long closing waits for answers, and then for the peer to receive buffered data."""
 
 
 class _Failure(NamedTuple):
@@ -52,7 +52,7 @@ class ConnectionPool:
         handlers: Mapping[int, ServerRequestHandler],
         *,
         handshake: Callable[[BrokerConnection], Awaitable[None]] | None = None,
-        on_lost: Callable[[str], None] | None = None,
+        on_lost: Callable[[str, str], None] | None = None,
         security: Security | None = None,
         name_server: Callable[[], str] | None = None,
         random_fraction: RandomFraction = random.random,
@@ -63,7 +63,8 @@ class ConnectionPool:
             config: Limits and header type.
             handlers: Handlers of requests from the peers, by request code.
             handshake: Runs on each new connection.
-            on_lost: Called with the address of a lost connection.
+            on_lost: Called with the address of a connection that cannot be used any more, and why;
+                the reason is empty if the peer has asked for a new one.
             security: Credentials and TLS.
             name_server: For brokers: returns the name server that gave their addresses.
             random_fraction: Shortens the waits between attempts.
@@ -80,6 +81,7 @@ class ConnectionPool:
         self._attempts: dict[str, asyncio.Task[BrokerConnection]] = {}
         self._failures: dict[str, _Failure] = {}
         self._header_types: dict[str, HeaderType] = {}
+        self._has_connected = False
         self._closed = False
 
     def set_header_type(self, address: str, header_type: HeaderType) -> None:
@@ -122,9 +124,12 @@ class ConnectionPool:
         raise ConnectError(address, failure.reason if failure else self._explained(reason))
 
     async def close(self) -> None:
-        """Close every connection after its buffered data was sent."""
+        """Close every connection after requests in flight were answered, within a second."""
         self._refuse_new()
         connections = list(self._open_sockets)
+        unanswered = [answer for one in connections for answer in one.unanswered]
+        if unanswered:
+            await asyncio.wait(unanswered, timeout=CLOSE_SECONDS)
         for connection in connections:
             connection.end("the client was closed")
         if connections:
@@ -165,6 +170,7 @@ class ConnectionPool:
             self._record_failure(address, str(error))
             raise
         self._failures.pop(address, None)
+        self._has_connected = True
         self._connections[address] = connection
         return connection
 
@@ -204,20 +210,22 @@ class ConnectionPool:
                         self._open_sockets.add(connection)
                         return connection
                 raise error or OSError("the host has no address")
-        except TimeoutError as timeout:
+        except TimeoutError:
             seconds = f"{self._config.connect_timeout:g} s"
             reason = self._explained(f"no answer within {seconds}")
-            raise ConnectError(address, reason) from timeout
+            raise ConnectError(address, reason) from None
         except OSError as refused:
             error_of_tls = None if tls is None else tls_error(address, refused)
             reason = self._explained(_connect_reason(refused))
-            raise error_of_tls or ConnectError(address, reason) from refused
+            if error_of_tls is not None:
+                raise error_of_tls from refused
+            raise ConnectError(address, reason) from None  # it says what the cause says
         except (ValueError, OverflowError) as wrong:  # a label of a host name, or a port
             raise ConnectError(address, f"not a valid address ({wrong})") from wrong
 
     def _explained(self, reason: str) -> str:
-        """Add where the address comes from and the remedy, if no broker can be reached."""
-        if self._name_server is None or any(one.usable for one in self._connections.values()):
+        """Add where the address comes from and the remedy, if no broker was ever reached."""
+        if self._name_server is None or self._has_connected:
             return reason
         return (
             f"{reason} (name server {self._name_server()} gave this address: the broker has to "
@@ -244,7 +252,7 @@ class ConnectionPool:
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
             if self._on_lost is not None and not self._closed:
-                self._on_lost(connection.address)
+                self._on_lost(connection.address, connection.end_reason)
 
 
 async def _resolve(host: str, port: int) -> list[str]:

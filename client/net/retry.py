@@ -19,13 +19,15 @@ from ..config import ClientConfig
 from ..errors import (
     BrokerRefusedError,
     ClientError,
+    ConnectError,
     ConnectionLostError,
     RequestTimeoutError,
     SendTimeoutError,
 )
 
 STALE_ROUTE_CODES: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
-"""Response codes of a broker that no longer has the topic, or no longer accepts messages for it."""
+"""Response codes of a broker that no longer has the topic, or no longer accepts messages for it;
+another one may."""
 STALE_ROUTE_ATTEMPTS_MAX: Final = 3
 """Attempts that end with a stale route, as in the official client: a fresh route helps or waiting
 does not."""
@@ -57,7 +59,7 @@ async def wait_before_retry(
     stored is not retried: the copy could be stored after its successor.
     """
     last = failures[-1]
-    if not last.retriable or (ordered and outcome_unknown(last)):
+    if not (last.retriable or _is_stale_route(last)) or (ordered and outcome_unknown(last)):
         return False
     attempts_max = config.send_attempts_max
     if attempts_max is not None and len(failures) >= attempts_max:
@@ -94,4 +96,6 @@ def final_error(failures: Sequence[ClientError], code: int, seconds: float) -> C
         return error
     if chosen is not last:
         chosen.__cause__ = last
+    elif isinstance(chosen, ConnectError):  # its text says all; where it was raised, nothing
+        return chosen.with_traceback(None)
     return chosen

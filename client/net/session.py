@@ -96,7 +96,7 @@ class Session:
             config,
             handlers,
             handshake=self._send_heartbeat,
-            on_lost=lambda _address: self._lost.set(),
+            on_lost=self._connection_lost,
             security=self._security,
             name_server=lambda: self._servers.address,
         )
@@ -253,6 +253,11 @@ class Session:
         elif self._warnings.get(address) != remark:
             self._warnings[address] = remark
             logger.warning("event=broker_warning broker=%s remark=%r", address, remark)
+
+    def _connection_lost(self, address: str, reason: str) -> None:
+        if reason:
+            logger.warning("event=connection_lost address=%s reason=%r", address, reason)
+        self._lost.set()
 
     async def _maintain_connections(self) -> None:
         loop = asyncio.get_running_loop()

@@ -125,7 +125,7 @@ class GroupOffsetHandlers:
         queues = self._store.queues
         first, end = queues.bounds(header.topic, queue_id)
         if header.queue_id >= 0 and header.offset is not None and header.offset != -1:
-            if not first <= header.offset <= end + 1:
+            if not first <= header.offset <= end:
                 raise RequestRefusedError(
                     ResponseCode.SYSTEM_ERROR,
                     f"Target offset {header.offset} not in consume queue range [{first}-{end}]",

@@ -110,8 +110,12 @@ class OffsetHandlers:
             )
         if topic not in self._topics:
             raise RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
-        if not self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
-            return encode_reply(request, remark="Offset has been previously reset")
+        _, end = self._store.queues.bounds(topic, header.queue_id)
+        if not self._offsets.commit(group, topic, header.queue_id, header.commit_offset, end=end):
+            remark = "Offset has been previously reset"
+            if header.commit_offset > end:
+                remark = f"{header.commit_offset} is beyond the end of the queue, {end}: not kept"
+            return encode_reply(request, remark=remark)
         if self._offsets.pending_reset(group, topic, header.queue_id) is not None:
             # A client before 5.0 gives the queue up now, and would take it again at its next
             # rebalance, up to 20 s later.

@@ -132,7 +132,11 @@ class PullHandler:
             return reset
         if header.sys_flag & COMMIT_OFFSET_FLAG:
             self._offsets.commit(
-                header.consumer_group, header.topic, header.queue_id, header.commit_offset
+                header.consumer_group,
+                header.topic,
+                header.queue_id,
+                header.commit_offset,
+                end=self._store.queues.bounds(header.topic, header.queue_id)[1],
             )
         return self._find(request, connection, wanted)
 

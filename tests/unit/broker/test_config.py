@@ -134,6 +134,27 @@ def test_another_encoding_is_named_with_file_and_line(
         assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("listenPort=10911 namesrvListenPort=10909", "--set: namesrvListenPort=10909: expected"),
+        ("listenPort=9878", "default: namesrvListenPort=9876: expected another port: 9876 is the "),
+        ("namesrvListenPort=10911", "expected another port: 10911 is listenPort"),
+        ("listenPort=0 namesrvListenPort=0", None),
+        ("listenPort=10911 namesrvListenPort=0", None),
+        ("listenPort=10911 namesrvListenPort=10910", None),
+    ],
+)
+def test_two_listeners_on_one_port_are_named(settings: str, says: str | None) -> None:
+    """Not another process has the port, but this broker."""
+    if says is None:
+        load_config(None, settings.split())
+        return
+    with pytest.raises(BrokerConfigError) as caught:
+        load_config(None, settings.split())
+    assert says in str(caught.value)
+
+
 def test_several_names_are_separated_by_semicolons(tmp_path: Path) -> None:
     """Blanks around them do not count, nor does a semicolon at the end."""
     path = _file(tmp_path, "transactionAsyncFlushTopics=orders; bills;\n")

@@ -218,6 +218,17 @@ async def test_a_silent_broker_is_a_timeout() -> None:
             await admin.page()
 
 
+@on_both_loops
+async def test_a_time_without_a_zone_is_refused(broker: FakeBroker) -> None:
+    """It would be this machine's local time, which is another on each host."""
+    noon = datetime(2026, 1, 1, 12)  # noqa: DTZ001 -- without a zone
+    async with Admin(namesrv=broker.address, config=IMPATIENT) as admin:
+        with pytest.raises(ConfigurationError, match=r"since is .*with a time zone"):
+            await admin.messages_with_key("orders", "k", since=noon)
+        with pytest.raises(ConfigurationError, match=r"until is .*with a time zone"):
+            await admin.messages_with_key("orders", "k", until=noon)
+
+
 @in_steady_time
 async def test_an_admin_is_a_client_like_the_others() -> None:
     """Not usable before its start; and it says where it could not connect."""

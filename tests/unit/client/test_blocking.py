@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import threading
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -337,9 +338,12 @@ def test_a_failed_start_raises_and_leaves_no_thread(served: BrokerThread) -> Non
     address = served.broker.address
     served.run(served.broker.stop())
     config = ClientConfig(send_timeout=1.0)
-    with pytest.raises(ConnectError, match="is the broker running"):
+    with pytest.raises(ConnectError, match="is the broker running") as caught:
         blocking.Producer("g", namesrv=address, config=config).start()
 
+    lines = traceback.format_exception(caught.value)
+    assert "".join(lines).count("Traceback") == 1  # no cause that says the same
+    assert len("".join(lines).splitlines()) < 20
     assert "halfmq-client" not in {thread.name for thread in threading.enumerate()}
     served.run(served.broker.restart())
 

@@ -121,8 +121,9 @@ def test_errors_survive_pickling(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "retriable"), [(1, True), (2, True), (14, True), (16, True), (13, False), (604, False)]
+    ("code", "retriable"),
+    [(1, True), (2, True), (14, True), (16, False), (13, False), (604, False)],
 )
 def test_a_refusal_is_retriable_by_its_code(code: int, retriable: bool) -> None:
-    """These are the codes on which the official client retries."""
+    """The codes on which the official client retries, but 16: a permission stays missing."""
     assert BrokerRefusedError(code, "").retriable is retriable

@@ -567,6 +567,23 @@ async def test_a_missing_topic_is_told_once_with_the_nearest_names(
     )
 
 
+@in_steady_time
+async def test_a_lost_broker_is_one_line_for_all_queues(caplog: pytest.LogCaptureFixture) -> None:
+    """Every queue is pulled again each second, and offsets are committed every five."""
+    caplog.set_level("DEBUG", "halfmq")
+    async with fake_broker() as broker:
+        broker.queues["orders"] = [[] for _ in range(8)]
+        async with Consumer("g", {"orders": "*"}, namesrv=broker.address, config=QUICK):
+            await until(lambda: len(broker.requests_of(PULL)) >= 9)
+            await broker.stop()
+            await until(lambda: caplog.text.count("event=pull_failed") > 30)
+            ours = [one for one in caplog.records if one.name.startswith("halfmq.")]
+
+    events = [one.message.split()[0] for one in ours if one.levelno >= logging.WARNING]
+    assert len(events) == len(set(events))
+    assert {"event=connection_lost", "event=broker_not_reached"} <= set(events)
+
+
 @on_both_loops
 async def test_other_topics_are_consumed_while_one_is_missing(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch

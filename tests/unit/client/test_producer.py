@@ -31,10 +31,11 @@ from halfmq.client.net.retry import backoff_seconds
 from halfmq.client.net.routes import Route
 from halfmq.client.producer import choose_queue
 from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.store.format.ids import java_string_hash
 from tests.support.client_loops import in_steady_time, on_both_loops
-from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
+from tests.support.fake_broker import Cut, FakeBroker, Ignore, Peer, Refuse, fake_broker, until
 from tests.support.patience import PATIENCE_S
 
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -246,6 +247,19 @@ async def test_a_final_refusal_is_not_tried_again() -> None:
         assert len(broker.requests_of(SEND)) == 1
 
 
+async def test_a_topic_that_is_closed_is_left_after_three_attempts() -> None:
+    """Another broker may accept it; the error says that the same call does not help later."""
+    async with fake_broker() as broker, Producer("g", namesrv=broker.address) as producer:
+        for _ in range(4):
+            broker.fail(SEND, Refuse(ResponseCode.NO_PERMISSION))
+
+        with pytest.raises(BrokerRefusedError) as caught:
+            await producer.send(MESSAGE)
+
+        assert not caught.value.retriable
+        assert len(broker.requests_of(SEND)) == 3
+
+
 @pytest.mark.parametrize("status", [10, 11, 12])
 async def test_stored_but_not_safe_counts_as_sent(status: int) -> None:
     """The status of the result says how durable the message is."""
@@ -318,6 +332,36 @@ async def test_a_route_to_where_nobody_listens_is_explained(
                 await producer.send(MESSAGE)
 
         assert str(caught.value) == explained
+
+
+@in_steady_time
+async def test_close_waits_for_the_answers_of_sends_under_way() -> None:
+    """Their callers learn where the messages lie; what is not answered by then may be stored."""
+    async with fake_broker() as broker:
+        producer = Producer("g", namesrv=broker.address)
+        await producer.start()
+        await producer.send(MESSAGE)
+        at_once = broker.handlers[SEND]
+
+        def later(command: RemotingCommand, peer: Peer) -> None:
+            reply = at_once(command, peer) or b""
+            asyncio.get_running_loop().call_later(0.5, peer.transport.write, reply)
+
+        broker.handlers[SEND] = later
+        sends = [asyncio.create_task(producer.send(MESSAGE)) for _ in range(3)]
+        await until(lambda: len(broker.requests_of(SEND)) == 4)
+        await producer.close()
+        assert [(await send).status for send in sends] == [SendStatus.SEND_OK] * 3
+
+        broker.handlers[SEND] = at_once
+        producer = Producer("g", namesrv=broker.address)
+        await producer.start()
+        broker.fail(SEND, Ignore())
+        lost = asyncio.create_task(producer.send(MESSAGE))
+        await until(lambda: len(broker.requests_of(SEND)) == 5)
+        await producer.close()
+        with pytest.raises(ConnectionLostError, match="the client was closed"):
+            await lost
 
 
 @in_steady_time

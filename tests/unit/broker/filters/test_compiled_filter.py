@@ -75,6 +75,27 @@ def test_expressions_of_few_and_many_properties_read_the_same_values() -> None:
 
 
 @pytest.mark.parametrize(
+    ("expression", "value", "matches"),
+    [
+        ("n = 0.0", "0", True),
+        ("n = 0e5", "0.0", True),
+        ("n > 0.0", "0.25", True),
+        ("n > .0", "-1", False),
+        ("n BETWEEN -1.0 AND 0.0", "-0.5", True),
+        ("n = -9223372036854775808", "-9223372036854775808", True),
+        ("n > - 9223372036854775808L", "-9223372036854775808", False),
+        ("n > -9223372036854775808", "-9223372036854775807", True),
+        ("n = -9223372036854775808.0", "-9223372036854775808", True),
+    ],
+)
+def test_zero_and_the_least_number_can_be_compared(
+    expression: str, value: str, matches: bool
+) -> None:
+    """RocketMQ refuses to read both."""
+    assert parse(expression).matches(encode_properties({"n": value})) == matches
+
+
+@pytest.mark.parametrize(
     ("expression", "position", "reason"),
     [
         ("", 1, "something is missing at the end"),
@@ -92,11 +113,12 @@ def test_expressions_of_few_and_many_properties_read_the_same_values() -> None:
         ("a = NULL", 5, "write IS NULL or IS NOT NULL"),
         ("a BETWEEN 5 AND 1", 11, "5 is greater than 1"),
         ("a = 9223372036854775808", 5, "9223372036854775808 is greater than 9223372036854775807"),
-        ("a = 0.0", 5, "0.0 is less than 4.9E-324; write 0"),
         ("a IN ('x', 5)", 12, "'5' cannot stand here"),
         ("a IN ('x' 'y')", 11, '"\'" cannot stand here'),
         ("a IN ('x',", 11, "something is missing at the end"),
         ("a IN 'x'", 6, '"\'" cannot stand here'),
+        ("a = -9223372036854775809", 6, "9223372036854775809 is greater than 9223372036854775807"),
+        ("a = 1e-400", 5, "1e-400 is less than 4.9E-324; write 0.0"),
     ],
 )
 def test_an_error_names_the_character(expression: str, position: int, reason: str) -> None:

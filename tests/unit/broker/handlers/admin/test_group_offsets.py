@@ -278,7 +278,7 @@ async def test_consumers_that_cannot_be_told_where_to_go_are_named(rig: Rig) -> 
     [
         ({"topic": "none"}, 17, "Topic none does not exist"),
         ({"group": "none"}, 26, "Group none does not exist"),
-        ({"queue_id": 0, "offset": 5}, 1, "Target offset 5 not in consume queue range [0-3]"),
+        ({"queue_id": 0, "offset": 4}, 1, "Target offset 4 not in consume queue range [0-3]"),
         ({"group": "CID_RMQ_SYS_TRANS"}, 16, "the offsets of group[CID_RMQ_SYS_TRANS] are"),
     ],
 )

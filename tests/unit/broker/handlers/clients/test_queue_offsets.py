@@ -121,13 +121,24 @@ def test_a_client_can_query_only_committed_offsets(parts: Parts) -> None:
 
 
 def test_a_commit_is_found_again(parts: Parts) -> None:
-    """Any queue and any offset is kept, as clients rely on."""
+    """It may go back, as a client relies on that consumes again."""
     parts.commit("known", "orders", 0, 3)
     assert parts.query("known", 0) == "3"
     parts.commit("known", "orders", 0, 1)
     assert parts.query("known", 0) == "1"
-    parts.commit("known", "orders", 99, 99_999)
-    assert parts.query("known", 99) == "99999"
+    parts.commit("known", "orders", 99, 0)
+    assert parts.query("known", 99) == "0"
+
+
+def test_a_commit_beyond_the_end_is_not_kept(parts: Parts) -> None:
+    """The lag would be negative, and messages to come would be skipped; it is answered 0."""
+    parts.commit("known", "orders", 0, 2)
+    for offset in (4, 99_999):
+        parts.commit("known", "orders", 0, offset)
+        assert parts.query("known", 0) == "2"
+    parts.commit("known", "orders", 99, 1)
+    with pytest.raises(RequestRefusedError, match="Not found"):
+        parts.query("known", 99, setZeroIfNotFound="false")
 
 
 def test_only_known_groups_and_topics_are_committed(parts: Parts) -> None:
