@@ -17,6 +17,7 @@ from halfmq.remoting.codes import ResponseCode
 
 from ..config import ClientConfig
 from ..errors import (
+    AccessDeniedError,
     BrokerRefusedError,
     ClientError,
     ConnectError,
@@ -74,7 +75,11 @@ async def wait_before_retry(
 
 
 def _is_stale_route(error: ClientError) -> bool:
-    return isinstance(error, BrokerRefusedError) and error.code in STALE_ROUTE_CODES
+    return (
+        isinstance(error, BrokerRefusedError)
+        and not isinstance(error, AccessDeniedError)  # its sender is refused, not the topic
+        and error.code in STALE_ROUTE_CODES
+    )
 
 
 def outcome_unknown(error: ClientError) -> bool:
