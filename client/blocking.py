@@ -40,6 +40,7 @@ import inspect
 import logging
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
@@ -60,7 +61,7 @@ from .config import ClientConfig
 from .consuming.delivery import CONSUMER_CLOSED, log_late_ack
 from .consuming.filters import SqlFilter
 from .credentials import Credentials, CredentialsSource
-from .errors import ClientClosedError, ClientError, ForkedError
+from .errors import ClientClosedError, ClientError, ForkedError, GreenThreadsError
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
 from .ledger import TransactionLedger
 from .message import (
@@ -129,6 +130,15 @@ logger = logging.getLogger(__name__)
 LOOP_SECONDS: Final = 30.0
 """How long a call waits before it checks whether the background thread still runs, and then how
 long it waits for that thread to respond."""
+
+GREEN_THREADS: Final = (
+    (
+        ("gevent.monkey", "is_module_patched", "threading"),
+        "gevent.monkey.patch_all(thread=False, queue=False)",
+    ),
+    (("eventlet.patcher", "is_monkey_patched", "thread"), "eventlet.monkey_patch(thread=False)"),
+)
+"""Libraries that replace threads: module, function and argument that tell, and how to avoid it."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -297,6 +307,13 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=_thread.reset_after_fork)
 
 
+def _check_threads() -> None:
+    """Raise GreenThreadsError if a thread would be a greenlet: the loop would never yield."""
+    for (module, function, argument), remedy in GREEN_THREADS:
+        if module in sys.modules and getattr(sys.modules[module], function)(argument):
+            raise GreenThreadsError(module.partition(".")[0], remedy)
+
+
 class _Facade(Generic[A]):
     """Runs an async client on the background thread."""
 
@@ -313,10 +330,15 @@ class _Facade(Generic[A]):
         return self.asynchronous.client_id
 
     def start(self) -> None:
-        """Connect to the brokers; ``with`` calls this. Raises the errors of the async client."""
+        """Connect to the brokers; ``with`` calls this. Raises the errors of the async client.
+
+        Raises:
+            GreenThreadsError: gevent or eventlet has replaced threads; says what to do.
+        """
         if self._loop is not None:
             self._check_process()
             raise ClientClosedError(self._name)
+        _check_threads()
         self._pid = os.getpid()
         loop = _thread.acquire()
         try:

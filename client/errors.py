@@ -10,6 +10,7 @@
     ├── ClientClosedError          used before it was started, or after it was closed
     ├── ForkedError                used in a forked child of the process that started it
     ├── WrongLoopError             used on another event loop than the one it was started on
+    ├── GreenThreadsError          gevent or eventlet has replaced threads by greenlets
     ├── ConnectError               no connection: address and cause               retriable
     │   └── TlsError               TLS on one side only, or a certificate is not accepted
     ├── ConnectionLostError        the connection ended before the answer        retriable
@@ -186,6 +187,21 @@ class WrongLoopError(ClientError):
         return (
             f"{self.what} was started on another event loop and works only there: start one on "
             "this loop, or use halfmq.client.blocking, which any thread may call"
+        )
+
+
+class GreenThreadsError(ClientError):
+    """``library`` has replaced threads by greenlets, in which the blocking client would hang."""
+
+    def __init__(self, library: str, remedy: str) -> None:
+        super().__init__(library, remedy)
+        self.library, self.remedy = library, remedy
+
+    def __str__(self) -> str:
+        return (
+            f"{self.library} has replaced threads by greenlets, and the client's event loop would "
+            f"stop all of them: leave threads alone with {self.remedy} (a call then holds up the "
+            "other greenlets while it waits), or use workers that are threads or processes"
         )
 
 

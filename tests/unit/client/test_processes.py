@@ -57,3 +57,44 @@ def test_clients_with_equal_addresses_and_process_ids_have_different_ids(
     ids = done.stdout.split()
     assert len(set(ids)) == 4, ids
     assert {one.partition("#")[0] for one in ids} == {"127.0.0.1@1"}  # as RocketMQ's tools read it
+
+
+GREEN = """
+import sys, warnings
+warnings.simplefilter("ignore")  # eventlet discourages its use
+import {library}, {module}
+{patch}
+from halfmq.client.blocking import Consumer, Message, Producer
+from halfmq.client.errors import GreenThreadsError
+
+try:
+    with Producer("writers", namesrv=sys.argv[1]) as producer:
+        producer.send(Message("orders", b"x"))
+    with Consumer("r", {{"orders": "*"}}, namesrv=sys.argv[1], start_from="first") as consumer:
+        print(consumer.receive().ack())
+except GreenThreadsError as error:
+    assert error.remedy in str(error) and error.library == {library!r}
+    print(error.remedy)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "patch"),
+    [
+        ("gevent.monkey", "gevent.monkey.patch_all()"),
+        ("eventlet.patcher", "eventlet.monkey_patch()"),
+    ],
+)
+def test_under_green_threads_the_start_fails_at_once_with_a_remedy_that_works(
+    served: BrokerThread, module: str, patch: str
+) -> None:
+    """It would hang: the thread of the client would be a greenlet that never yields."""
+    library = module.partition(".")[0]
+    refused = run(GREEN.format(library=library, module=module, patch=patch), served)
+    assert refused.returncode == 0, refused.stderr
+    remedy = refused.stdout.strip()
+    assert remedy.startswith(library)
+
+    done = run(GREEN.format(library=library, module=module, patch=remedy), served)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
