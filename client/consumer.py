@@ -9,7 +9,7 @@ close.
 So every message is delivered at least once. It is redelivered if it is not acknowledged in time,
 if it was returned with ``retry``, or if the process dies after the acknowledgement and before the
 next commit. The unacknowledged messages of a queue that moves to another member are redelivered
-there. Use ``message_id`` for deduplication.
+there. Use ``inbox_id`` for deduplication.
 
 Messages returned with ``retry`` come from a topic of the group, ``%RETRY%group``, which every
 member also consumes; their ``topic`` is the one to which they were first sent.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from functools import lru_cache
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
@@ -20,7 +21,12 @@ from halfmq.store.format import properties as names
 from halfmq.store.format.half_id import half_message_id
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record
-from halfmq.store.format.topics import RETRY_PREFIX, TOPIC_LENGTH_MAX, validate_topic
+from halfmq.store.format.topics import (
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
+    TOPIC_LENGTH_MAX,
+    validate_topic,
+)
 
 from .arguments import INT32, check_count, check_seconds, invalid_text_reason, is_tag
 from .errors import ClientError, InvalidMessageError, UnreadableBodyError
@@ -373,8 +379,35 @@ class ReceivedMessage:
 
     @property
     def message_id(self) -> str:
-        """The sender's id (UNIQ_KEY), the same in every redelivery: use it for deduplication."""
-        return self.properties.get(names.PROPERTY_UNIQ_KEY) or self._record.msg_id
+        """The sender's id (UNIQ_KEY), the same in every redelivery.
+
+        Without one, the location of the first copy. Another message has the same id if a program
+        sends it with all properties of a received one, or if a Java producer sends one ``Message``
+        object several times. For deduplication use ``inbox_id``.
+        """
+        properties = self.properties
+        own = properties.get(names.PROPERTY_UNIQ_KEY)
+        return own or properties.get(names.PROPERTY_ORIGIN_MESSAGE_ID) or self._record.msg_id
+
+    @property
+    def inbox_id(self) -> str:
+        """32 hex digits that identify the message: the key for a table of processed messages.
+
+        Every message has one, with or without a transaction, from any client and broker. It is the
+        same in every redelivery, in retries, after delays, in the dead letter topic, in a dead
+        letter that is sent again to its topic, and in the copies that a repeated send may store.
+        It is made of the sender's id, the topic and the body, so that only an equal message can
+        have the same.
+        """
+        try:
+            body = self.body
+        except UnreadableBodyError:
+            body = self._record.body
+        topic = self._record.topic
+        if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            topic = self.properties.get(names.PROPERTY_RETRY_TOPIC, topic)
+        name = f"{self.message_id}\0{topic}\0".encode(errors="surrogatepass")
+        return blake2b(name + body, digest_size=16).hexdigest()
 
     @property
     def offset_message_id(self) -> str:
@@ -394,9 +427,9 @@ class ReceivedMessage:
         """The location of the half of a committed message; None for an ordinary message.
 
         It is the same in every redelivery, independent of offset resets and of a producer's
-        retries, and unique among committed messages. So it is the deduplication key for a
-        consumer's table of processed messages. The producer has it as
-        ``transaction.results[n].offset_message_id``.
+        retries, and unique among committed messages. It links a message to its transaction; the
+        producer has it as ``transaction.results[n].offset_message_id``. For a table of processed
+        messages use ``inbox_id``, which every message has.
 
         Only the broker sets it: it is None for a message that was sent with another message's id in
         its properties, and for a retry that Apache RocketMQ stored.

@@ -182,13 +182,18 @@ async def consuming() -> None:
             born: datetime = message.born_timestamp
             attempt: int = message.delivery_attempt
             show(text, born, attempt, message.body.decode(), message.queue.queue_id)
-            inbox: str | None = message.half_message_id
-            show(inbox)
+            inbox: str = message.inbox_id
+            half: str | None = message.half_message_id
+            show(inbox, half)
+            extended: bool = await message.extend(60)
+            show(extended)
             if not await message.ack():
                 await message.retry(delay_level=3)
         view: MessageView | None = await consumer.receive(timeout=1.0)
         show(view)
+        text = (await consumer.receive()).tags
         await consumer.commit()
+        await consumer.stop()
 
 
 async def rotating() -> Credentials:
@@ -300,7 +305,8 @@ def without_await(directory: Path) -> None:
                 taken: bool = message.ack()
                 show(identity, taken, result.queue, message.body)
             one: blocking.MessageView | None = consumer.receive(0.1)
-            show(one)
+            show(one, consumer.receive().inbox_id, consumer.receive(None).extend(60))
+            consumer.stop()
         with blocking.Admin(namesrv=address) as admin:
             for transaction in admin.transactions(state="prepared"):
                 admin.resume(transaction.transaction_id)

@@ -26,7 +26,7 @@ async def test_w29_an_inbox_keyed_by_the_transaction_id_sees_each_message_once(r
     half = await producer.prepare("K1")
     await producer.end(half, COMMIT)
     inbox = sqlite3.connect(":memory:")
-    inbox.execute("create table inbox (half_message_id text primary key)")
+    inbox.execute("create table inbox (id text primary key)")
     deliveries, worked = [], 0
 
     for _ in range(2):
@@ -35,7 +35,7 @@ async def test_w29_an_inbox_keyed_by_the_transaction_id_sees_each_message_once(r
         message = await rig.patiently(_first(consumer))
         deliveries.append(message)
         with inbox:
-            row = [message.half_message_id]
+            row = [message.inbox_id]
             worked += inbox.execute("insert or ignore into inbox values (?)", row).rowcount
         await rig.patiently(consumer.close())  # without ack: it had done its work, and died
         await rig.kill()
@@ -61,6 +61,7 @@ async def test_w29_a_retry_keeps_the_transaction_id(rig: Rig) -> None:
 
     assert second.offset_message_id != first.offset_message_id
     assert first.half_message_id == second.half_message_id == half.message_id
+    assert first.inbox_id == second.inbox_id
 
 
 @pytest.mark.parametrize("step_ms", [-10 * DAY_MS, 10 * DAY_MS])

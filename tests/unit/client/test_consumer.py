@@ -761,9 +761,11 @@ async def test_a_message_given_back_comes_again_through_the_retry_topic(broker: 
     """It has its own topic and the attempt, and does not block later messages."""
     await publish(broker, "0", "1")
     attempts: list[tuple[bytes, str, int]] = []
+    ids: set[str] = set()
     async with new_consumer(broker) as consumer:
         async for message in consumer:
             attempts.append((message.body, message.topic, message.delivery_attempt))
+            ids.add(message.inbox_id)
             if message.body == b"0" and message.delivery_attempt < 3:
                 await message.retry(delay_level=2)
             else:
@@ -777,6 +779,7 @@ async def test_a_message_given_back_comes_again_through_the_retry_topic(broker: 
         (b"0", "orders", 3),
         (b"1", "orders", 1),
     ]
+    assert len(ids) == 2
     header = broker.requests_of(RequestCode.CONSUMER_SEND_MSG_BACK)[0].header
     assert isinstance(header, ConsumerSendMsgBackRequestHeader)
     assert (header.group, header.delay_level, header.max_reconsume_times) == ("billing", 2, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import zlib
 from collections.abc import Callable
@@ -245,6 +246,40 @@ def test_a_committed_message_has_a_stable_id() -> None:
     assert found.half_message_id == "0A00000500002A9F0000000000000077"
     assert (plain.half_message_id, retried.half_message_id) == (None, None)
     assert forged.half_message_id is None
+
+
+def test_every_message_has_one_id_for_an_inbox() -> None:
+    """Its copies have the same, with a transaction or without, on halfmq or RocketMQ."""
+
+    def inbox_id(body: bytes, properties: bytes = b"", topic: str = "orders", **more: int) -> str:
+        linked = more.pop("linked", 0)
+        copy = record(body, b"UNIQ_KEY\x01K\x02" + properties, topic, **more)
+        return MessageView(copy._replace(prepared_transaction_offset=linked), "broker-a").inbox_id
+
+    sent = inbox_id(b"hello")
+    back = b"RETRY_TOPIC\x01orders\x02ORIGIN_MESSAGE_ID\x010A\x02"
+    copies = {
+        "sent twice": inbox_id(b"hello", queue_offset=8),
+        "committed": inbox_id(b"hello", b"TRAN_MSG\x01true\x02", sys_flag=0x8, linked=0x77),
+        "retry": inbox_id(b"hello", back, "%RETRY%g", reconsume_times=1),
+        "retry of RocketMQ": inbox_id(b"hello", back, "%RETRY%g", reconsume_times=1, sys_flag=0x8),
+        "dead letter": inbox_id(b"hello", back, "%DLQ%g", reconsume_times=16),
+        "sent again": inbox_id(b"hello", back + b"DELAY\x010\x02"),
+        "compressed": inbox_id(zlib.compress(b"hello"), sys_flag=0x1),
+    }
+    assert copies == dict.fromkeys(copies, sent)
+    assert re.fullmatch("[0-9a-f]{32}", sent)
+
+    others = [
+        inbox_id(b"hell"),  # one Message object of a Java producer, sent with another body
+        inbox_id(b"hello", topic="bills"),  # forwarded with all properties
+        inbox_id(b"hello", b"UNIQ_KEY\x01L\x02"),
+        inbox_id(b"no zlib", sys_flag=0x1),
+        MessageView(record(b"hello"), "broker-a").inbox_id,
+    ]
+    assert len({sent, *others}) == 6
+    retried = MessageView(record(b"hello", b"ORIGIN_MESSAGE_ID\x01AB\x02", "%RETRY%g"), "broker-a")
+    assert retried.message_id == "AB"  # without UNIQ_KEY
 
 
 @pytest.mark.parametrize("sys_flag", [0x001, 0x301])
