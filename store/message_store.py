@@ -23,7 +23,7 @@ from typing import Final
 from .config import FlushMode, StoreConfig
 from .errors import StoreClosedError, StoreError, UnusableFileError
 from .files import disk
-from .files.checkpoint import Checkpoint, abort_marker, load_checkpoint
+from .files.checkpoint import Checkpoint, abort_marker, load_checkpoint, rebuild_marker
 from .files.directory_lock import DirectoryLock
 from .files.durable_mark import DurableMark
 from .files.maintenance import Maintenance
@@ -40,6 +40,7 @@ from .log.commit_log import CommitLog
 from .log.group_commit import Flusher
 from .log.log_reader import LogReader
 from .queue.pull_selection import GetResult, GetStatus
+from .queue.queue_ends import QueueEnds
 from .queue.queue_reader import QueueReader
 from .queue.queue_table import QueueTable
 from .recovery.recovery import Progress, Recovery, RecoveryReport
@@ -146,7 +147,8 @@ class MessageStore:
         self._confirm_offset = 0  # begin of the last record that recovery found
         self._maintenance_failed = False
         self._queues_durable = 0  # physical offset up to which the queues are on disk
-        self._queued_record = -1  # last queued record at the last flush of the queues
+        self._queued_record = -1  # last record at the last flush of the queues
+        self._queue_ends = QueueEnds()
         self._opened = False
         self.recovery = Progress()  # progress of ``open``; for other threads
 
@@ -208,15 +210,24 @@ class MessageStore:
         missing = files.missing()
         if missing is not None:
             raise UnusableFileError(files.path(missing), "is missing from the log")
-        self._queue_table.load()
+        for path, size in files.wrong_sizes().items():
+            raise UnusableFileError(
+                path,
+                f"has {size} bytes instead of {files.file_size}. If mappedFileSizeCommitLog was "
+                f"{size} until now, set it so. Otherwise the file was cut or extended: restore "
+                f"it, or run 'truncate -s {files.file_size} {path}' and start again; then only "
+                f"records of the missing part are lost",
+            )
+        rebuild = rebuild_marker(self._config.root, "consumequeue")
+        self._queue_table.load(rebuild=rebuild.is_set())
         remove_obsolete_files(self._config)
         clean = not self._abort.is_set()
         # From here on files change; a crash during recovery must not look like a clean stop.
         self._abort.create()
         self._checkpoint = load_checkpoint(self._checkpoint_path)
         # A checkpoint of RocketMQ has a flush time, and none of our own fields.
-        known = self._checkpoint.is_ours or not self._checkpoint.log_timestamp
-        self._integrity.before_recovery(is_ours=known)
+        is_ours = self._checkpoint.is_ours or not self._checkpoint.log_timestamp
+        self._integrity.before_recovery(is_ours=is_ours)
         recovery = Recovery(
             self._config,
             files,
@@ -243,6 +254,10 @@ class MessageStore:
             index_timestamp=self._checkpoint.index_timestamp,
         )
         self._confirm_offset = max(recovery.last_record, 0)
+        last = self._queued_record = recovery.last_record
+        offset = last if last >= 0 else self._checkpoint.queues_offset
+        self._queue_ends.start(self._queue_table.values(), offset)
+        self.retention.queues_begin_for = self.min_offset
         if not self._checkpoint.is_ours:
             self._checkpoint = replace(self._checkpoint, is_ours=True)
             self._checkpoint.save(self._checkpoint_path)
@@ -346,6 +361,8 @@ class MessageStore:
         durable = self._flusher.durable_offset
         queued = [one for one in (last_record, self._queued_record) if 0 <= one < durable]
         self._queued_record = last_record
+        self._queue_ends.move(queues, queued[0] if queued else self._queue_ends.offset)
+        log_start = self.retention.queues_begin_for  # read first: queues may begin later meanwhile
         index_timestamp = self._checkpoint.index_timestamp
         index_timestamp = self.index.flush(index_timestamp)
         checkpoint = Checkpoint(
@@ -354,9 +371,10 @@ class MessageStore:
             index_timestamp=index_timestamp,
             confirm_offset=self._confirm_offset,
             closed_offset=self._log.write_offset if closed else -1,
-            queues_digest=self._queue_table.digest() if closed else 0,
-            queues_offset=queued[0] if queued else self._checkpoint.queues_offset,
-            queue_entries=sum([queue.flushed_offset - queue.first_offset for queue in queues]),
+            queues_offset=self._queue_ends.offset,
+            queue_ends=self._queue_ends.checksum,
+            log_start=log_start,
+            queue_begins=sum([queue.min_offset for queue in queues]),
         )
         if checkpoint != self._checkpoint:
             try:

@@ -82,6 +82,7 @@ class Retention:
     ) -> None:
         self.deleted = Deleted()
         self.expired_end = 0  # physical offset below which all files are expired
+        self.queues_begin_for = 0  # begin of the log at which all queues begin where they should
         self._log = log
         self._files = log.files
         self._queues = queues
@@ -95,7 +96,8 @@ class Retention:
         self._jobs: deque[Callable[[], bool]] = deque()
         self._deferred = DeferredDeletes()
         self._to_unlink: deque[int] = deque()  # log files, by their first offsets
-        self._new_begins: deque[tuple[ConsumeQueue, int]] = deque()  # not yet applied
+        # Not yet applied. Without a queue: all begin where they should, in a log from there on.
+        self._new_begins: deque[tuple[ConsumeQueue | None, int]] = deque()
         self._worker = worker("store-retention", self._round, _IDLE)
 
     def start(self) -> None:
@@ -151,8 +153,11 @@ class Retention:
         Log and queues are on disk up to ``durable_offset`` of the log.
         """
         while self._new_begins:
-            queue, queue_offset = self._new_begins.popleft()
-            paths = queue.begin_at(queue_offset)
+            queue, begin = self._new_begins.popleft()
+            if queue is None:
+                self.queues_begin_for = begin
+                continue
+            paths = queue.begin_at(begin)
             if paths:
                 self._enqueue(self._queue_deletion_job(paths))
         while self._requests and self._requests[0][1] <= durable_offset:
@@ -255,7 +260,10 @@ class Retention:
             nonlocal queues
             if queues is None:
                 queues = list(self._queues.values())
-            return _in_pieces(queues, lambda queue: self._search(queue, log_start))
+            done = _in_pieces(queues, lambda queue: self._search(queue, log_start))
+            if done:
+                self._new_begins.append((None, log_start))
+            return done
 
         return search_some
 

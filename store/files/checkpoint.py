@@ -3,8 +3,9 @@
 The checkpoint holds store times up to which log and queues are on disk; after a kill, recovery
 scans from the file that was begun before the older of the two. halfmq and RocketMQ read each
 other's checkpoints: five int64 in a file of 4096 bytes. In the part that RocketMQ does not use,
-halfmq stores a physical offset, so that recovery scans a few seconds of log instead of a file. A
-clean stop also stores there where log and queues ended, so that the next start detects a loss.
+halfmq stores a physical offset, so that recovery scans a few seconds of log instead of a file, and
+where the queues began and ended below it, so that every start detects lost queue files. A clean
+stop also stores where the log ended.
 
 The abort marker exists while the store is open. If it exists when a store is opened, the previous
 run did not stop cleanly. Source: RocketMQ ``StoreCheckpoint.java``, ``DefaultMessageStore.java``.
@@ -24,13 +25,13 @@ FILE_SIZE: Final = 4096  # bytes; RocketMQ maps a page of the system
 assert _LAYOUT.size == 40
 _CLOSED_AT: Final = 64
 _CLOSED_MAGIC: Final = b"hmqc"
-_CLOSED: Final = Struct(">4sqI")  # magic, closed offset, queues digest
+_CLOSED: Final = Struct(">4sq4x")  # magic, closed offset
 _CRC: Final = Struct(">I")
 # After the note, a CRC of everything before it: RocketMQ changes its five numbers, not the note.
 _OURS_AT: Final = _CLOSED_AT + _CLOSED.size + _CRC.size
 _QUEUED_AT: Final = _OURS_AT + _CRC.size
-# Queues' offset and entries, then a CRC of everything before: earlier versions do not write this.
-_QUEUED: Final = Struct(">qq")
+# Four fields about the queues, then a CRC of everything before; earlier versions wrote others.
+_QUEUED: Final = Struct(">qQqq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,10 @@ class Checkpoint:
     master_flushed_offset: int = 0  # used by RocketMQ's replication
     confirm_offset: int = 0  # confirmPhyOffset: where the last record that recovery saw begins
     closed_offset: int = -1  # ours: where the log ended at a clean stop; -1 without one
-    queues_digest: int = 0  # ours: of all queues' ends at that stop
     queues_offset: int = -1  # ours: begin of a record; it and all before are in queues on disk
-    queue_entries: int = 0  # ours: that all queues had on disk then
+    queue_ends: int = 0  # ours: checksum of where all queues end below that record
+    log_start: int = -1  # ours: where a log begins to which ``queue_begins`` belongs
+    queue_begins: int = 0  # ours: sum of the queue offsets at which all queues begin
     is_ours: bool = True  # RocketMQ has not written the file since
 
     def save(self, path: Path) -> None:
@@ -55,11 +57,11 @@ class Checkpoint:
             created = disk.fstat(fd).st_size < FILE_SIZE
             if created:
                 disk.ftruncate(fd, FILE_SIZE)
-            *rocketmqs, closed_offset, digest, queues_offset, queue_entries, _ = astuple(self)
-            closed = _CLOSED.pack(_CLOSED_MAGIC, closed_offset, digest)
+            *rocketmqs, closed_offset, offset, ends, log_start, begins, _ = astuple(self)
+            closed = _CLOSED.pack(_CLOSED_MAGIC, closed_offset)
             content = _LAYOUT.pack(*rocketmqs).ljust(_CLOSED_AT, b"\0") + closed
             content += _CRC.pack(crc32(closed))
-            content += _CRC.pack(crc32(content)) + _QUEUED.pack(queues_offset, queue_entries)
+            content += _CRC.pack(crc32(content)) + _QUEUED.pack(offset, ends, log_start, begins)
             disk.pwrite(fd, content + _CRC.pack(crc32(content)), 0)
             disk.fsync(fd)
         finally:
@@ -78,47 +80,55 @@ def load_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint(is_ours=False)
     log, queues, index, master, confirm = _LAYOUT.unpack_from(content)
     is_ours = content[_OURS_AT:][: _CRC.size] == _CRC.pack(crc32(content[:_OURS_AT]))
-    closed_offset, digest = _closed_in(content) if is_ours else (-1, 0)
-    queues_offset, queue_entries = _queued_in(content) if is_ours else (-1, 0)
+    if not is_ours and _note_is_damaged(content):
+        return Checkpoint(is_ours=False)
+    queues_offset, ends, log_start, begins = _queued_in(content) if is_ours else _NOT_QUEUED
     return Checkpoint(
         log_timestamp=log,
         queues_timestamp=queues,
         index_timestamp=index,
         master_flushed_offset=master,
         confirm_offset=confirm,
-        closed_offset=closed_offset,
-        queues_digest=digest,
+        closed_offset=_closed_in(content) if is_ours else -1,
         queues_offset=queues_offset,
-        queue_entries=queue_entries,
+        queue_ends=ends,
+        log_start=log_start,
+        queue_begins=begins,
         is_ours=is_ours,
     )
 
 
-def _closed_in(content: bytes) -> tuple[int, int]:
-    """Return the note of halfmq's last clean stop; -1 and 0 if there is no valid one."""
+def _closed_in(content: bytes) -> int:
+    """Return where the log ended at halfmq's last clean stop; -1 if there is no valid note."""
     closed = content[_CLOSED_AT : _CLOSED_AT + _CLOSED.size]
     check = content[_CLOSED_AT + _CLOSED.size :][: _CRC.size]
     if len(check) < _CRC.size or check != _CRC.pack(crc32(closed)):
-        return -1, 0
-    magic, closed_offset, digest = _CLOSED.unpack(closed)
-    return (closed_offset, digest) if magic == _CLOSED_MAGIC else (-1, 0)
+        return -1
+    magic, closed_offset = _CLOSED.unpack(closed)
+    return int(closed_offset) if magic == _CLOSED_MAGIC else -1
 
 
-def _queued_in(content: bytes) -> tuple[int, int]:
-    """Return offset and entries of the queues; -1 and 0 if an earlier version wrote the rest."""
+_NOT_QUEUED: Final = (-1, 0, -1, 0)
+
+
+def _queued_in(content: bytes) -> tuple[int, int, int, int]:
+    """Return the four fields about the queues; no offsets if an earlier version wrote them."""
     end = _QUEUED_AT + _QUEUED.size
     if content[end:][: _CRC.size] != _CRC.pack(crc32(content[:end])):
-        return -1, 0
-    offset, entries = _QUEUED.unpack_from(content, _QUEUED_AT)
-    return offset, entries
+        return _NOT_QUEUED
+    offset, ends, log_start, begins = _QUEUED.unpack_from(content, _QUEUED_AT)
+    return offset, ends, log_start, begins
 
 
 def closed_note_is_damaged(path: Path) -> bool:
     """Return whether the note of a clean stop is present but invalid."""
     try:
-        content = disk.read_bytes(path)
+        return _note_is_damaged(disk.read_bytes(path))
     except FileNotFoundError:
         return False
+
+
+def _note_is_damaged(content: bytes) -> bool:
     note = content[_CLOSED_AT:][: _CLOSED.size]
     check = content[_CLOSED_AT + _CLOSED.size :][: _CRC.size]
     return any(note + check) and check != _CRC.pack(crc32(note))

@@ -29,13 +29,12 @@ class MappedFileQueue:
         self.bases: list[int] = []  # ascending offsets of first bytes, usually contiguous
 
     def load(self) -> None:
-        """Find the existing files.
+        """Find the existing files, whose sizes may be wrong; see ``wrong_sizes``.
 
         An empty last file was being created when the machine stopped, and is removed.
 
         Raises:
-            UnusableFileError: The size of a file differs from the setting, or its name is not
-                valid here.
+            UnusableFileError: The name of a file is not valid here.
         """
         self.bases = []
         if not disk.is_directory(self.directory):
@@ -52,12 +51,12 @@ class MappedFileQueue:
         base = int(path.name)
         if len(path.name) != NAME_DIGITS or base % self.file_size:
             raise UnusableFileError(path, f"is not named by a multiple of {self.file_size} bytes")
-        size = disk.size_of(path)
-        if size != self.file_size:
-            raise UnusableFileError(
-                path, f"has {size} bytes, but files here have {self.file_size} by the settings"
-            )
         return base
+
+    def wrong_sizes(self) -> dict[Path, int]:
+        """Return the sizes in bytes of the files that do not have ``file_size``."""
+        sizes = {path: disk.size_of(path) for path in map(self.path, self.bases)}
+        return {path: size for path, size in sizes.items() if size != self.file_size}
 
     def path(self, base: int) -> Path:
         """Return the path of the file whose first byte has the offset ``base``."""

@@ -49,6 +49,11 @@ def is_directory_name(topic: str) -> bool:
     return topic not in {"", ".", ".."} and "/" not in topic and "\0" not in topic
 
 
+def _is_written(fd: int, place: int) -> bool:
+    """Return whether a file has a valid entry at a place, counted from its first one."""
+    return unpack_entry(disk.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE)).is_valid
+
+
 def _first_after(fd: int, base: int, queue_offsets: range, physical_offset: int) -> int:
     """Return the first of some queue offsets in a file whose record is at or after an offset."""
 
@@ -56,7 +61,8 @@ def _first_after(fd: int, base: int, queue_offsets: range, physical_offset: int)
         for place in range(queue_offset, queue_offsets.stop):
             entry = unpack_entry(disk.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE - base))
             if entry != PRE_BLANK:  # a blank entry has no offset; the next entry decides
-                return entry.physical_offset >= physical_offset
+                # An invalid one was removed meanwhile, with all after it.
+                return entry.physical_offset >= physical_offset or not entry.is_valid
         return True
 
     return queue_offsets.start + bisect_left(queue_offsets, True, key=is_after)
@@ -427,16 +433,13 @@ class ConsumeQueue:
         return (queue_offset * ENTRY_SIZE // size + 1) * size // ENTRY_SIZE
 
     def load(self) -> None:
-        """Find the files and the end of the entries.
-
-        Raises:
-            UnusableFileError: A file has a wrong size or name.
-        """
+        """Find the end of the entries in the files, which have their size."""
         files = self._files
-        files.load()
         missing = files.missing()
+        if missing is None:
+            missing = next((base for base in files.bases[:-1] if not self._is_full(base)), None)
         if missing is not None:
-            # Entries after a missing file cannot be reached; recovery rebuilds them.
+            # Entries after a missing or zeroed file cannot be reached; recovery rebuilds them.
             files.remove_from(missing)
         end = self._find_end()
         self.move_to(end)
@@ -458,23 +461,25 @@ class ConsumeQueue:
                 return base // ENTRY_SIZE + used
         return self._files.bases[0] // ENTRY_SIZE if self._files.bases else 0
 
+    def _is_full(self, base: int) -> bool:
+        """Return whether a file that others follow has its last entry, and is not zeroed."""
+        with disk.opened(self._files.path(base)) as fd:
+            return _is_written(fd, self._files.file_size // ENTRY_SIZE - 1)
+
     def _used(self, base: int) -> int:
         """Return how many entries a file holds; binary search, because most of it is a hole."""
-        fd = disk.open_file(self._files.path(base), disk.READ)
-        try:
-            return bisect_left(
-                range(self._files.file_size // ENTRY_SIZE),
-                True,
-                key=lambda place: (
-                    not unpack_entry(disk.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE)).is_valid
-                ),
-            )
-        finally:
-            disk.close(fd)
+        places = range(self._files.file_size // ENTRY_SIZE)
+        with disk.opened(self._files.path(base)) as fd:
+            return bisect_left(places, True, key=lambda place: not _is_written(fd, place))
 
     def find_physical(self, physical_offset: int) -> int:
         """Return the first queue offset whose record lies at or after ``physical_offset``."""
         first = self.first_offset
+        # Usually all or none, and a start asks each of thousands of queues.
+        if 0 < self.last_end <= physical_offset:
+            return self.next_offset
+        if first < self.next_offset and self.start_of(first) >= physical_offset:
+            return first
         return first + bisect_left(
             range(self.next_offset - first),
             True,
@@ -493,15 +498,15 @@ class ConsumeQueue:
             queue_offset -= 1
         return entry.physical_offset
 
-    def first_at_or_after(self, physical_offset: int) -> int:
+    def first_at_or_after(self, physical_offset: int, start: int = 0) -> int:
         """Return the first queue offset whose record lies at ``physical_offset`` or after it.
 
-        It is ``min_offset`` at least. Any thread may call this. Files are read one after the other
-        and not mapped: the first files of a queue are rarely in memory, and only a read lets other
-        threads run meanwhile.
+        It is ``start`` and ``min_offset`` at least. Any thread may call this. Files are read one
+        after the other and not mapped: the first files of a queue are rarely in memory, and only a
+        read lets other threads run meanwhile.
         """
         files = self._files
-        end, low = self.next_offset, self.min_offset
+        end, low = self.next_offset, max(self.min_offset, start)
         per_file = files.file_size // ENTRY_SIZE
         while low < end:
             base = files.base_of(low * ENTRY_SIZE)

@@ -3,9 +3,10 @@
 Queues are derived from the log. Their entries are used only after a check against the log, so that
 no stop and no earlier fault can make a message unreachable:
 
-* After a clean stop the last entry of each queue must refer to a record with its queue offset, and
-  if halfmq wrote the checkpoint, all queues must end where they did. Then the scan starts at the
-  end of the newest of these records; records found there are dispatched.
+* If halfmq wrote the checkpoint, all queues must begin and end where they did then, below the
+  record that it names. So no file of a queue is missing.
+* After a clean stop the last entry of each queue must refer to a record with its queue offset. Then
+  the scan starts at the end of the newest of these records; records found there are dispatched.
 * After a kill, log and queue entries are on disk below the newest file that was begun three seconds
   before the checkpoint, and below the record that the checkpoint names. The scan starts at that
   record if digests confirm the log between the two, otherwise at that file. Entries of records
@@ -42,6 +43,7 @@ from ..log.log_scan import LogScan, Trust
 from ..log.resync import Damage
 from ..log.transaction_ranges import TransactionRanges
 from ..queue.consume_queue import ConsumeQueue
+from ..queue.queue_ends import checksum
 from ..queue.queue_table import QueueTable
 from .fill_damage import DAMAGED, Repair
 from .queue_rebuild import IncompleteError, LastEntries, QueueRebuild
@@ -132,14 +134,21 @@ class Recovery:
         if not self._files.bases:
             for queue in self._queues.values():
                 queue.cut(0)  # without a log there are no records for them
+        for queue in self._queues.values():
+            queue.min_offset = queue.find_physical(log_start)
         self._trust = self._trust_of(checkpoint, clean=clean, durable_offset=durable_offset)
         rebuilt = False
         try:
             self._check_markers(checkpoint)
+            self._check_extents(checkpoint)
             start = self._clean_start(log_start) if clean else self._killed_start(checkpoint)
             scan = self._scan_from(start)
-            if clean:
-                self._compare(scan.end_offset, checkpoint)
+            if 0 <= scan.end_offset < self._trust.closed_offset:
+                logger.error(
+                    "event=log_shorter_than_closed end=%d closed=%d",
+                    scan.end_offset,
+                    self._trust.closed_offset,
+                )
         except IncompleteError as reason:
             logger.warning("event=queues_rebuilt offset=%d reason=%r", log_start, str(reason))
             start, rebuilt = log_start, True
@@ -152,9 +161,8 @@ class Recovery:
         self._find_last(scan)
         truncated = self._cut_log(start, scan.end_offset, clean=clean)
         for queue in self._queues.values():
-            queue.min_offset = queue.find_physical(log_start)
-            if not clean:
-                queue.sync_end_again()  # an earlier start may have cut it and been killed
+            if queue.kept_end <= queue.min_offset:  # its first entries have changed
+                queue.min_offset = queue.find_physical(log_start)
         report = RecoveryReport(
             clean=clean,
             start_offset=start,
@@ -203,6 +211,26 @@ class Recovery:
         if not checkpoint.is_ours and disk.is_directory(self._config.root / DAMAGED):
             raise IncompleteError("another broker was here, and the log has fillers")
 
+    def _check_extents(self, checkpoint: Checkpoint) -> None:
+        """Check that all queues begin and end where they did at the checkpoint.
+
+        Otherwise a lost file is not visible: the other queues reach the log's end, and its records
+        may lie before the part that is scanned.
+        """
+        is_written = not checkpoint.is_ours and checkpoint.log_timestamp > 0  # by RocketMQ
+        if not self._files.bases or is_written:
+            return
+        if not checkpoint.is_ours:
+            raise IncompleteError("the checkpoint is missing or damaged")
+        offset, queues = checkpoint.queues_offset, self._queues.values()
+        if offset < 0:
+            return  # no queue had an entry, or an earlier version wrote the checkpoint
+        if sum(checksum(one, one.find_physical(offset)) for one in queues) != checkpoint.queue_ends:
+            raise IncompleteError("queues end elsewhere than at the checkpoint")
+        is_same_log = self._log_start == checkpoint.log_start  # nothing was deleted by age since
+        if is_same_log and sum(one.min_offset for one in queues) > checkpoint.queue_begins:
+            raise IncompleteError("queues begin elsewhere than at the checkpoint")
+
     # Where to start -------------------------------------------------------------------------
 
     def _clean_start(self, log_start: int) -> int:
@@ -220,18 +248,6 @@ class Recovery:
             start = max(start, queue.last_end)
         return start
 
-    def _compare(self, end: int, checkpoint: Checkpoint) -> None:
-        """Check that all queues end where they did at a clean stop of halfmq.
-
-        A loss at the end of one queue is not visible otherwise: other queues reach the log's end.
-        """
-        if 0 <= end < checkpoint.closed_offset:
-            logger.error(
-                "event=log_shorter_than_closed end=%d closed=%d", end, checkpoint.closed_offset
-            )
-        if end == checkpoint.closed_offset and self._queues.digest() != checkpoint.queues_digest:
-            raise IncompleteError("queues end elsewhere than at the last stop")
-
     def _check_last(self, queue: ConsumeQueue, end: int) -> None:
         """Check that the last entry before ``end`` fits its record, if that still exists."""
         if end > queue.first_offset and not is_sound(
@@ -247,11 +263,8 @@ class Recovery:
         """Return the offset of a record or file below which log and queues can be trusted."""
         start = checkpoint_start(self._files, self._reader, checkpoint)
         offset = checkpoint.queues_offset
-        queues = self._queues.values()
-        entries = sum(queue.next_offset - queue.first_offset for queue in queues)
         if (
             start < offset < self._trust.durable_offset
-            and entries >= checkpoint.queue_entries
             and self._repair_log(start) >= offset
             and self._record_at(offset) is not None
             and self._match_below(offset)

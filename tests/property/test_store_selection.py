@@ -98,6 +98,7 @@ def test_each_message_comes_once_and_in_order(
         if reopened:
             queue.close()
             queue = opened(Path(home))
+            queue.files.load()
             queue.load()
         with closing(queue):
             for _ in range(3):

@@ -27,6 +27,7 @@ def test_a_queue_ends_where_it_was_cut(tmp_path: Path, end: int) -> None:
     assert (queue.next_offset, queue.last_end) == (end, end * 100)
     queue.close()
     reloaded = new_queue(tmp_path, MapPool(4))
+    reloaded.files.load()
     reloaded.load()
     assert (reloaded.next_offset, reloaded.last_end) == (end, end * 100)
     reloaded.extend(entries(range(end, 50)), 5000)
@@ -58,6 +59,7 @@ def test_a_queue_skips_records_missing_in_the_log(tmp_path: Path, gap: int) -> N
 
     queue.close()
     reloaded = new_queue(tmp_path, MapPool(4))
+    reloaded.files.load()
     reloaded.load()
     assert reloaded.next_offset == 6 + gap
     assert reloaded.entries(3 + gap, 3) == entries(range(3 + gap, 6 + gap))

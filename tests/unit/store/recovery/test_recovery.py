@@ -15,6 +15,7 @@ from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry
 from halfmq.store.message_store import MessageStore, RecoveryReport
 from tests.support.stopped_stores import (
     FILE_SIZE,
+    NEVER,
     QUEUE_FILE_SIZE,
     filled,
     forget_digests,
@@ -34,6 +35,7 @@ from tests.support.stores import (
     crash,
     draft,
     maintain,
+    pulled,
     small_config,
 )
 
@@ -354,22 +356,39 @@ def test_a_log_that_ends_with_a_blank_continues_in_the_next_file(
     assert first.size < FILE_SIZE
 
 
-@pytest.mark.parametrize("where", ["commitlog", "consumequeue/T/0"])
-def test_a_file_of_another_size_stops_the_start(root: Path, where: str) -> None:
-    """The error names the file, and nothing is changed."""
-    filled(root)
-    path = min((root / where).iterdir())
-    with path.open("ab") as file:
-        file.write(b"x")
+def test_a_log_file_of_another_size_stops_the_start_and_names_the_remedy(root: Path) -> None:
+    """Nothing is changed; with the size that the error names, only what was cut off is lost."""
+    offsets = filled(root)
+    path = log_path(root, FILE_SIZE)
+    os.truncate(path, FILE_SIZE // 2)
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
-    store = MessageStore(small_config(root), now_ms=Clock())
-    with pytest.raises(UnusableFileError) as caught:
-        store.open()
+    with pytest.raises(UnusableFileError, match=f"truncate -s {FILE_SIZE} {path}") as caught:
+        open_store(root)
 
     assert caught.value.path == path
-    assert str(path.stat().st_size) in str(caught.value)
     assert before == {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    os.truncate(path, FILE_SIZE)
+    mark_aborted(root)
+    store, _ = open_store(root)
+    kept = [one for one in offsets if not FILE_SIZE * 1.5 - 700 < one < FILE_SIZE * 2]
+    assert {*kept} <= {*served(store)} < {*offsets}
+    store.close()
+
+
+def test_queue_files_that_all_have_another_size_stop_the_start_unless_asked_for(
+    root: Path,
+) -> None:
+    """The settings may have changed; the error says how to have the queues rebuilt."""
+    offsets = filled(root)
+
+    with pytest.raises(UnusableFileError, match=f"1000.*{root}/consumequeue.rebuild"):
+        open_store(root, consume_queue_file_size=500)
+
+    (root / "consumequeue.rebuild").touch()
+    store, report = open_store(root, consume_queue_file_size=500)
+    assert (report.queues_rebuilt, served(store)) == (True, offsets)
+    store.close()
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "123", f"{FILE_SIZE - 1:020d}"])
@@ -449,4 +468,95 @@ def test_the_log_may_be_in_another_directory(tmp_path: Path) -> None:
     assert (elsewhere / ("0" * 20)).exists()
     store, report = open_store(tmp_path / "store", commit_log_path=elsewhere)
     assert report.end_offset == done.end
+    store.close()
+
+
+def quiet_then_busy(root: Path) -> int:
+    """Create a closed store with 120 messages in three files of a queue, and then other messages.
+
+    The quiet queue lies far before the part of the log that a start after a kill scans.
+    """
+    clock = Clock()
+    config = small_config(root, flush_interval_consume_queue_ms=NEVER)
+    store = MessageStore(config, now_ms=clock)
+    store.open()
+    store.append([draft("quiet", properties={"UNIQ_KEY": f"q{one}"}) for one in range(120)])
+    for number in range(100):
+        clock.now += 1_000
+        store.append([draft("busy", body=bytes(2_000)), draft("busy", number % 3)])
+        maintain(store)
+    store.close()
+    return 120
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 410)
+
+
+def cut_in_an_entry(path: Path) -> None:
+    os.truncate(path, 15)
+
+
+def extend(path: Path) -> None:
+    os.truncate(path, path.stat().st_size + 7)
+
+
+@pytest.mark.parametrize("stop", [mark_aborted, Path.is_dir], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    ("damage", "numbers"),
+    [
+        (Path.unlink, [0]),
+        (Path.unlink, [2]),
+        (Path.unlink, [0, 1, 2]),
+        (zero, [0]),
+        (zero, [1]),
+        (zero, [0, 1, 2]),
+        (cut, [1]),
+        (cut_in_an_entry, [0]),
+        (extend, [2]),
+    ],
+)
+def test_a_queue_without_recent_messages_is_rebuilt(
+    root: Path,
+    damage: Callable[[Path], None],
+    numbers: list[int],
+    stop: Callable[[Path], object],
+) -> None:
+    """Whichever of its files are missing, zeroed or of a wrong size, its messages are there."""
+    count = quiet_then_busy(root)
+    forget_digests(root)
+    stop(root)
+    files = sorted((root / "consumequeue" / "quiet" / "0").iterdir())
+    assert len(files) == 3
+    for number in numbers:
+        damage(files[number])
+
+    store, _ = open_store(root)
+
+    assert bounds(store)["quiet", 0] == (0, count)
+    assert [one.queue_offset for one in pulled(store, "quiet", 0)] == [*range(count)]
+    assert append_durably(store, draft("quiet"))[0].queue_offset == count
+    store.close()
+    assert open_store(root)[1].queues_rebuilt is False
+
+
+@pytest.mark.parametrize("stop", [mark_aborted, Path.is_dir], ids=["killed", "stopped"])
+@pytest.mark.parametrize("damage", [Path.unlink, zero, cut])
+def test_without_checkpoint_a_lost_queue_is_rebuilt_all_the_same(
+    root: Path, damage: Callable[[Path], None], stop: Callable[[Path], object]
+) -> None:
+    """The whole log is scanned."""
+    count = quiet_then_busy(root)
+    stop(root)
+    damage(root / "checkpoint")
+    shutil.rmtree(root / "consumequeue" / "quiet")
+
+    store, report = open_store(root)
+
+    assert report.queues_rebuilt
+    assert bounds(store)["quiet", 0] == (0, count)
     store.close()
