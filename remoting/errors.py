@@ -3,6 +3,7 @@
     RemotingError
     ├── ProtocolError            the peer sent bytes that are no valid frame: close the connection
     │   ├── FrameTooLargeError       it announced a size below the minimum or above the limit
+    │   ├── OtherProtocolError       it speaks HTTP/2, HTTP or TLS
     │   ├── HeaderError              the header does not fit its length, type or encoding
     │   └── BodyError                the body does not fit its request or response
     ├── SubscriptionError        a filter expression that names no tag
@@ -49,6 +50,15 @@ class FrameTooLargeError(ProtocolError):
         super().__init__(f"frame of {size} bytes, allowed are 8 to {size_max}")
         self.args = (size, size_max)
         self.size, self.size_max = size, size_max
+
+
+class OtherProtocolError(ProtocolError):
+    """The peer speaks ``protocol``: ``HTTP/2`` (gRPC begins so), ``HTTP`` or ``TLS``."""
+
+    def __init__(self, protocol: str) -> None:
+        super().__init__(f"the peer speaks {protocol} and not RocketMQ's remoting protocol")
+        self.args = (protocol,)
+        self.protocol = protocol
 
 
 class HeaderError(ProtocolError):

@@ -16,7 +16,7 @@ from typing import Final
 
 from .codes import FLAG_RESPONSE
 from .command import RemotingCommand
-from .errors import FrameTooLargeError, HeaderError, ProtocolError
+from .errors import FrameTooLargeError, HeaderError, OtherProtocolError, ProtocolError
 from .request_sizes import FRAME_SIZE_MAX, PEEKED, SMALL, RequestSize, peek_size, size_of
 from .serialization import (
     FRAME_HEAD,
@@ -29,6 +29,15 @@ from .serialization import (
 __all__ = ["FRAME_SIZE_MAX", "FrameDecoder", "encode_frame"]
 
 _LENGTH: Final = Struct(">i")
+_HTTP: Final = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"CONN", b"OPTI", b"TRAC", b"PATC")
+_OTHER_PROTOCOLS: Final = (
+    (b"PRI ", "HTTP/2"),
+    *((begin, "HTTP") for begin in (*_HTTP, b"HTTP")),
+    (b"\x16\x03", "TLS"),  # a handshake
+    (b"\x15\x03", "TLS"),  # an alert
+)
+"""How other protocols begin; as lengths, these bytes are above every limit."""
+
 _unpack_head: Final = FRAME_HEAD.unpack_from
 _HEAD_SIZE: Final = FRAME_HEAD.size
 
@@ -86,7 +95,7 @@ class FrameDecoder:
                 length, word = _unpack_head(data, start)
                 end = start + 4 + length
                 if not 4 <= length <= length_max:
-                    raise FrameTooLargeError(4 + length, self._frame_size_max)
+                    raise self._bad_length(data, start, length)
                 if end > size:
                     break
                 body_start = start + 8 + (word & HEADER_SIZE_MAX)
@@ -115,6 +124,12 @@ class FrameDecoder:
             self.buffered = size - start
         return commands
 
+    def _bad_length(self, data: bytes, start: int, length: int) -> ProtocolError:
+        for begin, protocol in _OTHER_PROTOCOLS:
+            if data.startswith(begin, start):
+                return OtherProtocolError(protocol)
+        return FrameTooLargeError(4 + length, self._frame_size_max)
+
     def _frame_size(self, data: bytes, start: int) -> int:
         """Return how many bytes are needed to decode the unfinished frame, or to learn its size."""
         have = len(data) - start
@@ -122,7 +137,7 @@ class FrameDecoder:
             return _HEAD_SIZE
         (length,) = _LENGTH.unpack_from(data, start)
         if not 4 <= length <= self._length_max:
-            raise FrameTooLargeError(4 + length, self._frame_size_max)
+            raise self._bad_length(data, start, length)
         if length > self._unlimited:
             if have < _HEAD_SIZE + PEEKED:
                 return _HEAD_SIZE + PEEKED

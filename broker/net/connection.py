@@ -26,7 +26,7 @@ from typing import Final, cast
 
 from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, HeaderType
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.errors import ProtocolError
+from halfmq.remoting.errors import OtherProtocolError, ProtocolError
 from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
@@ -78,6 +78,18 @@ FETCHES_MAX: Final = 256
 may be evicted before they are used. A binary search in a queue has some thirty steps, and a key of
 many messages leads to at most 256 of them."""
 
+OTHER_PROTOCOLS_MAX: Final = 1_024
+"""Addresses of which is logged that they speak another protocol, 200 bytes each: the prober of a
+load balancer connects every few seconds."""
+
+_OTHER_PROTOCOL_NOTES: Final = {
+    "HTTP/2": "gRPC? Clients of RocketMQ's gRPC protocol are not served yet, remoting clients are: "
+    "docs/compatibility.md names them",
+    "HTTP": "This port serves RocketMQ's remoting protocol only",
+    "TLS": "TLS is not configured here (tlsServerCertPath); or a gRPC client, which are not served "
+    "yet: docs/compatibility.md",
+}
+
 _GETS_NO_ANSWER: Final = FLAG_RESPONSE | FLAG_ONE_WAY  # flags of such a command
 
 
@@ -117,6 +129,7 @@ class SharedState:
         self.reads = 0  # of requests whose senders wait for an answer, or of parts of one
         self.untested_bytes = 0  # read since the last test of the disk limit
         self.unfinished_bytes = 0  # of incomplete frames
+        self.other_protocols: set[tuple[str, str]] = set()  # logged: address and protocol
 
         self.listen_port = 0  # known when the first listener is bound
         self.stopping = False
@@ -219,7 +232,7 @@ class ClientConnection(asyncio.Protocol):
                 waiting.is_allowed = True
         if broken is not None:
             # RocketMQ closes at once and answers nothing: after a bad frame no boundary is known.
-            logger.warning("event=protocol_error peer=%s error=%r", self.name, str(broken))
+            self._log_broken(broken)
             self.close()
             return
         if self._decoder.buffered != self._unfinished:
@@ -230,6 +243,19 @@ class ClientConnection(asyncio.Protocol):
         shared.untested_bytes += len(data) + _REQUEST_WEIGHT * len(commands)
         if shared.untested_bytes >= BYTES_PER_DISK_TEST:
             self._test_disk_limit()
+
+    def _log_broken(self, broken: ProtocolError) -> None:
+        """Log why the connection is closed; another protocol once for each address."""
+        if not isinstance(broken, OtherProtocolError):
+            logger.warning("event=protocol_error peer=%s error=%r", self.name, str(broken))
+            return
+        known, key = self._shared.other_protocols, (self._peer_host, broken.protocol)
+        if key not in known and len(known) < OTHER_PROTOCOLS_MAX:
+            known.add(key)
+            note = _OTHER_PROTOCOL_NOTES[broken.protocol]
+            logger.warning(
+                "event=other_protocol peer=%s protocol=%s note=%s", self.name, key[1], note
+            )
 
     def _test_disk_limit(self) -> None:
         if self._shared.release.over_limit():

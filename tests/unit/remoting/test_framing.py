@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections import deque
 
 import pytest
 
 from halfmq.remoting.codes import HeaderType, LanguageCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.errors import FrameTooLargeError, HeaderError, ProtocolError
+from halfmq.remoting.errors import (
+    FrameTooLargeError,
+    HeaderError,
+    OtherProtocolError,
+    ProtocolError,
+)
 from halfmq.remoting.framing import FRAME_SIZE_MAX, FrameDecoder, encode_frame
 from halfmq.remoting.headers import GetRouteInfoRequestHeader, QueryConsumerOffsetRequestHeader
 from halfmq.remoting.replies import encode_request
@@ -107,6 +113,25 @@ def test_an_impossible_length_is_refused_as_soon_as_it_is_read(length: int) -> N
 
     assert caught.value.size == length + 4
     assert caught.value.size_max == FRAME_SIZE_MAX
+
+
+@pytest.mark.parametrize(
+    ("stream", "protocol"),
+    [
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "HTTP/2"),
+        (b"GET /health HTTP/1.1\r\n", "HTTP"),
+        (b"OPTIONS * HTTP/1.1\r\n", "HTTP"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "HTTP"),
+        (bytes.fromhex("16030100f5010000f10303"), "TLS"),
+        (bytes.fromhex("15030100020228" * 2), "TLS"),
+    ],
+)
+def test_another_protocol_is_named(stream: bytes, protocol: str) -> None:
+    """A number of bytes that nobody sent helps no one."""
+    for size in (len(stream), 4, 1):  # TCP may cut anywhere
+        parts = [stream[start : start + size] for start in range(0, len(stream), size)]
+        with pytest.raises(OtherProtocolError, match=f"speaks {protocol} and not"):
+            deque(map(FrameDecoder().receive_data, parts), maxlen=0)
 
 
 def test_the_largest_frame_is_accepted_and_one_byte_more_is_not() -> None:

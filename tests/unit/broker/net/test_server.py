@@ -8,6 +8,7 @@ import pytest
 
 from halfmq.broker.errors import AddressTakenError
 from halfmq.broker.loop.fetches import Fetches
+from halfmq.broker.net import connection as connection_module
 from halfmq.broker.net import server as server_module
 from halfmq.broker.net.reply_release import ReplyRelease
 from halfmq.broker.net.router import Router
@@ -18,6 +19,8 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply, encode_request
 from tests.support.loops import LOOPS, LoopFactory, run_on
 from tests.support.serving import ROUTE, ManualLog, SocketPeer, echo, peer_of, serving
+
+TLS_HELLO = bytes.fromhex("16030100f5010000f10303")
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
@@ -130,3 +133,21 @@ def test_connections_of_one_address_can_be_limited(loop_factory: LoopFactory) ->
                 assert await served(four)
 
     run_on(loop_factory, main())
+
+
+async def test_another_protocol_is_logged_once_for_each_address(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A gRPC client connects again and again, and the log says which clients can."""
+    monkeypatch.setattr(connection_module, "OTHER_PROTOCOLS_MAX", 2)
+    async with serving(echo) as (server, _):
+        http2, http = b"PRI * HTTP/2.0\r\n", b"GET / HTTP/1.1\r\n"
+        for begin in (http2, http2, http, TLS_HELLO):
+            async with peer_of(server) as peer:
+                peer.writer.write(begin)
+                assert await peer.is_closed()
+
+    lines = [line for line in caplog.messages if "event=other_protocol" in line]
+    assert [line.split()[2] for line in lines] == ["protocol=HTTP/2", "protocol=HTTP"]
+    assert "remoting clients are: docs/compatibility.md" in lines[0]
+    assert "protocol_error" not in caplog.text
