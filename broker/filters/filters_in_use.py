@@ -111,32 +111,38 @@ class FiltersInUse:
         queue.append((expression, on_compiled))
         is_full = sum(map(len, self._queues.values())) > WAITING_MAX
         if is_full or len(queue) > WAITING_MAX_OF_ONE:
-            _, refuse = max(self._queues.values(), key=len).pop() if is_full else queue.pop()
+            longest = max(self._queues, key=lambda one: len(self._queues[one]))
+            _, refuse = self._take(longest if is_full else connection, -1)
             refuse(
                 RequestRefusedError(ResponseCode.SYSTEM_BUSY, "too many filters are being compiled")
             )
         if not self._is_compiling:
             self._compile_next()
 
-    def _compile_next(self) -> None:
-        """Serve requests whose filters are known, up to the next one that is not."""
-        while self._queues:
-            connection, queue = next(iter(self._queues.items()))
-            del self._queues[connection]  # the others come first now
-            if not queue:
-                continue
+    def _take(self, connection: Owner, index: int) -> tuple[str, Waiting]:
+        """Remove a request of a connection, whose others then come after all others."""
+        queue = self._queues.pop(connection)
+        taken = queue[index]
+        del queue[index]
+        if queue:
             self._queues[connection] = queue
-            expression, on_compiled = queue.popleft()
-            if connection.closed or expression in self._known:
-                on_compiled(None)
-                continue
-            self._is_compiling = True
-            future = asyncio.get_running_loop().run_in_executor(self._thread, _compile, expression)
-            future.add_done_callback(partial(self._done, expression, on_compiled))
+        return taken
+
+    def _compile_next(self) -> None:
+        """Compile the next filter, or serve its request if another one has needed it as well."""
+        self._is_compiling = bool(self._queues)
+        if not self._queues:
             return
+        connection = next(iter(self._queues))
+        expression, on_compiled = self._take(connection, 0)
+        loop = asyncio.get_running_loop()
+        if connection.closed or expression in self._known:
+            loop.call_soon(self._serve, on_compiled, None)  # one in each pass
+            return
+        future = loop.run_in_executor(self._thread, _compile, expression)
+        future.add_done_callback(partial(self._done, expression, on_compiled))
 
     def _done(self, expression: str, on_compiled: Waiting, done: asyncio.Future[_Compiled]) -> None:
-        self._is_compiling = False
         if done.cancelled():
             return
         refusal = None
@@ -147,8 +153,12 @@ class FiltersInUse:
             refusal = RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, "the filter could not be compiled, see the broker's log"
             )
-        on_compiled(refusal)
-        if not self._is_compiling:  # the request may wait again, if its filter was dropped
+        self._serve(on_compiled, refusal)
+
+    def _serve(self, on_compiled: Waiting, refusal: RequestRefusedError | None) -> None:
+        try:
+            on_compiled(refusal)
+        finally:
             self._compile_next()
 
     def _keep(self, expression: str, compiled: _Compiled) -> None:

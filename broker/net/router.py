@@ -105,6 +105,8 @@ def serve(handler: Handler, command: RemotingCommand, connection: Connection) ->
     try:
         try:
             reply = handler(command, connection)
+        except UnfinishedError:  # it has had its turn by waiting
+            reply = handler(command, connection)
         except NotInMemoryError:
             with allowed_to_wait(True):
                 reply = handler(command, connection)

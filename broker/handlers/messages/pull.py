@@ -23,7 +23,7 @@ from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.remoting.replies import encode_pull_reply, encode_reply
 from halfmq.store.message_store import GetResult, GetStatus, MessageStore
 
-from ...errors import RequestRefusedError
+from ...errors import RequestRefusedError, UnfinishedError
 from ...filters.compiled_filter import CompiledFilter
 from ...net.lagging_pulls import ReplayPace
 from ...net.long_polling import HeldPull, LongPolling, Wanted
@@ -247,6 +247,11 @@ class PullHandler:
         wait: bool,
         paced: bool,
     ) -> bytes | None:
+        if not paced and connection.unfinished is not request:
+            # Searches of hundreds of consumers would follow each other in one pass of the loop.
+            connection.unfinished = request
+            raise UnfinishedError
+        connection.unfinished = None
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
         readable_offset = self._store.readable_offset
