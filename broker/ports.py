@@ -55,6 +55,15 @@ class Connection(Protocol):
         ...
 
     @property
+    def address(self) -> str:
+        """The address of the peer, without its port."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once."""
+        ...
+
+    @property
     def writable(self) -> bool:
         """Whether the peer reads its replies: its write buffer is below the limit."""
         ...

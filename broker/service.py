@@ -40,6 +40,7 @@ from .handlers.admin.access import PlainAclHandlers, UserHandlers
 from .handlers.admin.changes import Changes
 from .handlers.admin.cleaning import CleaningHandlers
 from .handlers.admin.group_offsets import GroupOffsetHandlers
+from .handlers.admin.relays import RelayHandlers
 from .handlers.admin.statistics import StatisticsHandlers
 from .handlers.admin.tables import TableHandlers
 from .handlers.admin.transactions import TransactionAdminHandlers
@@ -59,6 +60,7 @@ from .handlers.messages.send_back import SendBackHandler
 from .handlers.transactions.end import TransactionHandler
 from .handlers.transactions.prepare import PrepareHandler
 from .lifecycle import Service, ServiceStack
+from .limits.kept import Keeps, usage
 from .live_settings import LiveSettings
 from .loop.fetches import Fetches
 from .loop.slices import PAUSE_S, PeriodicWork
@@ -165,11 +167,12 @@ class Broker:
         )
         self._members_ticker = Ticker("members", self._clients.tick, pause=PAUSE_S)
         self._pull = self._make_pull_handler()
-        self._router = Router(
-            *(part.handlers() for part in self._make_handlers()), admit=self._access.admit
-        )
+        self._changes = Changes()
+        handlers = self._make_handlers()
+        self._router = Router(*(part.handlers() for part in handlers), admit=self._access.admit)
         self._tls = tls_context(config.tls)
         self._server = self._make_server()
+        self.keepers = self._make_keepers(handlers)
         self._stack = ServiceStack(self._services())
 
     # --- the parts
@@ -264,6 +267,27 @@ class Broker:
             connections_per_address=network.connections_per_address,
         )
 
+    def _make_keepers(self, handlers: Sequence[HandlerPart]) -> list[Keeps]:
+        """Return the parts that keep something for peers; a test compares them with the limits."""
+        tables = self._tables
+        return [
+            self._server,
+            self._release,
+            self._polling,
+            self._pull,
+            *(part for part in handlers if isinstance(part, RelayHandlers)),
+            self._changes,
+            self._filters,
+            tables.registry,
+            tables.locks,
+            tables.offsets,
+            tables.topics,
+            tables.groups,
+            tables.brokers,
+            tables.kv_config,
+            self.transactions,
+        ]
+
     def _services(self) -> list[Service]:
         """Return the services in the order in which they start; the sockets open last."""
         return [
@@ -325,7 +349,7 @@ class Broker:
         )
 
     def _make_handlers(self) -> list[HandlerPart]:
-        tables, store, changes = self._tables, self._store, Changes()
+        tables, store, changes = self._tables, self._store, self._changes
         send_back = SendBackHandler(
             store,
             tables.topics,
@@ -420,6 +444,7 @@ class Broker:
                 "retention": self._retention.metrics,
                 "recovery": self._store_service.recovery_metrics,
                 "access": self._access.metrics,
+                "limits": lambda: usage(self.keepers),
                 "delays": self._delay.metrics,
             },
         )

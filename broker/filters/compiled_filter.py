@@ -15,15 +15,25 @@ NAMES_FEW: Final = 4
 of the message are decoded."""
 
 
+OPERATOR_SIZE: Final = 512
+"""Estimated bytes of one operator."""
+
+OPERATORS_SHARED: Final = 8
+"""Operators up to which a filter does not count where it is used."""
+
+
 class CompiledFilter:
     """Tests whether a message matches an expression."""
 
-    __slots__ = ("_names", "evaluate", "operators")
+    __slots__ = ("_names", "evaluate", "operators", "own_size")
 
     def __init__(self, condition: Node, names: Collection[str]) -> None:
         """``names`` are the properties in the expression."""
         self.operators = condition.operators
         self.evaluate = condition.evaluate
+        # Usual filters are few, and all pulls with one share it.
+        self.own_size = 0 if self.operators <= OPERATORS_SHARED else OPERATOR_SIZE * self.operators
+        """Bytes that a waiting pull keeps in memory, perhaps as the only one with this filter."""
         few = len(names) <= NAMES_FEW
         self._names = [(name, name.encode()) for name in names] if few else None
 

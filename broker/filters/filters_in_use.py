@@ -20,7 +20,8 @@ from halfmq.remoting.bodies import EXPRESSION_LENGTH_MAX
 from halfmq.remoting.codes import ResponseCode
 
 from ..errors import NotYetError, RequestRefusedError
-from .compiled_filter import CompiledFilter
+from ..limits.kept import FILTER_BYTES, Kept
+from .compiled_filter import OPERATOR_SIZE, CompiledFilter
 from .errors import FilterSyntaxError
 
 logger = logging.getLogger(__name__)
@@ -28,13 +29,8 @@ logger = logging.getLogger(__name__)
 SQL92: Final = "SQL92"
 """The expression type. Source: RocketMQ ``ExpressionType``."""
 
-WEIGHT_MAX: Final = 32 << 20
-"""Estimated bytes of all cached filters. The least recently used one is dropped, and compiled again
-when it is needed."""
-
 FILTER_WEIGHT: Final = 1_024
-OPERATOR_WEIGHT: Final = 512
-"""Estimated bytes of a filter and of each of its operators; its text counts twice in addition."""
+"""Estimated bytes of a filter without its operators; its text counts twice in addition."""
 
 WAITING_MAX: Final = 1_024
 """Requests that wait for a filter; of more, the latest one of the connection with most of them is
@@ -164,13 +160,17 @@ class FiltersInUse:
     def _keep(self, expression: str, compiled: _Compiled) -> None:
         self._known[expression] = compiled
         self._weight += _weight(expression, compiled)
-        while self._weight > WEIGHT_MAX:
+        while self._weight > FILTER_BYTES.most:
             self._weight -= _weight(*self._known.popitem(last=False))
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {FILTER_BYTES: self._weight}
 
 
 def _weight(expression: str, compiled: _Compiled) -> int:
     operators = compiled.operators if isinstance(compiled, CompiledFilter) else 0
-    return FILTER_WEIGHT + 2 * len(expression) + OPERATOR_WEIGHT * operators
+    return FILTER_WEIGHT + 2 * len(expression) + OPERATOR_SIZE * operators
 
 
 def _compile(expression: str) -> _Compiled:

@@ -34,6 +34,8 @@ from halfmq.store.files.page_cache import NotInMemoryError, waiting
 from halfmq.store.format.ids import pack_host
 
 from ..errors import UnfinishedError
+from ..limits.budget import Budget, Holder
+from ..limits.kept import CONNECTIONS, UNFINISHED_BYTES, UNSENT_BYTES
 from ..loop.fetches import Fetch
 from ..ports import ACK_S, Connection, OnAnswer, SendablePart
 from .peer_requests import PeerRequestExpiry, PeerRequests
@@ -48,12 +50,9 @@ _MSGPACK: Final = int(HeaderType.MSGPACK)  # looking up an enum member takes 70 
 _MORE_FOLLOWS: Final[int] = getattr(socket, "MSG_MORE", 0)
 """Flag of a send: more data of the same packet will follow."""
 
-CONNECTIONS_MAX: Final = 20_000
-"""Open connections; each takes about 5 KiB and a file descriptor. Further ones are closed at
-once."""
-
-WRITE_BUFFER_HIGH: Final = 8 << 20
-"""Unsent bytes of one slow reader before its requests are no longer read: thirty full pulls."""
+WRITE_BUFFER_HIGH: Final = 256 << 10
+"""Unsent bytes of one slow reader before its requests are no longer read: one full pull, besides
+the megabytes that the kernel takes."""
 
 DIRECT_WRITE_MIN: Final = 16_384
 """Bytes from which a copy for the transport takes longer than a direct write to the socket."""
@@ -69,9 +68,13 @@ time of a small request."""
 _REQUEST_WEIGHT: Final = BYTES_PER_DISK_TEST // REQUESTS_PER_DISK_TEST
 """Bytes that each request counts, besides its size."""
 
-UNFINISHED_BYTES_MAX: Final = 256 << 20
-"""Bytes of incomplete frames of all connections. A frame may have 16 MiB, so a few hundred peers
-that never complete theirs could fill the memory. The peer whose bytes exceed this is closed."""
+BACKLOG_COUNTED_MIN: Final = 512 << 10
+"""Bytes of requests that were read and not served from which they count as unfinished ones. While
+the disk is slow every producer has a read of a quarter of that, which no peer can enlarge but by a
+large request."""
+
+FRAME_S: Final = 60.0
+"""Seconds within which a request must be complete; official clients give up after three."""
 
 FETCHES_MAX: Final = 256
 """Fetches for one request; then it is served even if it waits for the disk, because fetched bytes
@@ -128,8 +131,9 @@ class SharedState:
         self.turns = Turns()
         self.reads = 0  # of requests whose senders wait for an answer, or of parts of one
         self.untested_bytes = 0  # read since the last test of the disk limit
-        self.unfinished_bytes = 0  # of incomplete frames
         self.other_protocols: set[tuple[str, str]] = set()  # logged: address and protocol
+        self.unfinished = Budget(UNFINISHED_BYTES)
+        self.unsent = Budget(UNSENT_BYTES, _unsent)
 
         self.listen_port = 0  # known when the first listener is bound
         self.stopping = False
@@ -149,7 +153,8 @@ class ClientConnection(asyncio.Protocol):
         self._backlog: list[RemotingCommand] = []  # read but not served: peer or disk is slow
         self._fetching = False  # whether bytes for the first of them are being fetched
         self._fetches = 0  # fetches for the first of them
-        self._unfinished = 0  # bytes of this connection in `SharedState.unfinished_bytes`
+        self._unfinished = 0  # bytes of this connection in `SharedState.unfinished`
+        self._unfinished_since = 0.0  # loop time at which its incomplete request began
         self._header_type = -1  # of the last request; -1: none yet
         self._request_header_type = HeaderType.JSON
         self._peer_requests: PeerRequests | None = None  # most peers get no request
@@ -180,7 +185,7 @@ class ClientConnection(asyncio.Protocol):
         limit = shared.per_address_max
         if (
             shared.stopping
-            or len(shared.connections) >= CONNECTIONS_MAX
+            or len(shared.connections) >= CONNECTIONS.most
             or (limit and shared.per_address[host] >= limit)
         ):
             logger.warning(
@@ -235,7 +240,11 @@ class ClientConnection(asyncio.Protocol):
             self._log_broken(broken)
             self.close()
             return
-        if self._decoder.buffered != self._unfinished:
+        if self._backlog:
+            self._count_unfinished(self._unfinished + len(data))
+        elif self._decoder.buffered != self._unfinished:
+            if commands or not self._unfinished:
+                self._unfinished_since = self._loop.time()
             self._count_unfinished(self._decoder.buffered)
         shared = self._shared
         if not commands or not commands[-1].flag & _GETS_NO_ANSWER:
@@ -310,19 +319,10 @@ class ClientConnection(asyncio.Protocol):
         self._resume()
 
     def _count_unfinished(self, size: int) -> None:
-        shared = self._shared
-        shared.unfinished_bytes += size - self._unfinished
-        grown = size > self._unfinished
+        if self._backlog and size < BACKLOG_COUNTED_MIN:
+            size = 0
         self._unfinished = size
-        if grown and shared.unfinished_bytes > UNFINISHED_BYTES_MAX:
-            logger.warning(
-                "event=unfinished_frames peer=%s bytes=%d all_bytes=%d limit=%d",
-                self.name,
-                size,
-                shared.unfinished_bytes,
-                UNFINISHED_BYTES_MAX,
-            )
-            self.abort()
+        self._shared.unfinished.hold(self, size)
 
     def eof_received(self) -> bool:
         """Close when the peer closes; replies that are ready are still written."""
@@ -331,8 +331,9 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection and everything registered through it."""
-        self._count_unfinished(0)
         self._backlog = []
+        self._count_unfinished(0)
+        self._shared.unsent.hold(self, 0)
         self.unfinished = None
         if self._socket is not None:
             self._socket.detach()  # the transport closes it
@@ -376,6 +377,8 @@ class ClientConnection(asyncio.Protocol):
                     waiting.is_allowed = True
             if release.over_limit():
                 self._stall()
+            if not self._backlog and self._decoder.buffered != self._unfinished:
+                self._count_unfinished(self._decoder.buffered)
         self._resume_reading()
 
     # --- ports.Connection
@@ -447,7 +450,10 @@ class ClientConnection(asyncio.Protocol):
         if self.closed or transport is None:
             return
         if len(data) < DIRECT_WRITE_MIN:
+            is_slow = transport.get_write_buffer_size()
             transport.write(bytes(data))
+            if is_slow:
+                self._count_unsent()
             return
         sent = 0
         if (connected := self._direct_socket(transport)) is not None:
@@ -457,6 +463,7 @@ class ClientConnection(asyncio.Protocol):
                 sent = 0  # full, or broken: the transport detects that
         if sent < len(data):
             transport.write(bytes(data[sent:]))
+            self._count_unsent()
 
     def write_part(self, head: bytes, part: SendablePart) -> None:
         """Write a frame whose end the system sends from a file; do nothing if closed.
@@ -486,6 +493,20 @@ class ClientConnection(asyncio.Protocol):
             self._abort_in_frame("the file has become shorter")
             return
         transport.write(head[sent:] + rest)
+        self._count_unsent()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait in this process for the peer to read."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def address(self) -> str:
+        """The peer's address, without its port."""
+        return self._peer_host
+
+    def _count_unsent(self) -> None:
+        self._shared.unsent.hold(self, self.unsent)
 
     def _abort_in_frame(self, reason: str) -> None:
         """Close at once: part of a frame may have been sent, and the rest is lost."""
@@ -528,10 +549,14 @@ class ClientConnection(asyncio.Protocol):
     def is_idle(self, since: float) -> bool:
         """Return whether the peer has neither sent nor read anything since a loop time, seconds.
 
-        A peer that reads its answers slowly sends nothing meanwhile, but it is not idle.
+        A peer that reads its answers slowly sends nothing meanwhile, but it is not idle. One whose
+        request has been incomplete for ``FRAME_S`` is, unless this broker does not read it.
         """
-        transport = self._transport
-        unsent = 0 if transport is None else transport.get_write_buffer_size()
+        if self._unfinished and not self._reading_paused:
+            now = self._loop.time()
+            if now - self._unfinished_since > FRAME_S:
+                return True
+        unsent = self.unsent
         if unsent != self._unsent or self._received:
             self._unsent, self._received = unsent, False
             self.last_seen = self._loop.time()
@@ -553,6 +578,11 @@ class ClientConnection(asyncio.Protocol):
         self._reading_paused -= 1
         if self._reading_paused == 0 and self._transport is not None and not self.closed:
             self._transport.resume_reading()
+
+
+def _unsent(holder: Holder) -> int:
+    assert isinstance(holder, ClientConnection)
+    return holder.unsent
 
 
 def address_text(host: str, port: int) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from ..limits.kept import REPLAYED_PULL_BYTES
 from ..ports import LogPositions
 
 LAG_LARGE: Final = 64 << 20
@@ -40,16 +41,15 @@ SLICE_S_MAX: Final = 0.02
 suspended for a minute, the next turn must not last six seconds, and replays must not wait for ten
 minutes."""
 
-WAITING_MAX: Final = 10_000
-"""Pulls that wait for a turn, some 2 KiB each; further ones are answered at once."""
-
 
 class ReplayPace:
     """Decides which pulls of replays are answered now, and schedules the others."""
 
     def __init__(self, log: LogPositions) -> None:
         self._log = log
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[tuple[Callable[[], None], int]] = deque()  # with their bytes
+        self.bytes = 0
+        """Bytes of the pulls that wait for a turn."""
         self._slice: asyncio.TimerHandle | None = None
         self._slice_start = 0.0  # seconds of the performance counter, as all times here
         self._left_s = 0.0  # of the share; negative if a turn took more than was left
@@ -57,10 +57,17 @@ class ReplayPace:
         self._pulled_at = self._stored_at = -QUIET_S  # the latest replay, the latest stored message
         self._stores = False  # whether messages are being stored
 
-    def admits(self, physical_offset: int, serve: Callable[..., None], *arguments: object) -> bool:
+    def admits(
+        self,
+        physical_offset: int,
+        serve: Callable[..., None],
+        *arguments: object,
+        size: int,
+    ) -> bool:
         """Return whether the pull of a message may be answered now.
 
-        Otherwise call ``serve`` later with these arguments, unless the loop ends before.
+        Otherwise call ``serve`` later with these arguments, which take ``size`` bytes, unless the
+        loop ends before.
         """
         if self._log.write_offset - physical_offset < LAG_LARGE:
             return True
@@ -68,9 +75,10 @@ class ReplayPace:
         if self._slice is None:
             self._left_s = 0.0
             self._begin(self._pulled_at)
-        if not self._stores or len(self._waiting) >= WAITING_MAX:
+        if not self._stores or self.bytes + size > REPLAYED_PULL_BYTES.most:
             return True
-        self._waiting.append(partial(serve, *arguments))
+        self.bytes += size
+        self._waiting.append((partial(serve, *arguments), size))
         return False
 
     def spend(self, work: Callable[[], None]) -> None:
@@ -103,4 +111,6 @@ class ReplayPace:
         for _ in range(len(self._waiting)):
             if self._stores and self._left_s <= 0:
                 break
-            self.spend(self._waiting.popleft())
+            work, size = self._waiting.popleft()
+            self.bytes -= size
+            self.spend(work)

@@ -17,15 +17,19 @@ of those that continue to wait.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
 
+from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.command import RemotingCommand
 
+from ..errors import RequestRefusedError
 from ..filters.compiled_filter import CompiledFilter
+from ..limits.budget import Budget
+from ..limits.kept import HELD_PULL_BYTES, Kept
 from ..loop.slices import Slice
 from ..ports import Connection, LogPositions
 
@@ -35,8 +39,14 @@ Wanted = frozenset[int] | CompiledFilter | None
 """What a pull selects: messages whose tag has one of these hashes, or that match a filter. None
 selects all messages."""
 
-HELD_PULLS_MAX: Final = 100_000
-"""Pulls held at one time, about 1 KiB each; further ones are answered at once, as timed out."""
+HELD_SIZE: Final = 512
+"""Bytes of a held pull without what was received, which is usually as much."""
+
+TAG_SIZE: Final = 64
+"""Bytes of a hash in a set of them."""
+
+GROUP_SHARE: Final = 2
+"""One group may hold one of so many parts of all pulls: its consumers have one for each queue."""
 
 SWEEP_S: Final = 0.5
 """Seconds between two scans for timed-out pulls: an answer is at most this late. RocketMQ's broker
@@ -53,6 +63,8 @@ class HeldPull(msgspec.Struct):
     next_offset: int  # of the queue, where the search continues: earlier entries do not match
     wanted: Wanted
     searched_until: int  # the log's readable offset before the search for messages
+    group: str
+    size: int  # bytes
 
 
 Answer = Callable[[HeldPull, bool], bytes | None]
@@ -65,6 +77,8 @@ class LongPolling:
     def __init__(self) -> None:
         self.waiting: dict[QueueKey, deque[HeldPull]] = {}  # read by the append path
         self._count = 0
+        self._budget = Budget(HELD_PULL_BYTES)
+        self._of_group: Counter[str] = Counter()  # bytes
         self._arrived: dict[QueueKey, int] = {}  # marked queues: search until this is readable
         self._woken: dict[QueueKey, int] = {}  # marked queues to be searched now
         self._to_sweep: list[QueueKey] = []  # queues whose deadlines are to be tested
@@ -94,23 +108,47 @@ class LongPolling:
         for state in (self.waiting, self._arrived, self._woken, self._to_sweep):
             state.clear()
         self._count = 0
+        self._budget = Budget(HELD_PULL_BYTES)
+        self._of_group.clear()
 
     @property
     def count(self) -> int:
         """Number of pulls held now."""
         return self._count
 
-    def hold(self, held: HeldPull) -> bool:
-        """Hold a pull until a message arrives or its time is over; False if too many wait."""
-        if self._count >= HELD_PULLS_MAX:
-            return False
+    @property
+    def bytes(self) -> int:
+        """Bytes of the pulls held now."""
+        return self._budget.used
+
+    def hold(self, held: HeldPull) -> None:
+        """Hold a pull until a message arrives or its time is over.
+
+        Raises:
+            RequestRefusedError: Its connection or its group holds too many.
+        """
+        connection, limit = held.connection, HELD_PULL_BYTES
+        of_connection = self._budget.held(connection) + held.size
+        if of_connection > limit.of_connection:
+            raise _too_many("this connection", of_connection, limit.of_connection)
+        if self._of_group[held.group] + held.size > limit.most // GROUP_SHARE:
+            raise _too_many("this group", self._of_group[held.group], limit.most // GROUP_SHARE)
         self.waiting.setdefault(held.key, deque()).append(held)
         self._count += 1
+        self._of_group[held.group] += held.size
+        self._budget.hold(connection, of_connection)
         assert self._log is not None
         end = self._log.write_offset
         if end > held.searched_until:
             self._arrived[held.key] = end
-        return True
+
+    def _release(self, held: HeldPull) -> None:
+        self._count -= 1
+        # A connection that the budget has ended holds nothing there.
+        self._budget.hold(held.connection, max(self._budget.held(held.connection) - held.size, 0))
+        left = self._of_group[held.group] = self._of_group[held.group] - held.size
+        if not left:
+            del self._of_group[held.group]
 
     def mark_arrivals(self, queues: Iterable[QueueKey]) -> None:
         """Mark the queues, of those with new messages, for which pulls wait."""
@@ -195,18 +233,43 @@ class LongPolling:
             return
         for _ in range(len(waiters)):
             held = waiters.popleft()
-            self._count -= 1
             timed_out = is_sweep and self._is_overdue(held)
+            reply = None
             if not held.connection.closed:
                 reply = self._answer(held, timed_out) if timed_out or not is_sweep else None
                 if reply is None:
                     waiters.append(held)
-                    self._count += 1
-                else:
-                    held.connection.respond(held.command, reply)
+                    yield
+                    continue
+            self._release(held)
+            if reply is not None:
+                held.connection.respond(held.command, reply)
             yield
         if not waiters:
             del self.waiting[key]
 
     def _is_overdue(self, held: HeldPull) -> bool:
         return self._loop is not None and held.deadline <= self._loop.time()
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {HELD_PULL_BYTES: self._budget.used}
+
+
+def size_of(request: RemotingCommand, wanted: Wanted) -> int:
+    """Return the bytes that a waiting pull takes, with what was received: it may be checked again.
+
+    The texts of the header are in it twice.
+    """
+    size = HELD_SIZE + 2 * len(request.raw_header) + len(request.body)
+    if isinstance(wanted, CompiledFilter):
+        return size + wanted.own_size
+    return size if wanted is None else size + TAG_SIZE * len(wanted)
+
+
+def _too_many(whose: str, size: int, limit: int) -> RequestRefusedError:
+    return RequestRefusedError(
+        ResponseCode.SYSTEM_BUSY,
+        f"{whose} has pulls that wait for messages with {size} bytes, the limit is {limit}: "
+        "pull fewer queues at once",
+    )

@@ -16,14 +16,11 @@ from typing import Final
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.correlation import Correlation
 
+from ..limits.kept import PEER_REQUESTS
 from ..loop.slices import PAUSE_S, Slice
 from ..ports import OnAnswer
 
 logger = logging.getLogger(__name__)
-
-PEER_REQUESTS_MAX: Final = 256
-"""Requests waiting for one peer's answers, about 300 bytes each plus their contents. A peer that
-takes two milliseconds to answer so many still gets a hundred thousand per second."""
 
 EXPIRE_SCAN_S: Final = 0.25
 """Seconds between two scans for requests past their deadline."""
@@ -36,7 +33,7 @@ class PeerRequests:
 
     def __init__(self) -> None:
         self._waiting = Correlation[OnAnswer](
-            in_flight_max=PEER_REQUESTS_MAX, first_opaque=_FIRST_OPAQUE
+            in_flight_max=PEER_REQUESTS.of_connection, first_opaque=_FIRST_OPAQUE
         )
 
     def __len__(self) -> int:
@@ -45,7 +42,7 @@ class PeerRequests:
     @property
     def full(self) -> bool:
         """Whether no more requests are accepted until the peer answers."""
-        return len(self._waiting) >= PEER_REQUESTS_MAX
+        return len(self._waiting) >= PEER_REQUESTS.of_connection
 
     def register(self, on_answer: OnAnswer, deadline: float) -> int:
         """Add a request, unless full; return the opaque to send it with.
@@ -76,6 +73,11 @@ class PeerRequestExpiry:
         self._watched: set[PeerRequests] = set()
         self._round: Iterator[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of requests that wait for answers of all peers."""
+        return sum(map(len, self._watched))
 
     def watch(self, requests: PeerRequests, loop: asyncio.AbstractEventLoop) -> None:
         """Expire the requests of a connection at their deadlines."""

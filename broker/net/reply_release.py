@@ -28,13 +28,10 @@ from halfmq.remoting.codes import FLAG_ONE_WAY, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 
 from ..disk.send_refusal import SendRefusal
+from ..limits.kept import UNFLUSHED_BYTES, Kept
 from ..ports import Connection, LogPositions
 
 logger = logging.getLogger(__name__)
-
-UNFLUSHED_BYTES_MAX: Final = 64 << 20
-"""Bytes of log that may wait for the disk before peers are no longer read: bounds the replies held
-here and the data at risk. Usual disks write it in a fraction of a second."""
 
 UNFLUSHED_DECISIONS_MAX: Final = 128 << 20
 """Bytes of log that may wait for the disk while only decisions are accepted: twice as many, since a
@@ -148,7 +145,7 @@ class ReplyRelease:
 
     def over_limit(self) -> bool:
         """Return whether too much waits for the disk to read more from the network."""
-        limit = UNFLUSHED_DECISIONS_MAX if self.refusing else UNFLUSHED_BYTES_MAX
+        limit = UNFLUSHED_DECISIONS_MAX if self.refusing else UNFLUSHED_BYTES.most
         return self._log.write_offset - self._log.durable_offset > limit
 
     def stall(self, resume: Callable[[], None]) -> None:
@@ -179,7 +176,7 @@ class ReplyRelease:
         """Accept messages again as soon as half of the limit is free."""
         if self.refusing:
             waiting = self._log.write_offset - self._log.durable_offset
-            if waiting <= UNFLUSHED_BYTES_MAX // 2:
+            if waiting <= UNFLUSHED_BYTES.most // 2:
                 self.refusing = False
                 self._refusal.end(CAUSE)
                 logger.warning("event=overload_over bytes_waiting=%d", waiting)
@@ -248,6 +245,10 @@ class ReplyRelease:
                 if not future.done():
                     future.set_result(None)
         self._on_released()
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {UNFLUSHED_BYTES: self._log.write_offset - self._log.durable_offset}
 
 
 def _write(ready: Mapping[Connection, Sequence[bytes]]) -> None:

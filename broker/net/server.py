@@ -12,6 +12,7 @@ from typing import Final
 from ..access.tls import TlsContext
 from ..access.tls_listener import TlsListener
 from ..errors import AddressTakenError
+from ..limits.kept import CONNECTIONS, PEER_REQUESTS, UNFINISHED_BYTES, UNSENT_BYTES, Kept
 from ..loop.fetches import Fetch
 from ..loop.slices import PAUSE_S, PeriodicWork
 from ..loop.ticker import Ticker
@@ -85,8 +86,13 @@ class Server:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes of incomplete frames of all connections."""
-        return self._shared.unfinished_bytes
+        """Bytes of the requests of all connections that are incomplete, or large and not served."""
+        return self._shared.unfinished.used
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that wait in this process for their peers to read."""
+        return self._shared.unsent.recount()
 
     @property
     def open_connections(self) -> int:
@@ -201,3 +207,12 @@ class Server:
                 logger.info("event=idle_closed peer=%s", connection.name)
                 connection.abort()  # a vanished peer does not complete a graceful close
             yield
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {
+            CONNECTIONS: len(self._shared.connections),
+            UNFINISHED_BYTES: self._shared.unfinished.used,
+            UNSENT_BYTES: self._shared.unsent.recount(),
+            PEER_REQUESTS: self._shared.request_expiry.count,
+        }

@@ -17,12 +17,10 @@ from itertools import islice
 from typing import Final
 
 from ..errors import RequestRefusedError
+from ..limits.kept import NEW_TOPIC_BYTES
 
 WAITING_MAX: Final = 1_024
 """Deferred requests. If all are for one topic, they are served together, in some 10 ms."""
-
-WAITING_BYTES_MAX: Final = 16 << 20
-"""Bytes of their bodies, which are kept in memory."""
 
 TOPICS_PER_PASS: Final = 4
 """Topics that become visible in one pass of the event loop. The first message of each creates two
@@ -57,18 +55,19 @@ class AwaitedSave:
         self._ready: dict[str, list[tuple[ServeDeferred, int]]] = {}
         self._refusal: RequestRefusedError | None = None  # of the ready ones
         self._requests = 0
-        self._bytes = 0
+        self.bytes = 0
+        """Bytes of the bodies of the deferred requests."""
         self._busy = False  # a thread saves, or there are ready requests
 
     @property
     def is_full(self) -> bool:
         """Whether no more requests can wait."""
-        return self._requests >= WAITING_MAX or self._bytes >= WAITING_BYTES_MAX
+        return self._requests >= WAITING_MAX or self.bytes >= NEW_TOPIC_BYTES.most
 
     def wait(self, topic: str, serve: ServeDeferred, size: int) -> None:
         """Call ``serve`` when the topic is saved; ``size`` is that of the request's body."""
         self._requests += 1
-        self._bytes += size
+        self.bytes += size
         requests = self._ready if topic in self._ready else self._waiting
         requests.setdefault(topic, []).append((serve, size))
         if not self._busy:
@@ -99,7 +98,7 @@ class AwaitedSave:
                 self._publish(topic)
             for serve, size in self._ready.pop(topic):
                 self._requests -= 1
-                self._bytes -= size
+                self.bytes -= size
                 serve(self._refusal)
         if self._ready:
             asyncio.get_running_loop().call_soon(self._serve)

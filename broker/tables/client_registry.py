@@ -35,6 +35,7 @@ from halfmq.remoting.bodies import ConsumerData, HeartbeatData, MessageModel, Su
 from halfmq.remoting.codes import ResponseCode
 
 from ..errors import RequestRefusedError
+from ..limits.kept import MEMBERS, Kept
 from ..ports import Connection
 from .subscriptions import Difference, Filters, Variants, filters_of
 
@@ -50,9 +51,6 @@ SCAN_S: Final = 10.0
 JUMP_MS: Final = 90_000
 """Delay of a scan, in ms, that indicates a step of the clock or a suspended process. Heartbeats
 sent meanwhile have not been read yet."""
-
-REGISTRATIONS_MAX: Final = 200_000
-"""Memberships of clients in groups, about 500 bytes each."""
 
 LEFT_GROUPS_MAX: Final = 1_024
 """Producer groups that an open connection has left and that are remembered. With more of them, the
@@ -168,7 +166,7 @@ class ClientRegistry:
         self,
         *,
         now_ms: Callable[[], int],
-        registrations_max: int = REGISTRATIONS_MAX,
+        registrations_max: int = MEMBERS.most,
         refuse_unequal: bool = False,
     ) -> None:
         self.refuse_unequal = refuse_unequal
@@ -684,6 +682,10 @@ class ClientRegistry:
             registrations.discard(registration)
             if not registrations:
                 del self._by_connection[connection]
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {MEMBERS: self._count}
 
 
 def _log_difference(found: Difference, event: str) -> None:

@@ -16,6 +16,7 @@ from halfmq.remoting.codes import INT64_MAX, ResponseCode
 from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX
 
 from ..errors import RequestRefusedError
+from ..limits.kept import OFFSETS, Kept
 from .table_file import PeriodicSave, TableFile, as_integer, as_object
 
 NO_OFFSET: Final = -1
@@ -27,10 +28,6 @@ PERSIST_INTERVAL_MS: Final = 5_000
 COMMITS_PER_VERSION: Final = 500
 """Commits that count as one change. Source: `consumerOffsetUpdateVersionStep`."""
 
-OFFSETS_MAX: Final = 1_000_000
-"""Entries, about 100 bytes each in memory and 20 in the file. Clients may send any queue id, so
-their number needs a bound."""
-
 
 KEYS_PER_STEP: Final = 64  # examined in one step, in some 10 us
 
@@ -39,7 +36,7 @@ class ConsumerOffsetTable:
     """Next offset to consume by group, topic and queue, kept in `consumerOffset.json`."""
 
     def __init__(
-        self, path: Path, *, now_ms: Callable[[], int], offsets_max: int = OFFSETS_MAX
+        self, path: Path, *, now_ms: Callable[[], int], offsets_max: int = OFFSETS.most
     ) -> None:
         self._file = TableFile(
             path,
@@ -205,6 +202,10 @@ class ConsumerOffsetTable:
 
     def _content(self) -> dict[str, object]:
         return {"offsetTable": _LiveOffsets(self._offsets)}
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {OFFSETS: self._count}
 
 
 class _LiveOffsets(dict[str, dict[int, int]]):

@@ -18,6 +18,7 @@ from halfmq.store.files.json_table import EntryTexts
 from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX, validate_group
 
 from ..errors import RequestRefusedError
+from ..limits.kept import GROUPS, Kept
 from .table_file import (
     NAMES_LOGGED_MAX,
     JsonObject,
@@ -30,9 +31,6 @@ from .table_file import (
 )
 
 logger = logging.getLogger(__name__)
-
-GROUPS_MAX: Final = 10_000
-"""Groups that requests may create; each has a retry topic, see `topics.TOPICS_MAX`."""
 
 BUILT_IN_GROUPS: Final = (
     "TOOLS_CONSUMER",
@@ -143,7 +141,7 @@ class GroupTable:
         *,
         auto_create: bool,
         now_ms: Callable[[], int],
-        groups_max: int = GROUPS_MAX,
+        groups_max: int = GROUPS.most,
     ) -> None:
         self._file = TableFile(path, now_ms, table_key="subscriptionGroupTable")
         self.auto_create = auto_create
@@ -337,3 +335,7 @@ class GroupTable:
                 f"group[{made.name}] cannot be created: the broker has {len(self._groups)} groups, "
                 f"the limit is {self._groups_max}",
             )
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {GROUPS: len(self._groups)}

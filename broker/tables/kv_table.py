@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
 
 from ..errors import RequestRefusedError
+from ..limits.kept import KV_CHARACTERS, Kept
 from .table_file import JsonObject, TableFile, as_object
-
-KV_BYTES_MAX: Final = 1 << 20
-"""Characters of all namespaces, keys and values; tools keep a line for each ordered topic."""
 
 Table = Mapping[str, Mapping[str, str]]
 
@@ -60,14 +57,12 @@ class KvConfig:
             RequestRefusedError: There are too many, or it cannot be saved.
         """
         table = {**self._table, namespace: {**self._table.get(namespace, {}), key: value}}
-        size = sum(
-            len(name) + sum(len(one) + len(text) for one, text in values.items())
-            for name, values in table.items()
-        )
-        if size > KV_BYTES_MAX:
+        size = _size(table)
+        if size > KV_CHARACTERS.most:
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
-                f"all KV configuration would have {size} characters, the limit is {KV_BYTES_MAX}",
+                f"all KV configuration would have {size} characters, "
+                f"the limit is {KV_CHARACTERS.most}",
             )
         await self._save(table)
 
@@ -86,3 +81,15 @@ class KvConfig:
         content: JsonObject = {"configTable": table}
         await self._file.save_on_thread(lambda: content)
         self._table = table
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {KV_CHARACTERS: _size(self._table)}
+
+
+def _size(table: Mapping[str, Mapping[str, str]]) -> int:
+    """Return the characters of all namespaces, keys and values."""
+    return sum(
+        len(name) + sum(len(one) + len(text) for one, text in values.items())
+        for name, values in table.items()
+    )

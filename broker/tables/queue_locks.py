@@ -17,6 +17,7 @@ from halfmq.remoting.bodies import QueueKey
 from halfmq.remoting.codes import ResponseCode
 
 from ..errors import RequestRefusedError
+from ..limits.kept import QUEUE_LOCKS, Kept
 
 LOCK_EXPIRY_MS: Final = 60_000
 """Milliseconds since the last renewal after which a lock expires; clients renew every 20 s.
@@ -26,9 +27,6 @@ CLIENT_EXPIRY_MS: Final = 30_000
 """The same for a client that is not connected. It may have lost only its connection; then it
 continues to consume until it considers its locks expired, after this time.
 Source: `rocketmq.client.rebalance.lockMaxLiveTime`."""
-
-LOCKS_MAX: Final = 200_000
-"""Locks held at one time, about 250 bytes each."""
 
 
 class _Lock(NamedTuple):
@@ -44,7 +42,7 @@ class QueueLocks:
         *,
         now_ms: Callable[[], int],
         is_connected: Callable[[str, str], bool] = lambda _group, _client_id: True,
-        locks_max: int = LOCKS_MAX,
+        locks_max: int = QUEUE_LOCKS.most,
     ) -> None:
         """Wire it; `is_connected` takes a group and a client id of a consumer."""
         self._now_ms = now_ms
@@ -123,3 +121,7 @@ class QueueLocks:
         if age_ms <= CLIENT_EXPIRY_MS:
             return False
         return age_ms > LOCK_EXPIRY_MS or not self._is_connected(group, lock.client_id)
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {QUEUE_LOCKS: self._count}

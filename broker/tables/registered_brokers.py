@@ -23,6 +23,7 @@ from halfmq.remoting.headers import RegisterBrokerRequestHeader
 from halfmq.remoting.registration_bodies import DataVersion, RegisteredTopic, Registration
 
 from ..errors import RequestRefusedError
+from ..limits.kept import REGISTERED_BROKERS, REGISTERED_TOPICS, Kept
 from ..ports import Connection
 from .topic_config import PERM_WRITE
 
@@ -30,12 +31,6 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_TIMEOUT_MS: Final = 120_000
 """Milliseconds without a heartbeat after which a broker is removed, unless it names its timeout."""
-
-BROKERS_MAX: Final = 256
-"""Registered brokers, replicas included."""
-
-TOPICS_MAX: Final = 100_000
-"""Topics of all registered brokers: some 40 MB."""
 
 MASTER_ID: Final = 0
 
@@ -75,6 +70,16 @@ class BrokerTable:
         """Whether each of them is a halfmq broker; True if there are none."""
         members = (one for broker in self._brokers.values() for one in broker.members.values())
         return all(member.is_halfmq for member in members)
+
+    @property
+    def members_count(self) -> int:
+        """Number of registered brokers, replicas included."""
+        return sum(len(one.members) for one in self._brokers.values())
+
+    @property
+    def topics_count(self) -> int:
+        """Number of their topics; one of several brokers counts for each."""
+        return sum(len(one.topics) for one in self._brokers.values())
 
     # --- changes
 
@@ -229,12 +234,16 @@ class BrokerTable:
         logger.info("event=broker_removed broker=%s id=%d reason=%r", name, broker_id, reason)
 
     def _check_room(self, broker: _Broker, topics: Iterable[str], *, adds: bool) -> None:
-        if adds and sum(len(one.members) for one in self._brokers.values()) >= BROKERS_MAX:
-            raise _refused(f"{BROKERS_MAX} brokers are registered, the limit is {BROKERS_MAX}")
-        new = sum(topic not in broker.topics for topic in topics)
-        count = new + sum(len(one.topics) for one in self._brokers.values())
-        if count > TOPICS_MAX:
-            raise _refused(f"all brokers would have {count} topics, the limit is {TOPICS_MAX}")
+        if adds and self.members_count >= REGISTERED_BROKERS.most:
+            raise _refused(f"{REGISTERED_BROKERS.most} brokers are registered, no more may be")
+        count = self.topics_count + sum(topic not in broker.topics for topic in topics)
+        limit = REGISTERED_TOPICS.most
+        if count > limit:
+            raise _refused(f"all brokers would have {count} topics, the limit is {limit}")
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {REGISTERED_BROKERS: self.members_count, REGISTERED_TOPICS: self.topics_count}
 
 
 def _queues(broker_name: str, topic: RegisteredTopic) -> QueueData:

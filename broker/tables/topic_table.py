@@ -38,6 +38,7 @@ from halfmq.store.format.topics import (
 
 from ..config import TopicDefaults
 from ..errors import NotYetError, RequestRefusedError
+from ..limits.kept import NEW_TOPIC_BYTES, TOPICS, Kept
 from .awaited_save import AwaitedSave
 from .table_file import (
     NAMES_LOGGED_MAX,
@@ -59,10 +60,6 @@ from .topic_config import (
 
 logger = logging.getLogger(__name__)
 
-TOPICS_MAX: Final = 20_000
-"""Topics that requests may create. The file is rewritten when there are new ones; with this many it
-has about 5 MB, and that takes a thread a noticeable part of a second."""
-
 QUEUES_MAX: Final = 1_024
 """Queues of one topic that a request may create; each costs a file when it is first used."""
 
@@ -82,7 +79,7 @@ class TopicTable:
         *,
         now_ms: Callable[[], int],
         delay_levels: int = 18,
-        topics_max: int = TOPICS_MAX,
+        topics_max: int = TOPICS.most,
         saves_on_thread: bool = False,
     ) -> None:
         """Wire it.
@@ -466,6 +463,13 @@ class TopicTable:
         self._topics |= made
         self._file.next_version()
         self._version += 1
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {
+            TOPICS: len(self._topics),
+            NEW_TOPIC_BYTES: self._awaited.bytes if self._awaited else 0,
+        }
 
 
 def _log_created(made: TopicConfig, reason: str) -> None:

@@ -78,7 +78,7 @@ class Prepares:
         self._schedule_first = schedule_first
         self._now_ms = now_ms
         self._record_size_max = record_size_max
-        self._pending_max = 0 if config.reject else config.pending_max
+        self.pending_max = 0 if config.reject else config.pending_max
         self._invalid_immunities: set[bytes] = set()
         self.unflushed_topics = config.unflushed_topics
         self.recent_prepares = RecentPrepares()
@@ -87,7 +87,7 @@ class Prepares:
     def configure(self, config: TransactionConfig) -> None:
         """Apply new limits."""
         self._config = config
-        self._pending_max = 0 if config.reject else config.pending_max
+        self.pending_max = 0 if config.reject else config.pending_max
 
     def refill(self) -> None:
         """Read the newest halves of the log at a start: they may be sent again."""
@@ -100,7 +100,7 @@ class Prepares:
             RequestRefusedError: Halves are forbidden, or the group or the table is full.
         """
         limit = self._config.group_pending_max
-        is_full = self._table.halves >= self._pending_max
+        is_full = self._table.weight >= self.pending_max
         if not is_full and (not limit or self._table.count_of(group) < limit):
             return
         self._counters.prepares_refused += not self._config.reject

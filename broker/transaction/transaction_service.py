@@ -21,6 +21,7 @@ from time import perf_counter
 from typing import Final
 
 from ..config import TransactionConfig
+from ..limits.kept import FINAL_MESSAGE_BYTES, PENDING, Kept
 from ..loop.fetches import Fetch
 from ..loop.slices import Slice
 from ..ports import Connection
@@ -84,7 +85,7 @@ class TransactionService:
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._table = table = PendingTable(decided_remembered)
         self._counters = counters = Counters()
-        finals = FinalMessageCache()
+        self._finals = finals = FinalMessageCache()
         self._ops = ops = OpWriter(log.append, config, store_host, now_ms)
         halves = HalfReader(log)
         lookup = DecisionLookup(log, table, read_half=halves.read, now_ms=now_ms)
@@ -242,6 +243,11 @@ class TransactionService:
         """Physical offset of the oldest undecided half; None if there is none."""
         oldest = self._table.oldest
         return None if oldest is None else oldest.offset
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        pending = PENDING._replace(most=self.prepares.pending_max)
+        return {pending: self._table.weight, FINAL_MESSAGE_BYTES: self._finals.bytes}
 
     def metrics(self) -> dict[str, int]:
         """Return counters and gauges by name."""

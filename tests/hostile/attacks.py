@@ -13,6 +13,7 @@ from halfmq.remoting.bodies import (
     subscription_data,
 )
 from halfmq.remoting.codes import RequestCode
+from tests.support.usual_headers import pull_header, send_header
 
 from .attacker import Attack, Attacker, frame
 
@@ -43,6 +44,21 @@ def pulls_with_bodies(attacker: Attacker) -> None:
         attacker.flood(frame(RequestCode.PULL_MESSAGE, _held_pull(extra=text)))
 
 
+def unfinished_frames(attacker: Attacker) -> None:
+    """Announce seventeen large frames and send all but their last bytes."""
+    data = frame(RequestCode.SEND_MESSAGE_V2, send_header(), bytes(LARGE))
+    for _ in range(17):
+        attacker.flood(memoryview(data)[:-1])
+
+
+def unread_answers(attacker: Attacker) -> None:
+    """Ask eighty times for large messages and for lists, and read none."""
+    pull = frame(RequestCode.PULL_MESSAGE, pull_header(topic="probe", queue_offset=20))
+    request = pull + frame(RequestCode.GET_ALL_TOPIC_CONFIG, {})
+    for _ in range(80):
+        attacker.flood(request * 200)
+
+
 def heartbeat_of_many_tags(attacker: Attacker) -> None:
     """Subscribe with two million tags, and with one very long tag."""
     for expression in ("||".join(map(str, range(1_700_000))), "x" * LARGE):
@@ -64,8 +80,27 @@ def new_groups(attacker: Attacker) -> None:
     attacker.ask(RequestCode.HEART_BEAT, body=encode_heartbeat(data))
 
 
+def many_held_pulls(attacker: Attacker) -> None:
+    """Have as many pulls held as one connection can ask for, and more with ten others."""
+    request = frame(RequestCode.PULL_MESSAGE, _held_pull())
+    for _ in range(11):
+        attacker.flood(*[request * 1_000] * 10)
+
+
+def held_pulls_with_filters(attacker: Attacker) -> None:
+    """Have pulls held that each keep a filter of their own."""
+    for number in range(400):
+        names = " OR ".join(f"a{number} = {n}" for n in range(250))
+        fields = _held_pull(subscription=names, expressionType="SQL92")
+        attacker.flood(frame(RequestCode.PULL_MESSAGE, fields))
+
+
 ATTACKS: Final[Mapping[str, Attack]] = {
     "pulls with bodies": Attack(pulls_with_bodies),
+    "many held pulls": Attack(many_held_pulls, kept_max_mb=60),
+    "held pulls with filters": Attack(held_pulls_with_filters, {"enablePropertyFilter": True}),
+    "unfinished frames": Attack(unfinished_frames),
+    "unread answers": Attack(unread_answers),
     "heartbeat of many tags": Attack(heartbeat_of_many_tags),
     "new groups": Attack(new_groups),
 }

@@ -1,44 +1,112 @@
-"""The limits that docs/operations.md lists are those of the code."""
+"""All that the broker keeps for its peers is in one account, which operators can read."""
 
 from __future__ import annotations
 
-import importlib
-import re
+import ast
 from pathlib import Path
 from typing import Final
 
-from halfmq.broker.config import BrokerConfig
+from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
+from halfmq.broker.limits.kept import LIMITS, PENDING, usage
+from halfmq.broker.service import Broker
+from tests.limits import DOCUMENT, written
 
-DOCUMENT: Final = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
-ROW: Final = re.compile(
-    r"^\| .* \| ([\d,]+(?: [KM]iB)?(?:, [\d,]+)?) \| .* \| (`.*` in `.*`) \|$", re.MULTILINE
-)
-UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+BROKER: Final = Path(__file__).parents[2] / "broker"
+
+NOT_KEPT: Final[dict[str, str]] = {
+    "work in one pass, one answer, or one request": """
+        delay/delivery.BATCH_BYTES_MAX delay/delivery.BATCH_COUNT_MAX delay/delivery.FETCHES_MAX
+        delay/resume.RESUME_BYTES_MAX delay/resume.RESUME_RECORDS_MAX filters/grammar.TOKENS_MAX
+        handlers/admin/consume_queue.ENTRIES_MAX handlers/admin/consumption.ROWS_MAX
+        handlers/admin/group_offsets.RESET_CLIENTS_MAX handlers/admin/groups.GROUPS_PER_REQUEST_MAX
+        handlers/admin/relays.ANSWER_BYTES_MAX handlers/admin/relays.STATUS_BYTES_MAX
+        handlers/admin/relays.STATUS_CLIENTS_MAX handlers/admin/tables.ANSWER_BYTES_MAX
+        handlers/admin/topics.TOPICS_PER_REQUEST_MAX handlers/clients/assignments.QUEUES_MAX
+        handlers/messages/pull.BYTES_MAX handlers/messages/pull.COPIED_MAX
+        handlers/messages/pull.MESSAGES_MAX handlers/messages/pull.STAGED_BYTES_MAX
+        handlers/messages/queries.ANSWER_BYTES_MAX handlers/messages/queries.HITS_MAX
+        handlers/messages/queries.MESSAGES_MAX handlers/messages/queries.UNIQUE_KEY_MESSAGES_MAX
+        net/connection.FETCHES_MAX net/group_append.GROUP_MAX net/reply_release.READY_BYTES_MAX
+        transaction/decision_lookup.DELAYED_HITS_MAX transaction/decision_lookup.INDEX_HITS_MAX
+        transaction/deduplication.REFILL_BYTES_MAX transaction/deduplication.REFILL_COUNT_MAX
+        access/tls_listener.READ_MAX""",
+    "a time or a number": """
+        delay/levels.DELAY_MS_MAX filters/values.INTEGER_MAX filters/values.LONG_MAX
+        handlers/admin/topics._PERM_MAX handlers/admin/relays._CODE_MAX
+        handlers/admin/consume_queue._EXTENSION_MAX handlers/messages/pull.SUSPEND_MS_MAX
+        loop/ticker.EXTRA_PAUSE_S_MAX net/lagging_pulls.SLICE_S_MAX
+        net/reply_release.STALLED_S_MAX transaction/checks/group_queues.REFUSALS_MAX
+        transaction/checks/group_queues.REFUSED_RETRY_MS_MAX transaction/half.IMMUNITY_S_MAX""",
+    "the size of one thing, whose number has a limit": """
+        access/plain_acl.FILES_MAX access/plain_acl.FILE_SIZE_MAX access/users.ENTRIES_MAX
+        access/users.TEXT_MAX access/users.USERS_MAX delay/levels.LEVELS_MAX
+        delay/levels._DIGITS_MAX filters/expressions.CONTAINS_LENGTH_MAX
+        filters/expressions.DEPTH_MAX filters/expressions.OPERATORS_MAX
+        filters/expressions.TEXT_MAX filters/values.NUMBER_LENGTH_MAX
+        handlers/admin/broker_config.SETTINGS_BYTES_MAX handlers/admin/groups.GROUP_BYTES_MAX
+        tables/client_registry.LEFT_GROUPS_MAX tables/client_registry.REFUSED_MAX
+        tables/client_registry.SUBSCRIPTIONS_MAX tables/subscriptions.TEXT_MAX
+        tables/subscriptions.VARIANTS_MAX tables/topic_table.QUEUES_MAX
+        transaction/half._DIGITS_MAX transaction/half_records._TAIL_MAX
+        transaction/state/bounded_map.GENERATION_MAX""",
+    "what is logged or shown": """
+        net/connection.OTHER_PROTOCOLS_MAX
+        access/control.LINES_PER_SECOND_MAX logs.ALIKE_PER_SECOND_MAX logs.LINE_MAX
+        tables/table_file.NAMES_LOGGED_MAX transaction/admission._SHOWN_MAX
+        transaction/prepares.INVALID_IMMUNITIES_LOGGED_MAX""",
+    "another limit of something in the account": """
+        filters/filters_in_use.WAITING_MAX handlers/admin/changes.CHANGES_WAITING_MAX
+        net/reply_release.UNFLUSHED_DECISIONS_MAX tables/awaited_save.WAITING_MAX
+        tables/client_registry.CLIENT_IDS_MAX tables/client_registry.REPLACED_MAX""",
+    "a few megabytes at most": """
+        access/tls_listener.UNDECIDED_MAX delay/arrivals.RECORDS_MAX delay/delivery.DEFERRED_MAX
+        handlers/messages/pull.COLD_READS_MAX tables/message_statistics.COUNTERS_MAX
+        tables/message_statistics.PULLED_QUEUES_MAX transaction/checks/checker.COLD_READS_MAX
+        transaction/checks/checker.STALE_MAX transaction/state/pending._SHARED_MAX""",
+}
+"""Constants ``..._MAX`` of the broker that are no limits of the account, by what they limit."""
 
 
-def _values(text: str) -> list[int]:
-    """Return the numbers of a cell; one may have a unit."""
+def test_the_document_has_every_limit() -> None:
+    """An operator plans memory by it; ``python -m tests.limits`` writes it."""
+    document = DOCUMENT.read_text(encoding="utf-8")
+
+    assert written(document) == document
+
+
+def test_every_limit_has_its_use_in_the_metrics(tmp_path: Path) -> None:
+    """What is declared is counted, and what is counted is declared."""
+    network = NetworkConfig(listen_port=0, namesrv_listen_port=0)
+    broker = Broker(BrokerConfig(network=network, store=StoreSettings(root=tmp_path)))
+
+    shown = usage(broker.keepers)
+
+    assert shown.keys() == LIMITS.keys()
+    assert {name: one["most"] for name, one in shown.items()} == {
+        name: limit.most for name, limit in LIMITS.items()
+    }
+    assert all(0 <= one["used"] <= one["most"] for one in shown.values())
+    assert PENDING.most == BrokerConfig().transaction.pending_max
+
+
+def test_a_new_limit_is_declared_or_said_to_keep_nothing() -> None:
+    """A new place that keeps something for peers has an entry in the account."""
+    found = {
+        f"{path.relative_to(BROKER).with_suffix('').as_posix()}.{name}"
+        for path in BROKER.rglob("*.py")
+        for name in _limits_in(path)
+    }
+
+    known = {name for names in NOT_KEPT.values() for name in names.split()}
+    assert found == known, f"declare it in broker/limits/kept.py, or list it: {found ^ known}"
+
+
+def _limits_in(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     return [
-        int(number.replace(",", "")) * UNITS[unit]
-        for number, unit in re.findall(r"(\d[\d,]*\d|\d)(?: (\wiB))?", text)
+        statement.target.id
+        for statement in tree.body
+        if isinstance(statement, ast.AnnAssign)
+        and isinstance(statement.target, ast.Name)
+        and statement.target.id.endswith("_MAX")
     ]
-
-
-def _constants(text: str) -> list[int]:
-    """Return the values of the constants that a cell names: ``A``, ``B`` in ``a/file.py``."""
-    values: list[int] = []
-    for names, file in re.findall(r"((?:`\w+`(?:, )?)+) in `([\w/]+)\.py`", text):
-        module = importlib.import_module(f"halfmq.{file.replace('/', '.')}")
-        values += [getattr(module, name) for name in re.findall(r"`(\w+)`", names)]
-    return values
-
-
-def test_the_table_of_limits_has_the_values_of_the_code() -> None:
-    """An operator plans memory by the table; who changes a limit changes it there."""
-    section = DOCUMENT.split("## Memory that clients can take\n")[1].split("\n## ")[0]
-    rows = {where: _values(limit) for limit, where in ROW.findall(section)}
-    pending = rows.pop("`transactionPendingMax` in `conf/broker.conf`")
-
-    assert len(rows) + 1 == section.count("\n| ") - 1  # every row below the title was read
-    assert {where: _constants(where) for where in rows} == rows
-    assert pending == [BrokerConfig().transaction.pending_max]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from halfmq.broker.limits.kept import UNFLUSHED_BYTES
 from halfmq.broker.net import reply_release
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from tests.support.peers import COMMIT, until
@@ -17,7 +18,7 @@ async def test_w06_under_overload_prepares_are_refused_and_decisions_taken(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one connection, after the messages that reached the limit: no decision is lost."""
-    monkeypatch.setattr(reply_release, "UNFLUSHED_BYTES_MAX", 200_000)
+    monkeypatch.setattr(reply_release, "UNFLUSHED_BYTES", UNFLUSHED_BYTES._replace(most=200_000))
     monkeypatch.setattr(reply_release, "UNFLUSHED_DECISIONS_MAX", 2_000_000)
     producer = await rig.peer()
     halves = [await producer.prepare(f"K{number}", BODY) for number in range(6)]

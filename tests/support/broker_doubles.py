@@ -53,6 +53,7 @@ class FakeConnection:
         host, _, port = address.rpartition(":")
         peer_host, _, peer_port = name.rpartition(":")
         self.name = name
+        self.address = peer_host
         self.remote_host = pack_host(peer_host, int(peer_port))
         self.store_host = pack_host(host, int(port))
         self.broker_address = address
@@ -72,6 +73,9 @@ class FakeConnection:
         """What replies to one-way requests would wait for."""
         self.durable_offset = 0
         """Replies that wait for more are held."""
+
+    def abort(self) -> None:
+        self.closed = True
 
     def send_request(self, code: int, header: object, body: bytes = b"") -> bool:
         del body

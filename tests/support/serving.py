@@ -52,7 +52,7 @@ class SocketPeer:
 
 
 def _table(handler: Handler) -> dict[int, Handler]:
-    return {RequestCode.GET_ROUTEINFO_BY_TOPIC: handler}
+    return {RequestCode.GET_ROUTEINFO_BY_TOPIC: handler, RequestCode.SEND_MESSAGE_V2: handler}
 
 
 @asynccontextmanager

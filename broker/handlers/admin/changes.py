@@ -13,15 +13,13 @@ from halfmq.remoting.replies import encode_reply
 
 from ...access.control import Subject
 from ...errors import RequestRefusedError
+from ...limits.kept import CHANGES_BYTES, Kept
 from ...ports import Connection
 
 logger = logging.getLogger(__name__)
 
 CHANGES_WAITING_MAX: Final = 64
 """Changes running or waiting; each keeps its request in memory."""
-
-CHANGES_WAITING_BYTES_MAX: Final = 32 << 20
-"""Bytes of the bodies of their requests; one may have 16 MiB."""
 
 
 class Changes:
@@ -48,10 +46,7 @@ class Changes:
             RequestRefusedError: Too many changes wait.
         """
         size = len(request.body)
-        if (
-            len(self._tasks) >= CHANGES_WAITING_MAX
-            or self._bytes + size > CHANGES_WAITING_BYTES_MAX
-        ):
+        if len(self._tasks) >= CHANGES_WAITING_MAX or self._bytes + size > CHANGES_BYTES.most:
             raise RequestRefusedError(ResponseCode.SYSTEM_BUSY, "too many changes wait: try again")
         self._bytes += size
         task = asyncio.create_task(self._make(change, what, request, connection))
@@ -84,3 +79,7 @@ class Changes:
             logger.info("event=changed what=%r peer=%s by=%r", what, connection.name, by)
             reply = encode_reply(request, body=body or b"")
         connection.respond(request, reply)
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {CHANGES_BYTES: self._bytes}

@@ -34,6 +34,7 @@ from halfmq.store.format.record import decode_record
 from ...access.requirements import GET, SUB, topic
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError
+from ...limits.kept import RELAYS, Kept
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry
 from ...tables.group_table import GroupTable
@@ -47,9 +48,6 @@ ANSWER_S: Final = 10.0
 
 STATUS_S: Final = 5.0
 """Seconds for a consumer to answer 221. Source: `Broker2Client.getConsumeStatus`."""
-
-RELAYS_MAX: Final = 64
-"""Requests that wait for consumers; with the largest answers they take 256 MiB."""
 
 ANSWER_BYTES_MAX: Final = 4 << 20
 """Bytes of an answer that is passed on: the stacks of several thousand threads."""
@@ -206,10 +204,10 @@ class RelayHandlers:
     def _start(
         self, answer: Coroutine[None, None, bytes], request: RemotingCommand, connection: Connection
     ) -> None:
-        if len(self._waiting) >= RELAYS_MAX:
+        if len(self._waiting) >= RELAYS.most:
             answer.close()
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY, f"{RELAYS_MAX} questions wait for consumers: try again"
+                ResponseCode.SYSTEM_BUSY, f"{RELAYS.most} questions wait for consumers: try again"
             )
         task = asyncio.create_task(self._finish(answer, request, connection))
         self._waiting.add(task)
@@ -228,6 +226,10 @@ class RelayHandlers:
                 request, ResponseCode.SYSTEM_ERROR, remark="internal error, see the broker's log"
             )
         connection.respond(request, reply)
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {RELAYS: len(self._waiting)}
 
 
 def _failed(remark: str) -> RequestRefusedError:

@@ -25,8 +25,9 @@ from halfmq.store.message_store import GetResult, GetStatus, MessageStore
 
 from ...errors import RequestRefusedError, UnfinishedError
 from ...filters.compiled_filter import CompiledFilter
+from ...limits.kept import REPLAYED_PULL_BYTES, Kept
 from ...net.lagging_pulls import ReplayPace
-from ...net.long_polling import HeldPull, LongPolling, Wanted
+from ...net.long_polling import HeldPull, LongPolling, Wanted, size_of
 from ...net.router import refusal_reply, serve
 from ...ports import Connection, Handler
 from ...tables.consumer_offsets import ConsumerOffsetTable
@@ -194,9 +195,7 @@ class PullHandler:
             wait=wait,
         )
         if result.status is _FOUND:
-            if not paced and not self._pace.admits(
-                result.ranges[0][0], self._find_later, request, connection, wanted
-            ):
+            if not paced and not self._admits(result, request, connection, wanted):
                 return None
             self._delivered(header.topic, header.consumer_group, header.queue_id, result)
             return self._send_found(request, connection, result, at_once=paced)
@@ -227,10 +226,25 @@ class PullHandler:
                 next_offset=next_offset,
                 wanted=wanted,
                 searched_until=readable_offset,
+                group=header.consumer_group,
+                size=size_of(request, wanted),
             )
-            if self._long_polling.hold(held):
-                return None
+            self._long_polling.hold(held)
+            return None
         return _empty(request, code, result, next_offset)
+
+    def _admits(
+        self,
+        result: GetResult,
+        request: RemotingCommand,
+        connection: Connection,
+        wanted: Wanted,
+    ) -> bool:
+        """Return whether a pull is answered now; otherwise it is served in its turn."""
+        return self._pace.admits(
+            *(result.ranges[0][0], self._find_later, request, connection, wanted),
+            size=size_of(request, wanted),
+        )
 
     def _find_later(self, request: RemotingCommand, connection: Connection, wanted: Wanted) -> None:
         if not connection.closed:
@@ -260,9 +274,7 @@ class PullHandler:
         if (
             found.result.status is _FOUND
             and not paced
-            and not self._pace.admits(
-                found.result.ranges[0][0], self._find_later, request, connection, wanted
-            )
+            and not self._admits(found.result, request, connection, wanted)
         ):
             return None
         searcher.search(found, wait=wait)
@@ -508,6 +520,10 @@ class PullHandler:
             return _retry(request, result, held.next_offset)
         code, next_offset = _code_and_offset(result, held.next_offset)
         return _empty(request, code, result, next_offset)
+
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        return {REPLAYED_PULL_BYTES: self._pace.bytes}
 
 
 def _deadline(suspend_ms: int) -> float:

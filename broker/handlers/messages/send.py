@@ -17,6 +17,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.remoting.replies import encode_send_reply
+from halfmq.remoting.request_sizes import NAME_LENGTH_MAX
 from halfmq.store.format import topics as topic_names
 from halfmq.store.format.flags import (
     HOSTS_MASK,
@@ -345,6 +346,13 @@ class SendHandler:
                 ResponseCode.MESSAGE_ILLEGAL,
                 "a transactional message without the property PGROUP: set it to the producer "
                 "group, or nobody could be asked about the transaction",
+                REFUSAL_FIELDS,
+            )
+        if len(group) > NAME_LENGTH_MAX:
+            raise RequestRefusedError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the producer group of a transactional message has {len(group)} characters, "
+                f"{NAME_LENGTH_MAX} are allowed",
                 REFUSAL_FIELDS,
             )
         message.properties = prepared_by(message.properties, request)

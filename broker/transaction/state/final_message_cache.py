@@ -11,9 +11,7 @@ from typing import Final
 
 from halfmq.store.log.append_request import AppendRequest
 
-BYTES_MAX: Final = 16 << 20
-"""Memory for cached messages: what the fastest producers prepare within a fifth of a second. Older
-ones are read from the log."""
+from ...limits.kept import FINAL_MESSAGE_BYTES
 
 _OVERHEAD: Final = 500  # bytes of an AppendRequest, its numbers, its key and its slot in the map
 
@@ -24,12 +22,17 @@ _GENERATIONS: Final = 16  # dropping one, with some thousand messages, takes hal
 class FinalMessageCache:
     """Final messages by the offset of their half; evicts the oldest generation when full."""
 
-    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = FINAL_MESSAGE_BYTES.most) -> None:
         self._generation_max = bytes_max // _GENERATIONS
         self._generations: deque[dict[int, AppendRequest]] = deque(
             [{}], _GENERATIONS
         )  # newest first
         self._left = self._generation_max  # bytes of the newest
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the messages added to the generations that are kept."""
+        return self._generation_max * len(self._generations) - self._left
 
     def add(self, offset: int, final: AppendRequest) -> None:
         """Add the final message of the half at ``offset``, unless it exceeds a whole generation."""

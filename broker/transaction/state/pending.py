@@ -42,6 +42,13 @@ class CheckProgress(NamedTuple):
     immunity_s: int = 0  # requested seconds until the first check; 0: the default
 
 
+GROUPS_FREE: Final = 1_000
+"""Producer groups with undecided transactions that take no noticeable memory."""
+
+GROUP_WEIGHT: Final = 4
+"""Halves that take as much memory as one more group: a name of up to 255 characters, which has to
+be kept with its own queue of checks."""
+
 NOT_CHECKED: Final = CheckProgress()
 _SHARED_MAX: Final = 4_096
 """Distinct values shared; the default settings produce some dozens."""
@@ -149,6 +156,14 @@ class PendingTable:
     def halves(self) -> int:
         """Number of undecided halves: leaders and members."""
         return len(self._pending) + len(self._leader_of)
+
+    @property
+    def weight(self) -> int:
+        """Memory in halves, of which a million take 300 MB.
+
+        A producer may invent a group for each of its transactions, so many groups count too.
+        """
+        return self.halves + GROUP_WEIGHT * max(len(self._of_group) - GROUPS_FREE, 0)
 
     def count_of(self, group: str) -> int:
         """Return the number of undecided transactions of a producer group, parked ones included."""

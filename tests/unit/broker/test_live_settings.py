@@ -218,7 +218,7 @@ def _held(broker: Broker) -> list[Any]:
         broker._group_offsets.in_broker,
         (retention._reserved_ms, retention._hours),
         broker._disk_limits._config,
-        (prepares._config, prepares._pending_max),
+        (prepares._config, prepares.pending_max),
         (checker._config, checker._timeout_ms),
     ]
 

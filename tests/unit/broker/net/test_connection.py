@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,11 +14,12 @@ from unittest.mock import Mock
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError, UnfinishedError
+from halfmq.broker.limits import kept
 from halfmq.broker.loop.fetches import Fetches
 from halfmq.broker.net import connection as connections
 from halfmq.broker.net import turns
 from halfmq.broker.net.connection import ClientConnection, SharedState
-from halfmq.broker.net.reply_release import UNFLUSHED_BYTES_MAX, ReplyRelease
+from halfmq.broker.net.reply_release import ReplyRelease
 from halfmq.broker.net.router import Router
 from halfmq.broker.ports import Connection
 from halfmq.remoting.codes import HeaderType, LanguageCode, RequestCode, ResponseCode
@@ -28,6 +30,7 @@ from halfmq.store.files.page_cache import Missing, NotInMemoryError
 from tests.support.loops import LOOPS, LoopFactory, run_on
 from tests.support.patience import PATIENCE_S
 from tests.support.serving import ROUTE, UNKNOWN_CODE, ManualLog, echo, peer_of, serving
+from tests.support.usual_headers import send_header
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
@@ -207,7 +210,9 @@ def test_requests_of_one_read_wait_while_the_disk_is_too_slow(loop_factory: Loop
             answers = 0
             while answers < requests:
                 before = log.write_offset - log.durable_offset
-                assert before <= UNFLUSHED_BYTES_MAX + size * connections.REQUESTS_PER_DISK_TEST
+                assert (
+                    before <= kept.UNFLUSHED_BYTES.most + size * connections.REQUESTS_PER_DISK_TEST
+                )
                 log.durable_offset = log.write_offset
                 durable = len(served)
                 release.release()
@@ -237,7 +242,9 @@ def test_small_requests_are_stopped_by_a_slow_disk_as_well(loop_factory: LoopFac
                 while len(served) < sent:  # noqa: ASYNC110  # the handler fills the list
                     await asyncio.sleep(0)
                 behind = log.write_offset - log.durable_offset
-                assert behind <= UNFLUSHED_BYTES_MAX + size * connections.REQUESTS_PER_DISK_TEST
+                assert (
+                    behind <= kept.UNFLUSHED_BYTES.most + size * connections.REQUESTS_PER_DISK_TEST
+                )
             log.durable_offset = log.write_offset
             release.release()
             for opaque in range(sent):
@@ -431,20 +438,43 @@ def test_a_peer_that_is_lost_during_a_fetch_is_not_served(
 
 
 async def test_unfinished_frames_of_all_peers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers that announce large frames and never finish them cannot fill the memory."""
-    monkeypatch.setattr(connections, "UNFINISHED_BYTES_MAX", 100_000)
-    frame = encode_request(105, opaque=1, header=ROUTE, body=bytes(80_000))
+    """Peers that announce large frames and never finish them cannot fill the memory.
+
+    The largest of them ends first, whoever comes last.
+    """
+    limit = kept.UNFINISHED_BYTES._replace(most=100_000)
+    monkeypatch.setattr(connections, "UNFINISHED_BYTES", limit)
+    frame = encode_request(310, opaque=1, header=send_header(), body=bytes(80_000))
     async with serving(echo) as (server, _), peer_of(server) as first, peer_of(server) as second:
         first.writer.write(frame[:60_000])
         await first.writer.drain()
         while server.unfinished_bytes < 60_000:  # noqa: ASYNC110  # the kernel delivers in pieces
             await asyncio.sleep(0)
-        second.writer.write(frame[:60_000])
+        second.writer.write(frame[:50_000])
 
-        assert await second.is_closed()
-        first.writer.write(frame[60_000:])
-        assert (await first.answer()).body == bytes(80_000)
+        assert await first.is_closed()
+        second.writer.write(frame[50_000:])
+        assert (await second.answer()).body == bytes(80_000)
         assert server.unfinished_bytes == 0
+
+
+async def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several peers that read nothing one ends, and others are served."""
+    limit = kept.UNSENT_BYTES._replace(most=16 << 20)
+    monkeypatch.setattr(connections, "UNSENT_BYTES", limit)
+    frame = encode_request(310, opaque=1, header=send_header(), body=bytes(15 << 20))
+    async with serving(echo) as (server, _), contextlib.AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(peer_of(server)) for _ in range(4)]
+        while server.open_connections < len(peers):  # noqa: ASYNC110  # accepted one by one
+            await asyncio.sleep(0)
+        for peer in peers[:3]:
+            peer.writer.write(frame)
+        while server.open_connections == len(peers):  # noqa: ASYNC110  # written in pieces
+            await asyncio.sleep(0)
+        assert server.unsent_bytes <= limit.most
+        peers[3].writer.write(encode_request(310, opaque=2, header=send_header(), body=b"small"))
+
+        assert (await peers[3].answer()).body == b"small"
 
 
 def _connected(**transport: Mock) -> ClientConnection:

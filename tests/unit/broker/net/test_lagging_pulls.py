@@ -9,16 +9,18 @@ from unittest.mock import Mock
 
 import pytest
 
+from halfmq.broker.limits.kept import REPLAYED_PULL_BYTES
 from halfmq.broker.net.lagging_pulls import (
     LAG_LARGE,
     LOOP_SHARE,
     QUIET_S,
     SLICE_S,
     SLICE_S_MAX,
-    WAITING_MAX,
     ReplayPace,
 )
 
+WAITING_MAX = 10_000
+SIZE = REPLAYED_PULL_BYTES.most // WAITING_MAX
 CHEAP_S = SLICE_S / 100  # an answer that takes a hundredth of a slice
 
 
@@ -65,7 +67,7 @@ class Replays:
     def ask(self, count: int = 1, *, behind: int = LAG_LARGE) -> None:
         for number in range(self.asked, self.asked + count):
             serve = self._serve(number)
-            if self.pace.admits(self.log.write_offset - behind, serve):
+            if self.pace.admits(self.log.write_offset - behind, serve, size=SIZE):
                 serve()
         self.asked += count
 

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.limits.kept import HELD_PULL_BYTES
 from halfmq.broker.loop import slices
 from halfmq.broker.net.long_polling import HeldPull, LongPolling
+from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from tests.support.broker_doubles import FakeConnection
 
@@ -59,8 +62,11 @@ class Broker:
         *,
         searched_until: int | None = None,
         deadline: float = 1e9,
+        client: FakeConnection | None = None,
+        group: str = "cg",
+        size: int = 1_000,
     ) -> FakeConnection:
-        client = FakeConnection()
+        client = client or FakeConnection()
         readable = self.log.readable_offset if searched_until is None else searched_until
         held = HeldPull(
             key=queue,
@@ -70,8 +76,10 @@ class Broker:
             next_offset=0,
             wanted=None,
             searched_until=readable,
+            group=group,
+            size=size,
         )
-        assert self.polling.hold(held)
+        self.polling.hold(held)
         return client
 
 
@@ -79,7 +87,9 @@ class Broker:
 def broker() -> Iterator[Broker]:
     made = Broker()
     yield made
-    assert made.polling.count == sum(len(held) for held in made.polling.waiting.values())
+    held = [one for queue in made.polling.waiting.values() for one in queue]
+    assert made.polling.count == len(held)
+    assert made.polling.bytes == sum(one.size for one in held if not one.connection.closed)
 
 
 def test_a_message_answers_the_pull_after_its_flush(broker: Broker) -> None:
@@ -222,3 +232,37 @@ async def test_pulls_whose_time_is_up_are_answered_in_slices(
     assert (waiting.written, patient.written) == ([b"found"], [])
     assert broker.polling.count == 1
     await broker.polling.stop()
+
+
+def test_a_connection_and_a_group_hold_their_shares(broker: Broker) -> None:
+    """Whoever has too many is refused; what others hold, and may hold, is not less for it."""
+    limit, size = HELD_PULL_BYTES, 1 << 20
+    greedy = FakeConnection()
+    for _ in range(limit.of_connection // size):
+        broker.hold(client=greedy, size=size)
+    with pytest.raises(RequestRefusedError) as caught:
+        broker.hold(client=greedy, size=size)
+    assert caught.value.code == ResponseCode.SYSTEM_BUSY
+    for _ in range((limit.most // 2 - broker.polling.bytes) // size):
+        broker.hold(size=size)
+    with pytest.raises(RequestRefusedError):
+        broker.hold(size=size)
+    other = broker.hold(group="other", size=size)
+
+    broker.log.append(broker.polling, QUEUE)
+    broker.log.flushed(broker.polling, 100)
+
+    assert other.written == [b"found"]
+    assert broker.polling.bytes == 0
+
+
+def test_above_the_limit_the_largest_holder_is_closed(broker: Broker) -> None:
+    """All groups of a peer together do not take the room of others."""
+    patient, size = broker.hold(), 1 << 20
+    greedy = [FakeConnection(f"127.0.0.2:{number}") for number in range(100)]
+    for number in range(HELD_PULL_BYTES.most // size):
+        broker.hold(client=greedy[number], group=f"g{number}", size=size)
+
+    assert any(one.closed for one in greedy)
+    assert not patient.closed
+    assert broker.polling.bytes <= HELD_PULL_BYTES.most

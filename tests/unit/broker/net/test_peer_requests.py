@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from halfmq.broker.limits.kept import PEER_REQUESTS
 from halfmq.broker.net import peer_requests as asks_module
 from halfmq.broker.ports import ACK_S, Connection
 from halfmq.remoting.codes import HeaderType, RequestCode
@@ -124,7 +125,7 @@ async def test_requests_to_one_peer_are_bounded() -> None:
         await _introduce(peer)
         while asked.ask():
             pass
-        questions = [await peer.answer() for _ in range(asks_module.PEER_REQUESTS_MAX)]
+        questions = [await peer.answer() for _ in range(PEER_REQUESTS.of_connection)]
         peer.writer.write(encode_reply(questions[7]))
         await asked.wait_for(1)
 

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from halfmq.broker.disk.send_refusal import SendRefusal
+from halfmq.broker.limits.kept import UNFLUSHED_BYTES
 from halfmq.broker.net import reply_release as release_module
 from halfmq.broker.net.reply_release import (
     PEERS_PER_TURN,
-    UNFLUSHED_BYTES_MAX,
     UNFLUSHED_DECISIONS_MAX,
     ReplyRelease,
 )
@@ -222,7 +222,7 @@ async def test_a_slow_disk_stops_the_network() -> None:
     """Memory stays bounded: above the limit peers are not read until the disk has caught up."""
     log, peer = Log(), Peer()
     release = _release(log)
-    log.write_offset = UNFLUSHED_BYTES_MAX + 1
+    log.write_offset = UNFLUSHED_BYTES.most + 1
     assert release.over_limit()
     release.stall(peer.resume)
 
@@ -241,14 +241,14 @@ async def test_messages_are_refused_while_the_disk_stays_too_slow(
     monkeypatch.setattr(release_module, "STALLED_S_MAX", 0.0)
     log, first, second, refusal = Log(), Peer(), Peer(), SendRefusal()
     release = _release(log, refusal)
-    log.write_offset = UNFLUSHED_BYTES_MAX + 1
+    log.write_offset = UNFLUSHED_BYTES.most + 1
     release.stall(first.resume)
     release.stall(second.resume)
     await _loop_pass()
 
     assert release.refusing
     assert (first.resumed, second.resumed) == (1, 1)
-    assert f"{UNFLUSHED_BYTES_MAX + 1} bytes wait for the disk" in refusal.refusal().remark
+    assert f"{UNFLUSHED_BYTES.most + 1} bytes wait for the disk" in refusal.refusal().remark
     assert not release.over_limit()  # there is room for decisions
 
     log.write_offset = UNFLUSHED_DECISIONS_MAX + 1
@@ -271,7 +271,7 @@ async def test_messages_are_accepted_again_when_half_of_the_limit_is_free(
     behind = Peer()
     release.stall(behind.resume)
 
-    log.durable_offset = log.write_offset - UNFLUSHED_BYTES_MAX // 2 - 1
+    log.durable_offset = log.write_offset - UNFLUSHED_BYTES.most // 2 - 1
     release.release()
     assert release.refusing
     assert behind.resumed == 1
@@ -288,11 +288,11 @@ async def test_a_burst_that_the_disk_writes_in_time_is_not_refused(
     monkeypatch.setattr(release_module, "STALLED_S_MAX", 0.0)
     log, peer = Log(), Peer()
     release = _release(log)
-    log.write_offset = UNFLUSHED_BYTES_MAX + 1
+    log.write_offset = UNFLUSHED_BYTES.most + 1
     release.stall(peer.resume)
     log.durable_offset = log.write_offset
     release.release()
-    log.write_offset += UNFLUSHED_BYTES_MAX + 1  # the next one
+    log.write_offset += UNFLUSHED_BYTES.most + 1  # the next one
     await _loop_pass()
 
     assert not release.refusing

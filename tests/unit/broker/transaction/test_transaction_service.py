@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.limits.kept import FINAL_MESSAGE_BYTES
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.decision_lookup import DELAYED_HITS_MAX, INDEX_HITS_MAX
 from halfmq.broker.transaction.errors import (
@@ -15,7 +16,6 @@ from halfmq.broker.transaction.errors import (
     HalfMismatchError,
     HalfNotFoundError,
 )
-from halfmq.broker.transaction.state.final_message_cache import BYTES_MAX
 from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import StoreError
@@ -445,25 +445,25 @@ def test_no_check_is_sent_for_transactions_that_rocketmq_would_check_again(tmp_p
 
 def test_properties_count_towards_the_limit_of_the_final_message_cache(broker: Broker) -> None:
     """A million small bodies with large properties must not fill the memory."""
-    count = BYTES_MAX >> 14
+    count = FINAL_MESSAGE_BYTES.most >> 14
     halves = [broker.prepare(PAD="x" * (29 << 10)) for _ in range(count)]
 
     kept = [broker.finals.pop(half.physical_offset) for half in halves]
 
     size = sum(len(final.properties) for final in kept if final is not None)
-    assert BYTES_MAX // 2 < size <= BYTES_MAX
+    assert FINAL_MESSAGE_BYTES.most // 2 < size <= FINAL_MESSAGE_BYTES.most
 
 
 def test_the_final_message_cache_is_bounded(broker: Broker) -> None:
     """The final message of an evicted half is made from the log."""
-    sizes = [1 << 18] * (BYTES_MAX >> 17) + [2 << 20]
+    sizes = [1 << 18] * (FINAL_MESSAGE_BYTES.most >> 17) + [2 << 20]
     halves = []
     for number, size in enumerate(sizes):
         one = message(body=bytes([number]) * size, key=f"{number:032X}")
         halves += broker.service.prepares.prepare_group([(one, f"{number:032X}")], "pg", gone())
     kept = {half.physical_offset: broker.finals.pop(half.physical_offset) for half in halves}
     sizes_kept = [len(final.body) for final in kept.values() if final is not None]
-    assert BYTES_MAX // 2 < sum(sizes_kept) <= BYTES_MAX
+    assert FINAL_MESSAGE_BYTES.most // 2 < sum(sizes_kept) <= FINAL_MESSAGE_BYTES.most
     for offset, taken in kept.items():
         if taken is not None:
             broker.finals.add(offset, taken)

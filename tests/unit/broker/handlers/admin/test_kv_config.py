@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from halfmq.broker.limits.kept import KV_CHARACTERS
 from halfmq.remoting.admin_headers import (
     BrokerNameRequestHeader,
     GetKVConfigResponseHeader,
@@ -59,7 +60,9 @@ async def test_a_value_is_kept_until_it_is_deleted(rig: Rig) -> None:
 async def test_what_is_kept_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool in a loop does not fill the memory; the refusal names the limit."""
     peer = await rig.peer()
-    monkeypatch.setattr("halfmq.broker.tables.kv_table.KV_BYTES_MAX", 40)
+    monkeypatch.setattr(
+        "halfmq.broker.tables.kv_table.KV_CHARACTERS", KV_CHARACTERS._replace(most=40)
+    )
     assert (await put(peer, "x" * 16)).code == 0
     refused = await put(peer, "x" * 17)
 

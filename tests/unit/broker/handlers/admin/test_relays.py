@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from halfmq.broker.handlers.admin import relays
+from halfmq.broker.limits.kept import RELAYS
 from halfmq.remoting.admin_headers import (
     ConsumeMessageDirectlyRequestHeader,
     GetConsumerRunningInfoRequestHeader,
@@ -141,7 +142,7 @@ async def test_an_answer_with_an_odd_code_is_passed_on(rig: Rig, code: int) -> N
 async def test_relayed_requests_are_bounded(rig: Rig) -> None:
     """More are refused at once, and served after others have ended."""
     operator, asked = await rig.peer(), await consumer(rig)
-    opaques = [operator.send(INFO, about()) for _ in range(relays.RELAYS_MAX)]
+    opaques = [operator.send(INFO, about()) for _ in range(RELAYS.most)]
     busy = await operator.call(INFO, about())
     assert busy.code == ResponseCode.SYSTEM_BUSY
 

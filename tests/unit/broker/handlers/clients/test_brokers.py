@@ -12,6 +12,7 @@ from halfmq.broker.config import TopicDefaults
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.handlers.clients.brokers import BrokerHandlers
 from halfmq.broker.handlers.clients.routes import RouteHandlers
+from halfmq.broker.limits.kept import REGISTERED_BROKERS, REGISTERED_TOPICS
 from halfmq.broker.ports import Handler
 from halfmq.broker.tables import registered_brokers
 from halfmq.broker.tables.kv_table import KvConfig
@@ -270,8 +271,10 @@ def test_an_invalid_registration_is_refused(server: NameServer) -> None:
 
 def test_what_is_kept_is_bounded(server: NameServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever may register cannot fill the memory; who has registered is renewed."""
-    monkeypatch.setattr(registered_brokers, "BROKERS_MAX", 2)
-    monkeypatch.setattr(registered_brokers, "TOPICS_MAX", 5)
+    monkeypatch.setattr(
+        registered_brokers, "REGISTERED_BROKERS", REGISTERED_BROKERS._replace(most=2)
+    )
+    monkeypatch.setattr(registered_brokers, "REGISTERED_TOPICS", REGISTERED_TOPICS._replace(most=5))
     assert server.register("broker-b").code == 0
     assert server.register("broker-c").code == 0
     assert server.register("broker-d").code == ResponseCode.SYSTEM_ERROR

@@ -16,6 +16,7 @@ from halfmq.broker.filters import filters_in_use
 from halfmq.broker.filters.errors import FilterSyntaxError
 from halfmq.broker.filters.expressions import OPERATORS_MAX
 from halfmq.broker.handlers.messages import sql_search
+from halfmq.broker.limits.kept import FILTER_BYTES
 from halfmq.remoting.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -392,7 +393,8 @@ async def test_a_filter_is_compiled_once_until_there_are_too_many(
         return compile_(expression)
 
     monkeypatch.setattr(filters_in_use, "_compile", counted)
-    monkeypatch.setattr(filters_in_use, "WEIGHT_MAX", 3 * filters_in_use.FILTER_WEIGHT)
+    few = FILTER_BYTES._replace(most=3 * filters_in_use.FILTER_WEIGHT)
+    monkeypatch.setattr(filters_in_use, "FILTER_BYTES", few)
     consumer = await consumer_of(rig)
 
     for expression in ["TRUE", "TRUE", "a", "a", "TRUE", "NULL", "TRUE", "a"]:

@@ -1,0 +1,207 @@
+"""What the broker keeps for its peers, and how much of it at most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from halfmq.remoting.codes import ResponseCode
+
+LIMITS: Final[dict[str, Limit]] = {}
+"""All limits, by name, in the order of the document."""
+
+
+class Limit(NamedTuple):
+    """How much is kept of one thing."""
+
+    name: str
+    """In the metrics: ``halfmq.limits.NAME.used`` and ``.most``."""
+    what: str
+    most: int
+    beyond: str
+    """What happens to whom when there is no more room."""
+    code: ResponseCode | None = None
+    """Of the refusal; None if nothing is refused with a code."""
+    in_bytes: bool = False
+    of_connection: int = 0
+    """How much of it is for one connection; 0: all. Beyond it, its requests are refused."""
+    setting: str = ""
+    """The setting whose default ``most`` is."""
+
+
+Kept: TypeAlias = Mapping[Limit, int]
+"""How much of each limit is used. Whatever keeps something for peers returns it from ``kept()``."""
+
+
+class Keeps(Protocol):
+    """A part that keeps something for peers."""
+
+    def kept(self) -> Kept: ...
+
+
+def usage(parts: Iterable[Keeps]) -> dict[str, dict[str, int]]:
+    """Return use and limit of everything that is kept, by name, for the metrics."""
+    return {
+        limit.name: {"used": used, "most": limit.most}
+        for part in parts
+        for limit, used in part.kept().items()
+    }
+
+
+def _limit(name: str, what: str, most: int, beyond: str, **more: object) -> Limit:
+    limit = LIMITS[name] = Limit(name, what, most, beyond, **more)  # type: ignore[arg-type]
+    return limit
+
+
+CONNECTIONS: Final = _limit(
+    "connections",
+    "connections, 5 KiB each",
+    20_000,  # each takes a file descriptor too
+    "new ones are closed",
+)
+UNFINISHED_BYTES: Final = _limit(
+    "unfinished_bytes",
+    "requests that are incomplete, or large and not served yet",
+    96 << 20,  # six of the largest; with two copies while one is decoded
+    "the address that has most loses its largest connection",
+    in_bytes=True,
+)
+UNSENT_BYTES: Final = _limit(
+    "unsent_bytes",
+    "answers that peers do not read, 256 KiB of each before its requests are no longer read",
+    64 << 20,  # what the kernel keeps for each connection, several MiB, comes first
+    "the address that has most loses its largest connection",
+    in_bytes=True,
+)
+HELD_PULL_BYTES: Final = _limit(
+    "held_pull_bytes",
+    "pulls that wait for messages, 1 KiB each and their filters",
+    96 << 20,
+    "one connection, or a group with half of all, gets SYSTEM_BUSY; then the address that has "
+    "most loses its largest connection",
+    code=ResponseCode.SYSTEM_BUSY,
+    in_bytes=True,
+    of_connection=8 << 20,  # a client has one for each of its queues
+)
+REPLAYED_PULL_BYTES: Final = _limit(
+    "replayed_pull_bytes",
+    "pulls of consumers that replay and wait for their turn, 1 KiB each and their filters",
+    20 << 20,
+    "they are answered at once",
+    in_bytes=True,
+)
+UNFLUSHED_BYTES: Final = _limit(
+    "unflushed_bytes",
+    "log that waits for the disk, with its answers",
+    64 << 20,  # bounds the data at risk too; usual disks write it in a fraction of a second
+    "requests are not read; after a second messages are refused",
+    code=ResponseCode.SYSTEM_BUSY,
+    in_bytes=True,
+)
+PEER_REQUESTS: Final = _limit(
+    "peer_requests",
+    "requests of the broker that wait for answers of clients, 300 bytes each",
+    CONNECTIONS.most * 256,
+    "the client is asked later",
+    of_connection=256,  # a client that takes 2 ms for so many answers 100,000 per second
+)
+FILTER_BYTES: Final = _limit(
+    "filter_bytes",
+    "compiled SQL92 filters",
+    32 << 20,  # as estimated
+    "the least recently used one is compiled again when it is needed",
+    in_bytes=True,
+)
+RELAYS: Final = _limit(
+    "relays",
+    "requests of operators that wait for consumers, with answers of up to 4 MiB",
+    64,  # operators ask by hand; each waits for some seconds at most
+    "refused",
+    code=ResponseCode.SYSTEM_BUSY,
+)
+CHANGES_BYTES: Final = _limit(
+    "changes_bytes",
+    "changes by operators that wait for the disk, 64 of them",
+    32 << 20,
+    "refused",
+    code=ResponseCode.SYSTEM_BUSY,
+    in_bytes=True,
+)
+NEW_TOPIC_BYTES: Final = _limit(
+    "new_topic_bytes",
+    "requests that wait until new topics are saved, 1,024 of them",
+    16 << 20,
+    "further topics are saved one by one",
+    in_bytes=True,
+)
+MEMBERS: Final = _limit(
+    "members",
+    "memberships of clients in groups, 500 bytes each",
+    200_000,
+    "the heartbeat is refused",
+    code=ResponseCode.SYSTEM_BUSY,
+)
+QUEUE_LOCKS: Final = _limit(
+    "queue_locks",
+    "queue locks, 250 bytes each",
+    200_000,
+    "refused",
+    code=ResponseCode.SYSTEM_BUSY,
+)
+OFFSETS: Final = _limit(
+    "offsets",
+    "offsets of groups, 100 bytes each",
+    1_000_000,  # queues times groups; the file then has 30 MB
+    "refused",
+    code=ResponseCode.NO_PERMISSION,
+)
+TOPICS: Final = _limit(
+    "topics",
+    "topics",
+    20_000,  # the file, rewritten for new ones, then has 5 MB
+    "refused",
+    code=ResponseCode.NO_PERMISSION,
+)
+GROUPS: Final = _limit(
+    "groups",
+    "groups",
+    10_000,  # as of topics, of which each group may get two
+    "refused",
+    code=ResponseCode.NO_PERMISSION,
+)
+REGISTERED_BROKERS: Final = _limit(
+    "registered_brokers",
+    "other brokers that have registered, replicas included",
+    256,
+    "refused",
+    code=ResponseCode.SYSTEM_ERROR,
+)
+REGISTERED_TOPICS: Final = _limit(
+    "registered_topics",
+    "topics of other brokers, 400 bytes each",
+    100_000,
+    "refused",
+    code=ResponseCode.SYSTEM_ERROR,
+)
+KV_CHARACTERS: Final = _limit(
+    "kv_characters",
+    "characters of key-value configuration",
+    1 << 20,  # the file is rewritten for each change
+    "refused",
+    code=ResponseCode.NO_PERMISSION,
+)
+FINAL_MESSAGE_BYTES: Final = _limit(
+    "final_message_bytes",
+    "final messages of the latest halves",
+    16 << 20,
+    "they are read from the log",
+    in_bytes=True,
+)
+PENDING: Final = _limit(
+    "pending",
+    "undecided halves, 300 bytes each",
+    1_000_000,
+    "refused",
+    code=ResponseCode.SYSTEM_BUSY,
+    setting="transactionPendingMax",
+)
