@@ -427,6 +427,12 @@ DEVIATIONS: Final = (
         frozenset({ResponseCode.PULL_OFFSET_MOVED}),
     ),
     Deviation(
+        "a second pull from elsewhere after a reset: 21 again",
+        "the first may have been one that an earlier owner of the queue had left behind",
+        lambda it: _is_at(("raw-5.3.3-extra", 28, RequestCode.PULL_MESSAGE), it),
+        frozenset({ResponseCode.PULL_OFFSET_MOVED}),
+    ),
+    Deviation(
         "400 for a group in pop mode: queues to pull from",
         "pop is not offered, and the client takes either",
         lambda it: (
