@@ -33,6 +33,7 @@ SLOW = (
     "tests/interop/",
     "tests/property/test_store_damage.py",
     "tests/property/test_store_verify.py",
+    "tests/quality/test_example_types.py",
     "tests/quality/test_packaging.py",
     "tests/quality/test_readme.py::test_the_audit_line_runs_on_the_live_directory",
     "tests/quality/test_sourcecode.py::test_types_are_sound",

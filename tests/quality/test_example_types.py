@@ -1,0 +1,108 @@
+"""Every example of README and docs, and the public API as users write it, passes type checkers."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import indent
+from typing import Final
+
+import pytest
+
+from tests.support.documents import ROOT, examples
+
+API: Final = ROOT / "tests" / "quality" / "api.py"
+
+SPARK: Final = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+log = spark.table("log")
+path, root = "log", "store"
+"""
+LEDGER: Final = """
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from halfmq.client import Message, TransactionLedger, TransactionProducer
+producer, ledger = TransactionProducer("orders-tx"), TransactionLedger()
+"""
+CHECKER: Final = """
+from datetime import UTC, datetime, timedelta
+from halfmq.client import Decision, MessageView
+LONGEST_LOCAL_TRANSACTION = timedelta(minutes=1)
+def order_exists(key: str) -> bool: return bool(key)
+"""
+
+GIVEN: Final = (
+    ("docs/audit.md", "", SPARK),
+    ("docs/ledger.md", "async def create_order", LEDGER),
+    ("docs/transactions.md", "def checker", CHECKER),
+)
+"""What the text around an example has introduced: page, beginning of the example, declarations."""
+
+UNTYPED: Final = "django"
+"""A library without types: whatever is imported from it may be anything."""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with each example as a module."""
+    folder = tmp_path_factory.mktemp("examples")
+    pages = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    for page in pages:
+        programs = [one.code for one in examples(page) if one.language == "python"]
+        for number, code in enumerate(programs, 1):
+            module = re.sub(r"\W", "_", page.removesuffix(".md"))
+            (folder / f"{module}_{number}.py").write_text(_program(page, code), encoding="utf-8")
+    assert len(list(folder.iterdir())) > 20
+    return folder
+
+
+def _program(page: str, code: str) -> str:
+    if re.search("^async with", code, re.MULTILINE):  # the body of a coroutine
+        code = "async def example() -> None:\n" + indent(code, "    ")
+    given = [text for where, start, text in GIVEN if where == page and code.startswith(start)]
+    return "".join([*given, code])
+
+
+def _run(*command: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_mypy_accepts_every_example(programs: Path, tmp_path: Path) -> None:
+    """A reader who pastes one into a strictly checked program adds nothing to it."""
+    settings = tmp_path / "mypy.ini"
+    untyped = f"[mypy-{UNTYPED}.*]\nignore_missing_imports = True\n"
+    settings.write_text(f"[mypy]\nstrict = True\nwarn_unreachable = True\n{untyped}")
+    cache = f"--cache-dir={tmp_path / 'cache'}"
+
+    _run("mypy", f"--config-file={settings}", cache, ".", folder=programs)
+
+
+@pytest.mark.parametrize("mode", ["standard", "strict"])
+def test_pyright_accepts_every_example(programs: Path, tmp_path: Path, mode: str) -> None:
+    """So do editors; the strict mode is for the public API, without libraries of others."""
+    stub = tmp_path / "stubs" / UNTYPED / "db.pyi"
+    stub.parent.mkdir(parents=True)
+    stub.write_text("def __getattr__(name: str): ...")
+    settings = tmp_path / "pyrightconfig.json"
+    included = programs if mode == "standard" else API
+    settings.write_text(
+        json.dumps(
+            {
+                "include": [str(included)],
+                "typeCheckingMode": mode,
+                "stubPath": str(stub.parents[1]),
+                "reportUnnecessaryIsInstance": False,  # a reader of events names each kind
+                "pythonVersion": f"{sys.version_info.major}.{sys.version_info.minor}",
+            }
+        )
+    )
+    arguments = ("--pythonpath", sys.executable, "--project", str(settings))
+
+    _run("basedpyright", *arguments, folder=programs)
