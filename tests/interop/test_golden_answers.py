@@ -245,7 +245,6 @@ MADE_ELSEWHERE: Final = {
     ("raw-5.3.3-admin", 32, 222): 17,
     ("raw-5.3.3-extra", 20, 300): 0,
     ("mqadmin-4.9.7", 97, 307): 1,
-    ("mqadmin-4.9.7", 179, 315): 1,
     ("mqadmin-5.3.3-cluster-config", 94, 315): 1,
     ("mqadmin-5.3.3-group-offset-stats", 128, 317): 0,
     ("mqadmin-5.3.3-group-offset-stats", 138, 315): 1,
@@ -470,9 +469,10 @@ of the user's."""
 
 OWN_OR_OF_THE_DAY: Final = re.compile(
     r"halfmq\.|getTransferedTps$|commitLogDiskRatio_|scheduleMessageOffset_"
+    "|putLatency|putMessageFailedTimes"
 )
-"""Keys of runtime information: ours, one that only tools of 4.9 read, and those with a path or with
-a delay level that is in use."""
+"""Keys of runtime information: ours, one that only tools of 4.9 read, those with a path or with a
+delay level that is in use, and figures that are not measured here."""
 
 OF_THE_DAY: Final = frozenset({"UNIQ_KEY", "ORIGIN_MESSAGE_ID", "DLQ_ORIGIN_MESSAGE_ID"})
 """Properties whose values are ids. Of UNIQ_KEY there are two in the units of official batches."""

@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,15 @@ from halfmq.client import (
 )
 from halfmq.client.transactional.databases import is_database_error
 from halfmq.client.transactional.recorded_transactions import look_of
-from tests.support.client_transactions import COMMIT, ROLLBACK, new_producer, undecided
+from tests.support.client_transactions import (
+    COMMIT,
+    MESSAGE,
+    QUICK,
+    ROLLBACK,
+    LocalError,
+    new_producer,
+    undecided,
+)
 from tests.support.fake_broker import fake_broker, until
 from tests.support.ledger_books import Books, books_of
 from tests.support.ledger_checks import asked_about
@@ -34,6 +43,7 @@ from tests.support.ledger_drivers import (
     MARIADB,
     POSTGRESQL,
     SQLITE,
+    USUAL,
     Driver,
     Place,
     django_connections,
@@ -256,6 +266,37 @@ async def test_a_producer_awaits_the_asynchronous_checker(
                 await until(lambda half=half: bool(half.decisions))  # type: ignore[misc]
                 assert half.decisions == [COMMIT if commits else ROLLBACK]
         assert len(broker.messages("orders")) == 1
+
+
+LOCKED: Final = {
+    POSTGRESQL: ("lock table {} in access exclusive mode", "rollback"),
+    MARIADB: ("lock tables {} write", "unlock tables"),
+}
+"""How a migration locks a table, and lets it go."""
+
+
+@pytest.mark.parametrize("driver", [d for d in USUAL if d.database != SQLITE], ids=str)
+async def test_leaving_a_block_does_not_wait_for_a_locked_table(
+    driver: Driver, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The check that has not ended in time is left to the broker."""
+    books = books_of(driver, request, tmp_path)
+    await books.create()
+    lock, unlock = LOCKED[driver.database]
+    config = replace(QUICK, own_check_timeout=0.2)
+    async with fake_broker() as broker, new_producer(broker, books.checker(), config) as producer:
+        broker.create_topic("orders")
+        async with books.connected(autocommit=True) as migrating:
+            if driver.database == POSTGRESQL:
+                await books.run(migrating, "begin")
+            await books.run(migrating, lock.format(books.table))
+            with pytest.raises(LocalError):
+                async with producer.transaction(MESSAGE) as tx:
+                    raise LocalError
+            half = broker.half_of(tx.id)
+            assert (tx.decision, half.decisions) == (Decision.UNKNOWN, [])
+            await books.run(migrating, unlock)
+        await until(lambda: not broker.check(half) or half.decisions[-1:] == [ROLLBACK])
 
 
 @pytest.mark.parametrize("driver", [d for d in DRIVERS if d.awaited], ids=str)

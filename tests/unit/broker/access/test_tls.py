@@ -23,7 +23,7 @@ from halfmq.broker.net.server import Server
 from halfmq.broker.ports import Connection
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.errors import FrameTooLargeError
+from halfmq.remoting.errors import OtherProtocolError
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
 from tests.support.loops import LOOPS, LoopFactory, run_on
@@ -149,7 +149,7 @@ def test_an_enforcing_broker_closes_plain_connections(
     async def scenario() -> None:
         async with _serving(TlsContext(certificates.config(TlsMode.ENFORCING))) as server:
             assert await _ask(server, certificates.client()) == LARGE
-            with pytest.raises(FrameTooLargeError):
+            with pytest.raises(OtherProtocolError):
                 await _ask(server, None)
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(bytes(4))
