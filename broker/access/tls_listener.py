@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -49,13 +50,22 @@ class TlsListener:
         listening: socket.socket,
         tls: TlsContext,
         protocol: Callable[[], asyncio.Protocol],
+        refuses: Callable[[str, str, int], bool],
+        unserved: Counter[str],
     ) -> None:
-        """Accept connections of a bound, listening socket from now on."""
+        """Accept connections of a bound, listening socket from now on.
+
+        ``refuses`` takes the address of a peer, the same with its port, and the number of its
+        connections that are not served yet; it returns whether to close this one. ``unserved`` has
+        these numbers, by address and for all listeners.
+        """
         self._loop = asyncio.get_running_loop()
         self._listening = listening
         self._tls = tls
         self._protocol = protocol
-        self._undecided: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._refuses = refuses
+        self._unserved = unserved
+        self._undecided: dict[socket.socket, tuple[str, asyncio.TimerHandle]] = {}
         self._handshakes: set[asyncio.Task[None]] = set()
         listening.setblocking(False)
         self._loop.add_reader(listening, self._accept)
@@ -71,34 +81,46 @@ class TlsListener:
         self._loop.remove_reader(self._listening)
         self._listening.close()
         for connected in list(self._undecided):
-            self._forget(connected)
-            connected.close()
+            self._drop(connected)
         for task in self._handshakes:
             task.cancel()
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                connected, _address = self._listening.accept()
+                connected, (host, port, *_) = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # too many open files: the backlog waits
                 logger.warning("event=accept_failed error=%r", str(error))
                 return
             connected.setblocking(False)
-            if len(self._undecided) + len(self._handshakes) >= UNDECIDED_MAX:
+            # Counted before the handshake: otherwise a peer that never completes one has no limit.
+            if len(self._undecided) + len(self._handshakes) >= UNDECIDED_MAX or self._refuses(
+                host, f"{host}:{port}", self._unserved[host]
+            ):
                 connected.close()
                 continue
-            self._undecided[connected] = self._loop.call_later(FIRST_BYTE_S, self._drop, connected)
+            self._unserved[host] += 1
+            timer = self._loop.call_later(FIRST_BYTE_S, self._drop, connected)
+            self._undecided[connected] = host, timer
             self._loop.add_reader(connected, self._first_byte, connected)
 
-    def _forget(self, connected: socket.socket) -> None:
-        self._undecided.pop(connected).cancel()
+    def _forget(self, connected: socket.socket) -> str:
+        host, timer = self._undecided.pop(connected)
+        timer.cancel()
         self._loop.remove_reader(connected)
+        return host
 
     def _drop(self, connected: socket.socket) -> None:
-        self._forget(connected)
+        self._leave(self._forget(connected))
         connected.close()
+
+    def _leave(self, host: str) -> None:
+        """Count one connection less that is not served: it is now, or it is closed."""
+        self._unserved[host] -= 1
+        if not self._unserved[host]:
+            del self._unserved[host]
 
     def _first_byte(self, connected: socket.socket) -> None:
         try:
@@ -119,10 +141,15 @@ class TlsListener:
                     connected.send(TLS_ONLY)
             self._drop(connected)
             return
-        self._forget(connected)
+        host = self._forget(connected)
         task = self._loop.create_task(self._serve(connected, is_tls=is_tls))
         self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._handshakes.discard(task)
+            self._leave(host)
+
+        task.add_done_callback(done)
 
     async def _serve(self, connected: socket.socket, *, is_tls: bool) -> None:
         peer = _peer(connected)

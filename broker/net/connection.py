@@ -126,6 +126,7 @@ class SharedState:
         self.connections: set[ClientConnection] = set()
         self.advertised_host, self.per_address_max = advertised_host, per_address_max
         self.per_address: Counter[str] = Counter()
+        self.unserved: Counter[str] = Counter()  # by address: TLS handshakes and what precedes them
         self.opaques = itertools.count(1)
         self.request_expiry = PeerRequestExpiry()
         self.turns = Turns()
@@ -137,6 +138,29 @@ class SharedState:
 
         self.listen_port = 0  # known when the first listener is bound
         self.stopping = False
+
+    def refuses(self, host: str, peer: str, unserved: int = 0) -> bool:
+        """Return whether there are too many connections to accept one more, and log it.
+
+        Args:
+            host: Address of the peer.
+            peer: Address and port.
+            unserved: Connections of this address whose TLS handshake is not complete.
+        """
+        limit, of_this_address = self.per_address_max, self.per_address[host] + unserved
+        if (
+            not self.stopping
+            and len(self.connections) < CONNECTIONS.most
+            and (not limit or of_this_address < limit)
+        ):
+            return False
+        logger.warning(
+            "event=connection_refused peer=%s open=%d of_this_address=%d",
+            peer,
+            len(self.connections),
+            of_this_address,
+        )
+        return True
 
 
 class ClientConnection(asyncio.Protocol):
@@ -182,18 +206,7 @@ class ClientConnection(asyncio.Protocol):
         local = transport.get_extra_info("sockname")
         self.name = address_text(peer[0], peer[1])
         host = self._peer_host = peer[0]
-        limit = shared.per_address_max
-        if (
-            shared.stopping
-            or len(shared.connections) >= CONNECTIONS.most
-            or (limit and shared.per_address[host] >= limit)
-        ):
-            logger.warning(
-                "event=connection_refused peer=%s open=%d of_this_address=%d",
-                self.name,
-                len(shared.connections),
-                shared.per_address[host],
-            )
+        if shared.refuses(host, self.name):
             self.closed = True
             self._transport.abort()
             return

@@ -143,7 +143,9 @@ class Server:
         if self._tls is not None:
             family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
             bound = socket.create_server((self._host, port), family=family, backlog=BACKLOG)
-            listener = TlsListener(bound, self._tls, self._protocol)
+            listener = TlsListener(
+                bound, self._tls, self._protocol, self._shared.refuses, self._shared.unserved
+            )
             self._servers.append(listener)
             return listener.port
         loop = asyncio.get_running_loop()

@@ -88,7 +88,7 @@ def _large(request: RemotingCommand, _connection: Connection) -> bytes:
 
 
 @asynccontextmanager
-async def _serving(tls: TlsContext) -> AsyncIterator[Server]:
+async def _serving(tls: TlsContext, connections_per_address: int = 0) -> AsyncIterator[Server]:
     server = Server(
         Router({RequestCode.GET_ROUTEINFO_BY_TOPIC: _large}),
         ReplyRelease(Log()),
@@ -98,6 +98,7 @@ async def _serving(tls: TlsContext) -> AsyncIterator[Server]:
         listen_port=0,
         namesrv_port=0,
         tls=tls,
+        connections_per_address=connections_per_address,
     )
     await server.start()
     try:
@@ -175,6 +176,33 @@ def test_clients_can_be_required_to_have_a_certificate(
             for refused in (stranger, nobody):
                 with pytest.raises((ssl.SSLError, ConnectionError)):
                     await _ask(server, refused)
+
+    run_on(loop, scenario())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_connections_count_for_their_address_from_the_first_byte_on(
+    certificates: Certificates, loop: LoopFactory
+) -> None:
+    """Silent ones, incomplete handshakes and served ones together; closed ones make room."""
+
+    async def scenario() -> None:
+        async with _serving(TlsContext(certificates.config()), 3) as server:
+            ends = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
+            ends[1][1].write(b"\x16")
+            ends.append(
+                await asyncio.open_connection("127.0.0.1", server.port, ssl=certificates.client())
+            )
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                assert await reader.read() == b""
+                writer.close()
+            for _, writer in ends:
+                writer.close()
+            while True:  # until the broker knows
+                with contextlib.suppress(OSError):
+                    assert await _ask(server, certificates.client()) == LARGE
+                    break
 
     run_on(loop, scenario())
 
