@@ -12,6 +12,7 @@ from typing import Final
 
 from halfmq.store.config import FlushMode, StoreConfig
 
+from .access.addresses import EXPECTED, parse_address_pattern
 from .access.config import AccessConfig, TlsConfig
 from .delay.levels import DEFAULT_LEVELS, parse_delay_levels
 from .settings import (
@@ -86,6 +87,13 @@ class NetworkConfig:
         "",
         pattern(_ADDRESS_LIST, "host:port, several separated by ;"),
         "Name servers with which the broker also registers: RocketMQ's, or other halfmq brokers.",
+    )
+    registration_addresses: str = setting(
+        "registrationAddresses",
+        "",
+        checked(lambda text: text and parse_address_pattern(text), f"{EXPECTED}, or empty"),
+        "Addresses from which other brokers may register with this one, so that its routes name "
+        "them too; empty: none.",
     )
     ha_listen_port: int = setting(
         "haListenPort",
@@ -264,6 +272,7 @@ class StoreSettings:
         integer(0, 1_000_000, "hours"),
         "Minimum time for which messages are kept; then whole log files are deleted.",
         live=True,
+        live_min=24,
     )
     delete_when: str = setting(
         "deleteWhen",
@@ -344,6 +353,7 @@ class TransactionConfig:
         "Maximum number of undecided half messages; further ones are rejected with SYSTEM_BUSY. "
         "A million take 300 MiB of memory.",
         live=True,
+        live_min=1_000,
     )
     group_pending_max: int = setting(
         "transactionPendingMaxPerGroup",
@@ -352,6 +362,7 @@ class TransactionConfig:
         "Maximum number of undecided transactions of one producer group; further ones are "
         "rejected with SYSTEM_BUSY.",
         live=True,
+        live_min=10,
     )
     reject: bool = setting(
         "rejectTransactionMessage",

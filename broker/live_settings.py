@@ -7,6 +7,8 @@ if it names
 
 * a setting that takes effect only at a start, or that is a secret
 * a setting given by ``--set``, which would win over the file at the next start
+* a value that would delete or refuse messages at once: less than ``live_min``, or than the part of
+  the disk that is in use. Such a value goes into the file, and takes effect at the next start
 
 RocketMQ accepts every key, silently ignores unknown ones and wrong values, and writes all its
 settings to the file without the comments.
@@ -19,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +46,10 @@ _FIXED: Final[Mapping[str, str]] = {
 without them."""
 
 
+_DISK_RATIOS: Final = frozenset({"diskMaxUsedSpaceRatio", "diskSpaceWarningLevelRatio"})
+_ZERO_IS_NO_LIMIT: Final = frozenset({"transactionPendingMaxPerGroup"})
+
+
 class LiveSettings:
     """The settings in force."""
 
@@ -52,14 +59,19 @@ class LiveSettings:
         apply: Callable[[BrokerConfig], None],
         *,
         now_ms: Callable[[], int],
+        disk_used: Callable[[], int],
     ) -> None:
-        """Wire it; ``apply`` passes a changed configuration to the parts of the broker."""
+        """Wire it.
+
+        ``apply`` passes a changed configuration to the parts of the broker; ``disk_used`` returns
+        the percentage of the log's disk that is in use.
+        """
         self._config = loaded.config
         self._origins = loaded.origins
         self._file = loaded.changes_file
         self._may_create = loaded.file is None
         self._apply = apply
-        self._now_ms = now_ms
+        self._now_ms, self._disk_used = now_ms, disk_used
         self.data_version = {"counter": 0, "stateVersion": 0, "timestamp": now_ms()}
         """Counts the changes of this run, as RocketMQ does."""
 
@@ -87,6 +99,7 @@ class LiveSettings:
             except BrokerConfigError as error:
                 remark = f"{key}={error.value}: expected {error.expected}"
                 raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, remark) from error
+            self._check_bound(key, config)
         return config
 
     def _check_changeable(self, key: str) -> None:
@@ -103,8 +116,26 @@ class LiveSettings:
                 f"{key} cannot be changed: --set gives it, and wins over the file at the next start"
             )
 
-    async def change(self, wanted: Mapping[str, str]) -> None:
+    def _check_bound(self, key: str, config: BrokerConfig) -> None:
+        section, item = known_settings()[key]
+        lowest = min(self._disk_used() + 1, 100) if key in _DISK_RATIOS else item.live_min
+        if not lowest:
+            return
+        old, new = (
+            getattr(getattr(one, section), item.attribute) for one in (self._config, config)
+        )
+        if key in _ZERO_IS_NO_LIMIT:
+            old, new = old or inf, new or inf
+        if new < min(old, lowest):
+            raise _forbidden(
+                f"{key}={new} would delete or refuse messages at once: expected {lowest} or more "
+                "while the broker runs; set a lower value in the file and restart"
+            )
+
+    async def change(self, wanted: Mapping[str, str], peer: str) -> None:
         """Write the wanted values to the file, then use them.
+
+        ``peer`` is the address from which the change comes, for the log.
 
         Raises:
             RequestRefusedError: As ``check`` does, or because the file cannot be written.
@@ -122,7 +153,14 @@ class LiveSettings:
         for key, value in wanted.items():
             section, item = known_settings()[key]
             old = item.kind.show(getattr(getattr(self._config, section), item.attribute))
-            logger.info("event=setting_changed key=%s old=%s new=%s file=%s", key, old, value, file)
+            logger.warning(
+                "event=setting_changed key=%s old=%s new=%s peer=%s file=%s",
+                key,
+                old,
+                value,
+                peer,
+                file,
+            )
         self._config = config
         self.data_version = {
             "counter": self.data_version["counter"] + 1,

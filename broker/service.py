@@ -26,7 +26,7 @@ from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery.recovery import RecoveryReport
 
 from .access.build import AccessSetup, Reloading
-from .access.tls import tls_context
+from .access.tls import registration_context, tls_context
 from .config import BrokerConfig
 from .config_file import LoadedConfig
 from .delay.delivery import DelayService
@@ -118,7 +118,12 @@ class Broker:
         """
         loaded = config if isinstance(config, LoadedConfig) else LoadedConfig(config, {}, [])
         self.config = config = loaded.config
-        self._settings = LiveSettings(loaded, self.configure, now_ms=now_ms)
+        self._settings = LiveSettings(
+            loaded,
+            self.configure,
+            now_ms=now_ms,
+            disk_used=lambda: self._disk_limits.used_percent,
+        )
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
         self._levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
@@ -169,7 +174,9 @@ class Broker:
         self._pull = self._make_pull_handler()
         self._changes = Changes()
         handlers = self._make_handlers()
-        self._router = Router(*(part.handlers() for part in handlers), admit=self._access.admit)
+        self._router = Router(
+            *(self._access.guarded(part.handlers()) for part in handlers), admit=self._access.admit
+        )
         self._tls = tls_context(config.tls)
         self._server = self._make_server()
         self.keepers = self._make_keepers(handlers)
@@ -383,7 +390,12 @@ class Broker:
                 tables.topics, tables.brokers, tables.registry, self.config.topics.broker_name
             ),
             RouteHandlers(tables.topics, tables.brokers, self.config.topics),
-            BrokerHandlers(tables.brokers, tables.kv_config, self.config.topics),
+            BrokerHandlers(
+                tables.brokers,
+                tables.kv_config,
+                self.config.topics,
+                self.config.network.registration_addresses,
+            ),
             TransactionAdminHandlers(
                 self.transactions.view,
                 self.transactions.operator,
@@ -524,6 +536,7 @@ class Broker:
             ha_port=network.ha_listen_port,
             now_ms=self._now_ms,
             credentials=self.config.access.inner_credentials,
+            tls=registration_context(self.config.tls),
         )
 
     def configure(self, config: BrokerConfig) -> None:

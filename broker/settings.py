@@ -42,18 +42,25 @@ class Setting:
     """Its effect, in the words of `broker.conf`."""
     is_live: bool
     """Whether it can be changed while the broker runs."""
+    live_min: int
+    """A lower value than this, and than the present one, takes effect at a start only."""
 
 
 _METADATA_KEY: Final = "halfmq.setting"
 
 
-def setting(key: str, default: T, kind: ValueKind, note: str, *, live: bool = False) -> T:
+def setting(
+    key: str, default: T, kind: ValueKind, note: str, *, live: bool = False, live_min: int = 0
+) -> T:
     """Declare a field that `broker.conf` sets by `key`; `note` is its comment there.
 
     A `live` setting can be changed while the broker runs; the part that uses it has `configure`.
+    With `live_min`, a request cannot set it so low that messages are deleted or refused at once.
     """
     made: T = field(
-        default=default, repr=not kind.is_secret, metadata={_METADATA_KEY: (key, kind, note, live)}
+        default=default,
+        repr=not kind.is_secret,
+        metadata={_METADATA_KEY: (key, kind, note, live, live_min)},
     )
     return made
 
@@ -62,7 +69,7 @@ def settings_of(section: type) -> list[Setting]:
     """Return the settings declared in one section, in the order of declaration."""
     fields = section.__dataclass_fields__  # type: ignore[attr-defined]
     return [
-        Setting(made[0], name, made[1], item.default, made[2], made[3])
+        Setting(made[0], name, made[1], item.default, *made[2:])
         for name, item in fields.items()
         if (made := item.metadata.get(_METADATA_KEY)) is not None
     ]

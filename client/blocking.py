@@ -712,7 +712,6 @@ class Admin(_Facade[aio_admin.Admin]):
     create_user = _BlockingMethod(aio_admin.Admin.create_user)
     update_user = _BlockingMethod(aio_admin.Admin.update_user)
     delete_user = _BlockingMethod(aio_admin.Admin.delete_user)
-    copy_users = _BlockingMethod(aio_admin.Admin.copy_users)
     acls = _BlockingMethod(aio_admin.Admin.acls)
     acl = _BlockingMethod(aio_admin.Admin.acl)
     create_acl = _BlockingMethod(aio_admin.Admin.create_acl)

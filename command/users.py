@@ -1,7 +1,7 @@
 """The nouns ``user`` and ``acl`` of the command ``halfmq``: manage users and their permissions.
 
 They correspond to mqadmin's ``createUser``, ``createAcl`` and so on, with the same requests.
-Passwords are typed, or read from a file or standard input, and shown only with ``--show-secrets``.
+Passwords are typed, or read from a file or standard input; the broker shows them to nobody.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ def _add_user_verbs(verbs: Any) -> None:
     listing = add_verb(verbs, "list", _list_users, "list users by name")
     listing.add_argument("--filter", default="", metavar="TEXT", help="only names that contain it")
     show = add_verb(verbs, "show", _show_user, "show a user")
-    for parser in (listing, show):
-        parser.add_argument("--show-secrets", action="store_true", help="include passwords")
     create = add_verb(verbs, "create", _create_user, "create a user")
     create.add_argument("--super", action="store_true", help="with all permissions")
     update = add_verb(
@@ -67,9 +65,6 @@ def _add_user_verbs(verbs: Any) -> None:
     delete = add_verb(verbs, "delete", _delete_user, "delete a user and its permissions")
     for parser in (show, create, update, delete):
         parser.add_argument("name", metavar="NAME", help="of the user")
-    copy = add_verb(verbs, "copy", _copy_users, "copy users to another broker")
-    copy.add_argument("names", metavar="NAME", nargs="*", help="of users (default: all)")
-    _add_copy_options(copy)
 
 
 def _add_acl_verbs(verbs: Any) -> None:
@@ -125,12 +120,8 @@ def _add_acl_verbs(verbs: Any) -> None:
         )
     copy = add_verb(verbs, "copy", _copy_acls, "copy permissions to another broker")
     copy.add_argument("names", metavar="USER", nargs="*", help="NAME or User:NAME (default: all)")
-    _add_copy_options(copy)
-
-
-def _add_copy_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", required=True, metavar="HOST:PORT", help="of the other broker")
-    parser.add_argument(
+    copy.add_argument("--to", required=True, metavar="HOST:PORT", help="of the other broker")
+    copy.add_argument(
         "--from",
         dest="source",
         metavar="HOST:PORT",
@@ -152,10 +143,10 @@ def _texts(text: str) -> list[str]:
 async def _list_users(admin: Admin, options: argparse.Namespace) -> int:
     users = await admin.users(options.filter)
     if options.json:
-        print_line(json.dumps([_user_fields(user, options) for user in users], indent=2))
+        print_line(json.dumps([_user_fields(user) for user in users], indent=2))
     elif users:
-        titles = ["NAME", "TYPE", "STATUS"] + ["PASSWORD"] * options.show_secrets
-        print_table(titles, [list(_user_cells(user, options).values()) for user in users])
+        rows = [list(_user_cells(user).values()) for user in users]
+        print_table(["NAME", "TYPE", "STATUS"], rows)
     else:
         print_line("no user has such a name" if options.filter else "there are no users")
     return DONE
@@ -166,9 +157,9 @@ async def _show_user(admin: Admin, options: argparse.Namespace) -> int:
     if user is None:
         return _user_not_found(options.name)
     if options.json:
-        print_line(json.dumps(_user_fields(user, options), indent=2))
+        print_line(json.dumps(_user_fields(user), indent=2))
     else:
-        print_pairs(_user_cells(user, options))
+        print_pairs(_user_cells(user))
     return DONE
 
 
@@ -199,12 +190,6 @@ async def _delete_user(admin: Admin, options: argparse.Namespace) -> int:
     return _report_change(options, "delete", "deleted user")
 
 
-async def _copy_users(admin: Admin, options: argparse.Namespace) -> int:
-    copied = await admin.copy_users(options.to, options.names, source=options.source)
-    missing = [name for name in options.names if name not in copied]
-    return _report_copy(options, copied, missing)
-
-
 def _read_password(options: argparse.Namespace) -> None:
     options.secret = None
     if options.password or options.password_file is not None:
@@ -217,19 +202,17 @@ def _user_not_found(name: str) -> int:
     return FAILED
 
 
-def _user_cells(user: User, options: argparse.Namespace) -> dict[str, str]:
-    cells = {
+def _user_cells(user: User) -> dict[str, str]:
+    return {
         "name": user.name,
         "type": "super" if user.is_super else "normal",
         "status": "enable" if user.enabled else "disable",
     }
-    return cells | ({"password": user.password or "-"} if options.show_secrets else {})
 
 
-def _user_fields(user: User, options: argparse.Namespace) -> dict[str, Any]:
+def _user_fields(user: User) -> dict[str, Any]:
     fields = asdict(user)
-    if not options.show_secrets:
-        del fields["password"]
+    del fields["password"]  # RocketMQ's brokers show it
     return fields
 
 
@@ -280,7 +263,11 @@ async def _copy_acls(admin: Admin, options: argparse.Namespace) -> int:
     copied = await admin.copy_acls(options.to, options.names, source=options.source)
     names = {subject.partition(":")[2] for subject in copied}
     missing = [name for name in options.names if name not in names and name not in copied]
-    return _report_copy(options, copied, missing)
+    fields = {"action": "copy", "to": options.to, "copied": list(copied)}
+    report_done(options, fields, f"copied to {options.to}: {', '.join(copied) or 'nothing'}")
+    for name in missing:
+        print_error(f"nothing to copy for {name}")
+    return FAILED if missing else DONE
 
 
 def _entries(options: argparse.Namespace) -> list[AclEntry]:
@@ -318,11 +305,3 @@ def _print_entries(acls: Sequence[Acl]) -> None:
 def _report_change(options: argparse.Namespace, action: str, words: str) -> int:
     name = getattr(options, "name", None) or options.subject
     return report_done(options, {"name": name, "action": action}, f"{words} {name}")
-
-
-def _report_copy(options: argparse.Namespace, copied: Sequence[str], missing: Sequence[str]) -> int:
-    fields = {"action": "copy", "to": options.to, "copied": list(copied)}
-    report_done(options, fields, f"copied to {options.to}: {', '.join(copied) or 'nothing'}")
-    for name in missing:
-        print_error(f"nothing to copy for {name}")
-    return FAILED if missing else DONE

@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.command import RemotingCommand
 from halfmq.store.errors import StoreError
 
 from ..errors import BrokerConfigError, RequestRefusedError
 from ..lifecycle import Service
+from ..ports import Connection, Handler
+from .addresses import address_of
 from .config import AccessConfig
 from .control import AccessControl, BelongsToOther
 from .plain_acl import PlainAcl, PlainAclError
+from .requirements import LOCAL_ONLY
+from .rules import Principals
 from .users import Users
 
 logger = logging.getLogger(__name__)
@@ -54,6 +61,17 @@ def warn_of_readers(path: Path) -> None:
         )
 
 
+def warn_of_inner(config: AccessConfig, principals: Principals) -> None:
+    """Log a warning if the broker's own credentials are also those of an account."""
+    inner = config.inner_credentials
+    if inner is not None and principals.find(inner.name) is not None:
+        logger.warning(
+            "event=inner_account_without_rights name=%s innerClientAuthenticationCredentials "
+            "permit only to register: give the account of this name another one",
+            inner.name,
+        )
+
+
 class AccessSetup:
     """Access control as configured: by a plain ACL, by users, or none."""
 
@@ -78,8 +96,12 @@ class AccessSetup:
         if config.acl_enabled:
             self.accounts = plain_acl(config)
             self._control = AccessControl(
-                self.accounts, cluster_name=cluster_name, belongs_to_other=belongs_to_other
+                self.accounts,
+                cluster_name=cluster_name,
+                belongs_to_other=belongs_to_other,
+                inner=config.inner_credentials,
             )
+            warn_of_inner(config, self.accounts)
             self.services.append(Reloading(self.accounts.reload))
         elif config.authentication_enabled:
             self.users = Users(users_file)
@@ -87,17 +109,42 @@ class AccessSetup:
                 self.users,
                 cluster_name=cluster_name,
                 belongs_to_other=belongs_to_other,
+                inner=config.inner_credentials,
                 authorizes=config.authorization_enabled,
             )
             self.services.append(UserTable(self.users, config))
         self.admit = None if self._control is None else self._control.admit
         """Raises RequestRefusedError unless a sender may make a request; None: every sender may."""
 
+    def guarded(self, table: Mapping[int, Handler]) -> Mapping[int, Handler]:
+        """Return handlers that serve ``LOCAL_ONLY`` requests locally only, if everybody may send.
+
+        With access control the same handlers.
+        """
+        if self._control is not None:
+            return table
+        return {
+            code: partial(_serve_locally, handler) if code in LOCAL_ONLY else handler
+            for code, handler in table.items()
+        }
+
     def metrics(self) -> dict[str, int]:
         """Return the number of refused requests since the start, by reason."""
         if self._control is None:
             return {}
         return {f"refused_{reason}": count for reason, count in self._control.refused.items()}
+
+
+def _serve_locally(
+    handler: Handler, request: RemotingCommand, connection: Connection
+) -> bytes | None:
+    if not address_of(connection.remote_host[:-4]).is_loopback:
+        raise RequestRefusedError(
+            ResponseCode.NO_PERMISSION,
+            "without access control this is only for clients on the broker's own machine: connect "
+            "to 127.0.0.1 there, or turn access control on (docs/security.md)",
+        )
+    return handler(request, connection)
 
 
 class UserTable:
@@ -108,7 +155,7 @@ class UserTable:
         self._config = config
 
     async def start(self) -> None:
-        """Read the users, and create the configured ones that are missing.
+        """Read the users, and create the configured one if it is missing.
 
         Raises:
             ConfigurationError: There is no user, so no request could be signed; or the table cannot
@@ -121,14 +168,15 @@ class UserTable:
             raise BrokerConfigError(
                 "users", "authenticationEnabled", "true", f"a usable table of users: {error}"
             ) from error
-        named = [one for one in (config.initial_user, config.inner_credentials) if one is not None]
-        for name, secret in named:
+        if config.initial_user is not None:
+            name, secret = config.initial_user
             try:
                 await self._users.add_missing(name, secret)
             except RequestRefusedError as error:
                 raise BrokerConfigError(
                     "authenticationEnabled", "user", name, f"a usable user: {error.remark}"
                 ) from error
+        warn_of_inner(config, self._users)
         if self._users.is_empty:
             raise BrokerConfigError(
                 "authenticationEnabled",

@@ -84,13 +84,20 @@ class AccessConfig:
             partial(_credentials, "accessKey", "secretKey"),
             '{"accessKey":"NAME","secretKey":"SECRET"}, neither of them empty',
         ),
-        "The broker's own credentials, for requests to name servers; also created as a super user.",
+        "The broker's own credentials, with which it registers with others; the same on all "
+        "brokers. They permit nothing else.",
     )
 
     def contradiction(self) -> tuple[str, str] | None:
         """Return a key that contradicts the other settings, and what it should be; or None."""
         if self.acl_enabled and self.authentication_enabled:
             return "authenticationEnabled", "false while aclEnable=true: choose one of the two"
+        initial, inner = self.initial_user, self.inner_credentials
+        if initial is not None and inner is not None and initial.name == inner.name:
+            return (
+                "innerClientAuthenticationCredentials",
+                "another name than that of initAuthenticationUser: they permit only to register",
+            )
         if self.authorization_enabled and not self.authentication_enabled:
             return (
                 "authorizationEnabled",
@@ -143,6 +150,18 @@ class TlsConfig:
         ClientAuth.NONE,
         choice(ClientAuth),
         "Whether clients present a certificate.",
+    )
+    registration_enabled: bool = setting(
+        "namesrvTlsEnable",
+        False,
+        SWITCH,
+        "Register with name servers over TLS.",
+    )
+    registration_trust_path: Path | None = setting(
+        "namesrvTlsTrustCertPath",
+        None,
+        FILE,
+        "Certificate authorities for certificates of name servers; empty: those of the system.",
     )
     config_file: Path | None = setting(
         "tlsConfigFile",

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from halfmq.remoting.codes import HeaderType, ResponseCode
+from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import RemotingError
 from halfmq.remoting.msgpack_header import split_signature
@@ -31,6 +31,7 @@ from halfmq.store.format.topics import TRACE_TOPIC
 from ..errors import RequestRefusedError
 from ..ports import Connection
 from .addresses import Address, address_of
+from .config import KeyPair
 from .requirements import ANY_CLUSTER, CLIENT_IDS, PUB, requirements_of, topic
 from .rules import Principal, Principals, Requirement, Resource, ResourceKind
 
@@ -120,6 +121,7 @@ class AccessControl:
         *,
         cluster_name: str,
         belongs_to_other: BelongsToOther,
+        inner: KeyPair | None = None,
         authorizes: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -129,6 +131,7 @@ class AccessControl:
             principals: The known senders, from a plain ACL or the table of users.
             cluster_name: The name of this broker as a resource of rules.
             belongs_to_other: Tests the client ids of requests; see ``CLIENT_IDS``.
+            inner: Credentials of brokers that register here; they permit nothing else.
             authorizes: Whether rules count; otherwise a valid signature is enough.
             clock: Seconds, for the rate of log lines.
         """
@@ -139,6 +142,7 @@ class AccessControl:
         self._dialect = principals.dialect
         self._refusals = _RefusalLog(clock)
         self._anybody = Principal("", Signer(""), is_super=True)
+        self._broker = None if inner is None else Principal(inner.name, Signer(inner.secret))
 
     @property
     def refused(self) -> Counter[str]:
@@ -199,6 +203,12 @@ class AccessControl:
             return Subject(self._anybody, address, self)
         principal, trusted = self._authenticate(command, address)
         subject = Subject(self._anybody if trusted else principal, address, self)
+        if principal is self._broker:
+            # It is sent in plain text perhaps, and the signature does not cover the code: whoever
+            # has read it could send it as another request.
+            if command.code != RequestCode.REGISTER_BROKER:
+                raise self._unknown(f"{self._subject(principal.name)} may only register.")
+            return subject
         if command.header_error is None and not subject.principal.is_super and self._authorizes:
             self._authorize(command, subject, address)
         return subject
@@ -217,18 +227,23 @@ class AccessControl:
                 old_text = signed_text(fields, without_unique_key_query=True)
         if not name:
             raise self._unknown(self._dialect.no_key_remark)
-        principal = self._principals.find(name)
-        if principal is None:
-            raise self._unknown(f"{self._subject(name)} is not found.", name)
-        if not principal.enabled:
-            raise self._unknown(f"{self._subject(name)} is disabled.", name)
-        if principal.trusted_from and any(matches(address) for matches in principal.trusted_from):
+        broker = self._broker
+        is_broker = broker is not None and name == broker.name
+        principal = broker if is_broker else self._principals.find(name)
+        known = principal is not None
+        if principal is None:  # the answer, and its time, do not tell which names exist
+            principal = self._anybody
+        trusted = principal.trusted_from
+        if trusted and principal.enabled and any(matches(address) for matches in trusted):
             return principal, True
         verify = principal.signer.verify
-        if not verify(signature, text, command.body) and (
-            old_text is None or not verify(signature, old_text, command.body)
-        ):
+        is_valid = verify(signature, text, command.body) or (
+            old_text is not None and verify(signature, old_text, command.body)
+        )
+        if not is_valid or not known:
             raise self._unknown(f"{self._subject(name)}: check signature failed.", name)
+        if not principal.enabled:
+            raise self._unknown(f"{self._subject(name)} is disabled.", name)
         return principal, False
 
     def _check_client_id(

@@ -393,6 +393,20 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: _cluster(UPDATE),
 }
 
+LOCAL_ONLY: Final = frozenset(
+    {
+        RequestCode.UPDATE_BROKER_CONFIG,
+        RequestCode.UPDATE_NAMESRV_CONFIG,
+        RequestCode.DELETE_EXPIRED_COMMITLOG,
+        RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
+        RequestCode.CLEAN_UNUSED_TOPIC,
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+        RequestCode.ADD_WRITE_PERM_OF_BROKER,
+    }
+)
+"""Without access control these are served only to senders on the broker's machine: they change or
+delete what belongs to all."""
+
 CLIENT_IDS: Final[Mapping[int, Callable[[Any, bytes], str]]] = {
     RequestCode.HEART_BEAT: lambda _header, body: decode_heartbeat(body).client_id,
     RequestCode.UNREGISTER_CLIENT: lambda header, _body: header.client_id,

@@ -89,17 +89,7 @@ class TlsContext:
         ):
             if path is not None:
                 _check_readable(key, path)
-        try:
-            context.load_cert_chain(
-                config.cert_path, config.key_path, password=lambda: config.key_password
-            )
-        except (ssl.SSLError, OSError, ValueError) as error:
-            raise BrokerConfigError(
-                "TLS",
-                "tlsServerCertPath",
-                str(config.cert_path),
-                f"a certificate in PEM whose key is in tlsServerKeyPath ({_reason(error)})",
-            ) from None
+        _load_own(context, config)
         if config.trust_cert_path is not None:
             try:
                 context.load_verify_locations(config.trust_cert_path)
@@ -116,6 +106,22 @@ class TlsContext:
             ClientAuth.REQUIRE: ssl.CERT_REQUIRED,
         }[config.client_auth]
         return context
+
+
+def _load_own(context: ssl.SSLContext, config: TlsConfig) -> None:
+    """Use the broker's own certificate."""
+    assert config.cert_path is not None
+    try:
+        context.load_cert_chain(
+            config.cert_path, config.key_path, password=lambda: config.key_password
+        )
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise BrokerConfigError(
+            "TLS",
+            "tlsServerCertPath",
+            str(config.cert_path),
+            f"a certificate in PEM whose key is in tlsServerKeyPath ({_reason(error)})",
+        ) from None
 
 
 def _check_readable(key: str, path: Path) -> None:
@@ -141,3 +147,25 @@ def tls_context(config: TlsConfig) -> TlsContext | None:
     if config.mode is TlsMode.DISABLED:
         return None
     return TlsContext(config)
+
+
+def registration_context(config: TlsConfig) -> ssl.SSLContext | None:
+    """Return what connections to name servers need; None if they are plain.
+
+    It has the broker's own certificate, for name servers that require one.
+
+    Raises:
+        ConfigurationError: A certificate cannot be used.
+    """
+    if not config.registration_enabled:
+        return None
+    path = config.registration_trust_path
+    try:
+        context = ssl.create_default_context(cafile=path)
+    except (ssl.SSLError, OSError) as error:
+        raise BrokerConfigError(
+            "TLS", "namesrvTlsTrustCertPath", str(path), f"certificates in PEM ({_reason(error)})"
+        ) from error
+    if config.cert_path is not None:
+        _load_own(context, config)
+    return context

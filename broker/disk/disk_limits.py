@@ -118,12 +118,13 @@ class DiskLimits:
         return self._left * 100 < self._space.size * wanted
 
     @property
-    def _used_percent(self) -> int:
+    def used_percent(self) -> int:
+        """The part of the disk that is in use, rounded up."""
         return 100 - self._left * 100 // max(self._space.size, 1)
 
     def _reason(self) -> str:
         return (
-            f"[DISK]the disk of {self._path} is {self._used_percent} % full, and above "
+            f"[DISK]the disk of {self._path} is {self.used_percent} % full, and above "
             f"diskSpaceWarningLevelRatio={self._config.refuse_ratio} no messages are taken: "
             "try another broker, or make room"
         )
@@ -135,7 +136,7 @@ class DiskLimits:
             "diskSpaceWarningLevelRatio=%d",
             event,
             self._path,
-            self._used_percent,
+            self.used_percent,
             self._left,
             self._space.size,
             self._config.warn_ratio,
@@ -154,7 +155,7 @@ class DiskLimits:
         return {
             "is_scarce": int(self.is_scarce),
             "is_full": int(self.is_full),
-            "used_percent": self._used_percent,
+            "used_percent": self.used_percent,
             "free_bytes": self._space.free,
             "size_bytes": self._space.size,
             "messages_refused": self._refusal.count,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, cast
 
@@ -110,7 +111,9 @@ class _NameServerLink(asyncio.Protocol):
         self._opaque += 1
         answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         self._answers[self._opaque] = answer
-        fields = self._sign({**(texts_of(header) or {}), RECOGNITION_FIELD: "1"}, body)
+        fields: Mapping[str, str] = {**(texts_of(header) or {}), RECOGNITION_FIELD: "1"}
+        if code == RequestCode.REGISTER_BROKER:
+            fields = self._sign(fields, body)
         self.transport.write(encode_request(code, opaque=self._opaque, header=fields, body=body))
         return await answer
 
@@ -129,12 +132,15 @@ class NameServerRegistration:
         ha_port: int,
         now_ms: Callable[[], int],
         credentials: KeyPair | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Wire it.
 
         If ``advertised_host`` is empty, each name server gets the local address of the connection
-        to it.
+        to it. ``credentials`` sign registrations and nothing else: a signature that can be read on
+        its way serves for no other request.
         """
+        self._tls, self._signs = tls, credentials is not None
         self._sign = _signing(credentials)
         self._links: dict[tuple[str, int], _NameServerLink | None] = dict.fromkeys(addresses)
         self._topics = topics
@@ -199,6 +205,9 @@ class NameServerRegistration:
         link = self._links[address]
         if link is None or link.transport is None:
             return
+        if self._signs:  # a name server forgets a broker whose connection is closed
+            link.close()
+            return
         header = BrokerIdentityRequestHeader(
             broker_name=self._identity.broker_name,
             broker_addr=self._own_address(link, self._port()),
@@ -216,7 +225,9 @@ class NameServerRegistration:
         link = self._links[address]
         if link is None or link.transport is None:
             loop = asyncio.get_running_loop()
-            _, link = await loop.create_connection(lambda: _NameServerLink(self._sign), *address)
+            _, link = await loop.create_connection(
+                lambda: _NameServerLink(self._sign), *address, ssl=self._tls
+            )
             self._links[address] = link
             logger.info("event=name_server_connected namesrv=%s:%d", *address)
         return link

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from halfmq.remoting.codes import ResponseCode
-
 from ..access import Acl, AclEntry, PolicyType, User, subject_of, user_to_info
-from ..errors import AccessDeniedError
 from ..net.access_requests import AccessRequests
 from .brokers import ClusterClient, check_address
 
@@ -61,39 +58,6 @@ class UserCalls(ClusterClient):
         for broker in self._all_brokers():
             await broker.delete_user(name)
 
-    async def copy_users(
-        self, to: str, names: Sequence[str] = (), *, source: str | None = None
-    ) -> list[str]:
-        """Create or update users on the broker at ``to``; return their names.
-
-        Args:
-            to: ``host:port`` of a broker that accepts the same credentials.
-            names: The users; empty: all. Unknown names are left out.
-            source: ``host:port`` of the broker to read from; None: as ``users``.
-
-        Raises:
-            AccessDeniedError: Secrets are visible to super users only.
-            ClientError: As ``users``.
-        """
-        from_broker, to_broker = self._first_broker(source), self._broker_at(to)
-        wanted = [await from_broker.user(name) for name in names] or await from_broker.users("")
-        copied = []
-        for user in wanted:
-            if user is None:
-                continue
-            if user.password is None:
-                remark = f"the secret of user {user.name} is shown to super users only"
-                raise AccessDeniedError(ResponseCode.NO_PERMISSION, remark)
-            if await to_broker.user(user.name) is None:
-                await to_broker.create_user(user)
-            else:
-                info = user_to_info(
-                    user.name, user.password, is_super=user.is_super, enabled=user.enabled
-                )
-                await to_broker.update_user(info)
-            copied.append(user.name)
-        return copied
-
     async def acls(self, subject_contains: str = "", resource_contains: str = "") -> list[Acl]:
         """Return ACLs by subject; with ``resource_contains`` only entries of such resources.
 
@@ -129,7 +93,13 @@ class UserCalls(ClusterClient):
     async def copy_acls(
         self, to: str, users: Sequence[str] = (), *, source: str | None = None
     ) -> list[str]:
-        """Create or update ACLs on the broker at ``to``, as ``copy_users``; return the subjects."""
+        """Create or update ACLs of existing users on another broker; return the subjects.
+
+        Args:
+            to: ``host:port`` of a broker that accepts the same credentials.
+            users: The users; empty: all. Unknown names are left out.
+            source: ``host:port`` of the broker to read from; None: as ``users``.
+        """
         from_broker, to_broker = self._first_broker(source), self._broker_at(to)
         wanted = [await from_broker.acl(subject_of(user)) for user in users]
         copied = []

@@ -6,12 +6,14 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from struct import pack
 from typing import Any, Final
 
 import pytest
 
+from halfmq.broker.access.config import KeyPair
 from halfmq.broker.access.requirements import CLIENT_IDS
 from halfmq.broker.logs import LINE_MAX, LineFormatter
 from halfmq.client import ClientConfig, blocking
@@ -20,18 +22,23 @@ from halfmq.remoting.bodies import (
     HeartbeatData,
     LockBatchBody,
     ProducerData,
+    TopicRouteData,
     encode_heartbeat,
     encode_lock_batch,
+    encode_route,
     encode_subscription_check,
     subscription_data,
 )
-from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.headers import (
     GetMaxOffsetRequestHeader,
+    RegisterBrokerRequestHeader,
     UnregisterClientRequestHeader,
     ViewMessageRequestHeader,
 )
+from halfmq.remoting.registration_bodies import DataVersion, encode_registration
+from halfmq.remoting.replies import encode_request
 from halfmq.remoting.shown_text import REMARK_MAX
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.ids import offset_message_id
@@ -44,6 +51,7 @@ from tests.support.guarded_broker import GuardedBroker
 from tests.support.guarded_rig import REFUSED, Guarded, guarded, names_the_missing_right
 from tests.support.patience import wait_until
 from tests.support.peers import COMMIT, Half
+from tests.support.race_windows import Rig, windowed
 from tests.support.usual_headers import send_header
 
 SECRET: Final = b"a message of somebody else"
@@ -200,6 +208,66 @@ def test_two_clients_with_one_id_are_both_warned(
             assert "other_peer=127.0.0.1:" in line
     finally:
         broker.close()
+
+
+# -- the broker's own credentials
+
+INNER: Final = Account("inner", "secret-of-brokers")
+
+
+@guarded()
+async def test_the_signature_of_a_registration_serves_for_nothing_else(guarded: Guarded) -> None:
+    """It covers neither the code nor the names of fields, and is sent every 30 s."""
+    rig = guarded.rig
+    rig.access = replace(rig.access, inner_credentials=KeyPair(*INNER))
+    await rig.restart()
+    peer = await guarded.peer(INNER, ours=False)
+    register = RegisterBrokerRequestHeader(
+        broker_name="broker-b",
+        broker_addr="10.0.0.9:10911",
+        cluster_name="C",
+        ha_server_addr="",
+        broker_id=0,
+    )
+    for code in sorted(RequestCode):
+        answer = await peer.call(code, register)
+        if code == RequestCode.REGISTER_BROKER:  # refused by its address, see below
+            assert "may not register here" in (answer.remark or "")
+        else:
+            assert (answer.code, answer.body) == (REFUSED, b"")
+            assert "accessKey:inner may only register" in (answer.remark or ""), code
+
+
+# -- brokers that nobody has named
+
+
+@windowed()
+async def test_no_broker_registers_unless_its_address_is_configured(rig: Rig) -> None:
+    """Clients would send to it, and consume from it."""
+    peer = await rig.peer()
+    identity = {
+        "brokerName": "broker-b",
+        "brokerAddr": "10.0.0.9:10911",
+        "clusterName": "C",
+        "haServerAddr": "",
+        "brokerId": "0",
+        "topic": "orders",
+    }
+    route = encode_route(TopicRouteData())
+    for code, body in (
+        (RequestCode.REGISTER_BROKER, encode_registration([], DataVersion())),
+        (RequestCode.UNREGISTER_BROKER, b""),
+        (RequestCode.REGISTER_TOPIC_IN_NAMESRV, route),
+        (RequestCode.QUERY_DATA_VERSION, b""),
+        (RequestCode.BROKER_HEARTBEAT, b""),
+    ):
+        opaque = next(peer._opaques)
+        peer.write(encode_request(code, opaque=opaque, header=identity, body=body))
+        answer = await peer.answer(opaque)
+        assert answer.code == ResponseCode.NO_PERMISSION, (code, answer.remark)
+        assert "registrationAddresses" in (answer.remark or "")
+    cluster = await peer.call(RequestCode.GET_BROKER_CLUSTER_INFO, None)
+    assert b"broker-b" not in cluster.body
 
 
 # -- names of 15 MB

@@ -32,7 +32,12 @@ def rooms(tmp_path: Path) -> Iterator[str]:
     with ExitStack() as running:
         settings: dict[str, str] = {}
         for name in ROOMS:
-            broker = broker_process(tmp_path / name, brokerName=name, **settings)
+            broker = broker_process(
+                tmp_path / name,
+                brokerName=name,
+                registrationAddresses="127.0.0.1",
+                **settings,
+            )
             address = running.enter_context(broker).address
             settings.setdefault("namesrvAddr", address)
         namesrv = settings["namesrvAddr"]

@@ -15,15 +15,15 @@ from typing import Any, cast
 import pytest
 
 from halfmq.client.blocking import Admin
-from halfmq.client.testing import BrokerProcess, broker_process
+from halfmq.client.testing import BrokerProcess
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import SendMessageRequestHeader
 from tests.support.broker_pair import (
     accept_messages,
     broker_pair,
+    filling_broker,
     refuse_messages,
     refused_messages,
-    settings_file,
 )
 from tests.support.fake_broker import Refuse, fake_broker
 from tests.support.features import feature
@@ -99,7 +99,7 @@ def _running(namesrv: str, home: Path, *scenario: str) -> Iterator[subprocess.Po
 def test_a_refused_send_is_repeated_at_the_next_queue(client: str, tmp_path: Path) -> None:
     """As often as the client is set to, until the broker has space again."""
     with (
-        broker_process(tmp_path / "b", conf=settings_file(tmp_path / "b")) as broker,
+        filling_broker(tmp_path / "b") as broker,
         Admin(namesrv=broker.address) as admin,
     ):
         admin.create_topic("orders", queues=QUEUES)
@@ -120,7 +120,7 @@ def test_a_refused_send_is_repeated_at_the_next_queue(client: str, tmp_path: Pat
 @feature("a send that is refused is repeated at another queue", "C++ 0.4.4")
 def test_the_cpp_client_repeats_a_refused_send(tmp_path: Path) -> None:
     """It sends it three times, which no setting changes; then it tells its caller."""
-    with broker_process(tmp_path / "b", conf=settings_file(tmp_path / "b")) as broker:
+    with filling_broker(tmp_path / "b") as broker:
         with Admin(namesrv=broker.address) as admin:
             admin.create_topic("orders", queues=QUEUES)
         with retrying("C++ 0.4.4", broker.address, "orders", 0, tmp_path) as sent:

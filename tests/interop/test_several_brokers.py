@@ -124,7 +124,8 @@ def test_a_transaction_is_decided_by_the_broker_that_has_its_half(pair: BrokerPa
 def test_an_official_broker_registers_with_halfmq(tmp_path: Path) -> None:
     """Our client and an unmodified Java client send to both brokers, and consume from both."""
     with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(broker_process(tmp_path / "ours", brokerName="halfmq-a"))
+        settings = {"brokerName": "halfmq-a", "registrationAddresses": "127.0.0.1"}
+        ours = stack.enter_context(broker_process(tmp_path / "ours", **settings))
         _start_official(stack, tmp_path, namesrvAddr=ours.address)
         _check_mixed(ours.address, tmp_path)
 

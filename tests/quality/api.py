@@ -233,7 +233,7 @@ async def keeping_users() -> None:
         acl = await admin.acl(users[0].name)
         if acl is not None:
             show(acl.subject, [(one.resource, one.actions, one.allow) for one in acl.entries])
-        copied: list[str] = await admin.copy_users("10.0.0.2:10911", ["orders-app"])
+        copied: list[str] = await admin.copy_acls("10.0.0.2:10911", ["orders-app"])
         show(copied)
         await admin.delete_acl("orders-app", "Topic:orders*")
         await admin.delete_user("orders-app")

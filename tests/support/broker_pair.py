@@ -7,8 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
+from typing import Final
 
 from benchmarks.processes import free_ports
 from halfmq.client.blocking import Admin
@@ -18,8 +17,16 @@ from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.headers import GetRouteInfoRequestHeader
 from tests.support.patience import PATIENCE_S, wait_until
 from tests.support.rocketmq_broker import Wire
+from tests.support.small_disk import fill, small_disk
 
 POLL_S = 0.1
+DISK = 64 << 20
+SMALL_FILES: Final = {
+    "mappedFileSizeCommitLog": 1 << 20,
+    "mappedFileSizeConsumeQueue": 20_000,
+    "maxHashSlotNum": 1_000,
+    "maxIndexNum": 4_000,
+}
 
 
 def wait_for_route(address: str, topic: str, names: set[str]) -> None:
@@ -51,19 +58,19 @@ class BrokerPair:
 
 @contextlib.contextmanager
 def broker_pair(home: Path) -> Iterator[BrokerPair]:
-    """Run two brokers for the duration of the block; both have a file of settings."""
+    """Run two brokers for the duration of the block; each has a small disk."""
     first = free_ports(6) + 2
     ports = first, first + 3
     namesrv = ";".join(f"127.0.0.1:{port}" for port in ports)
     with contextlib.ExitStack() as stack:
         brokers = [
             stack.enter_context(
-                broker_process(
+                filling_broker(
                     home / name,
-                    conf=settings_file(home / name),
                     brokerName=name,
                     listenPort=port,
                     namesrvAddr=namesrv,
+                    registrationAddresses="127.0.0.1",
                 )
             )
             for name, port in zip(("halfmq-a", "halfmq-b"), ports, strict=True)
@@ -73,39 +80,36 @@ def broker_pair(home: Path) -> Iterator[BrokerPair]:
         yield pair
 
 
-def settings_file(home: Path) -> Path:
-    """Return an empty file of settings: only a broker that has one can be changed while it runs."""
+@contextlib.contextmanager
+def filling_broker(home: Path, **settings: object) -> Iterator[BrokerProcess]:
+    """Run a broker whose disk is small enough to be filled; skip the test where none can be."""
     home.mkdir(parents=True, exist_ok=True)
-    path = home / "broker.conf"
-    path.touch()
-    return path
+    with (
+        small_disk(home, "tmpfs", DISK) as disk,
+        broker_process(home, storePathRootDir=disk / "store", **SMALL_FILES, **settings) as broker,
+    ):
+        yield broker
+
+
+def _ballast(broker: BrokerProcess) -> Path:
+    return Path(broker.ready["store"]).with_name("ballast")
 
 
 def refuse_messages(broker: BrokerProcess) -> None:
-    """Have a broker refuse messages, as if its disk were full; skip the test on an empty disk."""
-    space = shutil.disk_usage(broker.directory)
-    if space.free > 0.89 * space.total:
-        pytest.skip("the disk is nearly empty, and full means 10 % or more: NOT tested")
-    _set_full_from(broker, 10)
+    """Fill the disk of a broker, so that it refuses messages."""
+    fill(_ballast(broker), round(0.95 * shutil.disk_usage(_ballast(broker).parent).free))
     wait_until(lambda: refused_messages(broker) > 0, "it refuses messages")
 
 
 def accept_messages(broker: BrokerProcess) -> None:
     """Have a broker take messages again."""
-    _set_full_from(broker, 100)
+    _ballast(broker).unlink()
     wait_until(lambda: _metric(broker, "is_full") == 0, "it has space again")
 
 
 def refused_messages(broker: BrokerProcess) -> int:
     """Return how many messages a broker, and those that it knows, have refused so far."""
     return _metric(broker, "messages_refused")
-
-
-def _set_full_from(broker: BrokerProcess, percent: int) -> None:
-    body = f"diskSpaceWarningLevelRatio={percent}\n".encode()
-    with Wire(broker.address) as wire:
-        answer = wire.ask(RequestCode.UPDATE_BROKER_CONFIG, body=body)
-    assert answer.code == 0, answer.remark
 
 
 def _metric(broker: BrokerProcess, name: str) -> int:

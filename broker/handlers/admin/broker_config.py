@@ -62,7 +62,8 @@ class SettingsHandlers:
             raise _invalid(str(error)) from error
         self._settings.check(wanted)
         what = f"settings {', '.join(sorted(wanted))}"
-        self._changes.make(partial(self._settings.change, wanted), what, request, connection)
+        change = partial(self._settings.change, wanted, connection.name)
+        self._changes.make(change, what, request, connection)
 
 
 def _invalid(remark: str) -> RequestRefusedError:

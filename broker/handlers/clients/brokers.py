@@ -1,6 +1,7 @@
 """This broker as a name server of others: they register here (103, 104, 217, 322, 901, 904).
 
-The answers of ``routes`` contain what they register.
+The answers of ``routes`` contain what they register. Clients then send to these brokers and consume
+from them, so only brokers at the addresses of the setting ``registrationAddresses`` register.
 
 Source: RocketMQ 5.3.3 `DefaultRequestProcessor` of the name server.
 """
@@ -39,6 +40,7 @@ from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.serialization import ext_fields
 from halfmq.store.format.crc import crc32
 
+from ...access.addresses import address_of, any_of, parse_address_pattern
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
@@ -55,11 +57,19 @@ CRC_MASK: Final = 0x7FFFFFFF
 class BrokerHandlers:
     """Serves the registration of other brokers."""
 
-    def __init__(self, brokers: BrokerTable, kv_config: KvConfig, identity: TopicDefaults) -> None:
+    def __init__(
+        self,
+        brokers: BrokerTable,
+        kv_config: KvConfig,
+        identity: TopicDefaults,
+        registration_addresses: str,
+    ) -> None:
         self._brokers = brokers
         self._kv_config = kv_config
         self._broker_name = identity.broker_name
         self._broker_id = identity.broker_id
+        text = registration_addresses
+        self._may_register = parse_address_pattern(text) if text else any_of(())
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
@@ -80,6 +90,7 @@ class BrokerHandlers:
             raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
         master = None
         if header.broker_name != self._broker_name:
+            self._check_address(connection)
             self._brokers.register(
                 header,
                 decode_registration(request.body),
@@ -102,15 +113,17 @@ class BrokerHandlers:
             body=b"" if order_topics is None else encode_table(order_topics),
         )
 
-    def unregister(self, request: RemotingCommand, _connection: Connection) -> bytes:
+    def unregister(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Remove a broker."""
+        self._check_address(connection)
         header = request.header
         assert isinstance(header, BrokerIdentityRequestHeader)
         self._brokers.unregister(header.broker_name, header.broker_id)
         return encode_reply(request)
 
-    def register_topic(self, request: RemotingCommand, _connection: Connection) -> bytes:
+    def register_topic(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Add one topic of a registered broker."""
+        self._check_address(connection)
         header = request.header
         assert isinstance(header, TopicRequestHeader)
         for queues in decode_route(request.body).queue_datas:
@@ -123,8 +136,9 @@ class BrokerHandlers:
             self._brokers.add_topic(header.topic, queues)
         return encode_reply(request)
 
-    def data_version(self, request: RemotingCommand, _connection: Connection) -> bytes:
+    def data_version(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer whether a broker has to register its topics again."""
+        self._check_address(connection)
         header = request.header
         assert isinstance(header, BrokerIdentityRequestHeader)
         known = self._brokers.renew(header.broker_name, header.broker_addr)
@@ -135,8 +149,9 @@ class BrokerHandlers:
             body=b"" if known is None else encode_data_version(known),
         )
 
-    def heartbeat(self, request: RemotingCommand, _connection: Connection) -> bytes:
+    def heartbeat(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Renew the registration of a broker."""
+        self._check_address(connection)
         header = request.header
         assert isinstance(header, BrokerHeartbeatRequestHeader)
         self._brokers.renew(header.broker_name, header.broker_addr)
@@ -153,3 +168,11 @@ class BrokerHandlers:
             addresses = known.broker_addrs
         group = BrokerData(broker_addrs=addresses, broker_name=name, cluster=header.cluster_name)
         return encode_reply(request, body=encode_member_group(group))
+
+    def _check_address(self, connection: Connection) -> None:
+        if not self._may_register(address_of(connection.remote_host[:-4])):
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"a broker at {connection.name} may not register here: its address is not in "
+                "registrationAddresses",
+            )

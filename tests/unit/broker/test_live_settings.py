@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from halfmq.broker.config import BrokerConfig
-from halfmq.broker.config_file import known_settings, load_config, with_value
+from halfmq.broker.config_file import LoadedConfig, known_settings, load_config, with_value
 from halfmq.broker.errors import BrokerConfigError, RequestRefusedError
 from halfmq.broker.handlers.admin.broker_config import SETTINGS_BYTES_MAX
 from halfmq.broker.live_settings import LiveSettings
@@ -27,7 +28,14 @@ fileReservedTime=48
 someUnknownKey=kept
 initAuthenticationUser={"username":"root","password":"geheim"}
 """
+PEER: Final = "127.0.0.1:50001"
 OPERATIONS: Final = Path(__file__).parents[3] / "docs" / "operations.md"
+
+
+def settings_of(
+    loaded: LoadedConfig, apply: Callable[[BrokerConfig], None] = lambda _: None
+) -> LiveSettings:
+    return LiveSettings(loaded, apply, now_ms=lambda: 7, disk_used=lambda: 60)
 
 
 class Front:
@@ -38,13 +46,13 @@ class Front:
         self.file.write_text(content)
         self.applied: list[BrokerConfig] = []
         loaded = load_config(self.file, overrides)
-        self.settings = LiveSettings(loaded, self.applied.append, now_ms=lambda: 7)
+        self.settings = settings_of(loaded, self.applied.append)
 
     async def refused(self, **wanted: str) -> RequestRefusedError:
         """Try a change; nothing of it happens."""
         before = self.file.read_bytes()
         with pytest.raises(RequestRefusedError) as caught:
-            await self.settings.change(wanted)
+            await self.settings.change(wanted, PEER)
         assert self.file.read_bytes() == before
         assert not self.applied
         return caught.value
@@ -54,7 +62,7 @@ async def test_a_change_is_kept_in_the_file_and_takes_effect(tmp_path: Path) -> 
     """Only the lines of the settings change; what is not there is added."""
     front = Front(tmp_path)
     front.file.chmod(0o600)
-    await front.settings.change({"deleteWhen": "02;14", "transactionCheckMax": "3"})
+    await front.settings.change({"deleteWhen": "02;14", "transactionCheckMax": "3"}, PEER)
 
     assert front.file.read_text() == (
         FILE.replace("  deleteWhen = 03", "deleteWhen=02;14") + "transactionCheckMax=3\n"
@@ -73,7 +81,7 @@ async def test_a_change_is_kept_in_the_file_and_takes_effect(tmp_path: Path) -> 
 async def test_the_last_line_of_a_key_is_replaced_and_line_ends_stay(tmp_path: Path) -> None:
     """The last of two lines of a key counts; a file may come from Windows."""
     front = Front(tmp_path, "deleteWhen=01\r\ndeleteWhen=02\r\nfileReservedTime=1")
-    await front.settings.change({"deleteWhen": "03", "transactionCheckMax": "3"})
+    await front.settings.change({"deleteWhen": "03", "transactionCheckMax": "3"}, PEER)
 
     assert front.file.read_bytes() == (
         b"deleteWhen=01\r\ndeleteWhen=03\r\nfileReservedTime=1\ntransactionCheckMax=3\n"
@@ -85,11 +93,11 @@ async def test_a_symbolic_link_to_the_file_stays(tmp_path: Path) -> None:
     front = Front(tmp_path)
     link = tmp_path / "link.conf"
     link.symlink_to(front.file)
-    linked = LiveSettings(load_config(link), front.applied.append, now_ms=lambda: 7)
-    await linked.change({"fileReservedTime": "1"})
+    linked = settings_of(load_config(link), front.applied.append)
+    await linked.change({"fileReservedTime": "96"}, PEER)
 
     assert link.is_symlink()
-    assert "fileReservedTime=1\n" in front.file.read_text()
+    assert "fileReservedTime=96\n" in front.file.read_text()
 
 
 async def test_a_change_is_logged_with_old_and_new_value(
@@ -98,9 +106,35 @@ async def test_a_change_is_logged_with_old_and_new_value(
     """The log shows what was changed."""
     caplog.set_level("INFO")
     front = Front(tmp_path)
-    await front.settings.change({"fileReservedTime": "24"})
+    await front.settings.change({"fileReservedTime": "24"}, PEER)
 
-    assert f"key=fileReservedTime old=48 new=24 file={front.file}" in caplog.text
+    line = f"key=fileReservedTime old=48 new=24 peer={PEER} file={front.file}"
+    assert line in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "now", "refused", "accepted"),
+    [
+        ("fileReservedTime", "48", ["0", "23"], ["24", "72"]),
+        ("fileReservedTime", "2", ["1"], ["2", "3"]),
+        ("diskMaxUsedSpaceRatio", "75", ["10", "60"], ["61", "100"]),
+        ("diskSpaceWarningLevelRatio", "50", ["10", "49"], ["51", "55", "100"]),
+        ("transactionPendingMax", "100000", ["1", "999"], ["1000"]),
+        ("transactionPendingMaxPerGroup", "0", ["1", "9"], ["10", "0"]),
+        ("transactionPendingMaxPerGroup", "20", ["9"], ["10", "0"]),
+    ],
+)
+async def test_no_live_value_deletes_or_refuses_at_once(
+    tmp_path: Path, key: str, now: str, refused: list[str], accepted: list[str]
+) -> None:
+    """The file and a restart can have it; 60 % of the disk are in use."""
+    front = Front(tmp_path, f"{key}={now}\n")
+    for value in refused:
+        refusal = await front.refused(**{key: value})
+        assert (refusal.code, key in refusal.remark) == (ResponseCode.NO_PERMISSION, True)
+    for value in accepted:
+        front = Front(tmp_path, f"{key}={now}\n")
+        await front.settings.change({key: value}, PEER)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +152,7 @@ async def test_a_setting_that_cannot_be_changed_is_refused_by_name(
 ) -> None:
     """Nothing else of the request is changed."""
     front = Front(tmp_path)
-    refusal = await front.refused(**{"fileReservedTime": "1", key: value})
+    refusal = await front.refused(**{"fileReservedTime": "50", key: value})
 
     assert refusal.code == code
     assert remark in refusal.remark
@@ -127,11 +161,11 @@ async def test_a_setting_that_cannot_be_changed_is_refused_by_name(
 async def test_a_change_that_would_not_survive_a_restart_is_refused(tmp_path: Path) -> None:
     """A setting of --set, and one whose file cannot be written."""
     front = Front(tmp_path, FILE, "fileReservedTime=9")
-    assert "--set gives it" in (await front.refused(fileReservedTime="1")).remark
+    assert "--set gives it" in (await front.refused(fileReservedTime="50")).remark
 
     front.file.unlink()
     with pytest.raises(RequestRefusedError, match="cannot be written"):
-        await front.settings.change({"deleteWhen": "01"})
+        await front.settings.change({"deleteWhen": "01"}, PEER)
     assert not front.applied
 
 
@@ -140,8 +174,8 @@ async def test_without_a_file_changes_are_kept_in_the_store(tmp_path: Path) -> N
     store = f"storePathRootDir={tmp_path}"
     (tmp_path / "config").mkdir()
     for value in ("24", "48"):
-        settings = LiveSettings(load_config(None, [store]), lambda _: None, now_ms=lambda: 7)
-        await settings.change({"fileReservedTime": value, "deleteWhen": "05"})
+        settings = settings_of(load_config(None, [store]))
+        await settings.change({"fileReservedTime": value, "deleteWhen": "05"}, PEER)
     kept = tmp_path / "config" / "halfmqSettings.conf"
     conf = tmp_path / "broker.conf"
     conf.write_text(f"{store}\nfileReservedTime=12\n")
@@ -164,10 +198,10 @@ async def test_a_change_keeps_every_other_byte_of_the_file(tmp_path: Path) -> No
     front.file.write_bytes(
         b"\xef\xbb\xbfdeleteWhen=01\n# M\xfcll \x85 \xe2\x80\xa8 fileReservedTime=2\n"
     )
-    await front.settings.change({"deleteWhen": "03", "fileReservedTime": "1"})
+    await front.settings.change({"deleteWhen": "03", "fileReservedTime": "90"}, PEER)
 
     assert front.file.read_bytes() == (
-        b"deleteWhen=03\n# M\xfcll \x85 \xe2\x80\xa8 fileReservedTime=2\nfileReservedTime=1\n"
+        b"deleteWhen=03\n# M\xfcll \x85 \xe2\x80\xa8 fileReservedTime=2\nfileReservedTime=90\n"
     )
 
 
@@ -235,8 +269,8 @@ async def test_requests_show_and_change_settings(rig: Rig) -> None:
     for code in (RequestCode.GET_BROKER_CONFIG, RequestCode.GET_NAMESRV_CONFIG):
         assert "fileReservedTime=72\n" in (await ask(peer, code))[1]
     for code in (RequestCode.UPDATE_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG):
-        assert (await ask(peer, code, b"fileReservedTime=1\n"))[0] == ResponseCode.SUCCESS
-        assert "fileReservedTime=1\n" in (await ask(peer, RequestCode.GET_BROKER_CONFIG))[1]
+        assert (await ask(peer, code, b"fileReservedTime=96\n"))[0] == ResponseCode.SUCCESS
+        assert "fileReservedTime=96\n" in (await ask(peer, RequestCode.GET_BROKER_CONFIG))[1]
         answered, _, remark = await ask(peer, code, b"listenPort=1\n")
         assert answered == ResponseCode.NO_PERMISSION
         assert "at a start only" in remark

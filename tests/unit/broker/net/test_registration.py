@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from halfmq.broker.access.config import KeyPair
+from halfmq.broker.access.config import ClientAuth, KeyPair, TlsConfig
+from halfmq.broker.access.tls import TlsContext, registration_context
 from halfmq.broker.config import TopicDefaults
 from halfmq.broker.net.registration import NameServerRegistration
 from halfmq.broker.tables.topic_table import TopicTable
@@ -18,11 +20,16 @@ from halfmq.remoting.registration_bodies import RegisteredTopic, decode_registra
 from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.serialization import ext_fields
 from halfmq.remoting.signature import Signer, signed_text
+from tests.support.access import certificate
 from tests.support.broker_doubles import Clock
 
 
 async def _registered(
-    tmp_path: Path, credentials: KeyPair | None = None, advertised_host: str = ""
+    tmp_path: Path,
+    credentials: KeyPair | None = None,
+    advertised_host: str = "",
+    *,
+    over_tls: bool = False,
 ) -> list[RemotingCommand]:
     """Return what a name server is sent from a broker's start to its stop."""
     received: list[RemotingCommand] = []
@@ -37,7 +44,18 @@ async def _registered(
                 registered.set()
         writer.close()
 
-    server = await asyncio.start_server(name_server, "127.0.0.1", 0)
+    served = asked = None
+    if over_tls:  # the name server wants a certificate of its clients, too
+        certificate(tmp_path)
+        files: dict[str, Any] = {
+            "cert_path": tmp_path / "cert.pem",
+            "key_path": tmp_path / "key.pem",
+            "trust_cert_path": tmp_path / "ca.pem",
+            "registration_trust_path": tmp_path / "ca.pem",
+        }
+        served = TlsContext(TlsConfig(client_auth=ClientAuth.REQUIRE, **files)).current
+        asked = registration_context(TlsConfig(registration_enabled=True, **files))
+    server = await asyncio.start_server(name_server, "127.0.0.1", 0, ssl=served)
     async with server:
         registration = NameServerRegistration(
             [server.sockets[0].getsockname()[:2]],
@@ -48,6 +66,7 @@ async def _registered(
             ha_port=10_912,
             now_ms=Clock(),
             credentials=credentials,
+            tls=asked,
         )
         await registration.start()
         await registered.wait()
@@ -55,21 +74,17 @@ async def _registered(
     return received
 
 
-async def test_requests_to_name_servers_are_signed_with_the_brokers_own_credentials(
+async def test_registrations_and_nothing_else_are_signed_with_the_brokers_own_credentials(
     tmp_path: Path,
 ) -> None:
-    """`innerClientAuthenticationCredentials`; registering and leaving alike."""
-    received = await _registered(tmp_path, KeyPair("broker", "secret-word"))
+    """`innerClientAuthenticationCredentials`; to leave, it closes the connection."""
+    (register,) = await _registered(tmp_path, KeyPair("broker", "secret-word"))
 
-    assert [command.code for command in received] == [
-        RequestCode.REGISTER_BROKER,
-        RequestCode.UNREGISTER_BROKER,
-    ]
-    for command in received:
-        fields = ext_fields(command)
-        assert fields["AccessKey"] == "broker"
-        text = signed_text(fields)
-        assert Signer("secret-word").verify(fields["Signature"], text, command.body)
+    assert register.code == RequestCode.REGISTER_BROKER
+    fields = ext_fields(register)
+    assert fields["AccessKey"] == "broker"
+    text = signed_text(fields)
+    assert Signer("secret-word").verify(fields["Signature"], text, register.body)
 
 
 async def test_without_credentials_nothing_is_signed(tmp_path: Path) -> None:
@@ -78,6 +93,16 @@ async def test_without_credentials_nothing_is_signed(tmp_path: Path) -> None:
 
     assert received
     assert not any("AccessKey" in ext_fields(command) for command in received)
+
+
+async def test_registrations_go_over_tls_if_configured(tmp_path: Path) -> None:
+    """With the broker's own certificate, which the name server may require."""
+    received = await _registered(tmp_path, over_tls=True)
+
+    assert [one.code for one in received] == [
+        RequestCode.REGISTER_BROKER,
+        RequestCode.UNREGISTER_BROKER,
+    ]
 
 
 @pytest.mark.parametrize("advertised_host", ["", "10.0.0.9"])

@@ -40,7 +40,7 @@ class Parts:
         self.registry = ClientRegistry(now_ms=clock)
         kv_config = KvConfig(config_path(tmp_path, "kvConfig.json"), clock)
         self.handlers = {
-            **BrokerHandlers(brokers, kv_config, names).handlers(),
+            **BrokerHandlers(brokers, kv_config, names, "127.0.0.1").handlers(),
             **AssignmentHandlers(topics, brokers, self.registry, "a").handlers(),
         }
 

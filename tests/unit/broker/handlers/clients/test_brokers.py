@@ -57,7 +57,7 @@ class NameServer:
         kv_config = KvConfig(tmp_path / "kvConfig.json", self.clock)
         self.handlers: dict[int, Handler] = {
             **RouteHandlers(topics, self.brokers, identity).handlers(),
-            **BrokerHandlers(self.brokers, kv_config, identity).handlers(),
+            **BrokerHandlers(self.brokers, kv_config, identity, "127.0.0.1").handlers(),
         }
         self.connection = FakeConnection()
 
