@@ -66,8 +66,8 @@ def warn_of_inner(config: AccessConfig, principals: Principals) -> None:
     inner = config.inner_credentials
     if inner is not None and principals.find(inner.name) is not None:
         logger.warning(
-            "event=inner_account_without_rights name=%s innerClientAuthenticationCredentials "
-            "permit only to register: give the account of this name another one",
+            "event=inner_account_without_rights name=%s note='innerClientAuthenticationCredentials "
+            "permit only to register: give the account of this name another one'",
             inner.name,
         )
 
