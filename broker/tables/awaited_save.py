@@ -12,7 +12,7 @@ requests for one topic are served in order, also those that arrive between two s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -64,12 +64,22 @@ class AwaitedSave:
         """Whether no more requests can wait."""
         return self._requests >= WAITING_MAX or self.bytes >= NEW_TOPIC_BYTES.most
 
-    def wait(self, topic: str, serve: ServeDeferred, size: int) -> None:
-        """Call ``serve`` when the topic is saved; ``size`` is that of the request's body."""
-        self._requests += 1
+    def wait(self, topics: Sequence[str], serve: ServeDeferred, size: int) -> None:
+        """Call ``serve`` when the topics are saved; ``size`` is that of the request's body."""
+        left = len(topics)
+
+        def count_down(refusal: RequestRefusedError | None) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                serve(refusal)
+
+        self._requests += left
         self.bytes += size
-        requests = self._ready if topic in self._ready else self._waiting
-        requests.setdefault(topic, []).append((serve, size))
+        for topic in topics:
+            requests = self._ready if topic in self._ready else self._waiting
+            requests.setdefault(topic, []).append((count_down, size))
+            size = 0  # it is one request
         if not self._busy:
             self._save()
 

@@ -14,7 +14,7 @@ Source: RocketMQ `TopicConfigManager`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -315,6 +315,21 @@ class TopicTable:
         """
         return self._of_group(retry_topic(group), max(1, queues))
 
+    def ensure_retries(self, queues: Mapping[str, int]) -> None:
+        """Create the missing retry topics of these groups with so many queues; all in one save.
+
+        Raises:
+            RequestRefusedError: The table is full or cannot be saved.
+            NotYetError: Some are new, and not in the file yet.
+        """
+        made = [
+            simple_topic(retry_topic(group), max(1, count), PERM_READ | PERM_WRITE)
+            for group, count in queues.items()
+            if retry_topic(group) not in self._topics
+        ]
+        if made:
+            self._request(made, "their groups")
+
     def ensure_dead_letter(self, group: str) -> TopicConfig:
         """Return the dead-letter topic of a group; otherwise the same as `ensure_retry`."""
         return self._of_group(dead_letter_topic(group), 1)
@@ -411,12 +426,23 @@ class TopicTable:
 
     def _requested(self, made: TopicConfig, reason: str) -> TopicConfig:
         """Return a new topic that a request needs, once it is in the file."""
-        if made.name not in self._new and made.name not in self._being_saved:
-            self._check_room(made)
+        self._request([made], reason)
+        return self._topics[made.name]
+
+    def _request(self, wanted: Sequence[TopicConfig], reason: str) -> None:
+        """Return when new topics that a request needs are in the file."""
+        new = [
+            made
+            for made in wanted
+            if made.name not in self._new and made.name not in self._being_saved
+        ]
+        if new:
+            self._check_room(new[0], len(new))
+        for made in new:
             self._new[made.name] = made
             _log_created(made, reason)
         if self._awaited is not None and not self._awaited.is_full:
-            raise NotYetError(partial(self._awaited.wait, made.name))
+            raise NotYetError(partial(self._awaited.wait, [made.name for made in wanted]))
         error = None
         try:
             self._begin_save()()
@@ -427,10 +453,9 @@ class TopicTable:
             raise refusal from error
         for name in list(self._being_saved):
             self._publish_saved(name)
-        return self._topics[made.name]
 
-    def _check_room(self, made: TopicConfig) -> None:
-        if len(self._topics) + len(self._new) + len(self._being_saved) >= self._topics_max:
+    def _check_room(self, made: TopicConfig, count: int = 1) -> None:
+        if len(self._topics) + len(self._new) + len(self._being_saved) + count > self._topics_max:
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"topic[{made.name}] cannot be created: the broker has {len(self._topics)} topics, "

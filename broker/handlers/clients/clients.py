@@ -24,7 +24,6 @@ from msgspec.structs import replace
 
 from halfmq.remoting.bodies import (
     TAG,
-    ConsumerData,
     HeartbeatData,
     SubscriptionData,
     decode_heartbeat,
@@ -214,19 +213,19 @@ class ClientHandlers:
         """
         if not data.client_id:
             return data
+        consumers = data.consumer_data_set
+        configs = [self._groups.ensure(consumer.group_name) for consumer in consumers]
+        self._topics.ensure_retries(
+            {config.name: config.retry_queue_nums for config in configs if config is not None}
+        )
         admitted = tuple(
-            consumer for consumer in data.consumer_data_set if self._ensure_group(consumer)
+            consumer
+            for consumer, config in zip(consumers, configs, strict=True)
+            if config is not None
         )
         if len(admitted) < len(data.consumer_data_set):
             logger.warning("event=consumer_without_group client=%s", data.client_id)
         return replace(data, consumer_data_set=admitted)
-
-    def _ensure_group(self, consumer: ConsumerData) -> bool:
-        config = self._groups.ensure(consumer.group_name)
-        if config is None:
-            return False
-        self._topics.ensure_retry(config.name, config.retry_queue_nums)
-        return True
 
     def _notify_members(self, groups: Iterable[str]) -> None:
         """Notify the members of these groups in the next slice."""

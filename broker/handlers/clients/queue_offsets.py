@@ -108,9 +108,16 @@ class OffsetHandlers:
             raise RequestRefusedError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!"
             )
-        if topic not in self._topics:
+        config = self._topics.get(topic)
+        if config is None:
             raise RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
         _, end = self._store.queues.bounds(topic, header.queue_id)
+        count = max(config.read_queue_nums, config.write_queue_nums)
+        # One above the count may be a queue from before the topic was made smaller.
+        if header.queue_id < 0 or (header.queue_id >= count and not end):
+            # RocketMQ keeps it, and answers success.
+            remark = f"topic[{topic}] has no queue {header.queue_id}, it has {count}: not kept"
+            return encode_reply(request, remark=remark)
         if not self._offsets.commit(group, topic, header.queue_id, header.commit_offset, end=end):
             remark = "Offset has been previously reset"
             if header.commit_offset > end:

@@ -91,6 +91,20 @@ async def test_a_topic_is_in_the_file_before_the_log_has_a_record_of_it(rig: Rig
 
 
 @windowed()
+async def test_all_new_groups_of_a_heartbeat_are_saved_at_once(rig: Rig) -> None:
+    """A client of many groups waits for one save, and so does everyone after it."""
+    peer = await rig.peer()
+    groups = tuple(ConsumerData(group_name=f"g{number}") for number in range(50))
+    data = HeartbeatData(client_id="c", consumer_data_set=groups)
+    with watched(rig) as thread:
+        answer = await peer.call(RequestCode.HEART_BEAT, None, encode_heartbeat(data))
+        assert answer.code == 0
+        assert len(thread.writers) == 1
+    assert rig.tables.registry.consumer_groups.keys() == {one.group_name for one in groups}
+    assert all(f"%RETRY%{one.group_name}" in rig.tables.topics for one in groups)
+
+
+@windowed()
 async def test_only_requests_for_the_new_topic_wait(rig: Rig) -> None:
     """They are served in order, after one save for each round."""
     producer, other = await rig.peer(), await rig.peer()
@@ -140,7 +154,7 @@ async def test_new_topics_become_visible_a_few_in_each_pass_of_the_loop() -> Non
     steps = Steps()
     topics = [f"T{number}" for number in range(3 * TOPICS_PER_PASS)]
     for topic in topics:
-        steps.saves.wait(topic, steps.serving("last" if topic == topics[-1] else topic), 10)
+        steps.saves.wait([topic], steps.serving("last" if topic == topics[-1] else topic), 10)
     in_between: list[int] = []
 
     def beat() -> None:
@@ -161,13 +175,13 @@ async def test_requests_for_one_topic_are_served_in_order() -> None:
     steps = Steps()
 
     def first(_refusal: RequestRefusedError | None) -> None:
-        steps.saves.wait("late", steps.serving("last"), 10)
+        steps.saves.wait(["late"], steps.serving("last"), 10)
 
-    steps.saves.wait("T", first, 10)
+    steps.saves.wait(["T"], first, 10)
     for number in range(TOPICS_PER_PASS):
-        steps.saves.wait(f"T{number}", steps.serving("other"), 10)
-    steps.saves.wait("late", steps.serving("one"), 10)
-    steps.saves.wait("late", steps.serving("two"), 10)
+        steps.saves.wait([f"T{number}"], steps.serving("other"), 10)
+    steps.saves.wait(["late"], steps.serving("one"), 10)
+    steps.saves.wait(["late"], steps.serving("two"), 10)
     await asyncio.wait_for(steps.last.wait(), PATIENCE_S)
 
     assert steps.done[-4:] == ["show late", "one", "two", "last"]

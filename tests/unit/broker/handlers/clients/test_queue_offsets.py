@@ -126,8 +126,8 @@ def test_a_commit_is_found_again(parts: Parts) -> None:
     assert parts.query("known", 0) == "3"
     parts.commit("known", "orders", 0, 1)
     assert parts.query("known", 0) == "1"
-    parts.commit("known", "orders", 99, 0)
-    assert parts.query("known", 99) == "0"
+    parts.commit("known", "orders", 3, 0)
+    assert parts.query("known", 3) == "0"
 
 
 def test_a_commit_beyond_the_end_is_not_kept(parts: Parts) -> None:
@@ -136,9 +136,9 @@ def test_a_commit_beyond_the_end_is_not_kept(parts: Parts) -> None:
     for offset in (4, 99_999):
         parts.commit("known", "orders", 0, offset)
         assert parts.query("known", 0) == "2"
-    parts.commit("known", "orders", 99, 1)
+    parts.commit("known", "orders", 3, 1)
     with pytest.raises(RequestRefusedError, match="Not found"):
-        parts.query("known", 99, setZeroIfNotFound="false")
+        parts.query("known", 3, setZeroIfNotFound="false")
 
 
 def test_only_known_groups_and_topics_are_committed(parts: Parts) -> None:
@@ -149,6 +149,17 @@ def test_only_known_groups_and_topics_are_committed(parts: Parts) -> None:
     with pytest.raises(RequestRefusedError, match="Topic none not exist!") as refusal:
         parts.commit("known", "none", 0, 3)
     assert refusal.value.code is ResponseCode.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize("queue_id", [-1, 4, 1 << 30])
+def test_no_offset_is_kept_for_a_queue_that_does_not_exist(parts: Parts, queue_id: int) -> None:
+    """A peer cannot fill the table with queues that it invents; a removed one is still known."""
+    parts.log.append([draft("orders", 5)])
+    parts.commit("known", "orders", 3, 0)
+    parts.commit("known", "orders", 5, 0)
+    parts.commit("known", "orders", queue_id, 0)
+    with pytest.raises(RequestRefusedError, match="Not found"):
+        parts.query("known", queue_id, setZeroIfNotFound="false")
 
 
 def test_bounds_and_first_time_of_a_queue(parts: Parts) -> None:
