@@ -217,7 +217,7 @@ def _audit(
         ),
         anomaly_rows=named,
         checks=compared,
-        remarks=list(notes.clock_steps()),
+        remarks=[*notes.clock_steps(), *notes.deleted_topics()],
     )
 
 

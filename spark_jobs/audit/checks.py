@@ -35,8 +35,8 @@ class Check(NamedTuple):
 class Remark(NamedTuple):
     """Something worth knowing that is no anomaly: it leaves the exit code alone."""
 
-    kind: str  # clock_step
-    offsets: list[int]  # physical
+    kind: str  # clock_step or deleted_topic
+    offsets: list[int]  # physical; may be empty
     detail: str
 
 

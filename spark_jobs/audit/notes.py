@@ -121,6 +121,12 @@ class Notes:
                 )
                 yield Remark("clock_step", [after["physicalOffset"]], detail)
 
+    def deleted_topics(self) -> Iterator[Remark]:
+        """Name the topics that were deleted while the log still has messages of them."""
+        for topic in sorted(self._store.deleted_ends):
+            detail = f"the topic {topic} was deleted; the log still has messages of it"
+            yield Remark("deleted_topic", [], detail)
+
     def findings(self) -> Iterator[Found]:
         """Find bytes that are not as they should be."""
         for note in self._of(source.HOLE):

@@ -92,6 +92,20 @@ class StoreFiles:
         return None
 
     @cached_property
+    def deleted_ends(self) -> Mapping[str, Mapping[int, int]]:
+        """Below which queue offset messages are of a deleted topic, by its name and queue id.
+
+        halfmq notes it in ``topics.json``; RocketMQ does not.
+        """
+        for table in self._tables("topics.json"):
+            with suppress(ValueError, TypeError, AttributeError):
+                return {
+                    topic: {int(queue_id): int(end) for queue_id, end in ends.items()}
+                    for topic, ends in table.get("halfmqDeletedQueues", {}).items()
+                }
+        return {}
+
+    @cached_property
     def passed_slot(self) -> int:
         """The half queue offset up to which RocketMQ has checked; 0 if that is not known."""
         for table in self._tables("consumerOffset.json"):

@@ -62,7 +62,8 @@ def table(audit: "Audit") -> Iterator[str]:
         if not check.checked:
             yield fact("not checked", f"{check.what}: {check.why}")
     for remark in audit.remarks:
-        yield fact("remark", f"at {', '.join(map(str, remark.offsets))}: {remark.detail}")
+        at = f"at {', '.join(map(str, remark.offsets))}: " if remark.offsets else ""
+        yield fact("remark", f"{at}{remark.detail}")
     yield ""
     yield fact("transactions", sum(audit.states[state] for state in _COUNTED))
     for state in _COUNTED:

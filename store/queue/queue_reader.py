@@ -32,6 +32,14 @@ class QueueReader:
             return 0, 0
         return queue.begin, queue.visible_end(self._log.readable_offset)
 
+    def start(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset of the first message that a queue ever had.
+
+        It is not 0 if a topic of this name was deleted: offsets continue after its messages.
+        """
+        queue = self._table.get((topic, queue_id))
+        return queue.hidden_end if queue else 0
+
     def ends(self, topic: str, queue_ids: Iterable[int]) -> dict[int, int]:
         """Return the next queue offset of each of these queues that has, or had, messages."""
         found = ((one, self._table.get((topic, one))) for one in queue_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -152,3 +153,18 @@ def test_a_bit_that_flipped_in_properties_is_a_finding(spark: SparkSession, tmp_
     (found,) = changed_bytes(spark, extent).collect()
 
     assert (found["kind"], found["offsets"]) == (Kind.CRC, [segment.base])
+
+
+def test_messages_of_a_deleted_topic_are_no_finding(spark: SparkSession, tmp_path: Path) -> None:
+    """Below the ends that its queues had; later ones have no reader."""
+    root = filled_store(tmp_path / "store", 20)
+    counts = {"readQueueNums": 1, "writeQueueNums": 1}
+    (root / "config").mkdir(exist_ok=True)
+
+    def found(ends: dict[str, int]) -> Found:
+        table = {"topicConfigTable": {"events": counts}, "halfmqDeletedQueues": {"orders": ends}}
+        (root / "config" / "topics.json").write_text(json.dumps(table))
+        return findings(spark, root)
+
+    assert found({"0": 10, "1": 10}) == []
+    assert [kind for kind, _ in found({"0": 10, "1": 9})] == [Kind.UNKNOWN_QUEUE]

@@ -25,6 +25,7 @@ from halfmq.remoting.headers import (
     QueryConsumerOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from tests.support.broker_doubles import ext
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
 
@@ -214,7 +215,10 @@ async def test_a_deleted_topic_is_gone_with_its_offsets(rig: Rig) -> None:
 async def test_a_topic_of_the_same_name_shows_no_message_of_the_deleted_one(
     rig: Rig, end: str
 ) -> None:
-    """Not even after a start that rebuilds the queues from the log; their offsets go on."""
+    """Not even after a start that rebuilds the queues from the log; their offsets go on.
+
+    A new group begins with its first message, as at 0 in RocketMQ.
+    """
     peer = await rig.peer()
     await create(peer, read_queue_nums=1, write_queue_nums=1)
     for number in range(3):
@@ -224,6 +228,9 @@ async def test_a_topic_of_the_same_name_shows_no_message_of_the_deleted_one(
     assert await bounds(peer) == {0: (3, 3)}
     await peer.plain("K3", b"new")
     assert rig.bodies() == [b"new"]
+    new_group = QueryConsumerOffsetRequestHeader(consumer_group="new", topic="orders", queue_id=0)
+    answer = await peer.call(RequestCode.QUERY_CONSUMER_OFFSET, new_group)
+    assert (answer.code, ext(answer)) == (0, {"offset": "3"})
 
     await (rig.kill() if end == "kill" else rig.restart())
     again = await rig.peer()
