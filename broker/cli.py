@@ -17,7 +17,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
@@ -54,7 +54,7 @@ class ExitCode(IntEnum):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the broker until SIGTERM or SIGINT; return the exit code."""
+    """Run the broker until a signal stops it; return the exit code."""
     options = _parser().parse_args(arguments)
     try:
         loaded = load_config(options.conf, options.set)
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise_descriptor_limit()
     reserve_descriptor_table()
     try:
-        _run(_serve(loaded))
+        return _run(_serve(loaded))
     except BrokerConfigError as error:
         return _fail(ExitCode.CONFIGURATION, error)
     except DirectoryInUseError as error:
@@ -82,7 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception:
         logger.exception("event=unexpected_error")
         return ExitCode.UNEXPECTED_ERROR
-    return ExitCode.STOPPED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -137,23 +136,30 @@ def reserve_descriptor_table() -> None:
         os.close(fcntl.fcntl(some, fcntl.F_DUPFD_CLOEXEC, count - 1))
 
 
-def _run(main_coroutine: Coroutine[Any, Any, None]) -> None:
+def _run(main_coroutine: Coroutine[Any, Any, ExitCode]) -> ExitCode:
     try:
         import uvloop  # noqa: PLC0415  # absent on Windows and PyPy, which use plain asyncio
     except ImportError:
-        asyncio.run(main_coroutine)
-    else:
-        uvloop.run(main_coroutine)
+        return asyncio.run(main_coroutine)
+    return uvloop.run(main_coroutine)
 
 
-async def _serve(loaded: LoadedConfig) -> None:
+def _handle_signals(stop: Callable[[], None]) -> None:
+    """Stop in order by the usual signals; no other one ends the process before it has flushed."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            loop.add_signal_handler(number, stop)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        loop.add_signal_handler(number, logger.warning, "event=signal_ignored signal=%s", number)
+
+
+async def _serve(loaded: LoadedConfig) -> ExitCode:
     config = loaded.config
     started = time.monotonic()
     stop_requested = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop_requested.set)
-    broker = Broker(loaded)
+    _handle_signals(stop_requested.set)
+    broker = Broker(loaded, on_lost=stop_requested.set)
     # The start creates tables of millions of objects and almost no garbage. Collections would visit
     # all of them repeatedly while the tables grow, and take a fifth of its time.
     gc.disable()
@@ -192,6 +198,7 @@ async def _serve(loaded: LoadedConfig) -> None:
     finally:
         await broker.stop()
     logger.info("event=stopped")
+    return ExitCode.STOPPED if broker.failure is None else ExitCode.STORE_UNUSABLE
 
 
 def warn_of_exposure(config: BrokerConfig) -> None:

@@ -106,6 +106,7 @@ class Broker:
         monotonic_ms: Callable[[], int] = lambda: int(time.monotonic() * 1_000),
         worker: WorkerFactory = ThreadWorker,
         disk_space: Callable[[Path], Space] = space_of,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         """Wire the parts.
 
@@ -115,6 +116,7 @@ class Broker:
             monotonic_ms: The clock of checks, delays, locks and heartbeats.
             worker: Creates the store's helper threads.
             disk_space: Returns the space of the disk that holds a path.
+            on_lost: Called, more than once, if the store's directory is gone: end the broker.
         """
         loaded = config if isinstance(config, LoadedConfig) else LoadedConfig(config, {}, [])
         self.config = config = loaded.config
@@ -125,6 +127,7 @@ class Broker:
             disk_used=lambda: self._disk_limits.used_percent,
         )
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
+        self._on_lost = on_lost
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
         self._levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
         self._store_config = config.store.store_config(self._levels.levels_ms)
@@ -503,7 +506,7 @@ class Broker:
             self._transaction_ticker,
             self._delay_ticker,
             self._retention_ticker,
-            Ticker("disk", self._disk_limits.tick),
+            Ticker("disk", self._disk_tick),
             self._members_ticker,
             self._paced_ticker(
                 "clients",
@@ -622,9 +625,21 @@ class Broker:
             return INDEX_TICK_S
         return INDEX_REST_S if self._store.index.lags else 0
 
+    def _disk_tick(self) -> float:
+        self._store.check_directory()
+        if self._store.directory_lost:
+            self._on_lost()
+        return self._disk_limits.tick()
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the store has refused to write; None if it has not."""
+        return self._store.failure
+
     def _store_failed(self, error: Exception) -> None:
-        """Log why the store refuses appends; called on one of its threads."""
+        """Log why the store refuses appends, and refuse those that wait; any thread."""
         self._refusal.begin("disk_failed", ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+        self._release.fail_from_thread(str(error))
         logger.critical(
             "event=store_failed error=%r note='Nothing more is acknowledged: restart the broker "
             "when the disk is sound again'",

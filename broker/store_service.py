@@ -82,7 +82,13 @@ class StoreService:
         }
 
     async def stop(self) -> None:
-        """Write the tables, flush the store, and mark it clean if everything was written."""
+        """Write the tables, flush the store, and mark it clean if everything was written.
+
+        If the directory is lost, nothing is written: it may be another broker's.
+        """
+        if self._store.directory_lost:
+            _tried(self._store.close)
+            return
         saved = [_tried(work) for work in self._before_close]
         _tried(partial(self._store.close, clean=all(saved)))
         for work in self._after_close:

@@ -6,6 +6,7 @@ StoreError
 ├── PropertiesTooLongError   its properties do not fit their length field (the caller's fault)
 ├── DiskFullError            no space for a file (the machine's fault)
 ├── WriteFailedError         the system refused to write to the log
+├── DirectoryLostError       the directory is gone or another broker's; the store has stopped
 ├── FlushFailedError         a flush failed; the store has stopped
 ├── StoreClosedError         the store is not open
 ├── DirectoryInUseError      another broker holds the directory
@@ -26,6 +27,7 @@ __all__ = [
     "CorruptRecordError",
     "DamagedTableError",
     "DirectoryInUseError",
+    "DirectoryLostError",
     "DiskFullError",
     "FlushFailedError",
     "PropertiesTooLongError",
@@ -95,6 +97,17 @@ class FlushFailedError(StoreError):
 
     def __str__(self) -> str:
         return f"flush failed after offset {self.durable_offset}: {self.reason}"
+
+
+class DirectoryLostError(StoreError):
+    """The store's directory, or its lock file, is no longer the one that was opened."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path} was removed, renamed or replaced, so another broker may use the store"
 
 
 class StoreClosedError(StoreError):

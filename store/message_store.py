@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Final
 
 from .config import FlushMode, StoreConfig
-from .errors import StoreClosedError, StoreError, UnusableFileError
+from .errors import DirectoryLostError, StoreClosedError, StoreError, UnusableFileError
 from .files import disk
 from .files.checkpoint import Checkpoint, abort_marker, load_checkpoint, rebuild_marker
 from .files.directory_lock import DirectoryLock
@@ -102,7 +102,8 @@ class MessageStore:
         self._on_durable = on_durable
         self._on_failure = on_failure
         self._on_append = on_append
-        self._failure: Exception | None = None  # set when appends are refused
+        self.failure: Exception | None = None  # set when appends are refused
+        self.directory_lost = False  # nothing more is written: another broker may use it
         self._queue_table = QueueTable(
             config.root / "consumequeue",
             config.consume_queue_file_size,
@@ -271,8 +272,18 @@ class MessageStore:
 
     def _fail(self, error: Exception) -> None:
         """Refuse all further appends."""
-        self._failure = error
+        self.failure = error
         self._on_failure(error)
+
+    def check_directory(self) -> None:
+        """Stop writing if the directory is gone, or another broker could lock it.
+
+        Call it often: a second broker must not write before this one has noticed.
+        """
+        if self._opened and not self.directory_lost and not self._lock.is_intact():
+            self.directory_lost = True
+            error = self._flusher.failure = DirectoryLostError(self._config.root)
+            self._fail(error)
 
     def _start(self) -> None:
         self._integrity.start(self.index.extents())
@@ -300,6 +311,9 @@ class MessageStore:
         self.retention.stop()
         self._maintenance.stop()
         self._flusher.stop()
+        if self.directory_lost:  # its files may be another broker's
+            self._lock.release()
+            return
         try:
             clean = not self._failed and self._close_derived() and clean
         except (OSError, StoreError) as error:
@@ -317,7 +331,7 @@ class MessageStore:
     @property
     def _failed(self) -> bool:
         """Whether a write or flush has failed, so that later successes prove nothing."""
-        return self._failure is not None or self._maintenance_failed
+        return self.failure is not None or self._maintenance_failed
 
     def _close_derived(self) -> bool:
         """Flush queues, index and checkpoint; return whether they are complete."""
@@ -335,7 +349,7 @@ class MessageStore:
 
     def _maintain(self) -> None:
         """Flush queues and index and write the checkpoint; called on the maintenance thread."""
-        if self._maintenance_failed:
+        if self._maintenance_failed or self.directory_lost:
             return
         try:
             self._flush_derived()
@@ -415,8 +429,8 @@ class MessageStore:
     def _check_usable(self) -> None:
         if not self._opened:
             raise StoreClosedError
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def _wake_helpers(self) -> None:
         """Prepare what the appender will need; the appender calls this every few MiB."""

@@ -26,6 +26,8 @@ from typing import Final
 
 from halfmq.remoting.codes import FLAG_ONE_WAY, ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.replies import encode_reply
 
 from ..disk.send_refusal import SendRefusal
 from ..limits.kept import UNFLUSHED_BYTES, Kept
@@ -78,6 +80,7 @@ class ReplyRelease:
         self._has_more = False  # whether durable replies are left for the next pass
         self._on_released = on_released
         self._idle_futures: list[asyncio.Future[None]] = []
+        self._failure: str | None = None  # why no reply can wait for the disk any more
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self.refusing = False
@@ -91,6 +94,8 @@ class ReplyRelease:
         self, connection: Connection, request: RemotingCommand, reply: bytes, durable_at: int = 0
     ) -> None:
         """Answer a request; see `ports.Connection.respond`."""
+        if durable_at and durable_at > self._log.durable_offset and self._failure is not None:
+            reply, durable_at = _refused(reply, self._failure), 0
         if durable_at and durable_at > self._log.durable_offset:
             if not request.flag & FLAG_ONE_WAY:
                 self._waiting.append((durable_at, connection, reply))
@@ -214,6 +219,20 @@ class ReplyRelease:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.release)
 
+    def fail_from_thread(self, reason: str) -> None:
+        """Refuse what waits for the disk, because it was lost; any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._fail, reason)
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        self.release()
+        durable = self._log.durable_offset
+        waiting, self._waiting = self._waiting, deque()
+        for durable_at, connection, reply in waiting:
+            connection.write(reply if durable_at <= durable else _refused(reply, reason))
+        self.release()  # nothing waits: a stop may go on
+
     def release(self) -> None:
         """Write every reply whose position is durable; call it on the event loop.
 
@@ -249,6 +268,12 @@ class ReplyRelease:
     def kept(self) -> Kept:
         """Return how much of what it keeps for peers is used."""
         return {UNFLUSHED_BYTES: self._log.write_offset - self._log.durable_offset}
+
+
+def _refused(reply: bytes, reason: str) -> bytes:
+    """Return the refusal of a request instead of its answer."""
+    (answer,) = FrameDecoder(responses_first=True).receive_data(reply)
+    return encode_reply(answer, ResponseCode.SERVICE_NOT_AVAILABLE, header={}, remark=reason)
 
 
 def _write(ready: Mapping[Connection, Sequence[bytes]]) -> None:

@@ -86,6 +86,10 @@ class DirectoryLock:
             holder = disk.pread(fd, _HOLDER_SIZE_MAX, len(_CONTENT)).decode(errors="replace")
             raise DirectoryInUseError(self._root, holder.strip() or "it left no name") from error
 
+    def is_intact(self) -> bool:
+        """Return whether the locked file is still the one that another broker would lock."""
+        return disk.is_at(self._root / "lock", self._fd)
+
     def release(self) -> None:
         """Release the lock; does nothing if it is not held."""
         if self._fd >= 0:

@@ -56,8 +56,9 @@ READ: Final = os.O_RDONLY | os.O_CLOEXEC
 WRITE: Final = os.O_RDWR | os.O_CLOEXEC
 CREATE: Final = WRITE | os.O_CREAT
 CREATE_NEW: Final = CREATE | os.O_EXCL
-CREATE_EMPTY: Final = CREATE | os.O_TRUNC
-MODE: Final = 0o644  # of a file that is created
+CREATE_EMPTY: Final = CREATE | os.O_TRUNC | os.O_NOFOLLOW  # a link may lead to a foreign file
+MODE: Final = 0o640  # of a file that is created: messages are not for everyone on the machine
+DIRECTORY_MODE: Final = 0o750
 PRIVATE_MODE: Final = 0o600  # of one that holds secrets
 PAGE_SIZE: Final = mmap.PAGESIZE  # bytes
 NO_WAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # flag of preadv; 0 if not supported
@@ -101,6 +102,16 @@ def size_of(path: Path) -> int:
         FileNotFoundError: There is no such file.
     """
     return path.stat().st_size
+
+
+def is_at(path: Path, fd: int) -> bool:
+    """Return whether a path still leads to an open file; True if the system does not tell."""
+    try:
+        return os.path.samestat(path.stat(), fstat(fd))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def entries(directory: Path) -> list[Path]:
@@ -294,7 +305,7 @@ def remove(path: Path) -> None:
 def make_directories(path: Path) -> None:
     """Create a directory and its parents; it may exist. Nothing is flushed."""
     try:
-        mkdir(path)
+        mkdir(path, DIRECTORY_MODE)
     except FileNotFoundError:
         if path.parent == path:
             raise

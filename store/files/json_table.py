@@ -117,8 +117,7 @@ def save_table(
     """
     content = encode_table(table, patient=patient)
     new = _beside(path, ".tmp")
-    if private:
-        disk.remove(new)  # one left by a crash would keep its mode
+    disk.remove(new)  # one left by a crash would keep its mode, and may be a link
     disk.write_file(new, content, sync=True, mode=disk.PRIVATE_MODE if private else disk.MODE)
     _keep_as_backup(path)
     disk.replace(new, path)

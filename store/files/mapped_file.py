@@ -62,7 +62,7 @@ def make_directory(path: Path) -> None:
         return
     make_directory(path.parent)
     try:
-        disk.mkdir(path)
+        disk.mkdir(path, disk.DIRECTORY_MODE)
     except FileExistsError as error:
         if not disk.is_directory(path):
             raise UnusableFileError(path, "is not a directory") from error

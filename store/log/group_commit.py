@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import FlushFailedError
+from ..errors import FlushFailedError, StoreError
 from ..files import disk
 from ..files.worker import ThreadWorker, WorkerFactory
 from .commit_log import CommitLog
@@ -43,7 +43,7 @@ class Flusher:
         """
         self.durable_offset = 0  # below it everything is on disk
         self.durable_timestamp = 0  # ms, store time of a record on disk
-        self.failure: FlushFailedError | None = None
+        self.failure: StoreError | None = None  # nothing more is flushed
         self._log = log
         self._files = log.files
         self._interval = interval_ms / 1000

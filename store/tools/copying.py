@@ -226,7 +226,7 @@ def _copy_bytes(source: int, path: Path, size: int, full_size: int) -> None:
 
 def _copy_config(source: Path, target: Path) -> None:
     """Copy the tables; a broker replaces them as a whole, so each copy is complete."""
-    disk.mkdir(target)
+    disk.mkdir(target, disk.DIRECTORY_MODE)
     for path in disk.entries(source):
         if disk.is_file(path) and path.suffix in {".json", ".bak"}:
             try:

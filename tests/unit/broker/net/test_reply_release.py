@@ -14,8 +14,10 @@ from halfmq.broker.net.reply_release import (
     UNFLUSHED_DECISIONS_MAX,
     ReplyRelease,
 )
-from halfmq.remoting.codes import FLAG_ONE_WAY
+from halfmq.remoting.codes import FLAG_ONE_WAY, ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.replies import encode_reply
 from tests.support.broker_doubles import FakeConnection
 
 REQUEST = RemotingCommand(code=10)
@@ -306,3 +308,25 @@ async def test_a_flush_that_ends_after_the_loop_raises_nothing() -> None:
     release.durable_from_thread(10)
 
     assert release.idle
+
+
+async def test_what_waits_for_a_failed_disk_is_refused() -> None:
+    """Also what comes to wait later; what was on disk before gets its answer."""
+    log, peer = Log(), Peer()
+    release = _release(log)
+    replies = [encode_reply(RemotingCommand(code=10, opaque=number)) for number in range(3)]
+    release.respond(peer, REQUEST, replies[0], 100)
+    release.respond(peer, REQUEST, replies[1], 200)
+    log.durable_offset = 100
+
+    release.fail_from_thread("the disk failed")
+    await _loop_pass()
+    release.respond(peer, REQUEST, replies[2], 300)
+    await _loop_pass()
+
+    assert release.idle
+    assert peer.written[0] == replies[0]
+    answers = FrameDecoder(responses_first=True).receive_data(b"".join(peer.written))
+    assert [answer.opaque for answer in answers] == [0, 1, 2]
+    assert [answer.code for answer in answers] == [0, *[ResponseCode.SERVICE_NOT_AVAILABLE] * 2]
+    assert answers[1].remark == answers[2].remark == "the disk failed"

@@ -545,3 +545,23 @@ def test_encoding_in_pieces_gives_the_text_of_the_standard_encoder(
     # A table above the real limit takes a second to write.
     monkeypatch.setattr(json_table, "SORTED_MAX", 10)  # larger tables keep their own order
     assert decode_table(encode_table(table, patient=True)) == decode_table(encode_table(table))
+
+
+def test_a_link_in_place_of_the_new_file_is_not_followed(tmp_path: Path) -> None:
+    """Whoever can write to the directory could have a foreign file overwritten."""
+    foreign = tmp_path / "foreign"
+    foreign.write_text("theirs")
+    path = tmp_path / "topics.json"
+    path.with_name("topics.json.tmp").symlink_to(foreign)
+
+    save_table(path, {"a": {}})
+
+    assert foreign.read_text() == "theirs"
+    assert not path.is_symlink()
+    with pytest.raises(OSError, match="symbolic links"):
+        disk.write_file(_link(tmp_path / "link", foreign), b"ours")
+
+
+def _link(path: Path, target: Path) -> Path:
+    path.symlink_to(target)
+    return path

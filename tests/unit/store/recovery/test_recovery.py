@@ -560,3 +560,12 @@ def test_without_checkpoint_a_lost_queue_is_rebuilt_all_the_same(
     assert report.queues_rebuilt
     assert bounds(store)["quiet", 0] == (0, count)
     store.close()
+
+
+def test_messages_are_not_for_everyone_on_the_machine(root: Path) -> None:
+    """Files are 0640 and directories 0750, or less by the umask."""
+    filled(root)
+
+    for path in [root, *root.rglob("*")]:
+        beyond = 0o027 if path.is_dir() else 0o137
+        assert path.stat().st_mode & beyond == 0, path
