@@ -26,7 +26,7 @@ async def test_w29_an_inbox_keyed_by_the_transaction_id_sees_each_message_once(r
     half = await producer.prepare("K1")
     await producer.end(half, COMMIT)
     inbox = sqlite3.connect(":memory:")
-    inbox.execute("create table inbox (id text primary key)")
+    inbox.execute("create table inbox (half_message_id text primary key)")
     deliveries, worked = [], 0
 
     for _ in range(2):
@@ -35,13 +35,14 @@ async def test_w29_an_inbox_keyed_by_the_transaction_id_sees_each_message_once(r
         message = await rig.patiently(_first(consumer))
         deliveries.append(message)
         with inbox:
-            row = [message.inbox_id]
+            row = [message.half_message_id]
             worked += inbox.execute("insert or ignore into inbox values (?)", row).rowcount
         await rig.patiently(consumer.close())  # without ack: it had done its work, and died
         await rig.kill()
 
     assert worked == 1
     assert [one.half_message_id for one in deliveries] == [half.message_id] * 2
+    assert deliveries[0].inbox_id == deliveries[1].inbox_id
 
 
 @windowed()
