@@ -355,6 +355,8 @@ class MessageStore:
             self._flush_derived()
             self._integrity.work(self._flusher.durable_offset, self.index.extents())
         except OSError as error:
+            if disk.lacks_descriptors(error):  # a file was not opened, and nothing is lost
+                raise
             # The kernel may drop pages it could not write, so the checkpoint must not advance.
             self._maintenance_failed = True
             logger.critical(

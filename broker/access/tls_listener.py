@@ -38,6 +38,9 @@ READ_MAX: Final = 65_536
 UNDECIDED_MAX: Final = 20_000
 """Connections whose first byte is missing, or whose handshake is not complete."""
 
+PAUSE_S: Final = 0.1
+"""Seconds until the next attempt to accept if the process has no descriptor left."""
+
 ACCEPTED_AT_ONCE: Final = 64
 """Connections accepted in one pass of the loop, so that other work gets its turn."""
 
@@ -67,8 +70,13 @@ class TlsListener:
         self._unserved = unserved
         self._undecided: dict[socket.socket, tuple[str, asyncio.TimerHandle]] = {}
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._is_paused = False
+        self._resume: asyncio.TimerHandle | None = None
         listening.setblocking(False)
-        self._loop.add_reader(listening, self._accept)
+        self._listen()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listening, self._accept)
 
     @property
     def port(self) -> int:
@@ -78,6 +86,8 @@ class TlsListener:
 
     def close(self) -> None:
         """Accept no more connections, and close those that are not served yet."""
+        if self._resume is not None:
+            self._resume.cancel()
         self._loop.remove_reader(self._listening)
         self._listening.close()
         for connected in list(self._undecided):
@@ -92,8 +102,15 @@ class TlsListener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # too many open files: the backlog waits
-                logger.warning("event=accept_failed error=%r", str(error))
+                if not self._is_paused:
+                    logger.warning("event=accept_paused error=%r", str(error))
+                self._is_paused = True
+                self._loop.remove_reader(self._listening)
+                self._resume = self._loop.call_later(PAUSE_S, self._listen)
                 return
+            if self._is_paused:
+                logger.warning("event=accept_resumed")
+                self._is_paused = False
             connected.setblocking(False)
             # Counted before the handshake: otherwise a peer that never completes one has no limit.
             if len(self._undecided) + len(self._handshakes) >= UNDECIDED_MAX or self._refuses(

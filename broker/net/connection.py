@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import resource
 import socket
 import sys
 import time
@@ -49,6 +50,10 @@ _MSGPACK: Final = int(HeaderType.MSGPACK)  # looking up an enum member takes 70 
 
 _MORE_FOLLOWS: Final[int] = getattr(socket, "MSG_MORE", 0)
 """Flag of a send: more data of the same packet will follow."""
+
+DESCRIPTORS_KEPT: Final = 1_024
+"""Descriptors that connections leave to the store, or half of them if the process has fewer than
+twice as many: without one, no file of the log can be opened and nothing is acknowledged."""
 
 WRITE_BUFFER_HIGH: Final = 256 << 10
 """Unsent bytes of one slow reader before its requests are no longer read: one full pull, besides
@@ -126,6 +131,8 @@ class SharedState:
         self.connections: set[ClientConnection] = set()
         self.advertised_host, self.per_address_max = advertised_host, per_address_max
         self.per_address: Counter[str] = Counter()
+        self.connections_max = _connections_max()
+        self.refused = 0  # connections, since the last one that was accepted
         self.unserved: Counter[str] = Counter()  # by address: TLS handshakes and what precedes them
         self.opaques = itertools.count(1)
         self.request_expiry = PeerRequestExpiry()
@@ -148,18 +155,21 @@ class SharedState:
             unserved: Connections of this address whose TLS handshake is not complete.
         """
         limit, of_this_address = self.per_address_max, self.per_address[host] + unserved
-        if (
-            not self.stopping
-            and len(self.connections) < CONNECTIONS.most
-            and (not limit or of_this_address < limit)
-        ):
+        is_full = len(self.connections) + self.unserved.total() >= self.connections_max
+        if not (self.stopping or is_full or (limit and of_this_address >= limit)):
+            if self.refused and not is_full:
+                logger.warning("event=connections_accepted_again refused=%d", self.refused)
+                self.refused = 0
             return False
-        logger.warning(
-            "event=connection_refused peer=%s open=%d of_this_address=%d",
-            peer,
-            len(self.connections),
-            of_this_address,
-        )
+        self.refused += 1
+        if self.refused == 1:
+            logger.warning(
+                "event=connection_refused peer=%s open=%d of_this_address=%d limit=%d",
+                peer,
+                len(self.connections),
+                of_this_address,
+                limit if limit and not is_full else self.connections_max,
+            )
         return True
 
 
@@ -596,6 +606,13 @@ class ClientConnection(asyncio.Protocol):
 def _unsent(holder: Holder) -> int:
     assert isinstance(holder, ClientConnection)
     return holder.unsent
+
+
+def _connections_max() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return CONNECTIONS.most
+    return min(CONNECTIONS.most, soft - min(DESCRIPTORS_KEPT, soft // 2))
 
 
 def address_text(host: str, port: int) -> str:

@@ -71,6 +71,8 @@ _PIECE: Final = 1 << 20  # bytes of one call of ``write_zeros``
 _PIPE_SIZE: Final = 64 << 10  # bytes; of the pipe that Linux uses for one ``sendfile``
 _NOT_BETWEEN_FILES: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
+_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
 # Queries --------------------------------------------------------------------------------------
 
 
@@ -140,6 +142,11 @@ def directories(directory: Path) -> list[Path]:
 def below(directory: Path) -> list[Path]:
     """Return all paths below a directory, recursively and sorted."""
     return sorted(directory.rglob("*"))
+
+
+def lacks_descriptors(error: OSError) -> bool:
+    """Return whether a file could not be opened because too many are open; that may change."""
+    return error.errno in _NO_DESCRIPTOR
 
 
 # Reading --------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ class Maintenance:
         self._prepare = prepare
         self._maintain = maintain
         self._interval = interval_ms / 1000
+        self._failing: dict[Callable[[], None], str] = {}  # and the latest error
         self._due = 0.0  # when to maintain next, by the monotonic clock
         self._worker = worker("store-maintenance", self._round, self._interval)
         self.wake = self._worker.wake  # call ``prepare`` soon; any thread, never waits
@@ -57,4 +58,9 @@ class Maintenance:
         try:
             work()
         except (OSError, StoreError) as error:
-            logger.warning("event=store_upkeep_failed error=%r", str(error))
+            if str(error) != self._failing.get(work):  # once, as long as it is the same
+                logger.warning("event=store_upkeep_failed error=%r", str(error))
+            self._failing[work] = str(error)
+        else:
+            if self._failing.pop(work, None) is not None:
+                logger.warning("event=store_upkeep_resumed")

@@ -6,13 +6,14 @@ messages share an fdatasync. The thread also flushes every ``interval_ms`` witho
 ASYNC_FLUSH, and under SYNC_FLUSH for records that nobody waits for.
 
 A failed flush is final. Linux marks the pages it could not write as clean, so that a second
-attempt would succeed without having written them.
+attempt would succeed without having written them. If the process has no descriptor left to open the
+next file, no flush has failed, and it is tried again.
 """
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from ..errors import FlushFailedError, StoreError
 from ..files import disk
@@ -20,6 +21,9 @@ from ..files.worker import ThreadWorker, WorkerFactory
 from .commit_log import CommitLog
 
 logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 0.05
+"""Seconds until a file is opened again that could not be, because too many files are open."""
 
 _T = TypeVar("_T")
 
@@ -52,6 +56,7 @@ class Flusher:
         self._fdatasync = fdatasync
         self._fd = -1
         self._fd_base = -1
+        self._is_retrying = self._is_last = False
         self._worker = worker("store-flush", self._round, self._interval)
         self.request = self._worker.wake  # request a flush of what is written by now; any thread
 
@@ -64,6 +69,7 @@ class Flusher:
     def stop(self) -> None:
         """End the thread, then flush once more."""
         if self._worker.stop() and self.failure is None:
+            self._is_last = True
             self._round(True)
         if self._fd >= 0:
             disk.close(self._fd)
@@ -73,12 +79,18 @@ class Flusher:
         try:
             self._flush()
         except OSError as error:
+            if disk.lacks_descriptors(error) and not self._is_last:
+                if not self._is_retrying:
+                    logger.warning("event=flush_delayed error=%r", str(error))
+                self._is_retrying = True
+                return RETRY_S
             self.failure = FlushFailedError(self.durable_offset, str(error))
             logger.critical(
                 "event=flush_failed durable_offset=%d error=%r", self.durable_offset, str(error)
             )
             self._notify(self._on_failure, self.failure)
             return None
+        self._is_retrying = False
         return self._interval
 
     def _flush(self) -> None:
@@ -96,11 +108,11 @@ class Flusher:
     def _sync_file(self, base: int) -> None:
         if base != self._fd_base:
             path: Path = self._files.path(base)
+            disk.sync_directory(path.parent)  # the file may be new, and its name not on disk yet
             fd = disk.open_file(path, disk.WRITE)
             if self._fd >= 0:
                 disk.close(self._fd)
             self._fd, self._fd_base = fd, base
-            disk.sync_directory(path.parent)  # the file may be new, and its name not on disk yet
         self._fdatasync(self._fd)
 
     def _notify(self, listener: Callable[[_T], None], value: _T) -> None:

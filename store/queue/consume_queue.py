@@ -559,7 +559,7 @@ class ConsumeQueue:
         try:
             self._sync(start, end)
         except OSError:
-            self._end_durable = False
+            self._end_durable = self._names_durable = False
             raise
         self.flushed_offset = end
         return True

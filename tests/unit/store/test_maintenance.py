@@ -100,6 +100,43 @@ def test_maintenance_continues_after_a_full_disk(
     store.close()
 
 
+def test_missing_descriptors_delay_flushes_and_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that could not be opened has lost nothing: log, queues and checkpoint follow later."""
+    config = small_config(
+        tmp_path, flush_interval_ms=3_600_000, flush_interval_consume_queue_ms=3_600_000
+    )
+    store = MessageStore(config, now_ms=Clock())
+    store.open()
+    append_durably(store, draft(body=bytes(8_500)))
+    maintain(store)
+    before = load_checkpoint(tmp_path / "checkpoint")
+    open_file = disk.open_file
+    refused = Event()
+
+    def opened(path: Path, flags: int, mode: int = disk.MODE) -> int:
+        if path.parent.name == "commitlog" or "consumequeue" in path.parts:
+            refused.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open_file(path, flags, mode)
+
+    (second,) = store.append([draft(body=bytes(8_500))])  # rolls to the second file
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "open_file", opened)
+        store.request_flush()
+        assert refused.wait(PATIENCE_S)
+        with pytest.raises(OSError, match="Too many open files"):
+            maintain(store)
+    wait_until(lambda: store.durable_offset == second.end)
+    maintain(store)
+
+    assert not [one for one in caplog.records if one.levelname == "CRITICAL"]
+    assert load_checkpoint(tmp_path / "checkpoint") != before
+    store.close()
+    assert not (tmp_path / "abort").exists()
+
+
 def test_a_broken_queue_disk_freezes_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

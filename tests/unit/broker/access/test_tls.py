@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from halfmq.broker.access import tls_listener
 from halfmq.broker.access.config import ClientAuth, TlsConfig, TlsMode
 from halfmq.broker.access.tls import TlsContext
 from halfmq.broker.config_file import load_config
@@ -205,6 +208,34 @@ def test_connections_count_for_their_address_from_the_first_byte_on(
                     break
 
     run_on(loop, scenario())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_listener_without_descriptors_waits_for_some(
+    certificates: Certificates,
+    loop: LoopFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It says so once, and serves those that wait when there are some again."""
+    accept, attempts = socket.socket.accept, []
+
+    def accepted(listening: socket.socket) -> tuple[socket.socket, object]:
+        attempts.append(listening)
+        if len(attempts) < 5:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listening)
+
+    async def scenario() -> None:
+        async with _serving(TlsContext(certificates.config())) as server:
+            assert await _ask(server, certificates.client()) == LARGE
+
+    monkeypatch.setattr(tls_listener, "PAUSE_S", 0.0)
+    monkeypatch.setattr(socket.socket, "accept", accepted)
+    run_on(loop, scenario())
+
+    events = [record.getMessage().split(" ")[0] for record in caplog.records]
+    assert events == ["event=accept_paused", "event=accept_resumed"]
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -475,6 +476,32 @@ async def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyP
         peers[3].writer.write(encode_request(310, opaque=2, header=send_header(), body=b"small"))
 
         assert (await peers[3].answer()).body == b"small"
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_connections_leave_descriptors_to_the_store(
+    loop_factory: LoopFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Further ones are closed, with one line in the log until one is accepted again."""
+
+    async def main() -> None:
+        async with serving(echo) as (server, _):
+            async with peer_of(server):
+                for _ in range(3):
+                    async with peer_of(server) as refused:
+                        assert await refused.is_closed()
+            while server.open_connections:  # noqa: ASYNC110  # the broker knows soon
+                await asyncio.sleep(0)
+            async with peer_of(server) as peer:
+                peer.writer.write(encode_request(105, opaque=7, header=ROUTE))
+                assert (await peer.answer()).opaque == 7
+
+    limits = (2, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: limits)
+    run_on(loop_factory, main())
+
+    events = [record.getMessage().split(" ")[0] for record in caplog.records]
+    assert events == ["event=connection_refused", "event=connections_accepted_again"]
 
 
 def _connected(**transport: Mock) -> ClientConnection:
