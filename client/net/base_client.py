@@ -92,6 +92,9 @@ class BaseClient:
     async def close(self) -> None:
         """Unregister from the brokers and disconnect; safe to call twice.
 
+        Requests under way get up to a second for their answers; a send without one raises
+        ConnectionLostError, because its message may be stored.
+
         In a forked child it does nothing.
 
         Raises:

@@ -106,6 +106,12 @@ DIFFERENCES: Final = (
         "RocketMQ looks at its counters every ten minutes and every hour, halfmq when asked",
     ),
     Difference(
+        "fetchBrokerRuntimeStats",
+        r"table\.(putLatency999?|putMessageFailedTimes)\b.*",
+        "",
+        "latencies and failures of appends are not measured",
+    ),
+    Difference(
         "resumeCheckHalfMessage",
         "result = true",
         "result = false",
