@@ -73,7 +73,7 @@ class ConsumerOffsetTable:
         return NO_OFFSET if queues is None else queues.get(queue_id, NO_OFFSET)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set the next offset to consume; ignore commits of others until ``end_reset``.
+        """Set the next offset to consume; ignore commits of other offsets until ``end_reset``.
 
         Raises what ``commit`` raises.
         """
