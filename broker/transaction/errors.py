@@ -1,7 +1,7 @@
 """Why a transaction request is refused.
 
 `TransactionError`
-├── `HalfNotFoundError`: no record begins at the offset in the request
+├── `HalfNotFoundError`: no message begins at the offset in the request
 ├── `HalfMismatchError`: the record there is not the half message of the request
 ├── `DecidedOtherwiseError`: the first decision was the opposite one, and it stands
 └── `DecisionForgottenError`: decided long ago, and the decision is no longer known
@@ -26,7 +26,7 @@ class HalfNotFoundError(TransactionError):
     def __str__(self) -> str:
         # The first words are RocketMQ's. Source: EndTransactionProcessor.java
         return (
-            "Find prepared transaction message failed: no record begins at commitLogOffset "
+            "Find prepared transaction message failed: no message begins at commitLogOffset "
             f"{self.offset}; expected is the offset in the msgId that answered the prepare"
         )
 
