@@ -17,7 +17,15 @@ from typing import Final
 from .codes import FLAG_RESPONSE
 from .command import RemotingCommand
 from .errors import FrameTooLargeError, HeaderError, OtherProtocolError, ProtocolError
-from .request_sizes import FRAME_SIZE_MAX, PEEKED, SMALL, RequestSize, peek_size, size_of
+from .request_sizes import (
+    FRAME_SIZE_MAX,
+    HEADER_MAX,
+    PEEKED,
+    REQUEST_SIZES,
+    RESPONSE,
+    SMALL,
+    peek_size,
+)
 from .serialization import (
     FRAME_HEAD,
     HEADER_SIZE_MAX,
@@ -104,13 +112,15 @@ class FrameDecoder:
                 read = readers.get(word >> 24)
                 if read is None:
                     raise HeaderError(f"header type {word >> 24}")
-                if length > unlimited:
-                    head = data[start + 8 : start + 8 + PEEKED]
-                    _check_size(peek_size(word >> 24, head), data, start)
+                if length > unlimited and body_start - start - 8 > HEADER_MAX:
+                    raise FrameTooLargeError(4 + length, self._frame_size_max)
                 command = read(data[start + 8 : body_start], data[body_start:end])
                 if length > unlimited:
-                    is_response = bool(command.flag & FLAG_RESPONSE)
-                    _check_size(size_of(command.code, is_response=is_response), data, start)
+                    header_max, body_max = REQUEST_SIZES.get(command.code, SMALL)
+                    if command.flag & FLAG_RESPONSE:
+                        header_max, body_max = RESPONSE
+                    if body_start - start - 8 > header_max or end - body_start > body_max:
+                        raise FrameTooLargeError(4 + length, 8 + header_max + body_max)
                 commands.append(command)
                 start = end
             if start < size:
@@ -141,14 +151,9 @@ class FrameDecoder:
         if length > self._unlimited:
             if have < _HEAD_SIZE + PEEKED:
                 return _HEAD_SIZE + PEEKED
-            head = data[start + 8 : start + 8 + PEEKED]
-            _check_size(peek_size(data[start + 4], head), data, start)
+            _, word = _unpack_head(data, start)
+            header = word & HEADER_SIZE_MAX
+            allowed = peek_size(word >> 24, data[start + 8 : start + 8 + PEEKED])
+            if header > allowed.header or length - 4 - header > allowed.body:
+                raise FrameTooLargeError(4 + length, 8 + allowed.header + allowed.body)
         return 4 + int(length)
-
-
-def _check_size(allowed: RequestSize, data: bytes, start: int) -> None:
-    """Raise FrameTooLargeError if the header or the body of a frame is too large."""
-    length, word = _unpack_head(data, start)
-    header = word & HEADER_SIZE_MAX
-    if header > allowed.header or length - 4 - header > allowed.body:
-        raise FrameTooLargeError(4 + length, 8 + allowed.header + allowed.body)

@@ -101,11 +101,6 @@ RESPONSE: Final = RequestSize(_ANY_HEADER, FRAME_SIZE_MAX)
 _LARGEST: Final = RequestSize(HEADER_MAX, FRAME_SIZE_MAX)
 
 
-def size_of(code: int, *, is_response: bool = False) -> RequestSize:
-    """Return the size that a request with this code may have, or an answer."""
-    return RESPONSE if is_response else REQUEST_SIZES.get(code, SMALL)
-
-
 def peek_size(header_type: int, header: bytes) -> RequestSize:
     """Return the size that a request may have, by the first bytes of its header."""
     code = -1
@@ -118,4 +113,6 @@ def peek_size(header_type: int, header: bytes) -> RequestSize:
         code = int.from_bytes(header[2:4])
     elif header[1:2]:
         code = header[2] if header[1] == 0xCC and len(header) > 2 else header[1]
-    return _LARGEST if code < 0 else size_of(code, is_response=code == ResponseCode.SUCCESS)
+    if code == ResponseCode.SUCCESS:
+        return RESPONSE
+    return _LARGEST if code < 0 else REQUEST_SIZES.get(code, SMALL)
