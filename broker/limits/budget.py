@@ -50,11 +50,12 @@ class Budget:
 
         A connection may be ended by its own call.
         """
-        self.used += size - self._held.get(holder, 0)
+        held = self._held
         if size:
-            self._held[holder] = size
+            self.used += size - held.get(holder, 0)
+            held[holder] = size
         else:
-            self._held.pop(holder, None)
+            self.used -= held.pop(holder, 0)
         if self.used > self._limit.most:
             self._make_room()
 

@@ -17,7 +17,7 @@ of those that continue to wait.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -78,7 +78,7 @@ class LongPolling:
         self.waiting: dict[QueueKey, deque[HeldPull]] = {}  # read by the append path
         self._count = 0
         self._budget = Budget(HELD_PULL_BYTES)
-        self._of_group: Counter[str] = Counter()  # bytes
+        self._of_group: dict[str, int] = {}  # bytes
         self._arrived: dict[QueueKey, int] = {}  # marked queues: search until this is readable
         self._woken: dict[QueueKey, int] = {}  # marked queues to be searched now
         self._to_sweep: list[QueueKey] = []  # queues whose deadlines are to be tested
@@ -131,11 +131,12 @@ class LongPolling:
         of_connection = self._budget.held(connection) + held.size
         if of_connection > limit.of_connection:
             raise _too_many("this connection", of_connection, limit.of_connection)
-        if self._of_group[held.group] + held.size > limit.most // GROUP_SHARE:
-            raise _too_many("this group", self._of_group[held.group], limit.most // GROUP_SHARE)
+        of_group = self._of_group.get(held.group, 0) + held.size
+        if of_group > limit.most // GROUP_SHARE:
+            raise _too_many("this group", of_group, limit.most // GROUP_SHARE)
         self.waiting.setdefault(held.key, deque()).append(held)
         self._count += 1
-        self._of_group[held.group] += held.size
+        self._of_group[held.group] = of_group
         self._budget.hold(connection, of_connection)
         assert self._log is not None
         end = self._log.write_offset
@@ -146,9 +147,9 @@ class LongPolling:
         self._count -= 1
         # A connection that the budget has ended holds nothing there.
         self._budget.hold(held.connection, max(self._budget.held(held.connection) - held.size, 0))
-        left = self._of_group[held.group] = self._of_group[held.group] - held.size
-        if not left:
-            del self._of_group[held.group]
+        left = self._of_group.pop(held.group) - held.size
+        if left:
+            self._of_group[held.group] = left
 
     def mark_arrivals(self, queues: Iterable[QueueKey]) -> None:
         """Mark the queues, of those with new messages, for which pulls wait."""
