@@ -11,6 +11,7 @@ between, and reads them all back with long polls. After each attack, `rig.check`
 * its long polls were held: none was answered before its time without a message;
 * the memory of the broker never exceeded the ceiling of the row;
 * the broker kept nothing: its own memory is back to what it was, but for what the row allows;
+* its log is short, and has no error;
 * the broker still serves.
 
 Times are printed, not asserted: they say as much about the machine as about the broker.

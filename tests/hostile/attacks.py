@@ -13,12 +13,11 @@ from halfmq.remoting.bodies import (
     subscription_data,
 )
 from halfmq.remoting.codes import RequestCode
+from halfmq.store.format.properties import encode_properties
 from tests.support.usual_headers import pull_header, send_header
 
 from .attacker import Attack, Attacker, frame
-
-LARGE: Final = 15 << 20
-"""Bytes of a field, a name or a body that still fits into a frame."""
+from .extremes import LARGE, extremes, long_names
 
 
 def _held_pull(**fields: object) -> dict[str, str]:
@@ -95,10 +94,32 @@ def held_pulls_with_filters(attacker: Attacker) -> None:
         attacker.flood(frame(RequestCode.PULL_MESSAGE, fields))
 
 
+def large_halves(attacker: Attacker) -> None:
+    """Prepare halves with keys and groups of 15 kB, each with its own."""
+    wire = attacker.wire()
+    for number in range(500):
+        for group in ("pg", f"{number}".zfill(15_000)):
+            texts = {"TRAN_MSG": "true", "PGROUP": group, "KEYS": f"{number}".zfill(15_000)}
+            properties = encode_properties(texts | {"UNIQ_KEY": f"{group[:32]}-{number}"}).decode()
+            header = send_header(topic="halves", sys_flag=4, properties=properties)
+            wire.ask(RequestCode.SEND_MESSAGE_V2, header, b"half")
+
+
+def unread_refusals(attacker: Attacker) -> None:
+    """Have pulls of topics with long names refused, and read no answer."""
+    request = frame(RequestCode.PULL_MESSAGE, _held_pull(topic="t" * 250, extra="x" * 20_000))
+    for _ in range(60):
+        attacker.flood(*[request] * 100)
+
+
 ATTACKS: Final[Mapping[str, Attack]] = {
     "pulls with bodies": Attack(pulls_with_bodies),
     "many held pulls": Attack(many_held_pulls, kept_max_mb=60),
     "held pulls with filters": Attack(held_pulls_with_filters, {"enablePropertyFilter": True}),
+    "large halves": Attack(large_halves),
+    "unread refusals": Attack(unread_refusals),
+    "long names": Attack(long_names),
+    "extremes": Attack(extremes),
     "unfinished frames": Attack(unfinished_frames),
     "unread answers": Attack(unread_answers),
     "heartbeat of many tags": Attack(heartbeat_of_many_tags),

@@ -16,6 +16,9 @@ from halfmq.client.testing import BrokerProcess, broker_process
 
 from .attacker import Attack, Attacker
 
+LOG_MAX: Final = 4 << 20
+"""Characters that the broker may log during an attack; each line is short and says something."""
+
 UNDISTURBED_S: Final = 1.0
 """Seconds of the probe before an attack, and after its connections are closed."""
 
@@ -45,6 +48,7 @@ class Result(NamedTuple):
     phases: list[Mapping[str, Any]]  # of the probe: before, during and after the attack
     lost: int
     seconds: float  # that the attack took
+    log: str  # of the broker
 
     def longest_ms(self, phase: int) -> float:
         """Return the longest wait of the probe, 0 if it sent nothing."""
@@ -64,11 +68,14 @@ class Result(NamedTuple):
 def check(result: Result, attack: Attack) -> tuple[str, ...]:
     """Return what an attack did that it must not; empty if all promises were kept."""
     refusals = [text for phase in result.phases for text in phase["refusals"]]
+    errors = [line for line in result.log.splitlines() if "Traceback" in line or " ERROR" in line]
     cases = {
         f"{result.lost} messages lost": result.lost,
         f"connections of the probe closed: {_sum(result, 'closed')}": _sum(result, "closed"),
         f"sends of the probe refused: {refusals}": refusals,
         f"{_sum(result, 'early')} long polls answered early": _sum(result, "early"),
+        f"{len(result.log)} characters of log": len(result.log) > LOG_MAX,
+        f"errors: {errors}": errors,
         f"peak {result.after.peak} MB": result.after.peak > attack.peak_max_mb,
         f"{result.after.own - result.before.own} MB kept": result.after.own
         > result.before.own + attack.kept_max_mb,
@@ -113,7 +120,9 @@ def run_on(broker: BrokerProcess, attacks: Mapping[str, Attack], random: Random)
                 break
             time.sleep(0.1)
         report = json.loads(probe.communicate()[0].splitlines()[-1])
-    result = Result(" + ".join(attacks), before, after, report["phases"], report["lost"], seconds)
+    result = Result(
+        " + ".join(attacks), before, after, report["phases"], report["lost"], seconds, broker.log
+    )
     return result._replace(complaints=check(result, widest))
 
 
