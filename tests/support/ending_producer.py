@@ -37,7 +37,7 @@ AT_ONCE: Final = 4
 """Blocks at a time, with a driver that is awaited."""
 LIMIT_SECONDS: Final = 0.05
 """Most that a block with a time limit gets: it may end at any statement."""
-LIFE_SECONDS: Final = (1.0, 8.0)
+LIFE_SECONDS: Final = (1.0, 20.0)
 """How long a program lives."""
 
 
