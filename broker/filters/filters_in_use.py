@@ -20,7 +20,7 @@ from halfmq.remoting.bodies import EXPRESSION_LENGTH_MAX
 from halfmq.remoting.codes import ResponseCode
 
 from ..errors import NotYetError, RequestRefusedError
-from ..limits.kept import FILTER_BYTES, Kept
+from ..limits.kept import FILTER_BYTES, FILTER_REQUEST_BYTES, Kept
 from .compiled_filter import OPERATOR_SIZE, CompiledFilter
 from .errors import FilterSyntaxError
 
@@ -62,7 +62,9 @@ class FiltersInUse:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sql-filter")
         self._known: OrderedDict[str, _Compiled] = OrderedDict()  # the least recently used first
         self._weight = 0
-        self._queues: dict[Owner, deque[tuple[str, Waiting]]] = {}  # in order of turns
+        # In order of turns: expression, request, and the request's bytes.
+        self._queues: dict[Owner, deque[tuple[str, Waiting, int]]] = {}
+        self._waiting_bytes = 0
         self._is_compiling = False
 
     async def start(self) -> None:
@@ -101,13 +103,17 @@ class FiltersInUse:
             raise RequestRefusedError(code, str(found)) from found
         return found
 
-    def _wait(self, expression: str, connection: Owner, on_compiled: Waiting, _size: int) -> None:
+    def _wait(self, expression: str, connection: Owner, on_compiled: Waiting, size: int) -> None:
         """Compile a filter when it is the turn of its connection."""
         queue = self._queues.setdefault(connection, deque())
-        queue.append((expression, on_compiled))
-        is_full = sum(map(len, self._queues.values())) > WAITING_MAX
+        queue.append((expression, on_compiled, size))
+        self._waiting_bytes += size
+        is_full = (
+            sum(map(len, self._queues.values())) > WAITING_MAX
+            or self._waiting_bytes > FILTER_REQUEST_BYTES.most
+        )
         if is_full or len(queue) > WAITING_MAX_OF_ONE:
-            longest = max(self._queues, key=lambda one: len(self._queues[one]))
+            longest = max(self._queues, key=self._weight_of)
             _, refuse = self._take(longest if is_full else connection, -1)
             refuse(
                 RequestRefusedError(ResponseCode.SYSTEM_BUSY, "too many filters are being compiled")
@@ -118,11 +124,15 @@ class FiltersInUse:
     def _take(self, connection: Owner, index: int) -> tuple[str, Waiting]:
         """Remove a request of a connection, whose others then come after all others."""
         queue = self._queues.pop(connection)
-        taken = queue[index]
+        expression, on_compiled, size = queue[index]
         del queue[index]
+        self._waiting_bytes -= size
         if queue:
             self._queues[connection] = queue
-        return taken
+        return expression, on_compiled
+
+    def _weight_of(self, connection: Owner) -> int:
+        return sum(FILTER_WEIGHT + size for _, _, size in self._queues[connection])
 
     def _compile_next(self) -> None:
         """Compile the next filter, or serve its request if another one has needed it as well."""
@@ -165,7 +175,7 @@ class FiltersInUse:
 
     def kept(self) -> Kept:
         """Return how much of what it keeps for peers is used."""
-        return {FILTER_BYTES: self._weight}
+        return {FILTER_BYTES: self._weight, FILTER_REQUEST_BYTES: self._waiting_bytes}
 
 
 def _weight(expression: str, compiled: _Compiled) -> int:

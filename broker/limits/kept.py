@@ -112,6 +112,14 @@ FILTER_BYTES: Final = _limit(
     "the least recently used one is compiled again when it is needed",
     in_bytes=True,
 )
+FILTER_REQUEST_BYTES: Final = _limit(
+    "filter_request_bytes",
+    "requests that wait until their filter is compiled, 1,024 of them and 64 of one connection",
+    16 << 20,
+    "the latest one of the connection with most of them is refused",
+    code=ResponseCode.SYSTEM_BUSY,
+    in_bytes=True,
+)
 RELAYS: Final = _limit(
     "relays",
     "requests of operators that wait for consumers, with answers of up to 4 MiB",

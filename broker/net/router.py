@@ -130,7 +130,8 @@ def _error_reply(
     """Return the answer for an error of a handler; None if it is answered later."""
     match error:
         case NotYetError():
-            error.wait(partial(_serve_later, handler, command, connection), len(command.body))
+            size = len(command.body) + len(command.raw_header)
+            error.wait(partial(_serve_later, handler, command, connection), size)
             return None
         case RequestRefusedError():
             return refusal_reply(error, command, connection)
