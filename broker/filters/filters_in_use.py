@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from halfmq.remoting.bodies import EXPRESSION_LENGTH_MAX
 from halfmq.remoting.codes import ResponseCode
@@ -44,7 +44,15 @@ PAUSE_S: Final = 0.0005
 """Seconds for which the thread yields to the event loop, after some tokens of a long expression."""
 
 Waiting = Callable[[RequestRefusedError | None], None]
-_Compiled = CompiledFilter | FilterSyntaxError
+
+
+class _Request(NamedTuple):
+    """A request that waits for its filter."""
+
+    expression: str
+    code: ResponseCode  # of the refusal if the expression is wrong
+    answer: Waiting
+    size: int  # bytes of the request
 
 
 class Owner(Protocol):
@@ -55,15 +63,14 @@ class Owner(Protocol):
 
 
 class FiltersInUse:
-    """Compiled filters by expression; wrong expressions are cached with their error."""
+    """Compiled filters by expression; of wrong ones nothing is kept."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._enabled = enabled
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sql-filter")
-        self._known: OrderedDict[str, _Compiled] = OrderedDict()  # the least recently used first
+        self._known: OrderedDict[str, CompiledFilter] = OrderedDict()  # the oldest use first
         self._weight = 0
-        # In order of turns: expression, request, and the request's bytes.
-        self._queues: dict[Owner, deque[tuple[str, Waiting, int]]] = {}
+        self._queues: dict[Owner, deque[_Request]] = {}  # in order of turns
         self._waiting_bytes = 0
         self._is_compiling = False
 
@@ -97,16 +104,21 @@ class FiltersInUse:
             )
         found = self._known.get(expression)
         if found is None:
-            raise NotYetError(partial(self._wait, expression, connection))
+            raise NotYetError(partial(self._wait, expression, code, connection))
         self._known.move_to_end(expression)
-        if isinstance(found, FilterSyntaxError):
-            raise RequestRefusedError(code, str(found)) from found
         return found
 
-    def _wait(self, expression: str, connection: Owner, on_compiled: Waiting, size: int) -> None:
+    def _wait(
+        self,
+        expression: str,
+        code: ResponseCode,
+        connection: Owner,
+        on_compiled: Waiting,
+        size: int,
+    ) -> None:
         """Compile a filter when it is the turn of its connection."""
         queue = self._queues.setdefault(connection, deque())
-        queue.append((expression, on_compiled, size))
+        queue.append(_Request(expression, code, on_compiled, size))
         self._waiting_bytes += size
         is_full = (
             sum(map(len, self._queues.values())) > WAITING_MAX
@@ -114,25 +126,24 @@ class FiltersInUse:
         )
         if is_full or len(queue) > WAITING_MAX_OF_ONE:
             longest = max(self._queues, key=self._weight_of)
-            _, refuse = self._take(longest if is_full else connection, -1)
-            refuse(
+            self._take(longest if is_full else connection, -1).answer(
                 RequestRefusedError(ResponseCode.SYSTEM_BUSY, "too many filters are being compiled")
             )
         if not self._is_compiling:
             self._compile_next()
 
-    def _take(self, connection: Owner, index: int) -> tuple[str, Waiting]:
+    def _take(self, connection: Owner, index: int) -> _Request:
         """Remove a request of a connection, whose others then come after all others."""
         queue = self._queues.pop(connection)
-        expression, on_compiled, size = queue[index]
+        taken = queue[index]
         del queue[index]
-        self._waiting_bytes -= size
+        self._waiting_bytes -= taken.size
         if queue:
             self._queues[connection] = queue
-        return expression, on_compiled
+        return taken
 
     def _weight_of(self, connection: Owner) -> int:
-        return sum(FILTER_WEIGHT + size for _, _, size in self._queues[connection])
+        return sum(FILTER_WEIGHT + one.size for one in self._queues[connection])
 
     def _compile_next(self) -> None:
         """Compile the next filter, or serve its request if another one has needed it as well."""
@@ -140,34 +151,40 @@ class FiltersInUse:
         if not self._queues:
             return
         connection = next(iter(self._queues))
-        expression, on_compiled = self._take(connection, 0)
+        request = self._take(connection, 0)
         loop = asyncio.get_running_loop()
-        if connection.closed or expression in self._known:
-            loop.call_soon(self._serve, on_compiled, None)  # one in each pass
+        if connection.closed or request.expression in self._known:
+            loop.call_soon(self._serve, request, None)  # one in each pass
             return
-        future = loop.run_in_executor(self._thread, _compile, expression)
-        future.add_done_callback(partial(self._done, expression, on_compiled))
+        future = loop.run_in_executor(self._thread, _compile, request.expression)
+        future.add_done_callback(partial(self._done, request))
 
-    def _done(self, expression: str, on_compiled: Waiting, done: asyncio.Future[_Compiled]) -> None:
+    def _done(self, request: _Request, done: asyncio.Future[CompiledFilter]) -> None:
         if done.cancelled():
             return
         refusal = None
-        if (error := done.exception()) is None:
-            self._keep(expression, done.result())
-        else:
-            logger.error("event=filter_not_compiled filter=%.200r", expression, exc_info=error)
-            refusal = RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR, "the filter could not be compiled, see the broker's log"
-            )
-        self._serve(on_compiled, refusal)
+        match done.exception():
+            case None:
+                self._keep(request.expression, done.result())
+            case FilterSyntaxError() as error:
+                refusal = RequestRefusedError(request.code, str(error))
+            case error:
+                logger.error(
+                    "event=filter_not_compiled filter=%.200r", request.expression, exc_info=error
+                )
+                refusal = RequestRefusedError(
+                    ResponseCode.SYSTEM_ERROR,
+                    "the filter could not be compiled, see the broker's log",
+                )
+        self._serve(request, refusal)
 
-    def _serve(self, on_compiled: Waiting, refusal: RequestRefusedError | None) -> None:
+    def _serve(self, request: _Request, refusal: RequestRefusedError | None) -> None:
         try:
-            on_compiled(refusal)
+            request.answer(refusal)
         finally:
             self._compile_next()
 
-    def _keep(self, expression: str, compiled: _Compiled) -> None:
+    def _keep(self, expression: str, compiled: CompiledFilter) -> None:
         self._known[expression] = compiled
         self._weight += _weight(expression, compiled)
         while self._weight > FILTER_BYTES.most:
@@ -178,15 +195,11 @@ class FiltersInUse:
         return {FILTER_BYTES: self._weight, FILTER_REQUEST_BYTES: self._waiting_bytes}
 
 
-def _weight(expression: str, compiled: _Compiled) -> int:
-    operators = compiled.operators if isinstance(compiled, CompiledFilter) else 0
-    return FILTER_WEIGHT + 2 * len(expression) + OPERATOR_SIZE * operators
+def _weight(expression: str, compiled: CompiledFilter) -> int:
+    return FILTER_WEIGHT + 2 * len(expression) + OPERATOR_SIZE * compiled.operators
 
 
-def _compile(expression: str) -> _Compiled:
+def _compile(expression: str) -> CompiledFilter:
     from .grammar import parse  # noqa: PLC0415  # slow to import: see there
 
-    try:
-        return parse(expression, pause=lambda: time.sleep(PAUSE_S))
-    except FilterSyntaxError as error:
-        return error
+    return parse(expression, pause=lambda: time.sleep(PAUSE_S))

@@ -18,6 +18,7 @@ from tests.support.usual_headers import pull_header, send_header
 
 from .attacker import Attack, Attacker, frame
 from .extremes import LARGE, extremes, long_names
+from .stalls import STALLS
 
 
 def _held_pull(**fields: object) -> dict[str, str]:
@@ -124,4 +125,5 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "unread answers": Attack(unread_answers),
     "heartbeat of many tags": Attack(heartbeat_of_many_tags),
     "new groups": Attack(new_groups),
+    **STALLS,
 }

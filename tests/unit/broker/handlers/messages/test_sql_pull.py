@@ -410,7 +410,7 @@ def test_connections_take_turns_with_new_filters(monkeypatch: pytest.MonkeyPatch
 
     def compile_(expression: str) -> object:
         compiled.append(expression)
-        return FilterSyntaxError(0, expression)
+        raise FilterSyntaxError(0, expression)
 
     async def main() -> None:
         filters = filters_in_use.FiltersInUse()
@@ -418,7 +418,8 @@ def test_connections_take_turns_with_new_filters(monkeypatch: pytest.MonkeyPatch
 
         def ask(expression: str, connection: FakeConnection) -> None:
             def answer(refusal: RequestRefusedError | None) -> None:
-                refused.extend([expression] if refusal else [])
+                assert refusal is not None
+                refused.extend([expression] if refusal.code == ResponseCode.SYSTEM_BUSY else [])
                 answered.release()
 
             with pytest.raises(NotYetError) as caught:
