@@ -118,7 +118,10 @@ def _sort_in(log: Log, record: Record) -> None:
         offset = record.physical_offset
         log.halves[offset] = record
         group = get_property(record.properties, b"TRANSACTION_GROUP")
-        _, index, count = (group or b",0,1").rsplit(b",", 2)
+        parts = (group or b",0,1").rsplit(b",", 2)
+        if len(parts) != 3:
+            raise ValueError(f"the half at {offset} has half a property: {group!r:.80}")
+        _, index, count = parts
         leader = offset if index == b"0" else next(reversed(log.leaders.values()), -1)
         assert leader >= 0, f"the half at {offset} has no leader"
         log.leaders[offset] = leader
