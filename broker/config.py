@@ -403,6 +403,14 @@ class DelayConfig:
         checked(parse_delay_levels, "times like 1s 5s 1m 2h 1d, separated by blanks"),
         "Delays of the levels 1, 2, ….",
     )
+    timer_delay_s_max: int = setting(
+        "timerMaxDelaySec",
+        40 * 86_400,
+        integer(1, 400 * 86_400),
+        "Longest time in seconds until a message with TIMER_DELAY_SEC, TIMER_DELAY_MS or "
+        "TIMER_DELIVER_MS is delivered. RocketMQ allows 3 days, because it loses messages that "
+        "wait longer than the log is kept; halfmq stores those again.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,8 @@ from .config import BrokerConfig
 from .config_file import LoadedConfig
 from .delay.delivery import DelayService
 from .delay.levels import DelayLevels, parse_delay_levels
+from .delay.timer_records import TimerRule
+from .delay.timers import TimerService
 from .disk.disk_limits import DiskLimits, Space, space_of
 from .disk.retention_schedule import RetentionSchedule
 from .disk.send_refusal import SendRefusal
@@ -54,6 +56,7 @@ from .handlers.clients.routes import RouteHandlers
 from .handlers.messages.pull import PullHandler
 from .handlers.messages.pull_admission import PullAdmission
 from .handlers.messages.queries import QueryHandlers
+from .handlers.messages.recall import TimerHandlers
 from .handlers.messages.reply import ReplyHandler
 from .handlers.messages.send import SendHandler
 from .handlers.messages.send_back import SendBackHandler
@@ -160,6 +163,8 @@ class Broker:
         )
         self._delay = self._make_delay()
         self._delay_ticker = Ticker("delay", self._delay.tick)
+        self._timers = self._make_timers()
+        self._timer_ticker = Ticker("timers", self._timers.tick)
         self._retention = self._make_retention()
         self._retention_ticker = Ticker("retention", self._retention.tick)
         self._access = self._make_access()
@@ -249,12 +254,32 @@ class Broker:
             wake=self._wake_delivery,
         )
 
+    def _make_timers(self) -> TimerService:
+        max_delay_ms = self.config.delay.timer_delay_s_max * 1_000
+        return TimerService(
+            self._store,
+            self._table_path("halfmqTimers.json"),
+            scan=self._store.reader.scan,
+            rule=TimerRule(max_delay_ms, now_ms=self._now_ms),
+            broker_name=self.config.topics.broker_name,
+            queue_of=CurrentQueues(self._tables.topics).find,
+            now_ms=self._now_ms,
+            monotonic_ms=self._monotonic_ms,
+            fetch=self._fetches.begin,
+            wake=self._wake_timers,
+        )
+
+    def _oldest_delayed_offset(self) -> int | None:
+        found = self._delay.oldest_waiting_offset(), self._timers.oldest_waiting_offset()
+        return min((offset for offset in found if offset is not None), default=None)
+
     def _make_retention(self) -> RetentionSchedule:
         return RetentionSchedule(
             self._store,
             self.config.store,
             oldest_pending=lambda: self.transactions.oldest_pending_offset,
-            oldest_delayed=self._delay.oldest_waiting_offset,
+            oldest_delayed=self._oldest_delayed_offset,
+            copy_forward=self._timers.copy_forward,
             on_blocked=self.transactions.on_retention_blocked,
             is_scarce=lambda: self._disk_limits.is_scarce,
             now_ms=self._now_ms,
@@ -295,6 +320,7 @@ class Broker:
             tables.groups,
             tables.brokers,
             tables.kv_config,
+            self._timers,
             self.transactions,
         ]
 
@@ -325,6 +351,7 @@ class Broker:
                 partial(tables.topics.hide_deleted, self._store.queues.hide),
                 self._complete_tables,
                 self._delay.load,
+                self._timers.load,
                 self.transactions.rebuild,
             ],
             before_close=[
@@ -334,7 +361,7 @@ class Broker:
                 tables.offsets.persist,
             ],
             # Saves positions only as far as the copies are durable.
-            after_close=[self._delay.persist],
+            after_close=[self._delay.persist, self._timers.persist],
         )
 
     def _complete_tables(self) -> None:
@@ -388,6 +415,7 @@ class Broker:
             TransactionHandler(self.transactions.decisions, self._group, store.reader.lacking),
             OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
             QueryHandlers(store),
+            TimerHandlers(self._timers, tables.topics.get),
             LockHandlers(tables.locks),
             AssignmentHandlers(
                 tables.topics, tables.brokers, tables.registry, self.config.topics.broker_name
@@ -479,6 +507,7 @@ class Broker:
             self._refusal,
             delayed=self._levels.delayed,
             retried=send_back.retried,
+            timers=self._timers,
             cluster_name=self.config.topics.cluster_name,
             max_message_size=self.config.store.max_message_size,
             sync_flush=self._sync_flush,
@@ -505,6 +534,7 @@ class Broker:
             Ticker("statistics", self._statistics.tick, pause=PAUSE_S),
             self._transaction_ticker,
             self._delay_ticker,
+            self._timer_ticker,
             self._retention_ticker,
             Ticker("disk", self._disk_tick),
             self._members_ticker,
@@ -520,6 +550,7 @@ class Broker:
                     tables.groups.persist_job,
                     tables.offsets.persist_job,
                     self._delay.persist_job,
+                    self._timers.persist_job,
                 ]
             ),
         ]
@@ -616,6 +647,9 @@ class Broker:
 
     def _wake_members(self) -> None:
         self._members_ticker.wake()
+
+    def _wake_timers(self) -> None:
+        self._timer_ticker.wake()
 
     def _wake_delivery(self) -> None:
         self._delay_ticker.wake()

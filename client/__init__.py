@@ -23,7 +23,7 @@ halfmq and, with JSON headers, with Apache RocketMQ.
 """
 
 from .access import Acl, AclEntry, PolicyType, User
-from .admin import Admin, Counted, PendingTransaction, Topic, Traffic
+from .admin import Admin, Counted, DelayedMessage, PendingTransaction, Topic, Traffic
 from .administration.group_offsets import GroupOffset, TimeSpan
 from .administration.groups import ConsumerGroup, GroupMember
 from .administration.running_consumers import ConsumedQueue, DirectConsumption, RunningConsumer
@@ -103,6 +103,7 @@ __all__ = [
     "CredentialsSource",
     "Decision",
     "DecisionConflictError",
+    "DelayedMessage",
     "DirectConsumption",
     "FilterError",
     "ForkedError",

@@ -24,6 +24,7 @@ from typing import Final
 
 from halfmq.remoting.bodies import HeartbeatData
 
+from .administration.delayed import DelayedCalls, DelayedMessage
 from .administration.group_offsets import OffsetCalls
 from .administration.groups import GroupCalls
 from .administration.messages import MessageCalls
@@ -50,6 +51,7 @@ __all__ = [
     "Action",
     "Admin",
     "Counted",
+    "DelayedMessage",
     "PendingTransaction",
     "State",
     "Topic",
@@ -69,6 +71,7 @@ class Admin(
     OffsetCalls,
     RunningConsumerCalls,
     MessageCalls,
+    DelayedCalls,
     BrokerCalls,
     UserCalls,
 ):

@@ -475,6 +475,7 @@ class Producer(_Facade[aio_producer.Producer]):
     send = _BlockingMethod(aio_producer.Producer.send)
     send_batch = _BlockingMethod(aio_producer.Producer.send_batch)
     send_oneway = _BlockingMethod(aio_producer.Producer.send_oneway)
+    recall = _BlockingMethod(aio_producer.Producer.recall)
 
 
 class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
@@ -487,6 +488,7 @@ class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
     send = _BlockingMethod(aio_producer.Producer.send)
     send_batch = _BlockingMethod(aio_producer.Producer.send_batch)
     send_oneway = _BlockingMethod(aio_producer.Producer.send_oneway)
+    recall = _BlockingMethod(aio_producer.Producer.recall)
     pending = _BlockingMethod(aio_transaction.TransactionProducer.pending)
 
     def transaction(
@@ -706,6 +708,8 @@ class Admin(_Facade[aio_admin.Admin]):
     running_consumer = _BlockingMethod(aio_admin.Admin.running_consumer)
     consume_directly = _BlockingMethod(aio_admin.Admin.consume_directly)
     message = _BlockingMethod(aio_admin.Admin.message)
+    delayed = _BlockingMethod(aio_admin.Admin.delayed)
+    cancel_delayed = _BlockingMethod(aio_admin.Admin.cancel_delayed)
     messages_with_key = _BlockingMethod(aio_admin.Admin.messages_with_key)
     users = _BlockingMethod(aio_admin.Admin.users)
     user = _BlockingMethod(aio_admin.Admin.user)

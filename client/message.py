@@ -141,6 +141,8 @@ class SendResult(NamedTuple):
     status: SendStatus = SendStatus.SEND_OK
     transaction_id: str | None = None
     region_id: str | None = None
+    recall_handle: str | None = None
+    """Of a message with ``deliver_after`` or ``deliver_at``: :meth:`Producer.recall` takes it."""
 
 
 @dataclass(slots=True)
@@ -165,9 +167,10 @@ class Message:
     delay_level: int = field(default=0, kw_only=True)
     """1 to 18: delivered after 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h; 0: at once."""
     deliver_after: timedelta | None = field(default=None, kw_only=True)
-    """Only in a transaction on a halfmq broker: the delay from commit to delivery."""
+    """The delay until delivery, up to 40 days; in a transaction it counts from the commit. Brokers
+    of RocketMQ 5 take up to three days, and none in a transaction."""
     deliver_at: datetime | None = field(default=None, kw_only=True)
-    """Only in a transaction on a halfmq broker: the time of delivery, if it is after the commit."""
+    """The time of delivery; a time in the past means at once."""
     wait_durable: bool = field(default=True, kw_only=True)
     """False: the broker may answer before the message is on disk."""
     flag: int = field(default=0, kw_only=True)

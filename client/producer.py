@@ -22,17 +22,25 @@ from typing import Final
 from halfmq.remoting.bodies import HeartbeatData, ProducerData
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader
+from halfmq.remoting.headers import (
+    RecallMessageRequestHeader,
+    RecallMessageResponseHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+)
+from halfmq.remoting.recall_handle import parse_recall_handle
 from halfmq.store.format.flags import TRANSACTION_MASK
 from halfmq.store.format.topics import DEFAULT_TOPIC
 
-from .arguments import check_optional_text
+from .arguments import check_optional_text, check_text
 from .config import ClientConfig
 from .credentials import CredentialsSource
 from .errors import (
     BrokerRefusedError,
     ClientError,
+    ConfigurationError,
     InvalidMessageError,
+    RouteNotFoundError,
 )
 from .message import Message, MessageQueue, SendResult, SendStatus
 from .net.base_client import BaseClient
@@ -167,6 +175,35 @@ class Producer(BaseClient):
                 raise failures[-1]
             self._after_failure(session, failures[-1], topic)
 
+    async def recall(self, handle: str) -> str:
+        """Keep a message from being delivered at its time, and return its id.
+
+        ``handle`` is ``result.recall_handle`` of a message that was sent with ``deliver_after`` or
+        ``deliver_at``. Afterwards nobody gets the message.
+
+        Raises:
+            ConfigurationError: This is no handle.
+            BrokerRefusedError: ILLEGAL_OPERATION (604): the message has been delivered already.
+            ClientError: As :meth:`send`; the message may be recalled nevertheless.
+        """
+        check_text("handle", handle, "recall_handle of a SendResult")
+        try:
+            named = parse_recall_handle(handle)
+        except ValueError as error:
+            raise ConfigurationError("handle", handle, "recall_handle of a SendResult") from error
+        session, failures = self._session, list[ClientError]()
+        clock = session.clock
+        deadline = clock() + self.config.send_timeout
+        route = await session.route(named.topic, deadline, failures)
+        address = route.addresses.get(named.broker_name)
+        if address is None:
+            raise RouteNotFoundError(named.topic)
+        header = RecallMessageRequestHeader(
+            topic=named.topic, recall_handle=handle, producer_group=self.group
+        )
+        answer = await session.call(address, RequestCode.RECALL_MESSAGE, header)
+        return typed(answer, RecallMessageResponseHeader, address).msg_id
+
     # -- for sub-classes
 
     def _new_session(self) -> Session:
@@ -280,4 +317,5 @@ def send_result(
         status,
         stored.transaction_id,
         stored.msg_region,
+        stored.recall_handle,
     )

@@ -176,6 +176,7 @@ class RequestCode(IntEnum):
     PREPARE_TRANSACTION = 9002
     DECIDE_TRANSACTION = 9003
     QUERY_CONSUMERS = 9004
+    QUERY_TIMERS = 9005
 
 
 class ResponseCode(IntEnum):

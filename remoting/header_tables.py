@@ -82,6 +82,8 @@ from .headers import (
     QueryDataVersionResponseHeader,
     QueryMessageRequestHeader,
     QueryMessageResponseHeader,
+    QueryTimersRequestHeader,
+    QueryTimersResponseHeader,
     RecallMessageRequestHeader,
     RecallMessageResponseHeader,
     RegisterBrokerRequestHeader,
@@ -195,6 +197,7 @@ REQUEST_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.PREPARE_TRANSACTION: PrepareTransactionRequestHeader,
     RequestCode.DECIDE_TRANSACTION: DecideTransactionRequestHeader,
     RequestCode.QUERY_CONSUMERS: QueryConsumersRequestHeader,
+    RequestCode.QUERY_TIMERS: QueryTimersRequestHeader,
 }
 """Request code to the class of its header."""
 
@@ -230,6 +233,7 @@ RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.QUERY_TRANSACTIONS: QueryTransactionsResponseHeader,
     RequestCode.DECIDE_TRANSACTION: DecideTransactionResponseHeader,
     RequestCode.QUERY_CONSUMERS: QueryConsumersResponseHeader,
+    RequestCode.QUERY_TIMERS: QueryTimersResponseHeader,
 }
 """Request code to the class of its answer's header; all other answers have no ext fields."""
 

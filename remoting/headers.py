@@ -106,6 +106,21 @@ class RecallMessageResponseHeader(Header, frozen=True, kw_only=True):
     msg_region: str | None = field(default=None, name="MSG_REGION")
 
 
+class QueryTimersRequestHeader(Header, frozen=True, kw_only=True):
+    """QUERY_TIMERS (9005): a page of the messages that wait for their time of delivery."""
+
+    topic: Name | None = None  # only those of this topic
+    after: Int64 = -1  # the last page's ``nextAfter``
+    max_count: Int32 = 100  # messages to look at
+    broker_name: Name | None = field(default=None, name="bname")
+
+
+class QueryTimersResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to QUERY_TIMERS (9005); the body has the stored records, one after the other."""
+
+    next_after: Int64 | None = None  # the next request's ``after``; None: this is the last page
+
+
 class ReplyMessageRequestHeader(Header, frozen=True, kw_only=True):
     """PUSH_REPLY_MESSAGE_TO_CLIENT (326): a reply for the client that waits for it."""
 

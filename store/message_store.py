@@ -31,7 +31,7 @@ from .files.mapped_file import lacks_space, make_directory
 from .files.obsolete_files import remove_obsolete_files
 from .files.worker import ThreadWorker, WorkerFactory
 from .format.record import decode_record
-from .format.topics import SCHEDULE_TOPIC
+from .format.topics import DELAYED_TOPICS
 from .index.index_builder import IndexBuilder, KeyIndex, NoIndex
 from .index.index_service import IndexService
 from .integrity.verification import Integrity
@@ -108,7 +108,7 @@ class MessageStore:
             config.root / "consumequeue",
             config.consume_queue_file_size,
             maps_max=_mapped_queues_max(),
-            special_topics=frozenset({SCHEDULE_TOPIC}),
+            special_topics=DELAYED_TOPICS,
             all_special=config.append_property_crc,
         )
         self._log = CommitLog(config, self._queue_table, now_ms)

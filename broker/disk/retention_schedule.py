@@ -85,6 +85,7 @@ class RetentionSchedule:
         *,
         oldest_pending: Callable[[], int | None],
         oldest_delayed: Callable[[], int | None],
+        copy_forward: Callable[[int], bool] = lambda _end: False,
         on_blocked: Callable[[int], None],
         is_scarce: Callable[[], bool] = lambda: False,
         now_ms: Callable[[], int],
@@ -96,14 +97,17 @@ class RetentionSchedule:
 
         `oldest_pending` returns the physical offset of the oldest undecided half, and
         `oldest_delayed` that of the oldest undelivered message; None if there is none. The log is
-        kept from both. `on_blocked` is called if a half keeps files, with the offset up to which
-        they would be deleted. `is_scarce` returns whether old files are deleted at any hour.
-        `fetch` reads queue entries into memory and calls back on this thread; `wake` schedules
-        `tick` soon.
+        kept from both. `copy_forward` stores messages again that wait longer, and returns whether
+        there were some before an offset; then the deletion waits for the next scan. `on_blocked`
+        is called if a half keeps files, with the offset up to which they would be deleted.
+        `is_scarce` returns whether old files are deleted at any hour. `fetch` reads queue entries
+        into memory and calls back on this thread; `wake` schedules `tick` soon.
         """
         self._log = log
         self.configure(settings)
         self._oldest_pending, self._oldest_delayed = oldest_pending, oldest_delayed
+        self._copy_forward = copy_forward
+        self._copied = False  # by the last scan
         self._on_blocked = on_blocked
         self._is_scarce = is_scarce
         self._now_ms = now_ms
@@ -145,12 +149,15 @@ class RetentionSchedule:
             if wanted > self._log.min_offset:
                 self._delete(wanted)
             self._log.retention.find_expired(now_ms - self._reserved_ms)
-        return 1.0 if self._requested_scans else SCAN_S
+        return 1.0 if self._requested_scans or self._copied else SCAN_S
 
     def _delete(self, wanted: int) -> None:
         try:
             # After a fetch only bytes evicted since then have to be waited for.
             with allowed_to_wait(self._is_fetched):
+                self._copied = self._copy_forward(wanted)
+                if self._copied:
+                    return
                 waiting = self._oldest_delayed()
         except NotInMemoryError as missing:
             self._fetch(missing, self._fetched)

@@ -198,6 +198,13 @@ KV_CHARACTERS: Final = _limit(
     "refused",
     code=ResponseCode.NO_PERMISSION,
 )
+TIMERS: Final = _limit(
+    "timers",
+    "messages that wait for their time of delivery, 57 bytes each",
+    1_000_000,
+    "refused",
+    code=ResponseCode.SYSTEM_BUSY,
+)
 FINAL_MESSAGE_BYTES: Final = _limit(
     "final_message_bytes",
     "final messages of the latest halves",

@@ -19,7 +19,7 @@ class Unserved(NamedTuple):
 
 
 _NOT_IN_ROCKETMQ: Final = "RocketMQ 5.3.3 does not serve it either"
-_TIMER: Final = "there is no timer wheel; messages are delayed by levels"
+_TIMER: Final = "there is no timer wheel; QUERY_TIMERS (9005) lists messages that wait"
 _POP: Final = "there is no pop; consumers pull from the queues that they share out"
 _ROCKS: Final = "there is no RocksDB; tables are JSON files, and queues are those of RocketMQ"
 _REPLICAS: Final = "there is no replication; this broker is a master without slaves"
@@ -47,7 +47,6 @@ UNSERVED: Final[Mapping[int, Unserved]] = {
     302: Unserved("REGISTER_MESSAGE_FILTER_CLASS", _NOT_IN_ROCKETMQ),
     354: Unserved("CHECK_ROCKSDB_CQ_WRITE_PROGRESS", _ROCKS),
     355: Unserved("EXPORT_ROCKSDB_CONFIG_TO_JSON", _ROCKS),
-    370: Unserved("RECALL_MESSAGE", _TIMER),
     401: Unserved("SET_MESSAGE_REQUEST_MODE", _POP),
     402: Unserved("GET_ALL_MESSAGE_REQUEST_MODE", _POP),
     513: Unserved(

@@ -12,9 +12,6 @@ from typing import Final, Protocol
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.format.properties import (
     PROPERTIES_SIZE_MAX,
-    PROPERTY_TIMER_DELAY_MS,
-    PROPERTY_TIMER_DELAY_SEC,
-    PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRAN_MSG,
     PROPERTY_TRANSACTION_GROUP,
     PROPERTY_TRANSACTION_HALF_ID,
@@ -25,6 +22,7 @@ from halfmq.store.format.properties import (
     without_properties,
 )
 from halfmq.store.format.record import record_size
+from halfmq.store.format.timers import TIMER_UNITS_MS
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
@@ -66,7 +64,6 @@ _FIXED_SIZE: Final = record_size(0, 0, 0, born_host_size=0, store_host_size=0, v
 """Bytes of a record without body, properties, topic and hosts."""
 
 _SHOWN_MAX: Final = 40  # characters of a value in a refusal
-_TIMERS: Final = (PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
 _DELAY_REMEDY: Final = (
     "a transactional message is delayed from its commit on: set TRANSACTION_DELAY_MS "
     "(milliseconds after the commit) or TRANSACTION_DELIVER_MS (milliseconds since 1970) instead"
@@ -102,9 +99,9 @@ def fault_in_batch(properties: bytes, where: str) -> str | None:
     elif delay_level(properties) > 0:
         name, why = "DELAY", "the messages of a batch cannot be delayed"
     else:
-        for name in _TIMERS:
+        for name in TIMER_UNITS_MS:
             if get_property(properties, name.encode()) is not None:
-                why = "delivery at a chosen time is not offered; use a delay level (DELAY)"
+                why = "the messages of a batch are delivered at once"
                 break
     if why is None:
         return None

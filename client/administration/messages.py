@@ -86,7 +86,7 @@ class MessageCalls(ClusterClient):
             if error.code == ResponseCode.SYSTEM_ERROR:  # there is no record at the offset
                 return None
             raise
-        records = _records(address, answer.body)
+        records = records_of(address, answer.body)
         return ReceivedMessage(records[0], self._name_of(address)) if records else None
 
     async def _query(
@@ -104,7 +104,7 @@ class MessageCalls(ClusterClient):
         for name, address in self._brokers():
             answer = await call_broker(self._session, address, RequestCode.QUERY_MESSAGE, header)
             if answer.code != ResponseCode.QUERY_NOT_FOUND:
-                records = _records(address, expect_success(answer).body)
+                records = records_of(address, expect_success(answer).body)
                 found += [ReceivedMessage(record, name) for record in records]
         # The index has hashes: another key may have the same.
         return [
@@ -117,7 +117,12 @@ class MessageCalls(ClusterClient):
         return next((name for name, at in self._brokers() if at == address), "")
 
 
-def _records(address: str, body: bytes) -> list[Record]:
+def records_of(address: str, body: bytes) -> list[Record]:
+    """Return the records of an answer.
+
+    Raises:
+        BadAnswerError: They are damaged.
+    """
     records: list[Record] = []
     position = 0
     try:

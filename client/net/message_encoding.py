@@ -13,12 +13,14 @@ from halfmq.store.format.flags import COMPRESSED, TransactionType
 from halfmq.store.format.properties import PROPERTIES_SIZE_MAX
 
 from ..config import ClientConfig
-from ..errors import ConfigurationError, InvalidMessageError, MessageTooLargeError
+from ..errors import InvalidMessageError, MessageTooLargeError
 from ..message import Message, join_keys
 
 COMPRESSION_LEVEL: Final = 5  # the official clients' rocketmq.message.compressLevel
 _WIDEST_CHARACTER: Final = 4  # bytes of UTF-8
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_TIMERS: Final = names.PROPERTY_TIMER_DELAY_MS, names.PROPERTY_TIMER_DELIVER_MS
+_AFTER_COMMIT: Final = names.PROPERTY_TRANSACTION_DELAY_MS, names.PROPERTY_TRANSACTION_DELIVER_MS
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -36,12 +38,9 @@ def encode_message(message: Message, unique_key: str, config: ClientConfig) -> E
     """Encode one ordinary message.
 
     Raises:
-        ConfigurationError: It has a delivery time, which is supported only in a transaction.
         MessageTooLargeError: Body or properties are above their limit.
     """
-    if message.deliver_after is not None or message.deliver_at is not None:
-        raise _only_in_transaction_error(message)
-    properties = _property_text(message, unique_key)
+    properties = _property_text(message, unique_key) + _delivery_text(message, *_TIMERS)
     _check_sizes(message.body, properties, config)
     body, sys_flag = _compressed(message.body, config.compress_over)
     return EncodedMessage(message, unique_key, properties, sys_flag, body)
@@ -65,7 +64,7 @@ def encode_half_message(
             "commit"
         )
     properties = (
-        f"{_property_text(message, unique_key)}{_delivery_text(message)}"
+        f"{_property_text(message, unique_key)}{_delivery_text(message, *_AFTER_COMMIT)}"
         f"{names.PROPERTY_TRAN_MSG}\x01true\x02{names.PROPERTY_PGROUP}\x01{group}\x02"
     )
     _check_sizes(message.body, properties, config)
@@ -75,24 +74,16 @@ def encode_half_message(
     )
 
 
-def _delivery_text(message: Message) -> str:
-    """Return the property with the delivery time of a committed message; empty without one."""
+def _delivery_text(message: Message, after: str, at: str) -> str:
+    """Return the property with the delivery time of a message, of one of two names; or nothing."""
     if message.deliver_after is not None:
         ms = -(-message.deliver_after // _MILLISECOND)  # rounded up, so never early
-        return f"{names.PROPERTY_TRANSACTION_DELAY_MS}\x01{ms}\x02"
+        return f"{after}\x01{ms}\x02"
     if message.deliver_at is not None:
         # A time before 1970 counts as past; the property cannot be negative.
         ms = max(1, -((_EPOCH - message.deliver_at) // _MILLISECOND))
-        return f"{names.PROPERTY_TRANSACTION_DELIVER_MS}\x01{ms}\x02"
+        return f"{at}\x01{ms}\x02"
     return ""
-
-
-def _only_in_transaction_error(message: Message) -> ConfigurationError:
-    name = "deliver_at" if message.deliver_after is None else "deliver_after"
-    value = message.deliver_at if message.deliver_after is None else message.deliver_after
-    return ConfigurationError(
-        name, value, "None outside a transaction, where delay_level delays a message"
-    )
 
 
 def encode_message_batch(
@@ -101,8 +92,7 @@ def encode_message_batch(
     """Encode messages of one topic as one batch, without compression.
 
     Raises:
-        InvalidMessageError: No message, several topics, mixed ``wait_durable`` or a delay level.
-        ConfigurationError: One has a delivery time, which is supported only in a transaction.
+        InvalidMessageError: No message, several topics, mixed ``wait_durable``, or a delay.
         MessageTooLargeError: The batch, or the properties of a message, are above their limit.
     """
     first = _check_batch(messages)
@@ -129,10 +119,8 @@ def _check_batch(messages: Sequence[Message]) -> Message:
             raise InvalidMessageError(
                 f"a batch goes to one topic, not to {first.topic} and {message.topic}"
             )
-        if message.delay_level:
-            raise InvalidMessageError("a message in a batch cannot have a delay level")
-        if message.deliver_after is not None or message.deliver_at is not None:
-            raise _only_in_transaction_error(message)
+        if message.delay_level or message.deliver_after or message.deliver_at:
+            raise InvalidMessageError("a message in a batch cannot be delayed: send it by itself")
         if message.wait_durable != first.wait_durable:
             raise InvalidMessageError("wait_durable must be the same for a whole batch")
     return first

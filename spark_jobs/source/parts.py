@@ -90,7 +90,8 @@ def all_parts(rows: Rows) -> Parts:
         retried = waits & _is_retry(rows, waits)
         parts[waits] = Part.WAITING
         parts[retried] = 0
-    linked = rows.field("prepared_transaction_offset") != 0
+    # A negative number names the timer message that a record delivers.
+    linked = rows.field("prepared_transaction_offset") > 0
     parts[(roles == _APPLICATION) & (parts == 0) & (is_copy | linked)] = Part.DELIVERED
     return parts
 

@@ -20,6 +20,9 @@ TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
+DELAYED_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
+"""Topics of messages that wait for their delivery; their queue entries hold due times."""
+
 LIGHT_QUEUE_PREFIX: Final = "%LMQ%"
 SYSTEM_PREFIX: Final = "rmq_sys_"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"  # of groups that RocketMQ's brokers consume with
@@ -53,6 +56,8 @@ CLIENTS_MAY_NOT_SEND: Final = frozenset(
         TRANS_CHECK_MAX_TIME_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_EVENT_TOPIC,
+        # RocketMQ lets clients send here; but records decide what is delivered where.
+        TIMER_TOPIC,
     }
 )
 

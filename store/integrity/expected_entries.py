@@ -25,7 +25,7 @@ from ..format.flags import INNER_BATCH, NO_QUEUE_ENTRY, TRANSACTION_MASK
 from ..format.properties import TagsCodeCache
 from ..format.queue_entry import LAYOUT, PRE_BLANK, QueueEntry
 from ..format.record import RECORD_SIZE_MIN, Record, store_timestamp
-from ..format.topics import SCHEDULE_TOPIC, is_text
+from ..format.topics import DELAYED_TOPICS, is_text
 from ..log.dispatch import entry_code, inner_batch_size
 from ..log.log_scan import Found
 from ..log.resync import Damage
@@ -81,7 +81,7 @@ class QueueScan(Generic[Q]):
     """Entries of one queue, collected and passed on in one step."""
 
     __slots__ = (
-        "ahead", "ahead_at", "entries", "is_about_transactions", "is_schedule", "last_end",
+        "ahead", "ahead_at", "entries", "is_about_transactions", "is_delayed", "last_end",
         "next_offset", "queue",
     )  # fmt: skip
 
@@ -90,7 +90,7 @@ class QueueScan(Generic[Q]):
         self.next_offset = queue.next_offset
         self.entries: list[bytes] = []
         self.last_end = queue.last_end
-        self.is_schedule = queue.topic == SCHEDULE_TOPIC
+        self.is_delayed = queue.topic in DELAYED_TOPICS
         self.is_about_transactions = queue.topic in TRANSACTION_TOPICS
         self.ahead: QueuedRecord | None = None  # a record held until the next one
         self.ahead_at = 0  # the queue's next offset when it was held
@@ -188,7 +188,7 @@ class ExpectedEntries(Generic[Q]):
                 scan is None
                 or queue_offset != scan.next_offset
                 or sys_flag & _UNUSUAL
-                or scan.is_schedule
+                or scan.is_delayed
             ):
                 self._take_unusual(scan, chunk_offset, chunk, record)
                 continue

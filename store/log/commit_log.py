@@ -48,11 +48,11 @@ from ..format.record import (
     without_crcs,
 )
 from ..format.record_fields import PROPERTIES_LENGTH, TOPIC_LENGTH_V2
-from ..format.topics import SCHEDULE_TOPIC
+from ..format.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_table import QueueTable
 from .append_request import AppendRequest, AppendResult
-from .dispatch import delivery_time
+from .dispatch import delivery_time, timer_code
 
 logger = logging.getLogger(__name__)
 
@@ -185,6 +185,8 @@ class CommitLog:
                 size = len(encoded)
                 if queue.topic == SCHEDULE_TOPIC:
                     tags_code = delivery_time(properties, now, self._delay_levels_ms)
+                elif queue.topic == TIMER_TOPIC:
+                    tags_code = timer_code(properties, now)
             if size > record_max or properties_size > PROPERTIES_SIZE_MAX:
                 self._refuse(request, size)
             if offset + size > limit:

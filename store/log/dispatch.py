@@ -10,11 +10,13 @@ from typing import Final
 from ..format.filler import FILLER_TAGS_CODE, is_filler
 from ..format.properties import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM, get_property, tags_code
 from ..format.record import store_timestamp
-from ..format.topics import SCHEDULE_TOPIC
+from ..format.timers import timer_due_ms
+from ..format.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from .log_scan import Found
 
 _NO_LEVEL_DELAY_MS: Final = 1000  # for a level that no longer exists
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
+_TIMER_TOPIC: Final = TIMER_TOPIC.encode()
 
 
 def entry_code(chunk: bytes, found: Found, delay_levels_ms: Sequence[int]) -> int:
@@ -23,9 +25,12 @@ def entry_code(chunk: bytes, found: Found, delay_levels_ms: Sequence[int]) -> in
     if is_filler(chunk, position, sys_flag):
         return FILLER_TAGS_CODE
     properties = chunk[properties_at : position + size]
-    if chunk[topic_at:topic_end] == _SCHEDULE_TOPIC:
+    topic = chunk[topic_at:topic_end]
+    if topic == _SCHEDULE_TOPIC:
         stored = store_timestamp(chunk, position, sys_flag)
         return delivery_time(properties, stored, delay_levels_ms)
+    if topic == _TIMER_TOPIC:
+        return timer_code(properties, store_timestamp(chunk, position, sys_flag))
     return tags_code(properties)
 
 
@@ -41,6 +46,12 @@ def delivery_time(properties: bytes, store_timestamp: int, delay_levels_ms: Sequ
     level = min(level, len(delay_levels_ms))
     delay = delay_levels_ms[level - 1] if level else _NO_LEVEL_DELAY_MS
     return store_timestamp + delay
+
+
+def timer_code(properties: bytes, store_timestamp: int) -> int:
+    """Return when a timer message is due, in ms; its tags code if the properties do not say."""
+    due_ms = timer_due_ms(properties, store_timestamp)
+    return tags_code(properties) if due_ms is None else due_ms
 
 
 def inner_batch_size(properties: bytes, queue_offset: int) -> int:

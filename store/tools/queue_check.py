@@ -22,7 +22,8 @@ from ..files.mapped_file_queue import MappedFileQueue
 from ..format.filler import FILLER_BIT, is_filler
 from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entries
 from ..format.record import RECORD_SIZE_MIN, decode_record
-from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
+from ..format.timers import is_due_time
+from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 from ..integrity.expected_entries import ExpectedEntries, find_batch_queues
 from ..log.resync import Damage
 from ..queue.consume_queue import is_directory_name
@@ -179,6 +180,9 @@ class QueueCheck:
             # The levels are a setting, and may have changed since. A flipped bit changes a time
             # by no whole seconds: no power of two is a multiple of a thousand.
             kind = WRONG if (there.tags_code - wanted.tags_code) % _SECOND else RIGHT
+        elif there[:2] == wanted[:2] and queue.topic == TIMER_TOPIC:
+            # RocketMQ's entries hold the tag.
+            kind = WRONG if is_due_time(there.tags_code) else RIGHT
         elif there[:2] == wanted[:2]:
             codes = there.tags_code, wanted.tags_code
             if is_extension(self._root, queue.topic, queue.queue_id, *codes):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.client import ClientConfig, Message, blocking
+from halfmq.remoting.codes import ResponseCode
 from tests.support.features import feature
 from tests.support.java_clients import TOOLS, JavaMissingError, Kind, Line, class_path, java_client
 from tests.support.java_scenarios import Java, bodies, by_body, java_scenarios, of
@@ -57,13 +58,29 @@ def java(
     """A broker and a JVM, where all scenarios have been started."""
     kind = _kind(request.param)
     home = tmp_path_factory.mktemp("java")
-    scenarios = [*SCENARIOS, *(["assigned"] if kind.version == "5.3.3" else [])]
+    scenarios = [*SCENARIOS, *(["assigned", "timers"] if kind.version == "5.3.3" else [])]
     with java_scenarios(kind, home, scenarios, brokerName=BROKER_NAME, **SETTINGS) as running:
         yield running
 
 
 def _queues_of(lines: list[Line], prefix: str) -> list[int]:
     return [line["queue"] for line in of(lines, "sent") if line["body"].startswith(prefix)]
+
+
+@feature("delays of any time, and recall", "Java 5.3.3")
+def test_a_message_comes_at_its_time_unless_it_is_recalled(java: Java) -> None:
+    """Not before; the handle of the answer recalls it, unless it is too late."""
+    if java.kind.version != "5.3.3":
+        pytest.skip("this client has no such calls")
+    lines = java.seen("timers")
+
+    consumed = by_body(of(lines, "consumed"))
+    assert set(consumed) == {"now", "at", "after"}
+    assert consumed["at"]["store_ms"] >= of(lines, "due")[0]["at"]
+    assert consumed["after"]["store_ms"] - consumed["after"]["born_ms"] >= 777
+    (recalled,) = of(lines, "recalled")
+    assert recalled["id"] == recalled["sent"]
+    assert of(lines, "late")[0]["code"] == ResponseCode.ILLEGAL_OPERATION
 
 
 @feature("compressed bodies: lz4, zstd")

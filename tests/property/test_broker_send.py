@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from halfmq.broker.delay.timers import TimerService
 from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.handlers.messages.send import SendHandler
@@ -134,6 +136,7 @@ def _handler(
         SendRefusal(),
         delayed=lambda draft: draft,
         retried=lambda _header, draft, _version: draft,
+        timers=Mock(TimerService, pending=0),
         cluster_name="C",
         max_message_size=10_000,
         sync_flush=sync_flush,
@@ -192,6 +195,7 @@ def _meaning(sent: str, new_key: str) -> SentProperties:
     found = decode_properties(raw)
     is_transactional = found.get("TRAN_MSG", "").lower() == "true"
     timers = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+    timer = next((name for name in timers if name in found), None)
     return SentProperties(
         stored,
         new_key if unique_key is None else unique_key.decode(),
@@ -203,7 +207,8 @@ def _meaning(sent: str, new_key: str) -> SentProperties:
         commit_delay=found.get("TRANSACTION_DELAY_MS") if is_transactional else None,
         deliver_at=found.get("TRANSACTION_DELIVER_MS") if is_transactional else None,
         delay=found.get("DELAY"),
-        timer=next((name for name in timers if name in found), None),
+        timer=timer,
+        timer_value=found.get(timer, "") if timer is not None else "",
     )
 
 

@@ -48,7 +48,7 @@ ROOMS = {
     "broker/access": {"errors", "lifecycle", "ports", "settings"},
     "broker/tables": {"config", "errors", "ports", "broker/limits", "broker/loop"},
     "broker/disk": {"config", "errors", "broker/loop"},
-    "broker/delay": {"ports", "broker/loop", "broker/tables"},
+    "broker/delay": {"ports", "broker/limits", "broker/loop", "broker/tables"},
     "broker/net": {
         "config",
         "errors",
@@ -78,8 +78,8 @@ ROOMS = {
 MODULES_MAX = 15
 """Modules in one folder, so that its list of files can be read at a glance."""
 
-ABOVE_MODULES_MAX = {"remoting"}
-"""Folders that may have more: the modules of the wire stand alone."""
+ABOVE_MODULES_MAX = {"remoting", "store/format"}
+"""Folders that may have more: modules of the wire, and of layouts, stand alone."""
 
 EVERYWHERE = {"errors.py", "config.py"}
 """Modules that several folders of a layer have."""

@@ -15,6 +15,8 @@ BROKER: Final = Path(__file__).parents[2] / "broker"
 
 NOT_KEPT: Final[dict[str, str]] = {
     "work in one pass, one answer, or one request": """
+        delay/timers.BATCH_COUNT_MAX delay/timers.COPIES_MAX delay/timers.LOG_BYTES_MAX
+        handlers/messages/recall.PAGE_BYTES_MAX handlers/messages/recall.TIMERS_MAX
         delay/delivery.BATCH_BYTES_MAX delay/delivery.BATCH_COUNT_MAX delay/delivery.FETCHES_MAX
         delay/resume.RESUME_BYTES_MAX delay/resume.RESUME_RECORDS_MAX filters/grammar.TOKENS_MAX
         handlers/admin/consume_queue.ENTRIES_MAX handlers/admin/consumption.ROWS_MAX
@@ -40,7 +42,8 @@ NOT_KEPT: Final[dict[str, str]] = {
     "the size of one thing, whose number has a limit": """
         access/plain_acl.FILES_MAX access/plain_acl.FILE_SIZE_MAX access/users.ENTRIES_MAX
         access/users.TEXT_MAX access/users.USERS_MAX delay/levels.LEVELS_MAX
-        delay/levels._DIGITS_MAX filters/expressions.CONTAINS_LENGTH_MAX
+        delay/levels._DIGITS_MAX delay/timer_records._DIGITS_MAX delay/timer_records._SHOWN_MAX
+        filters/expressions.CONTAINS_LENGTH_MAX
         filters/expressions.DEPTH_MAX filters/expressions.OPERATORS_MAX
         filters/expressions.TEXT_MAX filters/values.NUMBER_LENGTH_MAX
         handlers/admin/broker_config.SETTINGS_BYTES_MAX handlers/admin/groups.GROUP_BYTES_MAX

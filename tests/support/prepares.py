@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+from halfmq.broker.delay.timers import TimerService
 from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.handlers.messages.send import SendHandler
 from halfmq.broker.handlers.transactions.prepare import PrepareHandler
@@ -76,6 +78,7 @@ class Prepares:
             self.overload,
             delayed=lambda draft: draft,
             retried=lambda _header, draft, _version: draft,
+            timers=Mock(TimerService, pending=0),
             cluster_name="C",
             max_message_size=BODY_MAX,
             sync_flush=True,

@@ -36,13 +36,18 @@ from halfmq.store.format.properties import (
     decode_properties,
     encode_properties,
     get_property,
+    without_properties,
 )
+from halfmq.store.format.timers import TIMER_UNITS_MS
 from halfmq.store.log.append_request import AppendRequest
 
 from ...access import requirements
 from ...delay.levels import is_level, with_properties
+from ...delay.timer_records import TimerError, Waiting
+from ...delay.timers import TimerService
 from ...disk.send_refusal import SendRefusal
 from ...errors import REFUSAL_FIELDS, RequestRefusedError
+from ...limits.kept import TIMERS
 from ...net.group_append import GroupAppend
 from ...ports import AppendLog, Connection, Handler
 from ...tables.topic_config import TopicConfig
@@ -57,7 +62,7 @@ from ...transaction.prepares import Prepares
 from ..access_checks import prepared_by, require
 from .batch_units import Units, read_units
 from .sent_properties import SentProperties, read_properties
-from .staged import StagedHalf, StagedMessage
+from .staged import StagedHalf, StagedMessage, StagedTimer
 
 _RETRY_PROPERTIES: Final = (
     PROPERTY_RETRY_TOPIC,
@@ -84,6 +89,7 @@ class SendHandler:
         *,
         delayed: Delay,
         retried: Retry,
+        timers: TimerService,
         cluster_name: str,
         max_message_size: int,
         sync_flush: bool,
@@ -95,6 +101,7 @@ class SendHandler:
         self._prepares = prepares
         self._refusal = refusal
         self._delayed, self._retried = delayed, retried
+        self._timers = timers
         self._max_message_size = max_message_size
         self._sync_flush = sync_flush
         self._new_key = unique_keys.create
@@ -174,6 +181,20 @@ class SendHandler:
             if sent.is_transactional:
                 message.properties = without_transaction(message.properties)
             message = self._redirected(request, header, message, sent)
+            if sent.timer is not None:
+                waiting = self._waiting(message, sent.timer, sent.timer_value)
+                if waiting is not None:
+                    return StagedTimer(
+                        (waiting.request,),
+                        request,
+                        connection,
+                        sent.unique_key,
+                        message.queue_id,
+                        sent.waits and self._sync_flush,
+                        message.topic,
+                        waiting,
+                        self._timers,
+                    )
         return StagedMessage(
             (message,),
             request,
@@ -262,13 +283,6 @@ class SendHandler:
         """Return what to store for a message that may be delayed or a retry."""
         if message.sys_flag & TRANSACTION_MASK:
             raise _refused_bits(message, sent)
-        if sent.timer is not None:  # delivering at once would be silently wrong
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"delivery at a chosen time ({sent.timer}) is not offered; use a delay level "
-                "(DELAY)",
-                REFUSAL_FIELDS,
-            )
         if sent.delay is not None and not is_level(sent.delay):
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -280,9 +294,33 @@ class SendHandler:
             message = self._retry(
                 header, self._verified(request, header, message, sent.unique_key), request.version
             )
-        if sent.delay_level > 0 and not message.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
+        if message.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
+            sent.timer = None
+        elif sent.delay_level > 0:
+            if sent.timer is not None:  # the level counts. Source: HookUtils#handleScheduleMessage
+                sent.timer = None
+                message.properties = without_properties(message.properties, TIMER_UNITS_MS)
             message = self._delayed(message)
         return message
+
+    def _waiting(self, message: AppendRequest, name: str, value: str) -> Waiting | None:
+        """Return how a message with a time of delivery is stored; None: deliver it now.
+
+        Raises:
+            RequestRefusedError: The time is invalid, or too many messages wait.
+        """
+        if self._timers.pending >= TIMERS.most:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_BUSY,
+                f"{TIMERS.most} messages wait for their time of delivery: send it later",
+                REFUSAL_FIELDS,
+            )
+        try:
+            return self._timers.rule.waiting(message, name, value)
+        except TimerError as error:
+            raise RequestRefusedError(
+                ResponseCode.MESSAGE_ILLEGAL, str(error), REFUSAL_FIELDS
+            ) from error
 
     def _verified(
         self,

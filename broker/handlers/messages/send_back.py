@@ -36,7 +36,12 @@ from halfmq.store.format.properties import (
     without_properties,
 )
 from halfmq.store.format.record import Record, decode_record
-from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
+from halfmq.store.format.topics import (
+    DELAYED_TOPICS,
+    HALF_TOPIC,
+    OP_TOPIC,
+    RETRY_PREFIX,
+)
 from halfmq.store.log.append_request import AppendRequest
 
 from ...access import requirements
@@ -58,7 +63,7 @@ FIRST_RETRY_LEVEL: Final = 3
 MAX_RECONSUME_TIMES_SINCE: Final = 121
 """MQVersion ordinal (3.4.9) from which a client's own limit counts."""
 
-_NEVER_CONSUMED: Final = frozenset({HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC})
+_NEVER_CONSUMED: Final = DELAYED_TOPICS | {HALF_TOPIC, OP_TOPIC}
 """Topics that no consumer reads. Sending one of their records back would reveal a half message."""
 
 

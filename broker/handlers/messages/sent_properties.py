@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from halfmq.store.format.properties import decode_properties, tag_hash
+from halfmq.store.format.timers import TIMER_UNITS_MS
 
 from ...delay.levels import level_of
 from ...transaction.admission import without_broker_properties
@@ -28,7 +29,7 @@ _PRODUCER_GROUP: Final = "\x02PGROUP\x01"
 _OF_STORED_HALF: Final = "\x02__transactionId__\x01"
 _DELAY: Final = "\x02DELAY\x01"
 _TIMER: Final = "\x02TIMER_"
-_TIMERS: Final = ("\x02TIMER_DELAY_SEC\x01", "\x02TIMER_DELAY_MS\x01", "\x02TIMER_DELIVER_MS\x01")
+_TIMERS: Final = tuple(f"\x02{name}\x01" for name in TIMER_UNITS_MS)
 _TRANSACTION_PREFIX: Final = "\x02TRANSACTION_"
 _COMMIT_DELAY: Final = "\x02TRANSACTION_DELAY_MS\x01"
 _DELIVER_AT: Final = "\x02TRANSACTION_DELIVER_MS\x01"
@@ -44,7 +45,8 @@ class SentProperties(msgspec.Struct, gc=False):
     is_plain: bool  # none of the following is set
     is_transactional: bool = False
     delay: str | None = None  # DELAY, a delay level
-    timer: str | None = None  # the property that asks for a time of delivery
+    timer: str | None = None  # the property that requests a time of delivery
+    timer_value: str = ""
     # Of a transactional message:
     producer_group: str | None = None
     was_stored: bool = False  # a half was made of this message, and now a consumer sends it again
@@ -104,7 +106,10 @@ def read_properties(
     if delayed:
         read.delay = last_value(text, _DELAY)
     if timed:
-        read.timer = next((name[1:-1] for name in _TIMERS if last_value(text, name)), None)
+        for name in _TIMERS:  # the first one counts
+            if value := last_value(text, name):
+                read.timer, read.timer_value = name[1:-1], value
+                break
     return read
 
 

@@ -7,10 +7,15 @@ from collections.abc import Sequence
 import msgspec
 
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.replies import encode_send_reply
+from halfmq.remoting.headers import SendMessageResponseHeader
+from halfmq.remoting.recall_handle import RecallHandle
+from halfmq.remoting.replies import encode_reply, encode_send_reply
 from halfmq.store.format.ids import offset_message_id
+from halfmq.store.format.timers import timer_out_ms
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 
+from ...delay.timer_records import Waiting
+from ...delay.timers import TimerService
 from ...ports import Connection
 from ...transaction.prepares import Prepares
 
@@ -39,6 +44,37 @@ class StagedMessage(msgspec.Struct, gc=False):
 
     def abandoned(self) -> None:
         """Do nothing; staging has changed nothing."""
+
+
+class StagedTimer(StagedMessage, gc=False):
+    """A message that waits for its time of delivery."""
+
+    topic: str  # its real one
+    waiting: Waiting
+    timers: TimerService
+
+    def appended(self, results: Sequence[AppendResult]) -> None:
+        """Add the message to those that wait, and answer the request with its recall handle."""
+        result, command = results[0], self.command
+        self.timers.stored(self.waiting, result.queue_offset)
+        handle = RecallHandle(
+            self.topic,
+            self.timers.broker_name,
+            timer_out_ms(self.waiting.due_ms) + 1,
+            self.unique_key,
+            result.queue_offset,
+        )
+        header = SendMessageResponseHeader(
+            msg_id=offset_message_id(self.connection.store_host, result.physical_offset),
+            queue_id=self.queue_id,
+            queue_offset=result.queue_offset,
+            transaction_id=self.unique_key,
+            msg_region="DefaultRegion",
+            trace_on="true",
+            recall_handle=handle.encode(),
+        )
+        reply = encode_reply(command, header=header)
+        self.connection.respond(command, reply, result.end if self.waits else 0)
 
 
 class StagedHalf(StagedMessage, gc=False):

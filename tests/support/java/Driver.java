@@ -24,6 +24,7 @@ public final class Driver {
         SCENARIOS.put("send", Sending::send);
         SCENARIOS.put("batch", Sending::batch);
         SCENARIOS.put("delay", Sending::delay);
+        SCENARIOS.put("timers", Sending::timers);
         SCENARIOS.put("sizes", Sending::sizes);
         SCENARIOS.put("refused", Sending::refused);
         SCENARIOS.put("look_up", Sending::lookUp);

@@ -82,6 +82,42 @@ final class Sending {
         inbox.await(2);
     }
 
+    /** Delivery at any time, and a recall; since 5.0 and 5.3.2, so not known to the compiler. */
+    static void timers(Scope scope) throws Exception {
+        DefaultMQProducer producer = scope.producer();
+        scope.sent("now", producer.send(Scope.message(scope.topic(), "T", "now")));
+        long at = System.currentTimeMillis() + 1234;
+        SendResult kept = producer.send(timed(scope, "setDeliverTimeMs", at, "at"));
+        scope.sent("at", kept);
+        scope.sent("after", producer.send(timed(scope, "setDelayTimeMs", 777, "after")));
+        SendResult sent = producer.send(timed(scope, "setDelayTimeMs", 2000, "recalled"));
+        scope.say("due", "at", at);
+        scope.say("recalled", "id", recall(producer, scope.topic(), sent), "sent", sent.getMsgId());
+        Inbox inbox = new Inbox(scope);
+        inbox.fill("push", scope.pushConsumer(scope.group("consumer"), scope.topic(), "*"));
+        inbox.await(3);
+        try {
+            scope.say("late", "id", recall(producer, scope.topic(), kept), "code", 0);
+        } catch (java.lang.reflect.InvocationTargetException error) {
+            MQBrokerException cause = (MQBrokerException) error.getCause();
+            scope.say("late", "code", cause.getResponseCode());
+        }
+    }
+
+    private static Message timed(Scope scope, String setter, long ms, String body)
+        throws Exception {
+        Message message = Scope.message(scope.topic(), "T", body);
+        Message.class.getMethod(setter, long.class).invoke(message, ms);
+        return message;
+    }
+
+    private static Object recall(DefaultMQProducer producer, String topic, SendResult sent)
+        throws Exception {
+        Object handle = SendResult.class.getMethod("getRecallHandle").invoke(sent);
+        return DefaultMQProducer.class.getMethod("recallMessage", String.class, String.class)
+            .invoke(producer, topic, handle);
+    }
+
     static void sizes(Scope scope) throws Exception {
         DefaultMQProducer producer = scope.producer();
         byte[] even = new byte[COMPRESSED_SIZE];

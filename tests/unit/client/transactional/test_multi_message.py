@@ -330,16 +330,15 @@ def test_a_time_of_delivery_is_one_and_clear(wrong: dict[str, object], reason: s
         Message("orders", b"x", **wrong)  # type: ignore[arg-type]
 
 
-async def test_outside_a_transaction_there_is_no_time_of_delivery() -> None:
-    """A broker would deliver such a message at once."""
-    message = Message("orders", b"x", deliver_after=timedelta(seconds=1))
-    at = Message("orders", b"x", deliver_at=datetime.now(UTC))
+async def test_outside_a_transaction_a_time_of_delivery_is_rocketmqs() -> None:
+    """In a batch it is refused: its messages are delivered at once."""
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    after = Message("orders", b"x", deliver_after=timedelta(milliseconds=1, microseconds=1))
     async with fake_broker() as broker, new_producer(broker) as producer:
-        for one, name in ((message, "deliver_after"), (at, "deliver_at")):
-            with pytest.raises(ConfigurationError, match=name):
-                await producer.send(one)
-            with pytest.raises(ConfigurationError, match=name):
+        for one in (after, Message("orders", b"x", deliver_at=noon)):
+            await producer.send(one)
+            with pytest.raises(InvalidMessageError, match="batch"):
                 await producer.send_batch([one])
-            with pytest.raises(ConfigurationError, match=name):
-                await producer.send_oneway(one)
-        assert broker.requests_of(SEND) == []
+    sent = [record.property_map for record in broker.messages("orders")]
+    assert [one.get("TIMER_DELAY_MS") for one in sent] == ["2", None]
+    assert sent[1]["TIMER_DELIVER_MS"] == str(int(noon.timestamp()) * 1_000)

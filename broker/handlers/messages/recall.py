@@ -1,0 +1,110 @@
+"""Messages that wait for their time of delivery: recall (370) and list them (9005).
+
+QUERY_TIMERS is halfmq's own, see ``docs/wire.md``.
+
+Source: RocketMQ ``RecallMessageProcessor``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.headers import (
+    QueryTimersRequestHeader,
+    QueryTimersResponseHeader,
+    RecallMessageRequestHeader,
+    RecallMessageResponseHeader,
+)
+from halfmq.remoting.recall_handle import RecallHandle, parse_recall_handle
+from halfmq.remoting.replies import encode_reply
+from halfmq.store.format.properties import PROPERTY_REAL_TOPIC
+
+from ...delay.timer_records import TimerError, text_of
+from ...delay.timers import TimerService
+from ...errors import RequestRefusedError
+from ...logs import EACH
+from ...ports import Connection, Handler
+from ...tables.topic_config import TopicConfig
+
+logger = logging.getLogger(__name__)
+
+TIMERS_MAX: Final = 1_000
+"""Messages that one page looks at: some milliseconds of the broker's event loop."""
+
+PAGE_BYTES_MAX: Final = 4 << 20
+"""Bytes of records after which a page ends, a quarter of the largest frame."""
+
+
+class TimerHandlers:
+    """Serves requests about messages that wait for their time of delivery."""
+
+    def __init__(
+        self, timers: TimerService, get_topic: Callable[[str], TopicConfig | None]
+    ) -> None:
+        self._timers = timers
+        self._get_topic = get_topic
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
+        return {
+            RequestCode.RECALL_MESSAGE: self.recall,
+            RequestCode.QUERY_TIMERS: self.query,
+        }
+
+    def recall(self, request: RemotingCommand, connection: Connection) -> None:
+        """Recall a message; the answer means that nobody gets it, so it waits for the disk."""
+        header = request.header
+        assert isinstance(header, RecallMessageRequestHeader)
+        if self._get_topic(header.topic) is None:
+            raise RequestRefusedError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"recall failed, the topic[{header.topic}] not exist",
+            )
+        try:
+            recalled = self._timers.recall(self._named(header))
+        except TimerError as error:
+            raise RequestRefusedError(ResponseCode.ILLEGAL_OPERATION, str(error)) from error
+        logger.info(
+            "event=message_recalled topic=%s message=%s peer=%s",
+            header.topic,
+            recalled.unique_key,
+            connection.name,
+            extra=EACH,
+        )
+        answer = RecallMessageResponseHeader(msg_id=recalled.unique_key, msg_region="DefaultRegion")
+        connection.respond(request, encode_reply(request, header=answer), recalled.durable_at)
+
+    def _named(self, header: RecallMessageRequestHeader) -> RecallHandle:
+        try:
+            handle = parse_recall_handle(header.recall_handle)
+        except ValueError:
+            raise TimerError(
+                "recall handle is invalid: expected the recallHandle of the answer to a send"
+            ) from None
+        if handle.topic != header.topic:
+            raise TimerError("recall failed, topic not match: the handle is of another topic")
+        if handle.broker_name != self._timers.broker_name:
+            raise TimerError("recall failed, the handle is of another broker")
+        return handle
+
+    def query(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with a page of the messages that wait, in the order in which they were stored."""
+        header = request.header
+        assert isinstance(header, QueryTimersRequestHeader)
+        if not 1 <= header.max_count <= TIMERS_MAX:
+            raise RequestRefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"maxCount is {header.max_count}, expected 1 to {TIMERS_MAX}",
+            )
+        page = self._timers.page(header.after, header.max_count, PAGE_BYTES_MAX)
+        found = [
+            encoded
+            for record, encoded in page.records
+            if header.topic in (None, text_of(record, PROPERTY_REAL_TOPIC))
+        ]
+        answer = QueryTimersResponseHeader(next_after=page.next_after)
+        return encode_reply(request, header=answer, body=b"".join(found))

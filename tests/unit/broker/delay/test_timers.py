@@ -1,0 +1,432 @@
+"""Messages with a time of delivery: to the millisecond, once, whatever stops the broker."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.delay import timers
+from halfmq.broker.delay.timer_records import TimerError, TimerRule
+from halfmq.broker.delay.timers import RETRY_AFTER_ERROR_MS, TimerService
+from halfmq.remoting.recall_handle import RecallHandle
+from halfmq.store.errors import DiskFullError
+from halfmq.store.message_store import MessageStore
+from tests.support.broker_doubles import fetch_nothing
+from tests.support.golden_store import unpack
+from tests.support.seeds import run_seed
+from tests.support.stores import (
+    append_durably,
+    crash,
+    draft,
+    everything,
+    flush,
+    golden_config,
+    small_config,
+)
+
+START_MS = 1_800_000_000_000
+DAY_MS = 86_400_000
+MAX_DELAY_MS = 40 * DAY_MS
+
+
+class Clocks:
+    """A wall clock and a monotonic one."""
+
+    def __init__(self, now: int = START_MS) -> None:
+        self.wall, self.monotonic = now, 1_000
+
+    def advance(self, ms: int) -> None:
+        self.wall += ms
+        self.monotonic += ms
+
+
+class Rig:
+    """A store and its timers, which a test stops, kills and starts."""
+
+    def __init__(self, root: Path, clocks: Clocks | None = None, **settings: object) -> None:
+        self.root, self.clocks = root, clocks or Clocks()
+        self.rule = TimerRule(MAX_DELAY_MS, now_ms=lambda: self.clocks.wall)
+        self._settings = settings
+        self._generation = 0
+        self.gone: set[str] = set()  # topics that cannot be created
+        self.queues = 4  # of each topic
+        self.start()
+
+    def start(self) -> None:
+        self.store = MessageStore(
+            small_config(self.root, **self._settings), now_ms=lambda: self.clocks.wall
+        )
+        self.store.open()
+        self.timers = TimerService(
+            self.store,
+            self.root / "config" / "halfmqTimers.json",
+            scan=self.store.reader.scan,
+            rule=self.rule,
+            broker_name="broker-a",
+            queue_of=self.queue_of,
+            now_ms=lambda: self.clocks.wall,
+            monotonic_ms=lambda: self.clocks.monotonic,
+            fetch=fetch_nothing,
+        )
+        self.timers.load()
+
+    def queue_of(self, topic: str, queue_id: int) -> int | None:
+        return None if topic in self.gone else min(queue_id, self.queues - 1)
+
+    def kill(self) -> None:
+        """Start again from what a killed process leaves."""
+        self._generation += 1
+        copy = crash(self.root, self.root.with_name(f"killed-{self._generation}"))
+        self.store.close(clean=False)
+        self.root = copy
+        self.start()
+
+    def stop(self) -> None:
+        self.store.close()
+        self.timers.persist()
+
+    def send(self, body: str, name: str, value: int) -> RecallHandle | None:
+        """Send a message; None if it is delivered at once."""
+        message = draft("orders", 1, body.encode(), properties={"UNIQ_KEY": body, name: str(value)})
+        waiting = self.timers.rule.waiting(message, name, str(value))
+        if waiting is None:
+            append_durably(self.store, message)
+            return None
+        (stored,) = append_durably(self.store, waiting.request)
+        self.timers.stored(waiting, stored.queue_offset)
+        return RecallHandle("orders", "broker-a", 0, body, stored.queue_offset)
+
+    def run(self) -> None:
+        """Deliver all that is due."""
+        while self.timers.tick() == 0:
+            flush(self.store)
+        flush(self.store)
+
+    def delivered(self) -> dict[str, int]:
+        """Return the store times of what consumers get, by body; each body comes once."""
+        records = [one for one in everything(self.store) if one.topic == "orders"]
+        counts = Counter(one.body.decode() for one in records)
+        assert set(counts.values()) <= {1}, counts
+        return {one.body.decode(): one.store_timestamp for one in records}
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "store")
+    yield rig
+    rig.stop()
+
+
+def at(ms: int) -> tuple[str, int]:
+    return "TIMER_DELIVER_MS", START_MS + ms
+
+
+def after(ms: int) -> tuple[str, int]:
+    return "TIMER_DELAY_MS", ms
+
+
+@pytest.mark.parametrize("time", [at(1_234), after(1_234), ("TIMER_DELAY_SEC", 2)])
+def test_a_message_is_delivered_in_the_millisecond_asked_for(
+    rig: Rig, time: tuple[str, int]
+) -> None:
+    """Not before, to its own queue, with its properties."""
+    rig.send("late", *time)
+    due_ms = 2_000 if time[0] == "TIMER_DELAY_SEC" else 1_234
+
+    rig.clocks.advance(due_ms - 1)
+    rig.run()
+    assert not rig.delivered()
+    rig.clocks.advance(1)
+    rig.run()
+
+    assert rig.delivered() == {"late": START_MS + due_ms}
+    record = next(one for one in everything(rig.store) if one.topic == "orders")
+    assert (record.queue_id, record.property_map[time[0]]) == (1, str(time[1]))
+    assert rig.timers.pending == 0
+
+
+def test_messages_come_in_the_order_of_their_times(rig: Rig) -> None:
+    """Not in the order in which they were sent, and those of one time in that order."""
+    for body, ms in (("c", 30), ("a", 10), ("d", 30), ("b", 20)):
+        rig.send(body, *at(ms))
+    rig.clocks.advance(1_000)
+    rig.run()
+
+    assert [one.body for one in everything(rig.store) if one.topic == "orders"] == [
+        b"a", b"b", b"c", b"d",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [0, -5, START_MS - 1])
+def test_a_time_that_is_over_means_now(rig: Rig, value: int) -> None:
+    """As in RocketMQ, whichever property says so."""
+    name = "TIMER_DELIVER_MS" if value > 0 else "TIMER_DELAY_MS"
+    assert rig.send("now", name, value) is None
+    assert "now" in rig.delivered()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("TIMER_DELAY_SEC", "soon", "TIMER_DELAY_SEC=soon: expected a whole number"),
+        ("TIMER_DELAY_MS", "1.5", "expected a whole number"),
+        ("TIMER_DELAY_MS", "9" * 40, "allowed is at most 3456000 seconds"),
+        ("TIMER_DELIVER_MS", str(START_MS + MAX_DELAY_MS + 1), "timerMaxDelaySec"),
+    ],
+)
+def test_a_wrong_time_is_refused_with_name_value_and_limit(
+    rig: Rig, name: str, value: str, reason: str
+) -> None:
+    """Exactly the limit is allowed."""
+    with pytest.raises(TimerError, match=reason):
+        rig.rule.waiting(draft("orders"), name, value)
+    assert rig.send("last", "TIMER_DELAY_MS", MAX_DELAY_MS) is not None
+
+
+@pytest.mark.parametrize("step_ms", [-10 * DAY_MS, 10 * DAY_MS])
+def test_a_step_of_the_wall_clock_moves_no_relative_delay(rig: Rig, step_ms: int) -> None:
+    """A time by the wall clock moves with it."""
+    rig.send("relative", *after(5_000))
+    rig.send("absolute", *at(5_000))
+    rig.clocks.wall += step_ms
+
+    rig.clocks.advance(4_999)
+    rig.run()
+    assert rig.delivered().keys() == ({"absolute"} if step_ms > 0 else set())
+    rig.clocks.advance(1)
+    rig.run()
+    assert "relative" in rig.delivered()
+
+
+def test_what_is_not_on_disk_yet_is_delivered_when_it_is(rig: Rig) -> None:
+    """A delay may be shorter than a flush."""
+    message = draft("orders", 1, b"quick", properties={"TIMER_DELAY_MS": "1"})
+    waiting = rig.rule.waiting(message, "TIMER_DELAY_MS", "1")
+    assert waiting is not None
+    rig.timers.stored(waiting, 0)  # the record follows
+    rig.clocks.advance(5)
+    rig.timers.tick()
+    assert rig.timers.pending == 1
+
+    append_durably(rig.store, waiting.request)
+    rig.clocks.advance(timers.UNREADABLE_MS)
+    rig.run()
+    assert b"quick" in [one.body for one in everything(rig.store) if one.topic == "orders"]
+
+
+def test_a_store_that_refuses_loses_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message is tried again."""
+    rig.send("late", *after(100))
+    rig.clocks.advance(100)
+    with monkeypatch.context() as patch:
+
+        def full(*_args: object, **_named: object) -> None:
+            raise DiskFullError(rig.root, "no space")
+
+        patch.setattr(rig.store, "append", full)
+        rig.timers.tick()
+    assert rig.timers.pending == 1
+
+    rig.clocks.advance(RETRY_AFTER_ERROR_MS)
+    rig.run()
+    assert "late" in rig.delivered()
+
+
+def test_the_queue_is_one_that_exists_at_the_time_of_delivery(rig: Rig) -> None:
+    """Without a topic the message waits on, and comes when there is one again."""
+    rig.send("late", *after(100))
+    rig.queues, rig.gone = 1, {"orders"}
+    rig.clocks.advance(100)
+    rig.run()
+    assert rig.timers.pending == 1
+
+    rig.gone.clear()
+    rig.clocks.advance(RETRY_AFTER_ERROR_MS)
+    rig.run()
+    assert [one.queue_id for one in everything(rig.store) if one.topic == "orders"] == [0]
+
+
+def test_a_recalled_message_reaches_nobody(rig: Rig) -> None:
+    """Also after a kill; the same recall again is answered alike, another one refused."""
+    handle = rig.send("recalled", *after(1_000))
+    other = rig.send("kept", *after(1_000))
+    assert handle is not None
+    assert other is not None
+    assert rig.timers.recall(handle).unique_key == "recalled"
+    assert rig.timers.recall(handle).unique_key == "recalled"
+    for wrong in (
+        other._replace(topic="bills"),
+        other._replace(unique_key="recalled"),
+        other._replace(queue_offset=77),
+        other._replace(queue_offset=-1),
+    ):
+        with pytest.raises(TimerError, match="recall failed"):
+            rig.timers.recall(wrong)
+    flush(rig.store)
+    rig.kill()
+    assert rig.timers.recall(handle).unique_key == "recalled"
+    rig.clocks.advance(1_000)
+    rig.run()
+
+    assert rig.delivered().keys() == {"kept"}
+    with pytest.raises(TimerError, match="delivered"):
+        rig.timers.recall(other)
+    assert rig.timers.pending == 0
+
+
+def test_waiting_messages_are_listed_page_by_page(rig: Rig) -> None:
+    """Without those that were delivered or recalled, in the order in which they were stored."""
+    handles = [rig.send(str(number), *after(1_000 * number)) for number in range(1, 8)]
+    assert handles[2] is not None
+    rig.timers.recall(handles[2])
+    rig.clocks.advance(1_000)
+    rig.run()
+
+    first = rig.timers.page(-1, 3, 1 << 20)
+    assert first.next_after is not None
+    rest = rig.timers.page(first.next_after, 3, 1 << 20)
+
+    bodies = [record.body.decode() for record, _ in first.records + rest.records]
+    assert bodies == ["2", "4", "5", "6", "7"]
+    assert rest.next_after is None
+
+
+def test_messages_that_wait_longer_than_the_log_is_kept_are_stored_again(rig: Rig) -> None:
+    """For the same time; the old files can be deleted then."""
+    rig.send("far", *after(39 * DAY_MS + 7))
+    handle = rig.send("farther", *at(40 * DAY_MS))
+    rig.clocks.advance(3 * DAY_MS)
+    end = rig.store.write_offset
+
+    assert rig.timers.copy_forward(end)
+    flush(rig.store)
+    assert not rig.timers.copy_forward(end)
+    oldest = rig.timers.oldest_waiting_offset()
+    assert oldest is not None
+    assert oldest >= end
+    assert rig.timers.pending == 2
+    rig.kill()
+    assert rig.timers.pending == 2
+    assert handle is not None
+    rig.clocks.advance(36 * DAY_MS + 6)
+    rig.run()
+    assert not rig.delivered()
+    rig.clocks.advance(1)
+    rig.run()
+    assert rig.delivered().keys() == {"far"}
+    rig.clocks.advance(DAY_MS)
+    rig.run()
+    assert rig.delivered().keys() == {"far", "farther"}
+
+
+def test_the_log_is_kept_for_what_waits_and_until_its_delivery_is_on_disk(rig: Rig) -> None:
+    """A power cut must not take both."""
+    rig.send("late", *after(10))
+    offset = rig.timers.oldest_waiting_offset()
+    assert offset == 0
+    rig.run()
+    rig.clocks.advance(10)
+    rig.run()
+    assert rig.timers.oldest_waiting_offset() is None
+
+
+def test_messages_of_an_official_broker_are_delivered(tmp_path: Path) -> None:
+    """Those that wait there, once; not those that it delivered, or that were recalled."""
+    golden = unpack("timer", tmp_path)
+    clocks = Clocks(1_795_257_860_000)
+    store = MessageStore(golden_config(golden), now_ms=lambda: clocks.wall)
+    store.open()
+    service = TimerService(
+        store,
+        golden.root / "config" / "halfmqTimers.json",
+        scan=store.reader.scan,
+        rule=TimerRule(MAX_DELAY_MS, now_ms=lambda: clocks.wall),
+        broker_name="broker-a",
+        queue_of=lambda _topic, queue_id: queue_id,
+        now_ms=lambda: clocks.wall,
+        monotonic_ms=lambda: clocks.monotonic,
+        fetch=fetch_nothing,
+    )
+    before = {one.physical_offset for one in everything(store)}
+    service.load()
+    waiting = {
+        message["msgId"]: message["what"]
+        for message in golden.truth["client_log"]
+        if message["what"].startswith("pending")
+    }
+    assert service.pending == len(waiting)
+
+    clocks.advance(4 * DAY_MS)
+    while service.tick() == 0:
+        flush(store)
+    flush(store)
+    new = [one for one in everything(store) if one.physical_offset not in before]
+    store.close()
+
+    assert Counter(one.property_map["UNIQ_KEY"] for one in new) == Counter(waiting.keys())
+    assert {one.topic for one in new} == {"timer_t"}
+
+
+def test_no_stop_kill_or_clock_step_loses_or_repeats_a_message(tmp_path: Path) -> None:
+    """Random runs against a model: what was due is delivered once, what was recalled never."""
+    seed = run_seed()
+    print(f"seed={seed}")
+    for number in range(4):
+        _random_run(tmp_path / str(number), random.Random(f"{seed} {number}"))
+
+
+def _random_run(root: Path, chance: random.Random) -> None:
+    rig = Rig(root / "store")
+    handles: dict[str, RecallHandle] = {}
+    due: dict[str, int] = {}
+    recalled: set[str] = set()
+
+    def send() -> None:
+        body = str(len(due))
+        ms = chance.randrange(1, 5_000)
+        due[body] = rig.clocks.wall + ms
+        name, value = chance.choice(
+            [("TIMER_DELAY_MS", ms), ("TIMER_DELIVER_MS", rig.clocks.wall + ms)]
+        )
+        handle = rig.send(body, name, value)
+        assert handle is not None
+        handles[body] = handle
+
+    def recall() -> None:
+        body = chance.choice([*due, "x"])
+        if body in handles:
+            try:
+                rig.timers.recall(handles[body])
+                recalled.add(body)
+            except TimerError:
+                assert body in recalled or body in rig.delivered()
+
+    def step() -> None:
+        rig.clocks.advance(chance.randrange(3_000))
+        rig.run()
+
+    def persist() -> None:
+        rig.clocks.advance(timers.SAVE_INTERVAL_MS)
+        job = rig.timers.persist_job()
+        if job is not None:
+            job()
+
+    def restart() -> None:
+        rig.stop()
+        rig.start()
+
+    actions: list[Callable[[], None]] = [send, send, send, step, recall, persist, restart, rig.kill]
+    for _ in range(50):
+        chance.choice(actions)()
+        flush(rig.store)
+    rig.clocks.advance(10_000)
+    rig.run()
+    delivered = rig.delivered()
+    rig.stop()
+
+    assert delivered.keys() == due.keys() - recalled
+    assert all(delivered[body] >= due[body] for body in delivered)
