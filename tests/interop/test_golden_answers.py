@@ -490,7 +490,9 @@ def _config(file: str, root: Path) -> BrokerConfig:
     """Return the settings under which the recording was made, on a free port."""
     auto_create = file not in WITHOUT_AUTO_CREATE
     return BrokerConfig(
-        network=NetworkConfig(listen_port=0, namesrv_listen_port=0),
+        network=NetworkConfig(
+            listen_port=0, namesrv_listen_port=0, registration_addresses="127.0.0.1"
+        ),
         topics=TopicDefaults(
             auto_create=auto_create,
             auto_create_groups=auto_create,
