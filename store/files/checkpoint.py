@@ -29,9 +29,9 @@ _CLOSED: Final = Struct(">4sq4x")  # magic, closed offset
 _CRC: Final = Struct(">I")
 # After the note, a CRC of everything before it: RocketMQ changes its five numbers, not the note.
 _OURS_AT: Final = _CLOSED_AT + _CLOSED.size + _CRC.size
-_QUEUED_AT: Final = _OURS_AT + _CRC.size
-# Four fields about the queues, then a CRC of everything before; earlier versions wrote others.
-_QUEUED: Final = Struct(">qQqq")
+_DERIVED_AT: Final = _OURS_AT + _CRC.size
+# Fields about queues and index, then a CRC of everything before; earlier versions wrote others.
+_DERIVED: Final = Struct(">qQqqqq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,8 @@ class Checkpoint:
     queue_ends: int = 0  # ours: checksum of where all queues end below that record
     log_start: int = -1  # ours: where a log begins to which ``queue_begins`` belongs
     queue_begins: int = 0  # ours: sum of the queue offsets at which all queues begin
+    index_newest: int = 0  # ours: name of the newest full index file, as a number
+    index_files: int = 0  # ours: number of full index files
     is_ours: bool = True  # RocketMQ has not written the file since
 
     def save(self, path: Path) -> None:
@@ -57,11 +59,12 @@ class Checkpoint:
             created = disk.fstat(fd).st_size < FILE_SIZE
             if created:
                 disk.ftruncate(fd, FILE_SIZE)
-            *rocketmqs, closed_offset, offset, ends, log_start, begins, _ = astuple(self)
+            fields = astuple(self)
+            rocketmqs, closed_offset, derived = fields[:5], fields[5], fields[6:-1]
             closed = _CLOSED.pack(_CLOSED_MAGIC, closed_offset)
             content = _LAYOUT.pack(*rocketmqs).ljust(_CLOSED_AT, b"\0") + closed
             content += _CRC.pack(crc32(closed))
-            content += _CRC.pack(crc32(content)) + _QUEUED.pack(offset, ends, log_start, begins)
+            content += _CRC.pack(crc32(content)) + _DERIVED.pack(*derived)
             disk.pwrite(fd, content + _CRC.pack(crc32(content)), 0)
             disk.fsync(fd)
         finally:
@@ -82,7 +85,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     is_ours = content[_OURS_AT:][: _CRC.size] == _CRC.pack(crc32(content[:_OURS_AT]))
     if not is_ours and _note_is_damaged(content):
         return Checkpoint(is_ours=False)
-    queues_offset, ends, log_start, begins = _queued_in(content) if is_ours else _NOT_QUEUED
+    offset, ends, log_start, begins, newest, files = _derived_in(content) if is_ours else _UNKNOWN
     return Checkpoint(
         log_timestamp=log,
         queues_timestamp=queues,
@@ -90,10 +93,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
         master_flushed_offset=master,
         confirm_offset=confirm,
         closed_offset=_closed_in(content) if is_ours else -1,
-        queues_offset=queues_offset,
+        queues_offset=offset,
         queue_ends=ends,
         log_start=log_start,
         queue_begins=begins,
+        index_newest=newest,
+        index_files=files,
         is_ours=is_ours,
     )
 
@@ -108,16 +113,16 @@ def _closed_in(content: bytes) -> int:
     return int(closed_offset) if magic == _CLOSED_MAGIC else -1
 
 
-_NOT_QUEUED: Final = (-1, 0, -1, 0)
+_UNKNOWN: Final = (-1, 0, -1, 0, 0, 0)
 
 
-def _queued_in(content: bytes) -> tuple[int, int, int, int]:
-    """Return the four fields about the queues; no offsets if an earlier version wrote them."""
-    end = _QUEUED_AT + _QUEUED.size
+def _derived_in(content: bytes) -> tuple[int, int, int, int, int, int]:
+    """Return the fields about queues and index; no offsets if an earlier version wrote them."""
+    end = _DERIVED_AT + _DERIVED.size
     if content[end:][: _CRC.size] != _CRC.pack(crc32(content[:end])):
-        return _NOT_QUEUED
-    offset, ends, log_start, begins = _QUEUED.unpack_from(content, _QUEUED_AT)
-    return offset, ends, log_start, begins
+        return _UNKNOWN
+    offset, ends, log_start, begins, newest, files = _DERIVED.unpack_from(content, _DERIVED_AT)
+    return offset, ends, log_start, begins, newest, files
 
 
 def closed_note_is_damaged(path: Path) -> bool:

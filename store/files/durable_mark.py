@@ -20,7 +20,7 @@ from . import disk
 
 logger = logging.getLogger(__name__)
 
-_AT: Final = 512  # bytes; RocketMQ uses the first 40 of the file, the checkpoint's notes end at 108
+_AT: Final = 512  # bytes; RocketMQ uses the first 40 of the file, the checkpoint's notes end at 140
 _LAYOUT: Final = Struct(">4sqI")  # magic, offset, CRC of both
 _MAGIC: Final = b"hmqd"
 

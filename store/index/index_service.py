@@ -97,7 +97,7 @@ class IndexService:
         paths = [path for path in found if is_index_file_name(path.name)]
         for position, path in enumerate(paths):
             try:
-                self._files.append(IndexFile(path, self._max_slots, self._max_items))
+                self._files.append(self._open_file(path, is_newest=path == paths[-1]))
             except UnusableFileError as error:
                 logger.warning("event=index_file_set_aside path=%s reason=%r", path, error.reason)
                 for newer in reversed(paths[position + 1 :]):
@@ -106,6 +106,13 @@ class IndexService:
                 disk.sync_directory(self._directory)
                 return False
         return True
+
+    def _open_file(self, path: Path, *, is_newest: bool) -> IndexFile:
+        file = IndexFile(path, self._max_slots, self._max_items)
+        if file.is_empty and not is_newest:
+            file.close()
+            raise UnusableFileError(path, "is empty, and others follow")
+        return file
 
     def _rebuild_uncertain(self, log_end: int, durable_ms: int) -> bool:
         """Rebuild the files that may be incomplete; return whether nothing was lost."""

@@ -174,14 +174,17 @@ class Rig:
             tamper: Changes the files of the dead broker before the next one starts.
         """
         durable = self.store.durable_offset
-        after = self._directory / f"life-{next(self._lives)}"
-        crash(self.root, after)
+        after = self.copy_as_killed()
         await self.stop()
         self.root = after
         if power_cut:
             self.cut_log(durable)
         tamper(self.root)
         await self.start()
+
+    def copy_as_killed(self) -> Path:
+        """Copy the files as `kill -9` leaves them."""
+        return crash(self.root, self._directory / f"life-{next(self._lives)}")
 
     def cut_log(self, end: int) -> None:
         """Blank what lies behind an offset of the log, in the files of a broker that is down."""

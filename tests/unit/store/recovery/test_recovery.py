@@ -569,3 +569,25 @@ def test_messages_are_not_for_everyone_on_the_machine(root: Path) -> None:
     for path in [root, *root.rglob("*")]:
         beyond = 0o027 if path.is_dir() else 0o137
         assert path.stat().st_mode & beyond == 0, path
+
+
+@pytest.mark.parametrize("stop", [mark_aborted, Path.is_dir], ids=["killed", "stopped"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("damage", [Path.unlink, zero, cut])
+def test_a_lost_index_file_is_rebuilt(
+    root: Path, damage: Callable[[Path], None], number: int, stop: Callable[[Path], object]
+) -> None:
+    """Also one that others follow."""
+    offsets = filled(root, 1_000)
+    stop(root)
+    forget_digests(root)
+    files = sorted((root / "index").iterdir())
+    assert len(files) == 3
+    damage(files[number])
+
+    store, _ = open_store(root)
+
+    for one, offset in enumerate(offsets):
+        topic = "T" if one % 2 else "U"
+        assert offset in store.index.query(topic, f"u{one}", 64, 0, 1 << 60)
+    store.close()
