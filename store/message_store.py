@@ -273,11 +273,11 @@ class MessageStore:
         checkpoint, directory = self._checkpoint, self._config.root / "index"
         if not disk.is_directory(directory):
             return False
-        if not checkpoint.is_ours:
-            return not checkpoint.log_timestamp  # it is missing, and not of RocketMQ
+        names = [path.name for path in disk.files(directory) if is_index_file_name(path.name)]
+        if not checkpoint.is_ours:  # it is RocketMQ's, or missing
+            return bool(names) and not checkpoint.log_timestamp
         if self.min_offset != checkpoint.log_start:
             return False  # files were deleted by age since
-        names = [path.name for path in disk.files(directory) if is_index_file_name(path.name)]
         there = sum(int(name) <= checkpoint.index_newest for name in names)
         return there < checkpoint.index_files
 

@@ -139,6 +139,15 @@ def _error_reply(
             return _refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
         case StoreError():
             return _store_error_reply(command, connection, error)
+        case OSError() if error.errno is not None:  # writes raise a ``StoreError``
+            reason = f"the broker cannot read its disk: {error}"
+            logger.error(
+                "event=read_failed code=%d peer=%s error=%r",
+                command.code,
+                connection.name,
+                str(error),
+            )
+            return _refuse(command, ResponseCode.SYSTEM_ERROR, reason)
     logger.error(
         "event=request_failed code=%d peer=%s opaque=%d",
         command.code,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 
 import pytest
 
@@ -16,7 +18,9 @@ from halfmq.broker.net.server import Server
 from halfmq.broker.ports import Connection
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
+from tests.support.broker_doubles import FakeConnection
 from tests.support.loops import LOOPS, LoopFactory, run_on
 from tests.support.serving import ROUTE, ManualLog, SocketPeer, echo, peer_of, serving
 
@@ -151,3 +155,22 @@ async def test_another_protocol_is_logged_once_for_each_address(
     assert [line.split()[2] for line in lines] == ["protocol=HTTP/2", "protocol=HTTP"]
     assert "remoting clients are: docs/compatibility.md" in lines[0]
     assert "protocol_error" not in caplog.text
+
+
+def test_a_disk_that_cannot_be_read_is_one_line_and_a_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No traceback, and not "internal error": the consumer's operator must know what to mend."""
+
+    def unreadable(_command: RemotingCommand, _connection: Connection) -> bytes | None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    connection = FakeConnection()
+    Router({11: unreadable}).dispatch(RemotingCommand(code=11), connection)
+
+    (answer,) = FrameDecoder(responses_first=True).receive_data(connection.written[0])
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "cannot read its disk: [Errno 5]" in (answer.remark or "")
+    (line,) = caplog.messages
+    assert line.startswith("event=read_failed code=11")
+    assert caplog.records[0].exc_info is None
