@@ -237,9 +237,9 @@ def _seek(fd: int, position: int, size: int, *, data: bool) -> int:
         return position if data else size  # a file system without holes
 
 
-def _leaves_room(fd: int, size: int) -> bool:
-    """Return whether ``ROOM_LEFT`` stays free if the whole file is reserved."""
-    lacking = size - disk.fstat(fd).st_blocks * _BLOCK
+def _leaves_room(fd: int, size: int, used: int | None = None) -> bool:
+    """Return whether ``ROOM_LEFT`` stays free if a file gets ``size`` bytes; it has ``used``."""
+    lacking = size - (disk.fstat(fd).st_blocks * _BLOCK if used is None else used)
     room = disk.fstatvfs(fd)
     return lacking <= 0 or room.f_bavail * room.f_frsize - lacking >= ROOM_LEFT
 
@@ -335,6 +335,8 @@ class LogFile:
 
     def _work_ahead(self, fd: int, end: int, *, zeros: bool) -> None:
         while (start := self.ready_end) < end:
+            if self.reserved_end < self.size and not _leaves_room(fd, AHEAD_PIECE, used=0):
+                return  # the rest of a full disk is for decisions, with their queue files
             is_loaded = False
             with suppress(OSError):  # a range that cannot be read may still be writable
                 is_loaded = disk.load_pages(fd, start, self._piece_end(start, AHEAD_PIECE))

@@ -430,7 +430,7 @@ def test_the_content_is_on_disk_before_it_gets_its_name(
     calls = SystemCalls(monkeypatch, die_at=0, before=True)
     save_table(path, NEW)
 
-    assert calls.log == ["fsync", "unlink", "link", "replace", "replace", "fsync"]
+    assert calls.log == ["unlink", "fsync", "unlink", "link", "replace", "replace", "fsync"]
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -3,8 +3,10 @@
 import errno
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from halfmq.store.errors import DiskFullError, UnusableFileError
 from halfmq.store.files import disk, mapped_file
 from halfmq.store.files.mapped_file import (
     AHEAD_PIECE,
+    ROOM_LEFT,
     LogFile,
     create_file,
     make_directory,
@@ -175,6 +178,7 @@ def test_without_waiting_senders_zeros_are_written_only_if_needed(
     if lacking == "memory":
         monkeypatch.setattr(disk, "sendfile", None)
     file = opened(tmp_path / "f", is_new=lacking != "a new file")
+    monkeypatch.setattr(mapped_file, "ROOM_LEFT", 0)  # now there is room
     written: list[int] = []
     monkeypatch.setattr(mapped_file, "write_zeros", lambda *_: written.append(1))
     monkeypatch.setattr(mapped_file, "fill_with_zeros", lambda *_: written.append(1))
@@ -513,3 +517,21 @@ def test_a_store_works_without_the_call(
         append_durably(store, *(draft(body=bytes(1000)) for _ in range(100)))
         assert len(everything(store)) == 100 * turn
         store.close()
+
+
+def test_nothing_is_prepared_ahead_on_a_disk_that_is_almost_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last room is for decisions and the queue files that they need."""
+    size = 4 << 20
+    path = tmp_path / f"{0:020d}"
+    create_file(path, size)
+    space = SimpleNamespace(f_frsize=1, f_bavail=ROOM_LEFT)
+    monkeypatch.setattr(disk, "fstatvfs", lambda _fd: space)
+    with closing(LogFile(path, 0, size, written_end=0, is_new=True)) as file:
+        file.make_ready_ahead(size, zeros=True)
+        assert file.ready_end == 0
+
+        space.f_bavail += size
+        file.make_ready_ahead(size, zeros=True)
+        assert file.ready_end == size
