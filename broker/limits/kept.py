@@ -167,7 +167,7 @@ TOPICS: Final = _limit(
     "topics",
     "topics",
     20_000,  # the file, rewritten for new ones, then has 5 MB
-    "refused",
+    "refused; those that messages create at nine tenths",
     code=ResponseCode.NO_PERMISSION,
 )
 GROUPS: Final = _limit(

@@ -63,6 +63,10 @@ logger = logging.getLogger(__name__)
 QUEUES_MAX: Final = 1_024
 """Queues of one topic that a request may create; each costs a file when it is first used."""
 
+RESERVE: Final = 10
+"""Part of all topics that messages must not use up by creating more: operators, consumer groups and
+dead letters still get theirs when a client has named topics until it was refused."""
+
 _DELETED: Final = "halfmqDeletedQueues"
 """Key of the file: deleted topic → queue id → queue offset below which messages are hidden.
 RocketMQ ignores the key and drops it when it writes the file. Then the messages become readable
@@ -281,6 +285,8 @@ class TopicTable:
             perm=template.perm & ~PERM_INHERIT,
             filter_type=template.filter_type,
         )
+        if topic not in self._new and topic not in self._being_saved:
+            self._check_room(made, reserve=self._topics_max // RESERVE)
         return self._requested(made, f"send from {remote}")
 
     def ensure(self, name: str, queues: int = 1, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
@@ -454,12 +460,14 @@ class TopicTable:
         for name in list(self._being_saved):
             self._publish_saved(name)
 
-    def _check_room(self, made: TopicConfig, count: int = 1) -> None:
-        if len(self._topics) + len(self._new) + len(self._being_saved) + count > self._topics_max:
+    def _check_room(self, made: TopicConfig, count: int = 1, *, reserve: int = 0) -> None:
+        limit = self._topics_max - reserve
+        if len(self._topics) + len(self._new) + len(self._being_saved) + count > limit:
+            rest = f" for topics that messages create, of {self._topics_max}" if reserve else ""
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"topic[{made.name}] cannot be created: the broker has {len(self._topics)} topics, "
-                f"the limit is {self._topics_max}",
+                f"the limit is {limit}{rest}",
             )
 
     def _begin_save(self) -> Callable[[], None]:

@@ -122,7 +122,7 @@ def entries(directory: Path) -> list[Path]:
     Raises:
         FileNotFoundError: There is no such directory.
     """
-    return sorted(directory.iterdir())
+    return sorted(directory.iterdir(), key=lambda path: path.name)
 
 
 def files(directory: Path) -> list[Path]:

@@ -211,6 +211,9 @@ def remove_all(root: Path, name: str = "") -> None:
 def remove_orphans(root: Path) -> None:
     """Delete the digests of deleted queue and index files, and left-over temporary files."""
     for name in ("consumequeue", "index"):
-        for path in reversed(disk.below(root / DIRECTORY / name)):
-            if disk.is_file(path) and not disk.exists(root / path.relative_to(root / DIRECTORY)):
-                disk.remove(path)
+        # By names, not paths: there may be tens of thousands of queues.
+        for directory, _, files in disk.walk(root / DIRECTORY / name):
+            of = root / Path(directory).relative_to(root / DIRECTORY)
+            for file in files:
+                if not disk.exists(of / file):
+                    disk.remove(Path(directory, file))

@@ -176,6 +176,20 @@ def test_a_full_table_refuses_with_its_limit(tmp_path: Path) -> None:
     assert topics.get("two") is None
 
 
+def test_messages_do_not_use_up_all_topics(tmp_path: Path) -> None:
+    """A client that names new topics until it is refused locks out neither groups nor operators."""
+    topics = table(tmp_path, topics_max=40)
+    for number in range(36 - len(topics)):
+        topics.create_on_send(f"t-{number}", "TBW102", 4, "peer")
+    with pytest.raises(RequestRefusedError, match="36 for topics that messages create, of 40"):
+        topics.create_on_send("further", "TBW102", 4, "peer")
+
+    assert topics.ensure_retry("billing")
+    assert topics.create_on_send("%RETRY%shipping", "TBW102", 4, "peer")
+    assert topics.ensure("parked")
+    assert topics.create_on_send("t-0", "TBW102", 4, "peer")
+
+
 def test_a_request_is_refused_if_its_new_topic_cannot_be_saved(tmp_path: Path) -> None:
     """A restart would forget the topic."""
     path = tmp_path / "config" / "topics.json"
