@@ -14,7 +14,6 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from .codes import FLAG_RESPONSE
 from .command import RemotingCommand
 from .errors import FrameTooLargeError, HeaderError, OtherProtocolError, ProtocolError
 from .request_sizes import (
@@ -22,7 +21,6 @@ from .request_sizes import (
     HEADER_MAX,
     PEEKED,
     REQUEST_SIZES,
-    RESPONSE,
     SMALL,
     peek_size,
 )
@@ -117,8 +115,6 @@ class FrameDecoder:
                 command = read(data[start + 8 : body_start], data[body_start:end])
                 if length > unlimited:
                     header_max, body_max = REQUEST_SIZES.get(command.code, SMALL)
-                    if command.flag & FLAG_RESPONSE:
-                        header_max, body_max = RESPONSE
                     if body_start - start - 8 > header_max or end - body_start > body_max:
                         raise FrameTooLargeError(4 + length, 8 + header_max + body_max)
                 commands.append(command)

@@ -49,6 +49,8 @@ _FILTER: Final = RequestSize(HEADER_MAX, _NO_BODY)
 _SETTINGS: Final = RequestSize(HEADER_MAX, 1 << 20)
 
 REQUEST_SIZES: Final[Mapping[int, RequestSize]] = {
+    # The code of answers with a body; the handler that has asked for it limits that.
+    ResponseCode.SUCCESS: RequestSize(_ANY_HEADER, FRAME_SIZE_MAX),
     RequestCode.SEND_MESSAGE: _MESSAGE,
     RequestCode.SEND_MESSAGE_V2: _MESSAGE,
     RequestCode.SEND_BATCH_MESSAGE: _MESSAGE,
@@ -93,26 +95,21 @@ PEEKED: Final = 20
 clients do. Where they do not, the code is known when the header has been read."""
 
 _JSON_CODE: Final = re.compile(rb'\{"code":([0-9]{1,6})[,}]')
-
-
-RESPONSE: Final = RequestSize(_ANY_HEADER, FRAME_SIZE_MAX)
-"""What a peer answers: bodies are for operators, and whoever has asked limits them."""
-
 _LARGEST: Final = RequestSize(HEADER_MAX, FRAME_SIZE_MAX)
 
 
 def peek_size(header_type: int, header: bytes) -> RequestSize:
-    """Return the size that a request may have, by the first bytes of its header."""
+    """Return the size that a request may have, by the first ``PEEKED`` bytes after its head."""
     code = -1
     if header_type == HeaderType.JSON:
         match = _JSON_CODE.match(header)
         code = -1 if match is None else int(match[1])
     elif header_type == HeaderType.ROCKETMQ:
         code = int.from_bytes(header[:2])
-    elif header[1:2] == b"\xcd":  # MSGPACK: an array whose first element is a uint16
+    elif header[1] < 0x80:  # MSGPACK: an array whose first element is a small number,
+        code = header[1]
+    elif header[1] == 0xCC:  # a uint8,
+        code = header[2]
+    elif header[1] == 0xCD:  # or a uint16
         code = int.from_bytes(header[2:4])
-    elif header[1:2]:
-        code = header[2] if header[1] == 0xCC and len(header) > 2 else header[1]
-    if code == ResponseCode.SUCCESS:
-        return RESPONSE
     return _LARGEST if code < 0 else REQUEST_SIZES.get(code, SMALL)

@@ -514,6 +514,23 @@ def _connected(**transport: Mock) -> ClientConnection:
     return connection
 
 
+async def test_a_request_that_is_never_completed_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However often another byte of it arrives."""
+    connection = _connected(get_write_buffer_size=Mock(return_value=0))
+    frame = encode_request(310, opaque=1, header=send_header(), body=bytes(80_000))
+    connection.data_received(frame[:60_000])
+    connection.data_received(frame[60_000:60_001])
+    since = connection.last_seen - 5
+    assert not connection.is_idle(since)
+    monkeypatch.setattr(connections, "FRAME_S", -1.0)
+
+    assert connection.is_idle(since)
+    connection.data_received(frame[60_001:])
+    assert not connection.is_idle(since)
+
+
 async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
     """While it reads its answers its requests are not read; it must not be closed for that."""
     connection = _connected(get_write_buffer_size=Mock(side_effect=[900, 800, 800]))
