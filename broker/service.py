@@ -395,6 +395,7 @@ class Broker:
             tables.locks,
             self._refusal,
             sync_flush=self._sync_flush,
+            now_ms=self._now_ms,
             count=self._statistics.sent_back,
         )
         sends = self._make_send_handler(send_back)

@@ -43,6 +43,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -588,10 +589,20 @@ class MessageView(ReceivedMessage):
             log_late_ack(self.queue, self.queue_offset, CONSUMER_CLOSED)
             return False
 
-    def retry(self, delay_level: int = 0) -> None:
-        """Report that processing failed, and have the message redelivered after a delay."""
+    def retry(
+        self, delay: timedelta | None = None, *, reason: str | None = None, delay_level: int = 0
+    ) -> None:
+        """Report that processing failed, and have the message redelivered after a delay.
+
+        See ``halfmq.client.MessageView.retry``.
+        """
         with contextlib.suppress(ClientClosedError):  # then it is redelivered anyway
-            self._consumer.wait(self._view.retry(delay_level))
+            self._consumer.wait(self._view.retry(delay, reason=reason, delay_level=delay_level))
+
+    def reject(self, reason: str | None = None) -> None:
+        """Report that processing can never succeed: the message becomes a dead letter at once."""
+        with contextlib.suppress(ClientClosedError):  # then it is redelivered
+            self._consumer.wait(self._view.reject(reason))
 
     def extend(self, seconds: float) -> bool:
         """Let the handler have the message for ``seconds`` from now; False if it is too late."""

@@ -661,6 +661,14 @@ class Consumer(BaseClient):
     async def _send_back(self, delivery: Delivery, delay_level: int) -> bool:
         """Send a message back to the broker for redelivery; return whether it was accepted."""
         session, record, queue = self._running, delivery.record, delivery.window.queue
+        if self._broadcasting and delay_level < 0:
+            logger.warning(
+                "event=message_dropped queue=%s offset=%d reason=%r",
+                queue,
+                record.queue_offset,
+                delivery.reason,
+            )
+            return True
         if self._broadcasting or session is None:
             return False
         header = ConsumerSendMsgBackRequestHeader(
@@ -671,6 +679,7 @@ class Consumer(BaseClient):
             origin_topic=queue.topic,
             max_reconsume_times=self._retries_max,
             broker_name=queue.broker_name,
+            reason=delivery.reason,
         )
         try:
             address = broker_address(session, queue)

@@ -8,6 +8,7 @@ decoded on first access, because most consumers read only three of them.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -28,12 +29,20 @@ from halfmq.store.format.topics import (
     validate_topic,
 )
 
-from .arguments import INT32, check_count, check_seconds, invalid_text_reason, is_tag
-from .errors import ClientError, InvalidMessageError, UnreadableBodyError
+from .arguments import INT32, check_count, check_kind, check_seconds, invalid_text_reason, is_tag
+from .errors import ClientError, ConfigurationError, InvalidMessageError, UnreadableBodyError
 from .net.compression import decompress_body
 
-DELAY_LEVEL_MAX: Final = 18  # RocketMQ's default messageDelayLevel has 18 entries, 1 s to 2 h
+# Source: RocketMQ MessageStoreConfig.messageDelayLevel, its default.
+DELAY_SECONDS: Final = (
+    1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
+)  # fmt: skip
+DELAY_LEVEL_MAX: Final = len(DELAY_SECONDS)
 DELAY_LEVELS: Final = range(DELAY_LEVEL_MAX + 1)
+DEAD_LETTER_LEVEL: Final = -1
+"""In place of a delay level: to the dead letters at once."""
+REASON_LENGTH_MAX: Final = 255
+"""Characters of a failure's reason that are kept; the wire's limit for a text in a header."""
 BODY_REMEDIES: Final = {
     "str": "encode() makes bytes of it",
     "bytearray": "bytes() makes bytes of it",
@@ -67,6 +76,9 @@ RESERVED_NAMES: Final = frozenset(
         names.PROPERTY_REAL_QID,
         names.PROPERTY_RETRY_TOPIC,
         names.PROPERTY_ORIGIN_MESSAGE_ID,
+        names.PROPERTY_FAILURE_REASON,
+        names.PROPERTY_FAILURE_TIME,
+        names.PROPERTY_FAILURE_QUEUE,
         names.PROPERTY_DLQ_ORIGIN_TOPIC,
         names.PROPERTY_DLQ_ORIGIN_MESSAGE_ID,
         names.PROPERTY_RECONSUME_TIME,
@@ -413,6 +425,14 @@ class ReceivedMessage:
         return blake2b(name + body, digest_size=16).hexdigest()
 
     @property
+    def failure_reason(self) -> str | None:
+        """Why its last delivery failed, as ``retry`` and ``reject`` were told; None if unknown.
+
+        Only halfmq's clients and brokers have it, for redelivered messages and dead letters.
+        """
+        return self.properties.get(names.PROPERTY_FAILURE_REASON)
+
+    @property
     def offset_message_id(self) -> str:
         """The location of this copy: broker address and commit-log offset."""
         return self._record.msg_id
@@ -474,14 +494,34 @@ class ReceivedMessage:
         return f"<{type(self).__name__} {self.message_id} {self.queue} #{self.queue_offset}>"
 
 
+def level_of_delay(delay: timedelta) -> int:
+    """Return the broker's first delay level that is not shorter.
+
+    Raises:
+        ConfigurationError: It is no timedelta, negative, or longer than the last level.
+    """
+    given: object = delay
+    longest = timedelta(seconds=DELAY_SECONDS[-1])
+    if not isinstance(given, timedelta) or not timedelta() <= given <= longest:
+        raise ConfigurationError("delay", delay, f"a timedelta from 0 to {longest}")
+    return bisect_left(DELAY_SECONDS, given.total_seconds()) + 1
+
+
+def _cut_reason(reason: str | None) -> str:
+    if reason is None:
+        return ""
+    check_kind("reason", reason, str)
+    return reason[:REASON_LENGTH_MAX].encode(errors="replace").decode()
+
+
 class Deliverer(Protocol):
     """Acknowledges or redelivers one message of a consumer."""
 
     def acknowledge(self) -> bool:
         """Acknowledge the message; return False if it is too late."""
 
-    async def redeliver(self, delay_level: int) -> None:
-        """Redeliver the message after a delay."""
+    async def redeliver(self, delay_level: int, reason: str) -> None:
+        """Redeliver the message after a delay, or with ``DEAD_LETTER_LEVEL`` never."""
 
     def extend(self, seconds: float) -> bool:
         """Do not redeliver the message within ``seconds``; return False if it is too late."""
@@ -521,14 +561,38 @@ class MessageView(ReceivedMessage):
         """
         return self._required_deliverer().acknowledge()
 
-    async def retry(self, delay_level: int = 0) -> None:
+    async def retry(
+        self, delay: timedelta | None = None, *, reason: str | None = None, delay_level: int = 0
+    ) -> None:
         """Report that processing failed, and have the message redelivered after a delay.
 
-        With level 0 the broker chooses the delay: 10 s at first, growing with each attempt. If the
-        broker does not accept it back, this consumer redelivers it.
+        If the broker does not accept it back, this consumer redelivers it.
+
+        Args:
+            delay: At least this long, up to two hours: the broker has eighteen delays (1, 5, 10
+                and 30 s, 1 to 10 min, 20 and 30 min, 1 and 2 h), and takes the next one. None: the
+                broker chooses, 10 s at first, growing with each attempt.
+            reason: Why it failed, for ``failure_reason``; the first 255 characters are kept.
+            delay_level: In place of ``delay``, the number of a delay of the broker, the first is 1.
+
+        Raises:
+            ConfigurationError: An argument cannot be used; nothing was sent.
         """
         check_count("delay_level", delay_level, DELAY_LEVELS)
-        await self._required_deliverer().redeliver(delay_level)
+        if delay is not None:
+            if delay_level:
+                raise ConfigurationError("delay_level", delay_level, "one of it and delay, not two")
+            delay_level = level_of_delay(delay)
+        await self._required_deliverer().redeliver(delay_level, _cut_reason(reason))
+
+    async def reject(self, reason: str | None = None) -> None:
+        """Report that processing can never succeed: the message becomes a dead letter at once.
+
+        It goes to the topic ``%DLQ%group``, with the reason. A broadcasting consumer has no such
+        topic: there the message is logged and acknowledged. If the broker does not accept it, this
+        consumer redelivers it.
+        """
+        await self._required_deliverer().redeliver(DEAD_LETTER_LEVEL, _cut_reason(reason))
 
     async def extend(self, seconds: float) -> bool:
         """Let the handler have the message for ``seconds`` from now, however long it had it.

@@ -89,6 +89,7 @@ class ConsumerSendMsgBackRequestHeader(Header, frozen=True, kw_only=True):
     unit_mode: bool = False
     max_reconsume_times: Int32 | None = None
     broker_name: Name | None = field(default=None, name="bname")
+    reason: Name | None = None  # halfmq's: why it failed, "" if unknown; kept in the copy
 
 
 class RecallMessageRequestHeader(Header, frozen=True, kw_only=True):

@@ -22,17 +22,12 @@ from typing import Final
 from halfmq.store.format.record import Record
 
 from ..config import ClientConfig
-from ..message import MessageQueue, MessageView
+from ..message import DELAY_SECONDS, MessageQueue, MessageView
 from ..net.fork_safety import LoopBinding
 from .in_flight import InFlightWindow
 
 logger = logging.getLogger(__name__)
 
-# The broker's delay levels, for messages that it does not accept back.
-# Source: RocketMQ MessageStoreConfig.messageDelayLevel.
-DELAY_SECONDS: Final = (
-    1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
-)  # fmt: skip
 REDELIVERIES_MAX: Final = 32
 """Overdue messages that are sent back to brokers at one time."""
 
@@ -50,7 +45,7 @@ CONSUMER_CLOSED: Final = (
 class Delivery:
     """One pulled message, with all its deliveries by this consumer."""
 
-    __slots__ = ("_buffer", "attempts", "held", "record", "returning", "window")
+    __slots__ = ("_buffer", "attempts", "held", "reason", "record", "returning", "window")
 
     def __init__(self, buffer: DeliveryBuffer, window: InFlightWindow, record: Record) -> None:
         self._buffer = buffer
@@ -60,6 +55,8 @@ class Delivery:
         """How often this consumer has delivered it."""
         self.held = False
         """Whether the user's loop has it: delivered, and not on its way to be redelivered."""
+        self.reason = ""
+        """Why it is redelivered; empty if unknown."""
         self.returning = False
         """Whether the broker was asked to redeliver it, and has not refused."""
 
@@ -73,9 +70,10 @@ class Delivery:
         self._buffer.binding.check()
         return self._buffer.acknowledge(self)
 
-    async def redeliver(self, delay_level: int) -> None:
-        """Redeliver the message after the delay."""
+    async def redeliver(self, delay_level: int, reason: str) -> None:
+        """Redeliver the message after the delay, or with ``DEAD_LETTER_LEVEL`` never."""
         self._buffer.binding.check()
+        self.reason = reason
         await self._buffer.redeliver(self, delay_level)
 
     def extend(self, seconds: float) -> bool:
@@ -106,7 +104,7 @@ class DirectDelivery(Delivery):
         self._buffer.binding.check()
         return self._settle(acknowledged=True)
 
-    async def redeliver(self, _delay_level: int) -> None:
+    async def redeliver(self, _delay_level: int, _reason: str) -> None:
         self._buffer.binding.check()
         self._settle(acknowledged=False)
 
@@ -366,6 +364,7 @@ class DeliveryBuffer:
                 self._ack_timeout,
                 ACK_OVERDUE,
             )
+            delivery.reason = "not acknowledged within ack_timeout"
             await self._return(delivery, 0, 0.0)  # here at once: it has waited long enough
 
     async def _return(self, delivery: Delivery, delay_level: int, seconds: float) -> None:

@@ -225,10 +225,19 @@ async def test_a_message_not_acked_comes_again(served: BrokerProcess, topic: str
     ) as consumer:
         message = await consumer.receive(timeout=PATIENCE_S)
         assert message is not None
-        await message.retry(delay_level=1)  # one second
+        await message.retry(timedelta(seconds=1), reason="no stock")
         again = await consumer.receive(timeout=PATIENCE_S)
+        assert again is not None
+        await again.reject("sold out")
+    dead_letters = {f"%DLQ%g-{topic}": "*"}
+    async with Consumer(
+        "dead", dead_letters, start_from="first", namesrv=served.address
+    ) as consumer:
+        (dead,) = await take(consumer, 1)
 
-    assert again is not None
+    assert (again.failure_reason, dead.failure_reason) == ("no stock", "sold out")
+    assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"again", topic)
+    assert dead.properties["FAILURE_QUEUE"] == str(message.queue.queue_id)
     assert (again.body, again.topic, again.delivery_attempt) == (b"again", topic, 2)
     assert again.message_id == message.message_id
 

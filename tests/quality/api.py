@@ -188,7 +188,7 @@ async def consuming() -> None:
             extended: bool = await message.extend(60)
             show(extended)
             if not await message.ack():
-                await message.retry(delay_level=3)
+                await message.retry(timedelta(seconds=10), reason="busy")
         view: MessageView | None = await consumer.receive(timeout=1.0)
         show(view)
         text = (await consumer.receive()).tags

@@ -259,7 +259,7 @@ class Clients:
         async for message in consumer:
             self._consumed(message)
             if not world.settling and world.chance.random() < 0.03:
-                await message.retry(1)
+                await message.retry(delay_level=1)
             else:
                 await message.ack()
 

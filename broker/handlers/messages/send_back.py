@@ -23,7 +23,11 @@ from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.flags import TransactionType, with_transaction_type
 from halfmq.store.format.half_id import half_message_id
 from halfmq.store.format.properties import (
+    PROPERTIES_SIZE_MAX,
     PROPERTY_DELAY,
+    PROPERTY_FAILURE_QUEUE,
+    PROPERTY_FAILURE_REASON,
+    PROPERTY_FAILURE_TIME,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
     PROPERTY_TRAN_MSG,
@@ -63,6 +67,10 @@ FIRST_RETRY_LEVEL: Final = 3
 MAX_RECONSUME_TIMES_SINCE: Final = 121
 """MQVersion ordinal (3.4.9) from which a client's own limit counts."""
 
+_RESERVED_SIZE: Final = 1024
+"""Bytes of properties that a copy gets while it waits and when it is delivered: topics and numbers.
+What is told of a failure must leave room for them."""
+
 _NEVER_CONSUMED: Final = DELAYED_TOPICS | {HALF_TOPIC, OP_TOPIC}
 """Topics that no consumer reads. Sending one of their records back would reveal a half message."""
 
@@ -80,6 +88,7 @@ class SendBackHandler:
         refusal: SendRefusal,
         *,
         sync_flush: bool,
+        now_ms: Callable[[], int],
         count: Callable[[str, str], None] = lambda _topic, _group: None,
     ) -> None:
         """Wire it; ``count`` is called with topic and group of each message sent back."""
@@ -90,6 +99,7 @@ class SendBackHandler:
         self._locks = locks
         self._refusal = refusal
         self._sync_flush = sync_flush
+        self._now_ms = now_ms
         self._count = count
 
     def handlers(self) -> dict[int, Handler]:
@@ -118,10 +128,12 @@ class SendBackHandler:
             )
         require(request, requirements.topic(record.topic, requirements.SUB))
         limit = _delivery_limit(config, header.max_reconsume_times, request.version)
-        if header.delay_level < 0 or record.reconsume_times >= limit:
-            message = self._dead_letter(_retry_copy(record, 0, connection.store_host), config)
-        else:
-            message = self._retry(record, config, header.delay_level, connection.store_host)
+        is_dead = header.delay_level < 0 or record.reconsume_times >= limit
+        level = header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
+        copy = _retry_copy(record, 0 if is_dead else level, connection.store_host)
+        if header.reason is not None:
+            copy = _with_failure(copy, record, header.reason, self._now_ms())
+        message = self._dead_letter(copy, config) if is_dead else self._retry(copy, config)
         (appended,) = self._store.append((message,))
         of_topic = get_property(message.properties, PROPERTY_RETRY_TOPIC.encode())
         self._count((of_topic or b"").decode(), header.group)
@@ -157,13 +169,8 @@ class SendBackHandler:
             )
         return config
 
-    def _retry(
-        self, record: Record, config: GroupConfig, level: int, store_host: bytes
-    ) -> AppendRequest:
+    def _retry(self, message: AppendRequest, config: GroupConfig) -> AppendRequest:
         topic = _writable(self._topics.ensure_retry(config.name, config.retry_queue_nums))
-        message = _retry_copy(
-            record, level or FIRST_RETRY_LEVEL + record.reconsume_times, store_host
-        )
         queue_id = random.randrange(config.retry_queue_nums)  # noqa: S311  # spreads load, no secret
         return self._levels.delayed(replace(message, topic=topic.name, queue_id=queue_id))
 
@@ -212,7 +219,13 @@ def _retry_copy(record: Record, level: int, store_host: bytes) -> AppendRequest:
     }
     # Readers trust the half's id of a retry, so a value written by a sender must not remain. The
     # mark of a half must not either: a dead letter is sent again with its properties.
-    removed = PROPERTY_TRANSACTION_HALF_ID, PROPERTY_TRAN_MSG
+    # An earlier failure is not this one.
+    removed = (
+        PROPERTY_TRANSACTION_HALF_ID,
+        PROPERTY_TRAN_MSG,
+        PROPERTY_FAILURE_REASON,
+        PROPERTY_FAILURE_TIME,
+    )
     kept = without_properties(record.properties, removed)
     half_id = half_message_id(record)
     if half_id is not None:
@@ -233,3 +246,23 @@ def _retry_copy(record: Record, level: int, store_host: bytes) -> AppendRequest:
         store_host=store_host,
         reconsume_times=record.reconsume_times + 1,
     )
+
+
+def _with_failure(
+    message: AppendRequest, record: Record, reason: str, now_ms: int
+) -> AppendRequest:
+    """Return the copy of a failed record with when and why it failed, and its first queue.
+
+    A reason that would make the properties too long is left out with the rest.
+    """
+    changed = [(PROPERTY_FAILURE_TIME, str(now_ms))]
+    if reason:
+        # A separator would begin a property, such as one that only brokers may write.
+        shown = reason.replace("\x01", " ").replace("\x02", " ")
+        changed.append((PROPERTY_FAILURE_REASON, shown))
+    if not record.topic.startswith(RETRY_PREFIX):
+        changed.append((PROPERTY_FAILURE_QUEUE, str(record.queue_id)))
+    properties = with_properties(message.properties, changed)
+    if len(properties) > PROPERTIES_SIZE_MAX - _RESERVED_SIZE:
+        return message
+    return replace(message, properties=properties)

@@ -238,7 +238,9 @@ def test_messages_of_a_real_store_are_viewed_and_sent_back(opened: Open, clock: 
     groups = GroupTable(config_path(golden.root, "g.json"), auto_create=True, now_ms=clock)
     levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
     locks = QueueLocks(now_ms=clock)
-    back = SendBackHandler(store, topics, groups, levels, locks, SendRefusal(), sync_flush=False)
+    back = SendBackHandler(
+        store, topics, groups, levels, locks, SendRefusal(), sync_flush=False, now_ms=clock
+    )
     offset = golden.messages[0]["commitLogOffset"]
     for wrong in (offset + 1, store.write_offset, store.write_offset + 10_000, 1 << 60):
         with pytest.raises(RequestRefusedError, match="look message by offset failed"):

@@ -227,7 +227,7 @@ def test_a_message_given_back_comes_again(served: BrokerThread) -> None:
     with blocking.Consumer("billing", {"orders": "*"}, namesrv=address, config=QUICK) as consumer:
         first = consumer.receive(5)
         assert first is not None
-        first.retry()
+        first.retry(timedelta(0), reason="no stock")
         again = consumer.receive(5)
         assert again is not None
         assert (again.delivery_attempt, again.message_id) == (2, first.message_id)

@@ -807,6 +807,22 @@ async def test_a_message_no_broker_takes_back_is_delivered_again_here(broker: Fa
 
 
 @in_steady_time
+async def test_a_broadcasting_consumer_drops_what_it_rejects(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has no dead letters, and would otherwise have the message again and again."""
+    await publish(broker, "0", "1")
+    async with new_consumer(broker, broadcasting=True, start_from="first") as consumer:
+        message = await consumer.receive()
+        await message.reject("unreadable")
+        assert await take(consumer, 1) == ["1"]
+        assert await consumer.receive(timeout=0.1) is None
+
+    assert "event=message_dropped" in caplog.text
+    assert broker.requests_of(RequestCode.CONSUMER_SEND_MSG_BACK) == []
+
+
+@in_steady_time
 @pytest.mark.parametrize("supported", [True, False])
 async def test_a_message_not_acked_in_time_comes_again(broker: FakeBroker, supported: bool) -> None:
     """A late ``ack`` counts unless the broker has the message back."""

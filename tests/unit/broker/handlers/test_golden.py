@@ -161,6 +161,7 @@ class Broker:
                 self.locks,
                 SendRefusal(),
                 sync_flush=False,
+                now_ms=clock,
             ),
         )
         self._router = Router(*(part.handlers() for part in parts))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from halfmq.client import ClientConfig, MessageQueue
+from halfmq.client import ClientConfig, ConfigurationError, MessageQueue
 from halfmq.client.consuming.delivery import Delivery, DeliveryBuffer
 from halfmq.client.consuming.in_flight import InFlightWindow
 from halfmq.store.format.ids import pack_host
@@ -171,6 +173,58 @@ async def test_giving_back_twice_is_giving_back_once() -> None:
     assert asked == [3]
     assert not await message.ack()
     assert window.commit_offset == 1
+    await buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "level"), [(0, 1), (1, 1), (1.5, 2), (10, 3), (601, 15), (7200, 18)]
+)
+async def test_a_delay_is_the_next_one_that_the_broker_has(seconds: float, level: int) -> None:
+    """Never earlier than asked for; the reason goes along, cut to what a header may have."""
+    asked: list[tuple[int, str]] = []
+
+    async def accept(delivery: Delivery, level: int) -> bool:
+        asked.append((level, delivery.reason))
+        return True
+
+    buffer, window = new_buffer(send_back=accept)
+    for offset in (0, 1):
+        buffer.add(window, record(offset))
+    for _ in range(2):
+        message = await buffer.take()
+        assert message is not None
+        if message.queue_offset == 0:
+            await message.retry(timedelta(seconds=seconds), reason="x" * 300)
+        else:
+            await message.reject("never")
+
+    assert asked == [(level, "x" * 255), (-1, "never")]
+    assert window.commit_offset == 2
+    await buffer.close()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"delay": 1},
+        {"delay": timedelta(seconds=-1)},
+        {"delay": timedelta(hours=2, seconds=1)},
+        {"delay": timedelta(1), "delay_level": 1},
+        {"reason": b"bytes"},
+    ],
+)
+async def test_what_cannot_be_a_retry_is_refused_before_anything_is_sent(
+    arguments: dict[str, Any],
+) -> None:
+    """The error names the argument, and the message stays in hand."""
+    buffer, window = new_buffer()
+    buffer.add(window, record(0))
+    message = await buffer.take()
+    assert message is not None
+    with pytest.raises(ConfigurationError, match=r"delay|reason"):
+        await message.retry(**arguments)
+
+    assert await message.ack()
     await buffer.close()
 
 

@@ -66,6 +66,7 @@ class Parts:
             self.locks,
             self.refusal,
             sync_flush=sync_flush,
+            now_ms=self.clock,
         )
         self.connection = FakeConnection(address="192.0.2.7:10911")
 
@@ -156,6 +157,38 @@ def test_a_second_retry_keeps_topic_and_id_of_the_original(parts: Parts) -> None
 
     assert second["RETRY_TOPIC"] == "orders"
     assert second["ORIGIN_MESSAGE_ID"] == first["ORIGIN_MESSAGE_ID"]
+
+
+@pytest.mark.parametrize("level", [1, -1], ids=["retry", "dead letter"])
+def test_the_copy_tells_why_and_when_the_message_failed(parts: Parts, level: int) -> None:
+    """An operator reads it there; a later failure without a reason does not keep the old one."""
+    offset = parts.store()
+    parts.send_back(offset, level, reason="no stock\x02TRANSACTION_HALF_ID\x01X\x02")
+    properties = parts.newest().property_map
+    told = {name: value for name, value in properties.items() if name.startswith("FAILURE_")}
+
+    assert told == {
+        "FAILURE_REASON": "no stock TRANSACTION_HALF_ID X ",
+        "FAILURE_TIME": str(parts.clock.now),
+        "FAILURE_QUEUE": "2",
+    }
+    assert (properties["RETRY_TOPIC"], parts.newest().reconsume_times) == ("orders", 1)
+    assert "TRANSACTION_HALF_ID" not in properties
+
+    if level > 0:
+        parts.send_back(parts.newest_as_retry())
+        properties = parts.newest().property_map
+        assert "FAILURE_REASON" not in properties
+        assert "FAILURE_TIME" not in properties
+        assert properties["FAILURE_QUEUE"] == "2"
+
+
+def test_a_reason_that_has_no_room_is_left_out(parts: Parts) -> None:
+    """The message is more important, and its properties have a limit."""
+    long = b"a\x01" + b"x" * (32_767 - 1100) + b"\x02"
+    parts.send_back(parts.store(draft(properties=long)), 1, reason="r" * 255)
+
+    assert "FAILURE_REASON" not in parts.newest().property_map
 
 
 @pytest.mark.parametrize(
