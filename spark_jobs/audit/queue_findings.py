@@ -20,8 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 from pyspark.sql.types import StructType
 
 from halfmq.store.format.topics import (
+    DELAYED_TOPICS,
     LIGHT_QUEUE_PREFIX,
-    SCHEDULE_TOPIC,
     SYSTEM_PREFIX,
     SYSTEM_TOPICS,
 )
@@ -174,7 +174,7 @@ def differing_blocks(runs: DataFrame, entries: DataFrame, log: Log) -> DataFrame
         F.min("physicalOffset").alias("at"),
         *(F.first(name).alias(name) for name in ("since", "low", "high")),
     )
-    code = F.when(F.col("topic") == SCHEDULE_TOPIC, 0).otherwise(F.col("tagsCode"))
+    code = F.when(F.col("topic").isin(*DELAYED_TOPICS), 0).otherwise(F.col("tagsCode"))
     tags = TAGS_FACTOR * F.pmod(code.cast("bigint"), F.lit(MODULUS).cast("bigint"))
     content = F.col("physicalOffset") + SIZE_FACTOR * F.col("size").cast("bigint") + tags
     content = F.pmod(content, F.lit(MODULUS).cast("bigint"))

@@ -22,7 +22,7 @@ from halfmq.store.format.properties import (
     tag_hash,
 )
 from halfmq.store.format.record import CRC_MASK
-from halfmq.store.format.topics import SCHEDULE_TOPIC
+from halfmq.store.format.topics import DELAYED_TOPICS
 
 from ..log.arrays import Bools, Ints, cut, whole_numbers
 from ..log.checksums import sound_records
@@ -144,7 +144,7 @@ def tags_codes(rows: Rows) -> tuple[Ints, Bools]:
     tags = cut(rows.property_block.buffer, starts, ends).dictionary_encode()
     hashes = [tag_hash(str(tag, "utf-8", "replace")) for tag in tags.dictionary.to_pylist()]
     codes = np.array(hashes, dtype=np.int64)[tags.indices.to_numpy()]
-    waits = np.array([name == SCHEDULE_TOPIC for name in rows.topic_names], dtype=np.bool_)
+    waits = np.array([name in DELAYED_TOPICS for name in rows.topic_names], dtype=np.bool_)
     waiting = rows.of_topics(waits)
     codes[waiting] = 0
     return codes, ~waiting

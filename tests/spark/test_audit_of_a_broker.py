@@ -122,6 +122,9 @@ async def _transact(
             tx.decide(decision)
         if tx.decided:
             recorded[int(tx.message_id[-16:], 16)] = STATES[decision]
+        if number % 50 == 0:
+            delay = timedelta(seconds=1 if number % 100 else 3600)
+            await producer.send(Message("reminders", b"%d" % number, deliver_after=delay))
 
 
 def _numbers(first: int, count: int, reached: asyncio.Event) -> Iterator[int]:
