@@ -122,7 +122,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "long names": Attack(long_names),
     "extremes": Attack(extremes),
     "unfinished frames": Attack(unfinished_frames),
-    "unread answers": Attack(unread_answers),
+    "unread answers": Attack(unread_answers, kept_max_mb=60),
     "heartbeat of many tags": Attack(heartbeat_of_many_tags),
     "new groups": Attack(new_groups),
     **STALLS,
