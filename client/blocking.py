@@ -52,7 +52,7 @@ from . import consumer as aio_consumer
 from . import producer as aio_producer
 from . import transaction as aio_transaction
 from .access import Acl, AclEntry, PolicyType, User
-from .admin import PAGE_SIZE, Counted, PendingTransaction, State, Topic, Traffic
+from .admin import PAGE_SIZE, Counted, DelayedMessage, PendingTransaction, State, Topic, Traffic
 from .administration.group_offsets import GroupOffset, TimeSpan
 from .administration.groups import ConsumerGroup, GroupMember
 from .administration.running_consumers import ConsumedQueue, DirectConsumption, RunningConsumer
@@ -94,6 +94,7 @@ __all__ = [
     "Credentials",
     "CredentialsSource",
     "Decision",
+    "DelayedMessage",
     "DirectConsumption",
     "GroupMember",
     "GroupOffset",
