@@ -24,6 +24,7 @@ halfmq and, with JSON headers, with Apache RocketMQ.
 
 from .access import Acl, AclEntry, PolicyType, User
 from .admin import Admin, Counted, DelayedMessage, PendingTransaction, Topic, Traffic
+from .administration.dead_letters import DeadLetter, DeadLetterCause, Redriven
 from .administration.group_offsets import GroupOffset, TimeSpan
 from .administration.groups import ConsumerGroup, GroupMember
 from .administration.running_consumers import ConsumedQueue, DirectConsumption, RunningConsumer
@@ -101,6 +102,8 @@ __all__ = [
     "Counted",
     "Credentials",
     "CredentialsSource",
+    "DeadLetter",
+    "DeadLetterCause",
     "Decision",
     "DecisionConflictError",
     "DelayedMessage",
@@ -121,6 +124,7 @@ __all__ = [
     "Producer",
     "QueueRange",
     "ReceivedMessage",
+    "Redriven",
     "RequestTimeoutError",
     "RouteNotFoundError",
     "RunningConsumer",

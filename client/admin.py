@@ -24,6 +24,7 @@ from typing import Final
 
 from halfmq.remoting.bodies import HeartbeatData
 
+from .administration.dead_letters import DeadLetterCalls
 from .administration.delayed import DelayedCalls, DelayedMessage
 from .administration.group_offsets import OffsetCalls
 from .administration.groups import GroupCalls
@@ -66,6 +67,7 @@ GROUP: Final = "halfmq-admin"
 
 class Admin(
     TransactionCalls,
+    DeadLetterCalls,
     TopicCalls,
     GroupCalls,
     OffsetCalls,

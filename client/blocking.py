@@ -43,7 +43,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -53,6 +53,7 @@ from . import producer as aio_producer
 from . import transaction as aio_transaction
 from .access import Acl, AclEntry, PolicyType, User
 from .admin import PAGE_SIZE, Counted, DelayedMessage, PendingTransaction, State, Topic, Traffic
+from .administration.dead_letters import DeadLetter, DeadLetterCause, Redriven
 from .administration.group_offsets import GroupOffset, TimeSpan
 from .administration.groups import ConsumerGroup, GroupMember
 from .administration.running_consumers import ConsumedQueue, DirectConsumption, RunningConsumer
@@ -93,6 +94,8 @@ __all__ = [
     "Counted",
     "Credentials",
     "CredentialsSource",
+    "DeadLetter",
+    "DeadLetterCause",
     "Decision",
     "DelayedMessage",
     "DirectConsumption",
@@ -106,6 +109,7 @@ __all__ = [
     "Producer",
     "QueueRange",
     "ReceivedMessage",
+    "Redriven",
     "RunningConsumer",
     "SendResult",
     "SendStatus",
@@ -723,6 +727,10 @@ class Admin(_Facade[aio_admin.Admin]):
     delayed = _BlockingMethod(aio_admin.Admin.delayed)
     cancel_delayed = _BlockingMethod(aio_admin.Admin.cancel_delayed)
     messages_with_key = _BlockingMethod(aio_admin.Admin.messages_with_key)
+    dead_letter_groups = _BlockingMethod(aio_admin.Admin.dead_letter_groups)
+    dead_letter = _BlockingMethod(aio_admin.Admin.dead_letter)
+    dead_letter_causes = _BlockingMethod(aio_admin.Admin.dead_letter_causes)
+    redrive = _BlockingMethod(aio_admin.Admin.redrive)
     users = _BlockingMethod(aio_admin.Admin.users)
     user = _BlockingMethod(aio_admin.Admin.user)
     create_user = _BlockingMethod(aio_admin.Admin.create_user)
@@ -751,3 +759,24 @@ class Admin(_Facade[aio_admin.Admin]):
                 return
             after = page[-1]
             limit = None if limit is None else limit - len(page)
+
+    def dead_letters(
+        self,
+        group: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        cause: str | None = None,
+    ) -> Iterator[DeadLetter]:
+        """Iterate over the dead letters of a group, queue by queue, the oldest first."""
+        letters = self.asynchronous.dead_letters(group, since=since, until=until, cause=cause)
+
+        async def following() -> DeadLetter | None:
+            return await anext(letters, None)
+
+        try:
+            while (letter := self.wait(following())) is not None:
+                yield letter
+        finally:
+            with contextlib.suppress(ClientError):  # closed before the loop has ended
+                self.wait(letters.aclose())

@@ -1,8 +1,8 @@
 """Entry point of the command ``halfmq``: nouns, then verbs.
 
-``halfmq tx``, ``delayed``, ``group``, ``broker``, ``user`` and ``acl`` connect to a broker with
-``halfmq.client``; ``halfmq store`` reads a broker's files with ``halfmq.store``. Output is text for
-people, or with ``--json`` for programs; JSON keys are stable.
+``halfmq tx``, ``dlq``, ``delayed``, ``group``, ``broker``, ``user`` and ``acl`` connect to a broker
+with ``halfmq.client``; ``halfmq store`` reads a broker's files with ``halfmq.store``. Output is
+text for people, or with ``--json`` for programs; JSON keys are stable.
 
 Exit codes: 0 done · 1 refused, not found or not reached; of ``store verify``, damage found ·
 2 usage; of ``store``, a directory that cannot be read.
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from . import broker, delayed, users
+from . import broker, delayed, dlq, users
 from .output import DONE
 
 INTERRUPTED: Final = 130  # what a shell reports for Ctrl-C
@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     nouns = parser.add_subparsers(metavar="NOUN", required=True)
     broker.add_nouns(nouns)
     delayed.add_nouns(nouns)
+    dlq.add_nouns(nouns)
     users.add_nouns(nouns)
     if sys.platform != "win32":  # the broker and its file lock do not exist there
         from halfmq.store.tools import command as store_command  # noqa: PLC0415

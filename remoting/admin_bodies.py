@@ -213,6 +213,22 @@ def encode_consume_queue(
     return dump(found)
 
 
+def decode_queue_places(body: bytes) -> tuple[int, list[int]]:
+    """Decode an answer to QUERY_CONSUME_QUEUE (321).
+
+    Return the first queue offset that is stored, and the physical offsets of the entries asked for.
+
+    Raises:
+        BodyError: It is not such a body.
+    """
+    fields = _checked(parse(body))
+    try:
+        entries = fields.get("queueData") or []
+        return int(fields["minQueueIndex"]), [int(one["physicOffset"]) for one in entries]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BodyError(f"not entries of a queue: {error!r}") from error
+
+
 def queue_entry(queue: QueueKey) -> Entry:
     """Return a queue as a JSON object."""
     return {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}

@@ -88,3 +88,10 @@ async def call_broker(
 def time_of(time_ms: int) -> datetime | None:
     """Return a time of the wire, in milliseconds; None for 0 or less, which means none."""
     return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms > 0 else None
+
+
+def milliseconds(name: str, time: object) -> int:
+    """Return a time for the wire; raise ConfigurationError unless it is one with a time zone."""
+    if not isinstance(time, datetime) or time.tzinfo is None:
+        raise ConfigurationError(name, time, "a datetime with a time zone")
+    return int(time.timestamp() * 1000)

@@ -12,10 +12,10 @@ from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.record import Record, decode_record
 
 from ..arguments import check_count, check_optional_text, check_text
-from ..errors import BadAnswerError, BrokerRefusedError, ConfigurationError
+from ..errors import BadAnswerError, BrokerRefusedError
 from ..message import ReceivedMessage
 from ..net.session import expect_success
-from .brokers import ClusterClient, call_broker
+from .brokers import ClusterClient, call_broker, milliseconds
 
 MESSAGES_MAX: Final = 64
 """Messages of one answer; brokers give no more."""
@@ -38,7 +38,8 @@ class MessageCalls(ClusterClient):
         check_optional_text("topic", topic)
         address = self._address_in(message_id)
         if address is not None:
-            found = await self._at_offset(address, message_id)
+            offset = parse_offset_message_id(message_id).physical_offset
+            found = await self._at_offset(address, offset)
             if found is not None:
                 return found
         if topic is None:
@@ -71,13 +72,12 @@ class MessageCalls(ClusterClient):
         check_text("topic", topic)
         check_text("key", key)
         check_count("limit", limit, range(1, MESSAGES_MAX + 1))
-        begin_ms = 0 if since is None else _milliseconds("since", since)
-        end_ms = INT64_MAX if until is None else _milliseconds("until", until)
+        begin_ms = 0 if since is None else milliseconds("since", since)
+        end_ms = INT64_MAX if until is None else milliseconds("until", until)
         found = await self._query(topic, key, limit, begin_ms, end_ms, is_unique_key=False)
         return sorted(found, key=lambda one: one.store_timestamp)
 
-    async def _at_offset(self, address: str, offset_id: str) -> ReceivedMessage | None:
-        offset = parse_offset_message_id(offset_id).physical_offset
+    async def _at_offset(self, address: str, offset: int) -> ReceivedMessage | None:
         header = ViewMessageRequestHeader(offset=offset)
         code = RequestCode.VIEW_MESSAGE_BY_ID
         try:
@@ -132,9 +132,3 @@ def records_of(address: str, body: bytes) -> list[Record]:
     except CorruptRecordError as error:
         raise BadAnswerError(address, str(error)) from error
     return records
-
-
-def _milliseconds(name: str, time: object) -> int:
-    if not isinstance(time, datetime) or time.tzinfo is None:
-        raise ConfigurationError(name, time, "a datetime with a time zone")
-    return int(time.timestamp() * 1000)

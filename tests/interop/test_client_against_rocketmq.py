@@ -36,6 +36,7 @@ from halfmq.client import (
 )
 from halfmq.remoting.codes import ResponseCode
 from tests.interop import test_client_admin as at_halfmq
+from tests.interop import test_dead_letters as letters
 from tests.support.fake_broker import until
 from tests.support.patience import PATIENCE_S
 from tests.support.rocketmq_broker import rocketmq_broker
@@ -314,10 +315,14 @@ class Namesrv(NamedTuple):
         at_halfmq.test_offsets_that_do_not_exist_are_refused,
         at_halfmq.test_messages_are_found_by_id_and_key,
         at_halfmq.test_a_running_consumer_is_asked,
+        letters.test_a_letter_says_what_it_was_and_nothing_is_consumed,
+        letters.test_what_is_sent_again_is_the_message_and_nothing_else,
+        letters.test_each_letter_that_cannot_be_sent_says_why,
     ],
 )
-def test_administration_is_the_same(namesrv: str, promise: Callable[..., None]) -> None:
+def test_administration_is_the_same(namesrv: str, topic: str, promise: Callable[..., None]) -> None:
     """What tests show of `Admin` at halfmq; RocketMQ takes any group's name and any setting."""
     with blocking.Admin(namesrv=namesrv) as admin:
-        available = {"broker": Namesrv(namesrv), "admin": admin}
+        admin.create_topic(topic, queues=1)
+        available = {"broker": Namesrv(namesrv), "admin": admin, "name": topic}
         promise(**{name: available[name] for name in signature(promise).parameters})

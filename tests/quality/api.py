@@ -25,6 +25,8 @@ from halfmq.client import (
     ConsumerEvent,
     Counted,
     Credentials,
+    DeadLetter,
+    DeadLetterCause,
     Decision,
     DirectConsumption,
     GroupOffset,
@@ -35,6 +37,7 @@ from halfmq.client import (
     Producer,
     QueueRange,
     ReceivedMessage,
+    Redriven,
     RunningConsumer,
     SendResult,
     SendStatus,
@@ -282,6 +285,12 @@ async def operating() -> None:
         running: RunningConsumer = await admin.running_consumer("billing", "client", stacks=True)
         done: DirectConsumption = await admin.consume_directly("billing", "client", found[0])
         show(moved, spans[0].delay, stored, running.queues[0].cached, done.succeeded)
+        async for letter in admin.dead_letters("billing", cause="card expired"):
+            attempts: int = letter.attempts
+            show(letter.topic, letter.inbox_id, letter.died_at, attempts)
+        causes: list[DeadLetterCause] = await admin.dead_letter_causes("billing")
+        again: Redriven = await admin.redrive("billing", rate=10, dry_run=True)
+        show(causes[0].count, again.sent, again.topics["orders"], again.failures)
         for group in await admin.groups():
             filters: dict[str, str] = {t: f for m in group.members for t, f in m.filters.items()}
             show(group.name, group.message_model, group.unequal_topics, filters)
@@ -310,5 +319,7 @@ def without_await(directory: Path) -> None:
         with blocking.Admin(namesrv=address) as admin:
             for transaction in admin.transactions(state="prepared"):
                 admin.resume(transaction.transaction_id)
+            letters: list[DeadLetter] = list(admin.dead_letters("billing"))
+            show(admin.redrive("billing", letters[0].message_id).begun)
         broker.kill()
         broker.restart()

@@ -25,7 +25,15 @@ ALLOWED = {
 
 ROOMS = {
     "client/net": {"access", "arguments", "config", "credentials", "errors", "message"},
-    "client/administration": {"access", "arguments", "config", "errors", "message", "client/net"},
+    "client/administration": {
+        "access",
+        "arguments",
+        "config",
+        "errors",
+        "message",
+        "producer",
+        "client/net",
+    },
     "client/consuming": {"arguments", "config", "errors", "message", "client/net"},
     "client/transactional": {"config", "errors", "message", "client/net"},
     "store/files": {"config", "errors", "store/format"},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from halfmq.remoting import bodies, fastjson
+from halfmq.remoting import admin_bodies, bodies, fastjson
 from halfmq.remoting.bodies import (
     BrokerData,
     ClusterInfo,
@@ -461,3 +461,16 @@ def test_lock_bodies_survive_encoding() -> None:
 def test_offset_tables_are_read_in_every_form(body: bytes) -> None:
     """Raw or quoted object keys, a list (C++), pairs (Go), with any white space."""
     assert bodies.decode_offset_table(body) == {QUEUES[0]: 7, QUEUES[1]: 2**40}
+
+
+def test_places_in_a_queue_are_read() -> None:
+    """As both brokers write them; one without entries has only the bounds; the rest is refused."""
+    entries = [{"physicOffset": 7, "physicSize": 1}, {"physicOffset": 2**40, "physicSize": 1}]
+    decode = admin_bodies.decode_queue_places
+
+    body = admin_bodies.encode_consume_queue(3, 9, entries, None, None)
+    assert decode(body) == (3, [7, 2**40])
+    assert decode(admin_bodies.encode_consume_queue(3, 9, None, None, None)) == (3, [])
+    for wrong in (b"[]", b"{}", b'{"minQueueIndex":0,"queueData":[{}]}', b"", NONSENSE):
+        with pytest.raises(BodyError):
+            decode(wrong)
