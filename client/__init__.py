@@ -32,6 +32,7 @@ from .administration.topics import QueueRange
 from .config import ClientConfig
 from .consumer import Consumer
 from .consuming.filters import SqlFilter
+from .consuming.runner import RetryPolicy, RunSummary
 from .credentials import Credentials, CredentialsSource
 from .errors import (
     AccessDeniedError,
@@ -126,7 +127,9 @@ __all__ = [
     "ReceivedMessage",
     "Redriven",
     "RequestTimeoutError",
+    "RetryPolicy",
     "RouteNotFoundError",
+    "RunSummary",
     "RunningConsumer",
     "SendResult",
     "SendStatus",

@@ -42,7 +42,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
@@ -58,12 +58,19 @@ from .administration.group_offsets import GroupOffset, TimeSpan
 from .administration.groups import ConsumerGroup, GroupMember
 from .administration.running_consumers import ConsumedQueue, DirectConsumption, RunningConsumer
 from .administration.topics import QueueRange
-from .arguments import OrderKeys
+from .arguments import OrderKeys, check_callable
 from .config import ClientConfig
 from .consuming.delivery import CONSUMER_CLOSED, log_late_ack
 from .consuming.filters import SqlFilter
+from .consuming.runner import RetryPolicy, RunSummary, ending_on_signals, is_async
 from .credentials import Credentials, CredentialsSource
-from .errors import ClientClosedError, ClientError, ForkedError, GreenThreadsError
+from .errors import (
+    ClientClosedError,
+    ClientError,
+    ConfigurationError,
+    ForkedError,
+    GreenThreadsError,
+)
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
 from .ledger import TransactionLedger
 from .message import (
@@ -110,6 +117,8 @@ __all__ = [
     "QueueRange",
     "ReceivedMessage",
     "Redriven",
+    "RetryPolicy",
+    "RunSummary",
     "RunningConsumer",
     "SendResult",
     "SendStatus",
@@ -616,6 +625,11 @@ class MessageView(ReceivedMessage):
         except ClientClosedError:
             return False
 
+    @property
+    def settled(self) -> bool:
+        """Whether ``ack``, ``retry`` or ``reject`` was called."""
+        return self._view.settled
+
     def put_back(self) -> None:
         """Undo the delivery, on the background thread: the message comes next."""
         self._view.put_back()
@@ -666,6 +680,36 @@ class Consumer(_Facade[aio_consumer.Consumer]):
     async def _receive(self, timeout: float | None) -> MessageView | None:  # noqa: ASYNC109
         view = await self.asynchronous.receive(timeout)
         return None if view is None else MessageView(view, self)
+
+    def run(
+        self,
+        handler: Callable[[MessageView], object],
+        *,
+        concurrency: int = 8,
+        ordered_by: Callable[[ReceivedMessage], Hashable] | None = None,
+        policy: RetryPolicy | None = None,
+        drain_seconds: float = 30.0,
+        signals: bool = True,
+    ) -> RunSummary:
+        """Call a plain handler, in threads, for each message until the consumer is stopped.
+
+        ``ordered_by`` is called on the background thread, so it must return at once. All else is
+        as in ``halfmq.client.Consumer.run``.
+        """
+        check_callable("handler", handler)
+        if is_async(handler):
+            raise ConfigurationError(
+                "handler", handler, "a plain function; halfmq.client.Consumer takes async ones"
+            )
+        running = self.asynchronous.run(
+            lambda view: handler(MessageView(view, self)),
+            concurrency=concurrency,
+            ordered_by=ordered_by,
+            policy=policy,
+            drain_seconds=drain_seconds,
+        )
+        with ending_on_signals(self.stop, wanted=signals):
+            return self.wait(running)
 
     def stop(self) -> None:
         """Hand out no more messages: loops end, and ``receive`` returns at once.

@@ -22,7 +22,7 @@ import contextlib
 import logging
 import os
 import ssl
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from itertools import product
@@ -66,6 +66,7 @@ from .consuming.offsets import (
 from .consuming.operator_requests import OperatorRequests
 from .consuming.pulling import QueuePuller
 from .consuming.rebalance import allocate_averagely
+from .consuming.runner import RetryPolicy, Runner, RunSummary, ending_on_signals
 from .credentials import CredentialsSource
 from .errors import (
     FILTER_EXPECTED,
@@ -246,6 +247,54 @@ class Consumer(BaseClient):
             raise ClientClosedError(self._name)
         self._check_binding()
         return await self._buffer.take()
+
+    async def run(
+        self,
+        handler: Callable[[MessageView], object],
+        *,
+        concurrency: int = 8,
+        ordered_by: Callable[[MessageView], Hashable] | None = None,
+        policy: RetryPolicy | None = None,
+        drain_seconds: float = 30.0,
+        signals: bool = True,
+    ) -> RunSummary:
+        """Call a handler for each message until the consumer is stopped, and return what was done.
+
+        A message is acknowledged when its handler returns, and retried or rejected when it raises.
+        A handler may take any time, and may itself call ``ack``, ``retry`` or ``reject``. SIGTERM,
+        SIGINT and ``stop`` end the run: it takes no more messages, and waits for those in hand.
+        Afterwards the consumer is stopped.
+
+        Args:
+            handler: An ``async`` function, or a plain one, which is called in a thread of its own.
+                Context variables have the values of this call.
+            concurrency: How many messages are handled at one time.
+            ordered_by: Returns the key of a message, or None: messages of one key are handled one
+                after the other in their order. A message that is retried comes after later ones.
+            policy: What becomes of a message whose handler raises. None: each is retried, after
+                delays that the broker chooses.
+            drain_seconds: How long a stop waits for messages in hand. Handlers that need longer are
+                cancelled, those in threads are abandoned, and the group gets their messages again.
+            signals: Whether SIGTERM and SIGINT end the run, if this is the main thread. A second
+                SIGINT has its usual effect.
+
+        Raises:
+            ConfigurationError: An argument cannot be used; says which.
+            ClientError: Of ``receive``; the messages in hand were handled before it was raised.
+        """
+        runner = Runner(
+            handler,
+            concurrency=concurrency,
+            ordered_by=ordered_by,
+            policy=policy,
+            drain_seconds=drain_seconds,
+        )
+        end = partial(asyncio.get_running_loop().call_soon_threadsafe, runner.end)
+        if self._buffer is None:
+            raise ClientClosedError(self._name)
+        stopped = self._buffer.wait_stopped
+        with ending_on_signals(end, wanted=signals):
+            return await runner.run(self._take, stopped, self.stop, self._ack_timeout)
 
     async def stop(self) -> None:
         """Hand out no more messages: loops end, and ``receive`` returns at once.

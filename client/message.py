@@ -533,7 +533,7 @@ class Deliverer(Protocol):
 class MessageView(ReceivedMessage):
     """A message for an async consumer or a transaction checker."""
 
-    __slots__ = ("_deliverer",)
+    __slots__ = ("_deliverer", "settled")
 
     def __init__(
         self,
@@ -545,6 +545,8 @@ class MessageView(ReceivedMessage):
     ) -> None:
         super().__init__(record, broker_name)
         self._deliverer = deliverer
+        self.settled = False
+        """Whether ``ack``, ``retry`` or ``reject`` was called."""
         self.delivery_attempt += earlier_attempts
 
     async def ack(self) -> bool:
@@ -559,7 +561,9 @@ class MessageView(ReceivedMessage):
             sent back, so that it will be redelivered; its queue has moved to another consumer of
             the group; or the consumer is closed. False as well if it was acknowledged before.
         """
-        return self._required_deliverer().acknowledge()
+        deliverer = self._required_deliverer()
+        self.settled = True
+        return deliverer.acknowledge()
 
     async def retry(
         self, delay: timedelta | None = None, *, reason: str | None = None, delay_level: int = 0
@@ -583,7 +587,7 @@ class MessageView(ReceivedMessage):
             if delay_level:
                 raise ConfigurationError("delay_level", delay_level, "one of it and delay, not two")
             delay_level = level_of_delay(delay)
-        await self._required_deliverer().redeliver(delay_level, _cut_reason(reason))
+        await self._redeliver(delay_level, reason)
 
     async def reject(self, reason: str | None = None) -> None:
         """Report that processing can never succeed: the message becomes a dead letter at once.
@@ -592,7 +596,7 @@ class MessageView(ReceivedMessage):
         topic: there the message is logged and acknowledged. If the broker does not accept it, this
         consumer redelivers it.
         """
-        await self._required_deliverer().redeliver(DEAD_LETTER_LEVEL, _cut_reason(reason))
+        await self._redeliver(DEAD_LETTER_LEVEL, reason)
 
     async def extend(self, seconds: float) -> bool:
         """Let the handler have the message for ``seconds`` from now, however long it had it.
@@ -610,6 +614,11 @@ class MessageView(ReceivedMessage):
     def put_back(self) -> None:
         """Undo the delivery, because the caller did not receive the message: it comes next."""
         self._required_deliverer().put_back()
+
+    async def _redeliver(self, delay_level: int, reason: str | None) -> None:
+        deliverer, text = self._required_deliverer(), _cut_reason(reason)
+        self.settled = True
+        await deliverer.redeliver(delay_level, text)
 
     def _required_deliverer(self) -> Deliverer:
         if self._deliverer is None:

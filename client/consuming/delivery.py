@@ -146,7 +146,7 @@ class DeliveryBuffer:
         self._redelivery_slots = asyncio.Semaphore(REDELIVERIES_MAX)
         self._bytes = 0
         self._capacity = asyncio.Event()
-        self._stopped = False
+        self._stopped = asyncio.Event()
         self._closed = False
         self._error: Exception | None = None
 
@@ -194,7 +194,7 @@ class DeliveryBuffer:
         Raises the error set by ``set_error``, if any.
         """
         while True:
-            if self._stopped:
+            if self._stopped.is_set():
                 return None
             if self._error is not None:
                 raise self._error.with_traceback(None)  # it may be raised many times
@@ -258,9 +258,13 @@ class DeliveryBuffer:
 
     def stop(self) -> None:
         """Deliver no more messages, and end the calls that wait for one."""
-        self._stopped = True
+        self._stopped.set()
         while self._receivers:
             self._wake_receiver()
+
+    async def wait_stopped(self) -> None:
+        """Wait until ``stop`` or ``close`` is called."""
+        await self._stopped.wait()
 
     def set_error(self, error: Exception | None) -> None:
         """Make ``take`` raise this error, also in calls that wait; None clears it."""

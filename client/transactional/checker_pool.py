@@ -13,14 +13,13 @@ When calls that hang hold all slots, the pool is ``exhausted`` and accepts no fu
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
 import logging
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
+
+from ..daemon_thread import DaemonThread
 
 T = TypeVar("T")
 
@@ -53,10 +52,10 @@ class CheckerPool:
             TimeoutError: The call took too long, or the pool is exhausted.
         """
         await self._acquire_slot()
-        threads: list[_Thread] = []
+        threads: list[DaemonThread] = []
 
         def in_thread(function: Callable[..., Any], *args: object) -> asyncio.Future[Any]:
-            threads.append(_Thread(partial(function, *args)))
+            threads.append(DaemonThread(partial(function, *args), name="halfmq-checker"))
             return threads[-1].result
 
         try:
@@ -91,7 +90,7 @@ class CheckerPool:
                 return
         self._running -= 1
 
-    def _mark_hanging(self, thread: _Thread) -> None:
+    def _mark_hanging(self, thread: DaemonThread) -> None:
         self._hanging += 1
         thread.on_end = self._hanging_call_ended
         if not self.exhausted:
@@ -109,35 +108,3 @@ class CheckerPool:
     def _hanging_call_ended(self) -> None:
         self._hanging -= 1
         self._release_slot()
-
-
-class _Thread:
-    """Runs a function on a thread of its own and reports its end to the event loop."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.result: asyncio.Future[Any] = self._loop.create_future()
-        self.is_running = True
-        self.on_end: Callable[[], None] = lambda: None
-        context = contextvars.copy_context()
-        threading.Thread(
-            target=context.run, args=(self._run, function), name="halfmq-checker", daemon=True
-        ).start()
-
-    def _run(self, function: Callable[[], Any]) -> None:
-        result, error = None, None
-        try:
-            result = function()
-        except BaseException as raised:  # noqa: BLE001 -- raised again to the waiting caller
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
-            self._loop.call_soon_threadsafe(self._ended, result, error)
-
-    def _ended(self, result: object, error: BaseException | None) -> None:
-        self.is_running = False
-        if not self.result.done():
-            if error is None:
-                self.result.set_result(result)
-            else:
-                self.result.set_exception(error)
-        self.on_end()
