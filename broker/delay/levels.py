@@ -203,9 +203,14 @@ def restored(record: Record) -> AppendRequest | None:
     queue_text = get_property(record.properties, b"REAL_QID") or b""
     if not topic or topic == HALF_TOPIC or not queue_text.isdigit():
         return None
+    return copy_of(record, topic, int(queue_text))
+
+
+def copy_of(record: Record, topic: str, queue_id: int) -> AppendRequest:
+    """Return the request to store the message of a record again."""
     return AppendRequest(
         topic=topic,
-        queue_id=int(queue_text),
+        queue_id=queue_id,
         body=record.body,
         properties=record.properties,
         tags_code=tags_code(record.properties),

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from halfmq.store.format.flags import TransactionType, with_transaction_type
 from halfmq.store.format.properties import (
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
@@ -27,7 +26,7 @@ from halfmq.store.format.timers import TIMER_UNITS_MS, timer_due_ms, timer_out_m
 from halfmq.store.format.topics import TIMER_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
-from .levels import with_properties
+from .levels import copy_of, with_properties
 
 QUEUE: Final = 0  # of the timer topic; RocketMQ uses this one alone
 
@@ -114,7 +113,7 @@ def again(record: Record) -> AppendRequest:
     """
     timers = ((PROPERTY_TIMER_DELIVER_MS, str(due_ms_of(record))),)
     return replace(
-        _copy(record),
+        copy_of(record, TIMER_TOPIC, QUEUE),
         properties=with_properties(without_properties(record.properties, TIMER_UNITS_MS), timers),
         prepared_transaction_offset=link_of(record.queue_offset),
     )
@@ -130,7 +129,7 @@ def recall_of(record: Record) -> AppendRequest:
     kept = (PROPERTY_UNIQ_KEY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID, PROPERTY_TIMER_OUT_MS)
     properties = "".join(f"{name}\x01{text_of(record, name)}\x02" for name in kept)
     return replace(
-        _copy(record),
+        copy_of(record, TIMER_TOPIC, QUEUE),
         body=b"0",
         properties=with_properties(properties.encode(), changed),
         prepared_transaction_offset=link_of(record.queue_offset),
@@ -140,21 +139,6 @@ def recall_of(record: Record) -> AppendRequest:
 def is_recall(record: Record) -> bool:
     """Return whether a record of the timer topic recalls another."""
     return get_property(record.properties, PROPERTY_TIMER_DEL_UNIQKEY.encode()) is not None
-
-
-def _copy(record: Record) -> AppendRequest:
-    return AppendRequest(
-        topic=record.topic,
-        queue_id=record.queue_id,
-        body=record.body,
-        properties=record.properties,
-        flag=record.flag,
-        sys_flag=with_transaction_type(record.sys_flag, TransactionType.NONE),
-        born_timestamp=record.born_timestamp,
-        born_host=record.born_host,
-        store_host=record.store_host,
-        reconsume_times=record.reconsume_times,
-    )
 
 
 def text_of(record: Record, name: str) -> str:
