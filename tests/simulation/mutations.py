@@ -202,13 +202,13 @@ def _cold_is_unknown(original: Any) -> Any:
     return find
 
 
-def _block_decides(original: Any) -> Any:
+def _block_decides(_original: Any) -> Any:
     """Roll back if a block ends by an exception, without asking the checker."""
 
-    def finish(self: Any, transaction: Any, decision: Decision | None) -> Any:
-        return original(self, transaction, Decision.ROLLBACK if decision is None else decision)
+    def check_and_finish(self: Any, transaction: Any) -> Any:
+        return self.finish(transaction, Decision.ROLLBACK)
 
-    return finish
+    return check_and_finish
 
 
 def _wall_ms() -> int:
@@ -333,7 +333,7 @@ MUTATIONS: Final = {
     ),
     "exception": Mutation(
         "a block that is left by an exception does not decide",
-        (Patch(TransactionProducer, "finish", _block_decides),),
+        (Patch(TransactionProducer, "check_and_finish", _block_decides),),
     ),
     "wait": Mutation(
         "a first check is due when its wait is over, whatever the clock",
