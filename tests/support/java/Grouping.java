@@ -66,8 +66,8 @@ final class Grouping {
         }
         sendToEach(scope, producer, queues, "new");
         inboxes.get("CONSUME_FROM_FIRST_OFFSET").await(3 * QUEUES);
-        inboxes.get("CONSUME_FROM_TIMESTAMP").await(2 * QUEUES);
-        inboxes.get("CONSUME_FROM_LAST_OFFSET").await(QUEUES);
+        inboxes.get("CONSUME_FROM_TIMESTAMP").await(3 * QUEUES);
+        inboxes.get("CONSUME_FROM_LAST_OFFSET").await(3 * QUEUES);
     }
 
     private static void sendToEach(
