@@ -426,7 +426,7 @@ class ReceivedMessage:
 
     @property
     def failure_reason(self) -> str | None:
-        """Why its last delivery failed, as ``retry`` and ``reject`` were told; None if unknown.
+        """Why its last delivery failed, as given to ``retry`` or ``reject``; None if unknown.
 
         Only halfmq's clients and brokers have it, for redelivered messages and dead letters.
         """

@@ -5,6 +5,7 @@ Source: RocketMQ ``HookUtils.transformTimerMessage``, ``RecallMessageProcessor``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -31,6 +32,7 @@ from .levels import copy_of, with_properties
 QUEUE: Final = 0  # of the timer topic; RocketMQ uses this one alone
 
 _SHOWN_MAX: Final = 40  # characters of a value in a refusal
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 _DIGITS_MAX: Final = 19  # of a 64-bit number, with its sign
 
 
@@ -65,12 +67,9 @@ class TimerRule:
             TimerError: The value is no number, or above the limit.
         """
         limit = f"at most {self._max_delay_ms // 1_000} seconds from now (timerMaxDelaySec)"
-        try:
-            number = int(value[: _DIGITS_MAX + 1])
-        except ValueError:
-            raise TimerError(
-                f"{name}={value[:_SHOWN_MAX]}: expected a whole number, {limit}"
-            ) from None
+        if not _NUMBER.fullmatch(value):
+            raise TimerError(f"{name}={value[:_SHOWN_MAX]}: expected a whole number, {limit}")
+        number = int(value[: _DIGITS_MAX + 1])
         now_ms = self._now_ms()
         is_relative = name != PROPERTY_TIMER_DELIVER_MS
         wait_ms = number * TIMER_UNITS_MS[name] - (0 if is_relative else now_ms)

@@ -188,6 +188,8 @@ class TimerService:
             link = record.prepared_transaction_offset
             if link >= 0 or record.sys_flag & TRANSACTION_MASK:
                 continue
+            if link == -1 - record.physical_offset:  # a filler, which names its own place
+                continue
             recalls = record.topic == TIMER_TOPIC and is_recall(record)
             self._set_state(-1 - link, _RECALLED if recalls else _DELIVERED)
             if recalls:

@@ -69,7 +69,7 @@ MAX_RECONSUME_TIMES_SINCE: Final = 121
 
 _RESERVED_SIZE: Final = 1024
 """Bytes of properties that a copy gets while it waits and when it is delivered: topics and numbers.
-What is told of a failure must leave room for them."""
+The reason of a failure must leave room for them."""
 
 _NEVER_CONSUMED: Final = DELAYED_TOPICS | {HALF_TOPIC, OP_TOPIC}
 """Topics that no consumer reads. Sending one of their records back would reveal a half message."""

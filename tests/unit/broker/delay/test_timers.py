@@ -77,12 +77,15 @@ class Rig:
     def queue_of(self, topic: str, queue_id: int) -> int | None:
         return None if topic in self.gone else min(queue_id, self.queues - 1)
 
-    def kill(self) -> None:
-        """Start again from what a killed process leaves."""
+    def kill(self, damaged: range = range(0)) -> None:
+        """Start again from what a killed process leaves, with some bytes of its log damaged."""
         self._generation += 1
         copy = crash(self.root, self.root.with_name(f"killed-{self._generation}"))
         self.store.close(clean=False)
         self.root = copy
+        with (copy / "commitlog" / f"{0:020}").open("r+b") as log:
+            log.seek(damaged.start)
+            log.write(b"?" * len(damaged))
         self.start()
 
     def stop(self) -> None:
@@ -174,6 +177,7 @@ def test_a_time_that_is_over_means_now(rig: Rig, value: int) -> None:
     [
         ("TIMER_DELAY_SEC", "soon", "TIMER_DELAY_SEC=soon: expected a whole number"),
         ("TIMER_DELAY_MS", "1.5", "expected a whole number"),
+        ("TIMER_DELAY_MS", "1_000", "expected a whole number"),
         ("TIMER_DELAY_MS", "9" * 40, "allowed is at most 3456000 seconds"),
         ("TIMER_DELIVER_MS", str(START_MS + MAX_DELAY_MS + 1), "timerMaxDelaySec"),
     ],
@@ -232,6 +236,21 @@ def test_a_store_that_refuses_loses_nothing(rig: Rig, monkeypatch: pytest.Monkey
     assert rig.timers.pending == 1
 
     rig.clocks.advance(RETRY_AFTER_ERROR_MS)
+    rig.run()
+    assert "late" in rig.delivered()
+
+
+def test_a_record_that_replaces_a_damaged_one_delivers_nothing(rig: Rig) -> None:
+    """It names its own place in the log, in the field where a delivery names its message."""
+    (first,) = append_durably(rig.store, draft("orders", 0, b"x" * 200))
+    assert first.physical_offset == 0
+    handle = rig.send("late", *after(1_000))
+    assert handle is not None
+    assert handle.queue_offset == 0
+
+    rig.kill(damaged=range(90, 190))
+    assert rig.timers.pending == 1
+    rig.clocks.advance(1_000)
     rig.run()
     assert "late" in rig.delivered()
 
