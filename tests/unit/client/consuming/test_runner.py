@@ -351,6 +351,8 @@ def test_signals_end_all_runs_and_the_old_handlers_come_back() -> None:
     ended: list[str] = []
     own: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: own.append(number))
+    # A Spark session in this process leaves a handler of its own.
+    interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with (
             ending_on_signals(lambda: ended.append("a"), wanted=True),
@@ -362,12 +364,14 @@ def test_signals_end_all_runs_and_the_old_handlers_come_back() -> None:
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
+        after = signal.getsignal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupts)
 
     assert ended == ["a", "b"] * 3
     assert own == [signal.SIGTERM]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert after is signal.default_int_handler
 
 
 def test_the_blocking_client_runs_handlers_in_threads_until_a_signal() -> None:
