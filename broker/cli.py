@@ -29,6 +29,7 @@ from halfmq.store.errors import DirectoryInUseError, StoreError
 from .config import BrokerConfig, NetworkConfig
 from .config_file import LoadedConfig, load_config
 from .errors import AddressTakenError, BrokerConfigError
+from .http.endpoint import DEFAULT_PORT
 from .logs import configure_logging
 from .net.registration import parse_addresses
 from .service import Broker
@@ -159,7 +160,7 @@ async def _serve(loaded: LoadedConfig) -> ExitCode:
     started = time.monotonic()
     stop_requested = asyncio.Event()
     _handle_signals(stop_requested.set)
-    broker = Broker(loaded, on_lost=stop_requested.set)
+    broker = Broker(loaded, on_lost=stop_requested.set, default_http_port=DEFAULT_PORT)
     # The start creates tables of millions of objects and almost no garbage. Collections would visit
     # all of them repeatedly while the tables grow, and take a fifth of its time.
     gc.disable()
@@ -190,7 +191,8 @@ async def _serve(loaded: LoadedConfig) -> ExitCode:
             f"ready listen={broker.address} namesrv={broker.namesrv_address}"
             f" store={config.store.root} flush={config.store.flush_mode.value}"
             f" recovery_ms={report.duration_ms:.0f}"
-            f" start_ms={(time.monotonic() - started) * 1_000:.0f}",
+            f" start_ms={(time.monotonic() - started) * 1_000:.0f}"
+            + (f" http={broker.http_address}" if broker.http_address else ""),
             flush=True,
         )
         await stop_requested.wait()

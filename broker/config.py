@@ -69,6 +69,12 @@ class NetworkConfig:
         integer(0, 65_535, "0 serves name-server requests on listenPort only"),
         "Port for name-server requests.",
     )
+    http_listen_port: int | None = setting(
+        "httpListenPort",
+        None,
+        integer(-1, 65_535, "0 picks a free port, -1 serves none"),
+        "Port for metrics and probes over HTTP (9877; if that is taken, a warning and none).",
+    )
     connections_per_address: int = setting(
         "connectionsPerAddressMax",
         0,

@@ -11,13 +11,14 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.config import FlushMode
+from halfmq.store.files.disk import sync_data
 from halfmq.store.files.worker import ThreadWorker, WorkerFactory
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import SCHEDULE_TOPIC, reply_topic
@@ -62,6 +63,8 @@ from .handlers.messages.send import SendHandler
 from .handlers.messages.send_back import SendBackHandler
 from .handlers.transactions.end import TransactionHandler
 from .handlers.transactions.prepare import PrepareHandler
+from .http.endpoint import OFF, HttpEndpoint
+from .http.histogram import LONG_BOUNDS_S, Histogram
 from .lifecycle import Service, ServiceStack
 from .limits.kept import Keeps, usage
 from .live_settings import LiveSettings
@@ -83,6 +86,9 @@ from .tables.current_queues import CurrentQueues
 from .tables.message_statistics import Statistics
 from .transaction.destination import Destinations
 from .transaction.transaction_service import TransactionService
+
+if TYPE_CHECKING:
+    from .http.app import Answers
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +116,7 @@ class Broker:
         worker: WorkerFactory = ThreadWorker,
         disk_space: Callable[[Path], Space] = space_of,
         on_lost: Callable[[], None] = lambda: None,
+        default_http_port: int = OFF,
     ) -> None:
         """Wire the parts.
 
@@ -120,6 +127,7 @@ class Broker:
             worker: Creates the store's helper threads.
             disk_space: Returns the space of the disk that holds a path.
             on_lost: Called, more than once, if the store's directory is gone: end the broker.
+            default_http_port: For HTTP if no port is set; nothing fails if it is taken.
         """
         loaded = config if isinstance(config, LoadedConfig) else LoadedConfig(config, {}, [])
         self.config = config = loaded.config
@@ -130,6 +138,9 @@ class Broker:
             disk_used=lambda: self._disk_limits.used_percent,
         )
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
+        self._default_http_port = default_http_port
+        self._flush_time, self._loop_delay = Histogram(), Histogram()
+        self._decision_time = Histogram(LONG_BOUNDS_S)
         self._on_lost = on_lost
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
         self._levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
@@ -140,6 +151,7 @@ class Broker:
             on_durable=self._durable,
             on_failure=self._store_failed,
             on_append=self._appended,
+            fdatasync=self._flush_time.timed(sync_data),
             worker=worker,
         )
         self._polling = LongPolling()
@@ -187,6 +199,7 @@ class Broker:
         )
         self._tls = tls_context(config.tls)
         self._server = self._make_server()
+        self._http = self._make_http()
         self.keepers = self._make_keepers(handlers)
         self._stack = ServiceStack(self._services())
 
@@ -239,6 +252,7 @@ class Broker:
             record_size_max=self._store_config.record_size_max,
             fetch=self._fetches.begin,
             wake=self._transaction_ticker.wake,
+            observe_age=self._decision_time.observe,
             may_see=may_see,
         )
 
@@ -322,6 +336,7 @@ class Broker:
             tables.kv_config,
             self._timers,
             self.transactions,
+            *([] if self._http is None else [self._http]),
         ]
 
     def _services(self) -> list[Service]:
@@ -338,6 +353,7 @@ class Broker:
             *([] if self._tls is None else [Reloading(self._tls.reload)]),
             self._server,
             self._make_registration(),
+            *([] if self._http is None else [self._http]),
         ]
 
     def _make_store_service(self) -> StoreService:
@@ -482,15 +498,62 @@ class Broker:
             self._statistics,
             root=self.config.store.root,
             now_ms=self._now_ms,
-            more={
-                "consumers": self._tables.registry.subscription_metrics,
-                "disk": self._disk_limits.metrics,
-                "retention": self._retention.metrics,
-                "recovery": self._store_service.recovery_metrics,
-                "access": self._access.metrics,
-                "limits": lambda: usage(self.keepers),
-                "delays": self._delay.metrics,
+            more={**self._metrics_of_parts(), "limits": lambda: usage(self.keepers)},
+        )
+
+    def _metrics_of_parts(self) -> dict[str, Callable[[], Mapping[str, object]]]:
+        return {
+            "consumers": self._tables.registry.subscription_metrics,
+            "disk": self._disk_limits.metrics,
+            "retention": self._retention.metrics,
+            "recovery": self._store_service.recovery_metrics,
+            "access": self._access.metrics,
+            "delays": self._delay.metrics,
+        }
+
+    def _make_http(self) -> HttpEndpoint | None:
+        network = self.config.network
+        port = network.http_listen_port
+        if (self._default_http_port if port is None else port) == OFF:
+            return None
+        return HttpEndpoint(
+            network.bind_address,
+            self._default_http_port if port is None else port,
+            self._make_answers,
+            is_optional=port is None,
+            tls=self._tls,
+            loop_delay=self._loop_delay,
+        )
+
+    def _make_answers(self) -> Answers:
+        from .http.app import Answers  # noqa: PLC0415 -- see http/endpoint.py
+        from .http.collector import Collector  # noqa: PLC0415
+        from .http.families import DECISION_TIME, FLUSH_TIME, LOOP_DELAY  # noqa: PLC0415
+
+        collector = Collector(
+            self._store,
+            self._tables,
+            self._statistics,
+            self.transactions.table,
+            numbers={"transactions": self.transactions.metrics, **self._metrics_of_parts()},
+            keepers=self.keepers,
+            connections=lambda: self._server.open_connections,
+            refuses=lambda: self._refusal.refusing,
+            bytes_left=lambda: self._disk_limits.bytes_left,
+            histograms={
+                DECISION_TIME: self._decision_time,
+                FLUSH_TIME: self._flush_time,
+                LOOP_DELAY: self._loop_delay,
             },
+            fetch=self._fetches.begin,
+            now_ms=self._now_ms,
+        )
+        topics = self.config.topics
+        return Answers(
+            collector,
+            {"cluster": topics.cluster_name, "node_type": "broker", "node_id": topics.broker_name},
+            unready=lambda: self._refusal.reason,
+            may_read=self._access.may_read_metrics,
         )
 
     def _make_send_handler(self, send_back: SendBackHandler) -> SendHandler:
@@ -611,6 +674,11 @@ class Broker:
     def address(self) -> str:
         """Address of the client listener, ``host:port``."""
         return self._server.address
+
+    @property
+    def http_address(self) -> str:
+        """Address of metrics and probes, ``host:port``; empty if there is none."""
+        return "" if self._http is None else self._http.address
 
     @property
     def namesrv_address(self) -> str:

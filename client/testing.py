@@ -195,6 +195,7 @@ def broker_process(
         path.mkdir(parents=True, exist_ok=True)
         defaults = {
             "namesrvListenPort": "0",
+            "httpListenPort": "-1",
             "storePathRootDir": str(path / "store"),
             "mappedFileSizeCommitLog": str(LOG_FILE_SIZE),
         }

@@ -115,6 +115,8 @@ class AccessSetup:
             self.services.append(UserTable(self.users, config))
         self.admit = None if self._control is None else self._control.admit
         """Raises RequestRefusedError unless a sender may make a request; None: every sender may."""
+        self.may_read_metrics = None if self._control is None else self._control.may_read_metrics
+        """``(user, password, address)``: whether it may read metrics; None: everybody may."""
 
     def guarded(self, table: Mapping[int, Handler]) -> Mapping[int, Handler]:
         """Return handlers that serve ``LOCAL_ONLY`` requests locally only, if everybody may send.

@@ -7,6 +7,7 @@ each requirement of the request code must be met.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import time
 from collections import Counter
@@ -32,8 +33,8 @@ from ..errors import RequestRefusedError
 from ..ports import Connection
 from .addresses import Address, address_of
 from .config import KeyPair
-from .requirements import ANY_CLUSTER, CLIENT_IDS, PUB, requirements_of, topic
-from .rules import Principal, Principals, Requirement, Resource, ResourceKind
+from .requirements import ANY_CLUSTER, CLIENT_IDS, PUB, cluster, requirements_of, topic
+from .rules import Action, Principal, Principals, Requirement, Resource, ResourceKind
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +160,17 @@ class AccessControl:
         if command.code in CLIENT_IDS and command.header_error is None:
             self._check_client_id(command, connection, subject)
         command.subject = connection.subject = subject
+
+    def may_read_metrics(self, name: str, password: str, address: str) -> bool:
+        """Return whether a user who tells its password may read what the broker tells of itself."""
+        peer = ipaddress.ip_address(address)
+        principal = self._principals.find(name)
+        if self._principals.trusts(peer):
+            return True
+        if principal is None or not principal.enabled:
+            return False
+        known = principal.signer.verify(Signer(password).digest(b""), b"")
+        return known and self.unmet(principal, cluster(Action.GET), peer) is None
 
     def unmet(self, principal: Principal, requirement: Requirement, address: Address) -> str | None:
         """Return why a requirement is not met; None if it is."""

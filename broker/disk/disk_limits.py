@@ -118,6 +118,12 @@ class DiskLimits:
         return self._left * 100 < self._space.size * wanted
 
     @property
+    def bytes_left(self) -> int:
+        """How many bytes may be written until messages are refused; below 0 if they are."""
+        refused = self._space.size * (100 - self._config.refuse_ratio) // 100
+        return self._left - refused
+
+    @property
     def used_percent(self) -> int:
         """The part of the disk that is in use, rounded up."""
         return 100 - self._left * 100 // max(self._space.size, 1)

@@ -35,6 +35,11 @@ class SendRefusal:
             self._reasons = {key: why for key, why in self._reasons.items() if key != cause}
             self.refusing = bool(self._reasons)
 
+    @property
+    def reason(self) -> str:
+        """Why messages are refused; empty if they are not."""
+        return next((reason for _, reason in self._reasons.values()), "")
+
     def refusal(self) -> RequestRefusedError:
         """Return the refusal of one message; call it only while `refusing`."""
         self.count += 1

@@ -59,6 +59,12 @@ CONNECTIONS: Final = _limit(
     20_000,  # each takes a file descriptor too
     "new ones are closed",
 )
+HTTP_CONNECTIONS: Final = _limit(
+    "http_connections",
+    "connections for metrics and probes, 100 KiB each",
+    64,  # a few scrapers and probes; each is closed after two minutes at the latest
+    "new ones are closed",
+)
 UNFINISHED_BYTES: Final = _limit(
     "unfinished_bytes",
     "requests that are incomplete, or large and not served yet",

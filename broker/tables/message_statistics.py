@@ -261,6 +261,18 @@ class Statistics:
 
     # --- queries
 
+    def stored_by_topic(self) -> list[tuple[str, Counter]]:
+        """Return the counters of stored messages."""
+        return list(self._stored.items())
+
+    def delivered_by_group(self) -> list[tuple[tuple[str, str], Counter]]:
+        """Return the counters of delivered messages by topic and group."""
+        return list(self._delivered.items())
+
+    def sent_back_by_group(self) -> list[tuple[tuple[str, str], Counter]]:
+        """Return the counters of messages sent back for a retry by topic and group."""
+        return list(self._sent_back.items())
+
     def find(self, name: str, key: str) -> Periods | None:
         """Return the counts under one of RocketMQ's names and a key; None if there are none.
 

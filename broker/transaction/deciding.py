@@ -113,12 +113,15 @@ class Decisions:
         store_host: bytes,
         now_ms: Callable[[], int],
         unflushed_topics: Container[str] = frozenset(),
+        observe_age: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         """Wire the parts.
 
         ``resolve`` returns a final message as it must be stored now. Decisions about messages of
-        ``unflushed_topics`` are answered before they are on disk.
+        ``unflushed_topics`` are answered before they are on disk. ``observe_age`` gets the age of
+        each half at its decision.
         """
+        self._observe_age = observe_age
         self._log = log
         self._append = log.append
         self._table = table
@@ -324,6 +327,7 @@ class Decisions:
         """Complete a decision after its records were appended; return its answer."""
         entry, state = planned.entry, planned.state
         self._planned.discard(entry.offset)
+        self._observe_age((self._now_ms() - entry.store_timestamp) / 1_000)
         if state is _COMMITTED:
             self._counters.committed += 1
         else:

@@ -69,6 +69,7 @@ class TransactionService:
         record_size_max: int,
         fetch: Fetch,
         wake: Callable[[], None] = lambda: None,
+        observe_age: Callable[[float], None] = lambda _seconds: None,
         may_see: Callable[[Connection, StoredHalf], bool] = lambda _producer, _half: True,
         jitter: Random | None = None,
         snapshot_log_bytes: int = LOG_BYTES_MIN,
@@ -78,12 +79,13 @@ class TransactionService:
 
         Checks and housekeeping use ``monotonic_ms``; ages use the wall clock, ``now_ms``.
         ``record_size_max`` is the largest record the log takes, in bytes. ``fetch`` reads a half
-        into memory and calls back. ``wake`` schedules ``tick`` soon. ``may_see`` returns whether a
+        into memory and calls back. ``wake`` schedules ``tick`` soon. ``observe_age`` gets the
+        seconds from each half to its decision. ``may_see`` returns whether a
         producer may see a message that a check would show it. ``jitter`` spreads the checks.
         """
         self._log = log
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
-        self._table = table = PendingTable(decided_remembered)
+        self.table = self._table = table = PendingTable(decided_remembered)
         self._counters = counters = Counters()
         self._finals = finals = FinalMessageCache()
         self._ops = ops = OpWriter(log.append, config, store_host, now_ms)
@@ -139,6 +141,7 @@ class TransactionService:
             store_host=store_host,
             now_ms=now_ms,
             unflushed_topics=config.unflushed_topics,
+            observe_age=observe_age,
         )
         self.operator = OperatorActions(
             table, self.decisions, self._parking, checker, counters, now_ms=now_ms

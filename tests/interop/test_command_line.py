@@ -21,7 +21,7 @@ from tests.support.small_disk import fill, small_disk
 
 READY = re.compile(
     r"ready listen=127\.0\.0\.1:\d+ namesrv=127\.0\.0\.1:\d+ store=\S+"
-    r" flush=(SYNC|ASYNC)_FLUSH recovery_ms=\d+ start_ms=\d+\n"
+    r" flush=(SYNC|ASYNC)_FLUSH recovery_ms=\d+ start_ms=\d+( http=127\.0\.0\.1:\d+)?\n"
 )
 
 

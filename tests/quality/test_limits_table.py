@@ -33,6 +33,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         transaction/deduplication.REFILL_BYTES_MAX transaction/deduplication.REFILL_COUNT_MAX
         access/tls_listener.READ_MAX""",
     "a time or a number": """
+        http/app.CONNECTION_S_MAX
         delay/levels.DELAY_MS_MAX filters/values.INTEGER_MAX filters/values.LONG_MAX
         handlers/admin/topics._PERM_MAX handlers/admin/relays._CODE_MAX
         handlers/admin/consume_queue._EXTENSION_MAX handlers/messages/pull.SUSPEND_MS_MAX
@@ -40,6 +41,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         net/reply_release.STALLED_S_MAX transaction/checks/group_queues.REFUSALS_MAX
         transaction/checks/group_queues.REFUSED_RETRY_MS_MAX transaction/half.IMMUNITY_S_MAX""",
     "the size of one thing, whose number has a limit": """
+        http/app.HEAD_SIZE_MAX http/families.SERIES_MAX
         access/plain_acl.FILES_MAX access/plain_acl.FILE_SIZE_MAX access/users.ENTRIES_MAX
         access/users.TEXT_MAX access/users.USERS_MAX delay/levels.LEVELS_MAX
         delay/levels._DIGITS_MAX delay/timer_records._DIGITS_MAX delay/timer_records._SHOWN_MAX
@@ -79,7 +81,7 @@ def test_the_document_has_every_limit() -> None:
 
 def test_every_limit_has_its_use_in_the_metrics(tmp_path: Path) -> None:
     """What is declared is counted, and what is counted is declared."""
-    network = NetworkConfig(listen_port=0, namesrv_listen_port=0)
+    network = NetworkConfig(listen_port=0, namesrv_listen_port=0, http_listen_port=0)
     broker = Broker(BrokerConfig(network=network, store=StoreSettings(root=tmp_path)))
 
     shown = usage(broker.keepers)

@@ -169,6 +169,10 @@ class PendingTable:
         """Return the number of undecided transactions of a producer group, parked ones included."""
         return self._of_group.get(group, 0)
 
+    def counts(self) -> dict[str, int]:
+        """Return the number of undecided transactions by producer group."""
+        return dict(self._of_group)
+
     def __iter__(self) -> Iterator[Pending]:
         return iter(self._pending)
 

@@ -1,0 +1,148 @@
+"""The HTTP application: probes and metrics.
+
+Importing it takes 80 ms, so the endpoint does it when the broker is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from ..limits.kept import HTTP_CONNECTIONS
+from .collector import Collector
+from .families import render
+
+HEAD_SIZE_MAX: Final = 16 << 10
+"""Bytes of a request's line and headers; a scrape has some hundreds."""
+
+CONNECTION_S_MAX: Final = 60.0
+"""Seconds until a connection without an answer under way is closed, and one with an answer after as
+many again: peers cannot hold one of the few connections for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the endpoint tells."""
+
+    collector: Collector
+    labels: Mapping[str, str]
+    """Labels of all series."""
+    unready: Callable[[], str]
+    """Returns why messages are refused now; empty if they are accepted."""
+    may_read: Callable[[str, str, str], bool] | None
+    """``(user, password, address)``: whether it may read metrics; None: everybody may."""
+
+
+class Application:
+    """Serves ``/livez``, ``/readyz`` and ``/metrics``."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._state = ServerState()
+        routes = [
+            Route("/livez", self._alive),
+            Route("/readyz", self._ready),
+            Route("/metrics", self._metrics),
+        ]
+        self._config = uvicorn.Config(
+            Starlette(routes=routes),
+            http=H11Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=HEAD_SIZE_MAX,
+        )
+        self._config.load()
+
+    @property
+    def open_connections(self) -> int:
+        """Number of open connections."""
+        return len(self._state.connections)
+
+    def protocol(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection."""
+        return _BoundedProtocol(self._config, self._state, {})
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in list(self._state.connections):
+            connection.shutdown()
+
+    async def _alive(self, _request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _ready(self, _request: Request) -> Response:
+        reason = self._answers.unready()
+        return PlainTextResponse(f"{reason or 'ok'}\n", 503 if reason else 200)
+
+    async def _metrics(self, request: Request) -> Response:
+        may_read = self._answers.may_read
+        if may_read is not None:
+            name, password = _credentials(request.headers.get("authorization", ""))
+            address = "" if request.client is None else request.client.host
+            if not may_read(name, password, address):
+                return PlainTextResponse(
+                    "a user who may read the cluster is needed: see docs/metrics.md\n",
+                    401,
+                    {"WWW-Authenticate": 'Basic realm="halfmq"'},
+                )
+        found = await self._answers.collector.collect()
+        text, content_type = await asyncio.to_thread(
+            render, found, self._answers.labels, request.headers.get("accept", "")
+        )
+        return Response(text, media_type=content_type)
+
+
+def _credentials(header: str) -> tuple[str, str]:
+    """Return user and password of an ``Authorization`` header; empty if it has none."""
+    scheme, _, encoded = header.partition(" ")
+    if scheme.lower() != "basic":
+        return "", ""
+    try:
+        name, _, password = b64decode(encoded, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return "", ""
+    return name, password
+
+
+class _BoundedProtocol(H11Protocol):
+    """A connection that is closed if there are too many, and after a time."""
+
+    _expiry: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > HTTP_CONNECTIONS.most:
+            transport.abort()
+            return
+        self._expiry = self.loop.call_later(CONNECTION_S_MAX, self._expire, True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request, contrary to its type
+        return cycle is not None and not cycle.response_complete
+
+    def _expire(self, may_wait: bool) -> None:
+        if may_wait and self._is_answering():
+            self._expiry = self.loop.call_later(CONNECTION_S_MAX, self._expire, False)
+        else:
+            self.transport.abort()

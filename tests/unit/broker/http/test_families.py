@@ -1,0 +1,42 @@
+"""The metrics that the broker exposes: their documentation and their bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from halfmq.broker.http.families import (
+    FAMILIES,
+    LAG_LATENCY,
+    LAG_MESSAGES,
+    SERIES_MAX,
+    Found,
+    render,
+)
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
+
+
+def test_the_document_names_every_metric() -> None:
+    """Its table is this one; replace it by these lines when it fails."""
+    rows = [
+        f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.help} |"
+        for one in FAMILIES.values()
+    ]
+    table = DOCUMENT.read_text().partition("|---|---|---|---|\n")[2].splitlines()
+
+    assert table == rows, "\n".join(rows)
+
+
+def test_names_that_clients_choose_do_not_fill_prometheus() -> None:
+    """Beyond the limit, numbers are added up in one series and ages are the largest."""
+    found = Found()
+    for number in range(SERIES_MAX + 100):
+        labels = f"group-{number}", "topic", "false"
+        found.add(LAG_MESSAGES, 2, *labels)
+        found.add(LAG_LATENCY, number, *labels)
+    text, _ = render(found, {"node_id": "a"}, "")
+    lines = text.decode().splitlines()
+
+    assert sum(line.startswith("rocketmq_consumer_lag_messages{") for line in lines) == 2_001
+    others = [line for line in lines if 'consumer_group="other"' in line]
+    assert [line.rpartition(" ")[2] for line in others] == ["200.0", f"{SERIES_MAX + 99}.0"]
