@@ -21,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from ..limits.kept import HTTP_CONNECTIONS
+from ..loop.slices import in_slices
 from .collector import Collector
 from .families import render
 
@@ -102,10 +103,11 @@ class Application:
                     {"WWW-Authenticate": 'Basic realm="halfmq"'},
                 )
         found = await self._answers.collector.collect()
-        text, content_type = await asyncio.to_thread(
-            render, found, self._answers.labels, request.headers.get("accept", "")
-        )
-        return Response(text, media_type=content_type)
+        accepted = request.headers.get("accept", "")
+        pieces, content_type = render(found, self._answers.labels, accepted)
+        text = bytearray()
+        await in_slices(map(text.extend, pieces))
+        return Response(bytes(text), media_type=content_type)
 
 
 def _credentials(header: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ Source: RocketMQ 5.3.3 ``BrokerMetricsConstant``, ``DefaultStoreMetricsConstant`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -19,6 +19,9 @@ SERIES_MAX: Final = 2_000
 the one whose labels are ``other``, so that names which clients choose cannot fill Prometheus."""
 
 OTHER: Final = "other"
+
+PIECE_SERIES: Final = 100
+"""Series written at a time."""
 
 _Labels: TypeAlias = tuple[str, ...]
 _Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
@@ -216,13 +219,26 @@ class Found:
         series[labels] = value
 
 
-def render(found: Found, common: Mapping[str, str], accept: str) -> tuple[bytes, str]:
-    """Return the text and its content type, for the ``Accept`` of a request.
+def render(found: Found, common: Mapping[str, str], accept: str) -> tuple[Iterator[bytes], str]:
+    """Return the text in pieces, and its content type, for the ``Accept`` of a request.
 
-    ``common`` are labels of every series. Call it on a thread: 5,000 series take 20 ms.
+    ``common`` are labels of every series. A piece of ``PIECE_SERIES`` takes half a millisecond, so
+    that other work of the event loop can come in between.
     """
     encode, content_type = choose_encoder(accept)
-    return encode(_Collected(list(_metrics(found, common)))), content_type
+    return _pieces(_metrics(found, common), encode), content_type
+
+
+def _pieces(metrics: Iterator[Metric], encode: Callable[[_Collected], bytes]) -> Iterator[bytes]:
+    end = encode(_Collected([]))  # of OpenMetrics
+    for metric in metrics:
+        samples = metric.samples
+        for at in range(0, len(samples), PIECE_SERIES):
+            metric.samples = samples[at : at + PIECE_SERIES]
+            text = encode(_Collected([metric])).removesuffix(end)
+            # Type and help stand before the first series only.
+            yield text if at == 0 else text[text.rindex(b"# ") :].partition(b"\n")[2]
+    yield end
 
 
 class _Collected:

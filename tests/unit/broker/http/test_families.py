@@ -34,9 +34,10 @@ def test_names_that_clients_choose_do_not_fill_prometheus() -> None:
         labels = f"group-{number}", "topic", "false"
         found.add(LAG_MESSAGES, 2, *labels)
         found.add(LAG_LATENCY, number, *labels)
-    text, _ = render(found, {"node_id": "a"}, "")
-    lines = text.decode().splitlines()
+    pieces, _ = render(found, {"node_id": "a"}, "")
+    lines = b"".join(pieces).decode().splitlines()
 
     assert sum(line.startswith("rocketmq_consumer_lag_messages{") for line in lines) == 2_001
+    assert sum(line.startswith("# ") for line in lines) == 4
     others = [line for line in lines if 'consumer_group="other"' in line]
     assert [line.rpartition(" ")[2] for line in others] == ["200.0", f"{SERIES_MAX + 99}.0"]
