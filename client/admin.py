@@ -24,14 +24,11 @@ from typing import Final
 
 from halfmq.remoting.bodies import HeartbeatData
 
-from .administration.dead_letters import DeadLetterCalls
 from .administration.delayed import DelayedCalls, DelayedMessage
-from .administration.group_offsets import OffsetCalls
-from .administration.groups import GroupCalls
-from .administration.messages import MessageCalls
+from .administration.progress import ProgressCalls
 from .administration.running_consumers import RunningConsumerCalls
 from .administration.settings import BrokerCalls, Counted, Traffic
-from .administration.topics import Topic, TopicCalls
+from .administration.topics import Topic
 from .administration.transactions import (
     PAGE_SIZE,
     Action,
@@ -67,12 +64,8 @@ GROUP: Final = "halfmq-admin"
 
 class Admin(
     TransactionCalls,
-    DeadLetterCalls,
-    TopicCalls,
-    GroupCalls,
-    OffsetCalls,
+    ProgressCalls,
     RunningConsumerCalls,
-    MessageCalls,
     DelayedCalls,
     BrokerCalls,
     UserCalls,

@@ -42,7 +42,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterator, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
@@ -749,6 +749,7 @@ class Admin(_Facade[aio_admin.Admin]):
     rollback = _BlockingMethod(aio_admin.Admin.rollback)
     resume = _BlockingMethod(aio_admin.Admin.resume)
     metrics = _BlockingMethod(aio_admin.Admin.metrics)
+    broker_statuses = _BlockingMethod(aio_admin.Admin.broker_statuses)
     settings = _BlockingMethod(aio_admin.Admin.settings)
     change_setting = _BlockingMethod(aio_admin.Admin.change_setting)
     traffic = _BlockingMethod(aio_admin.Admin.traffic)
@@ -765,6 +766,10 @@ class Admin(_Facade[aio_admin.Admin]):
     reset_offset = _BlockingMethod(aio_admin.Admin.reset_offset)
     clone_offsets = _BlockingMethod(aio_admin.Admin.clone_offsets)
     time_spans = _BlockingMethod(aio_admin.Admin.time_spans)
+    offsets_at = _BlockingMethod(aio_admin.Admin.offsets_at)
+    group_names = _BlockingMethod(aio_admin.Admin.group_names)
+    lag = _BlockingMethod(aio_admin.Admin.lag)
+    consumption = _BlockingMethod(aio_admin.Admin.consumption)
     running_consumer = _BlockingMethod(aio_admin.Admin.running_consumer)
     consume_directly = _BlockingMethod(aio_admin.Admin.consume_directly)
     message = _BlockingMethod(aio_admin.Admin.message)
@@ -813,14 +818,34 @@ class Admin(_Facade[aio_admin.Admin]):
         cause: str | None = None,
     ) -> Iterator[DeadLetter]:
         """Iterate over the dead letters of a group, queue by queue, the oldest first."""
-        letters = self.asynchronous.dead_letters(group, since=since, until=until, cause=cause)
+        return self._iterate(
+            self.asynchronous.dead_letters(group, since=since, until=until, cause=cause)
+        )
 
-        async def following() -> DeadLetter | None:
-            return await anext(letters, None)
+    def browse(
+        self,
+        topic: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        latest: int | None = None,
+    ) -> Iterator[ReceivedMessage]:
+        """Iterate over the stored messages of a topic, queue by queue, the oldest first."""
+        return self._iterate(
+            self.asynchronous.browse(topic, since=since, until=until, latest=latest)
+        )
+
+    def follow(self, topic: str) -> Iterator[ReceivedMessage]:
+        """Iterate over the messages that are stored in a topic from now on; it never ends."""
+        return self._iterate(self.asynchronous.follow(topic))
+
+    def _iterate(self, source: AsyncGenerator[R, None]) -> Iterator[R]:
+        async def following() -> R | None:
+            return await anext(source, None)
 
         try:
-            while (letter := self.wait(following())) is not None:
-                yield letter
+            while (one := self.wait(following())) is not None:
+                yield one
         finally:
             with contextlib.suppress(ClientError):  # closed before the loop has ended
-                self.wait(letters.aclose())
+                self.wait(source.aclose())

@@ -7,7 +7,6 @@ the machine can read. The file is YAML with ``accessKey`` and ``secretKey``, lik
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import os
 import ssl
@@ -15,7 +14,7 @@ import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from halfmq.client.config import ClientConfig
 from halfmq.client.credentials import Credentials
@@ -31,36 +30,22 @@ FILE_SIZE_MAX: Final = 65_536
 _YAML_EXPECTED: Final = "YAML with the two lines accessKey: NAME and secretKey: SECRET"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for credentials and TLS."""
-    parser.add_argument(
-        "--credentials",
-        metavar="FILE",
-        help="YAML with accessKey and secretKey (default: the file that HALFMQ_CREDENTIALS names, "
-        "else HALFMQ_ACCESS_KEY and HALFMQ_SECRET_KEY)",
-    )
-    parser.add_argument(
-        "--tls", action="store_true", help="encrypt, and trust what the system does"
-    )
-    parser.add_argument("--ca", metavar="FILE", help="encrypt, and trust these certificates (PEM)")
-
-
-def client_config(options: argparse.Namespace, environment: Mapping[str, str]) -> ClientConfig:
+def client_config(options: Mapping[str, Any], environment: Mapping[str, str]) -> ClientConfig:
     """Return the client configuration for the parsed options and the environment.
 
     Raises:
         ConfigurationError: A file cannot be used; says which, and what was expected.
     """
-    found = _credentials(options.credentials, environment)
-    tls: bool | ssl.SSLContext = options.tls
-    if options.ca is not None:
+    found = _credentials(options["credentials"], environment)
+    tls: bool | ssl.SSLContext = options["tls"]
+    if options["ca"] is not None:
         try:
-            tls = ssl.create_default_context(cafile=options.ca)
+            tls = ssl.create_default_context(cafile=options["ca"])
         except OSError as error:  # ssl.SSLError among them
             expected = f"a readable file of certificates in PEM ({error.strerror or error})"
-            raise ConfigurationError("--ca", options.ca, expected) from error
+            raise ConfigurationError("--ca", options["ca"], expected) from error
     return ClientConfig(
-        namesrv=options.namesrv,
+        namesrv=options["namesrv"],
         access_key=None if found is None else found.access_key,
         secret_key=None if found is None else found.secret_key,
         tls=tls,

@@ -1,16 +1,21 @@
-"""Output of the command ``halfmq``: lines, tables and errors, and its exit codes."""
+"""Output of the command ``halfmq``: lines, tables and JSON."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
 from typing import Any, Final
 
-DONE: Final = 0
-FAILED: Final = 1
-USAGE: Final = 2
+KEYS_SHOWN: Final = 24
+"""Characters of the keys in a table."""
+
+ROWS_AT_ONCE: Final = 500
+"""Rows of a long table that are printed together, with columns of one width."""
 
 
 def print_line(text: str) -> None:
@@ -24,26 +29,45 @@ def print_error(text: str) -> None:
     sys.stderr.write(f"halfmq: {text}\n")
 
 
-def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under column titles."""
-    lines = [titles, *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        print_line("  ".join(cells).rstrip())
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    """Print JSON; data classes as objects, times in ISO 8601."""
+    print_line(json.dumps(value, indent=indent, default=_plain))
 
 
-def print_pairs(pairs: dict[str, str]) -> None:
+def _plain(value: object) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Enum | Path):
+        return str(value)
+    return list(value)  # type: ignore[call-overload]
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows under column titles; no titles: without them."""
+    from rich.console import Console  # noqa: PLC0415 -- not needed for JSON
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(*titles, box=None, pad_edge=False, show_header=bool(titles), header_style="bold")
+    for row in rows:
+        table.add_row(*(Text(printable(str(cell)), no_wrap=True) for cell in row))
+    # Lines are as long as they need to be: terminals wrap them, and programs cut them.
+    console = Console(file=sys.stdout, width=100_000, highlight=False)
+    with console.capture() as captured:
+        console.print(table, no_wrap=True)
+    for line in captured.get().splitlines():
+        print_line(line.rstrip())
+
+
+def print_pairs(pairs: Mapping[str, object]) -> None:
     """Print names and values, one pair a line."""
     width = max(map(len, pairs), default=0)
     for name, value in pairs.items():
-        print_line(f"{name.ljust(width)}  {printable(value)}".rstrip())
-
-
-def report_done(options: argparse.Namespace, fields: dict[str, Any], text: str) -> int:
-    """Print the result of a change, as JSON or as text, and return the exit code."""
-    print_line(json.dumps(fields) if options.json else text)
-    return DONE
+        print_line(f"{name.ljust(width)}  {printable(str(value))}".rstrip())
 
 
 def format_duration(seconds: float) -> str:
@@ -59,6 +83,16 @@ def format_duration(seconds: float) -> str:
         return f"{hours} h {minutes} min"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h"
+
+
+def format_time(time: datetime | None) -> str:
+    """Format a time in UTC, to the second; ``-`` if there is none."""
+    return "-" if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def cut(text: str, length: int = KEYS_SHOWN) -> str:
+    """Return a text with its end replaced by ``…`` if it is longer."""
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def printable(text: str) -> str:

@@ -6,203 +6,147 @@ Passwords are typed, or read from a file or standard input; the broker shows the
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Annotated, Any, Literal
+
+import typer
 
 from halfmq.client.access import Acl, AclEntry, User
-from halfmq.client.admin import Admin
 
-from .broker import add_verb
 from .connection_options import read_password
-from .output import (
-    DONE,
-    FAILED,
-    USAGE,
-    print_error,
-    print_line,
-    print_pairs,
-    print_table,
-    report_done,
-)
+from .output import print_error, print_table
+from .verbs import DONE, FAILED, USAGE, Cli, CommandError, noun, texts, verb
 
-_POLICY_TYPES: Final = ("Custom", "Default")
+Name = Annotated[str, typer.Argument(metavar="NAME", help="of the user", show_default=False)]
+PasswordFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="read the password from a file instead of a prompt; - is standard input",
+    ),
+]
+Subject = Annotated[
+    str, typer.Argument(metavar="USER", help="NAME, or User:NAME", show_default=False)
+]
+Resources = Annotated[
+    list[str],
+    typer.Option(
+        "--resource",
+        parser=texts,
+        metavar="R,…",
+        help="Topic:NAME, Group:NAME, Cluster:NAME; NAME* for a prefix, * for all",
+    ),
+]
+Actions = Annotated[
+    list[str],
+    typer.Option(
+        parser=texts,
+        metavar="A,…",
+        help="Pub, Sub, Create, Update, Delete, Get, List or All",
+    ),
+]
+Allows = Annotated[Literal["allow", "deny"], typer.Option("--decision")]
+Sources = Annotated[
+    list[str] | None,
+    typer.Option(parser=texts, metavar="IP,…", help="addresses for which it applies"),
+]
+PolicyType = Annotated[
+    Literal["Custom", "Default"],
+    typer.Option("--policy-type", help="Default entries apply if no Custom entry matches"),
+]
 
 
-def add_nouns(nouns: Any) -> None:
-    """Add the nouns to the command's parser."""
-    users = nouns.add_parser("user", help="user accounts")
-    _add_user_verbs(users.add_subparsers(metavar="VERB", required=True))
-    acls = nouns.add_parser("acl", help="permissions of users")
-    _add_acl_verbs(acls.add_subparsers(metavar="VERB", required=True))
+def add_nouns(app: typer.Typer) -> None:
+    """Add the nouns to the command."""
+    users = noun(app, "user", "user accounts")
+    verb(users, "list")(list_users)
+    verb(users, "show")(show_user)
+    verb(users, "create")(create_user)
+    verb(users, "update")(update_user)
+    verb(users, "delete")(delete_user)
+    acls = noun(app, "acl", "permissions of users")
+    verb(acls, "list")(list_acls)
+    verb(acls, "show")(show_acl)
+    verb(acls, "create")(create_acl)
+    verb(acls, "update")(update_acl)
+    verb(acls, "delete")(delete_acl)
+    verb(acls, "copy")(copy_acls)
 
 
-# -- arguments ---------------------------------------------------------------------------------
+async def list_users(
+    cli: Cli,
+    filter: Annotated[str, typer.Option(metavar="TEXT", help="only names that contain it")] = "",  # noqa: A002
+) -> None:
+    """List users by name."""
+    users = await (await cli.admin()).users(filter)
+    rows = [list(_cells(user).values()) for user in users]
+    empty = "no user has such a name" if filter else "there are no users"
+    cli.rows([_fields(user) for user in users], ["NAME", "TYPE", "STATUS"], rows, empty)
 
 
-def _add_user_verbs(verbs: Any) -> None:
-    listing = add_verb(verbs, "list", _list_users, "list users by name")
-    listing.add_argument("--filter", default="", metavar="TEXT", help="only names that contain it")
-    show = add_verb(verbs, "show", _show_user, "show a user")
-    create = add_verb(verbs, "create", _create_user, "create a user")
-    create.add_argument("--super", action="store_true", help="with all permissions")
-    update = add_verb(
-        verbs, "update", _update_user, "change a user; omitted options change nothing"
+async def show_user(cli: Cli, name: Name) -> None:
+    """Show a user."""
+    user = await _user(cli, name)
+    cli.pairs(_fields(user), _cells(user))
+
+
+async def create_user(
+    cli: Cli,
+    name: Name,
+    is_super: Annotated[bool, typer.Option("--super", help="with all permissions")] = False,
+    password_file: PasswordFile = None,
+) -> None:
+    """Create a user."""
+    password = read_password(password_file, prompt=f"password of {name}")
+    await (await cli.admin()).create_user(name, password, is_super=is_super)
+    cli.done(f"created user {name}", name=name, action="create")
+
+
+async def update_user(
+    cli: Cli,
+    name: Name,
+    password: Annotated[bool, typer.Option("--password", help="prompt for a new password")] = False,
+    type: Annotated[  # noqa: A002
+        Literal["super", "normal"] | None, typer.Option(help="with all permissions, or not")
+    ] = None,
+    status: Annotated[
+        Literal["enable", "disable"] | None, typer.Option(help="may sign requests, or not")
+    ] = None,
+    password_file: PasswordFile = None,
+) -> None:
+    """Change a user; omitted options change nothing."""
+    secret = None
+    if password or password_file is not None:
+        secret = read_password(password_file, prompt=f"password of {name}")
+    elif type is None and status is None:
+        text = "nothing to change: give --password, --password-file, --type or --status"
+        raise CommandError(text, USAGE)
+    await _user(cli, name)
+    await (await cli.admin()).update_user(
+        name,
+        password=secret,
+        is_super=None if type is None else type == "super",
+        enabled=None if status is None else status == "enable",
     )
-    update.add_argument("--password", action="store_true", help="prompt for a new password")
-    update.add_argument("--type", choices=("super", "normal"), help="with all permissions, or not")
-    update.add_argument("--status", choices=("enable", "disable"), help="may sign requests, or not")
-    create.set_defaults(prepare=_read_password, password=True)
-    update.set_defaults(prepare=_read_password)
-    for parser in (create, update):
-        parser.add_argument(
-            "--password-file",
-            metavar="FILE",
-            help="read the password from a file instead of a prompt; - is standard input",
-        )
-    delete = add_verb(verbs, "delete", _delete_user, "delete a user and its permissions")
-    for parser in (show, create, update, delete):
-        parser.add_argument("name", metavar="NAME", help="of the user")
+    cli.done(f"updated user {name}", name=name, action="update")
 
 
-def _add_acl_verbs(verbs: Any) -> None:
-    listing = add_verb(verbs, "list", _list_acls, "list permissions by subject")
-    listing.add_argument(
-        "--subject", default="", metavar="TEXT", help="only subjects that contain it"
-    )
-    listing.add_argument(
-        "--resource", default="", metavar="TEXT", help="only resources that contain it"
-    )
-    show = add_verb(verbs, "show", _show_acl, "show the permissions of a user")
-    create = add_verb(verbs, "create", _create_acl, "add permissions to a user")
-    update = add_verb(
-        verbs, "update", _update_acl, "change the permissions of a user on a resource"
-    )
-    delete = add_verb(
-        verbs, "delete", _delete_acl, "delete permissions of a user, all or those on a resource"
-    )
-    for parser in (show, create, update, delete):
-        parser.add_argument("subject", metavar="USER", help="NAME, or User:NAME")
-    for parser in (create, update):
-        parser.add_argument(
-            "--resource",
-            required=True,
-            type=_texts,
-            metavar="R,…",
-            help="Topic:NAME, Group:NAME, Cluster:NAME; NAME* for a prefix, * for all",
-        )
-        parser.add_argument(
-            "--actions",
-            required=True,
-            type=_texts,
-            metavar="A,…",
-            help="Pub, Sub, Create, Update, Delete, Get, List or All",
-        )
-        parser.add_argument(
-            "--decision", choices=("allow", "deny"), default="allow", help="(default: allow)"
-        )
-        parser.add_argument(
-            "--source",
-            type=_texts,
-            default=[],
-            metavar="IP,…",
-            help="addresses for which it applies",
-        )
-    delete.add_argument("--resource", metavar="R", help="only the entry of this resource")
-    for parser in (create, update, delete):
-        parser.add_argument(
-            "--policy-type",
-            choices=_POLICY_TYPES,
-            default="Custom",
-            help="Default entries apply if no Custom entry matches (default: Custom)",
-        )
-    copy = add_verb(verbs, "copy", _copy_acls, "copy permissions to another broker")
-    copy.add_argument("names", metavar="USER", nargs="*", help="NAME or User:NAME (default: all)")
-    copy.add_argument("--to", required=True, metavar="HOST:PORT", help="of the other broker")
-    copy.add_argument(
-        "--from",
-        dest="source",
-        metavar="HOST:PORT",
-        help="of the broker to read (default: the first)",
-    )
+async def delete_user(cli: Cli, name: Name) -> None:
+    """Delete a user and its permissions."""
+    await _user(cli, name)
+    await (await cli.admin()).delete_user(name)
+    cli.done(f"deleted user {name}", name=name, action="delete")
 
 
-def _texts(text: str) -> list[str]:
-    """Split ``a,b`` into its parts."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise argparse.ArgumentTypeError(f"{text!r} is empty")
-    return parts
-
-
-# -- verbs of user -----------------------------------------------------------------------------
-
-
-async def _list_users(admin: Admin, options: argparse.Namespace) -> int:
-    users = await admin.users(options.filter)
-    if options.json:
-        print_line(json.dumps([_user_fields(user) for user in users], indent=2))
-    elif users:
-        rows = [list(_user_cells(user).values()) for user in users]
-        print_table(["NAME", "TYPE", "STATUS"], rows)
-    else:
-        print_line("no user has such a name" if options.filter else "there are no users")
-    return DONE
-
-
-async def _show_user(admin: Admin, options: argparse.Namespace) -> int:
-    user = await admin.user(options.name)
+async def _user(cli: Cli, name: str) -> User:
+    user = await (await cli.admin()).user(name)
     if user is None:
-        return _user_not_found(options.name)
-    if options.json:
-        print_line(json.dumps(_user_fields(user), indent=2))
-    else:
-        print_pairs(_user_cells(user))
-    return DONE
+        raise CommandError(f"there is no user {name}")
+    return user
 
 
-async def _create_user(admin: Admin, options: argparse.Namespace) -> int:
-    await admin.create_user(options.name, options.secret, is_super=options.super)
-    return _report_change(options, "create", "created user")
-
-
-async def _update_user(admin: Admin, options: argparse.Namespace) -> int:
-    if options.secret is None and options.type is None and options.status is None:
-        print_error("nothing to change: give --password, --password-file, --type or --status")
-        return USAGE
-    if await admin.user(options.name) is None:
-        return _user_not_found(options.name)
-    await admin.update_user(
-        options.name,
-        password=options.secret,
-        is_super=None if options.type is None else options.type == "super",
-        enabled=None if options.status is None else options.status == "enable",
-    )
-    return _report_change(options, "update", "updated user")
-
-
-async def _delete_user(admin: Admin, options: argparse.Namespace) -> int:
-    if await admin.user(options.name) is None:
-        return _user_not_found(options.name)
-    await admin.delete_user(options.name)
-    return _report_change(options, "delete", "deleted user")
-
-
-def _read_password(options: argparse.Namespace) -> None:
-    options.secret = None
-    if options.password or options.password_file is not None:
-        prompt = f"password of {options.name}"
-        options.secret = read_password(options.password_file, prompt=prompt)
-
-
-def _user_not_found(name: str) -> int:
-    print_error(f"there is no user {name}")
-    return FAILED
-
-
-def _user_cells(user: User) -> dict[str, str]:
+def _cells(user: User) -> dict[str, str]:
     return {
         "name": user.name,
         "type": "super" if user.is_super else "normal",
@@ -210,81 +154,130 @@ def _user_cells(user: User) -> dict[str, str]:
     }
 
 
-def _user_fields(user: User) -> dict[str, Any]:
+def _fields(user: User) -> dict[str, Any]:
     fields = asdict(user)
     del fields["password"]  # RocketMQ's brokers show it
     return fields
 
 
-# -- verbs of acl ------------------------------------------------------------------------------
+async def list_acls(
+    cli: Cli,
+    subject: Annotated[
+        str, typer.Option(metavar="TEXT", help="only subjects that contain it")
+    ] = "",
+    resource: Annotated[
+        str, typer.Option(metavar="TEXT", help="only resources that contain it")
+    ] = "",
+) -> None:
+    """List permissions by subject."""
+    acls = await (await cli.admin()).acls(subject, resource)
+    empty = "no subject has such entries" if subject or resource else "no entries"
+    cli.rows(acls, TITLES, _rows(acls), empty)
 
 
-async def _list_acls(admin: Admin, options: argparse.Namespace) -> int:
-    acls = await admin.acls(options.subject, options.resource)
-    if options.json:
-        print_line(json.dumps([asdict(acl) for acl in acls], indent=2))
-    elif acls:
-        _print_entries(acls)
-    else:
-        print_line(
-            "no subject has such entries" if options.subject or options.resource else "no entries"
-        )
-    return DONE
-
-
-async def _show_acl(admin: Admin, options: argparse.Namespace) -> int:
-    acl = await admin.acl(options.subject)
+async def show_acl(cli: Cli, subject: Subject) -> None:
+    """Show the permissions of a user."""
+    acl = await (await cli.admin()).acl(subject)
     if acl is None:
-        print_error(f"{options.subject} has no entries")
-        return FAILED
-    if options.json:
-        print_line(json.dumps(asdict(acl), indent=2))
-    else:
-        _print_entries([acl])
-    return DONE
+        raise CommandError(f"{subject} has no entries")
+    cli.show(acl, lambda: print_table(TITLES, _rows([acl])))
 
 
-async def _create_acl(admin: Admin, options: argparse.Namespace) -> int:
-    await admin.create_acl(options.subject, *_entries(options))
-    return _report_change(options, "create", "created entries of")
+async def create_acl(
+    cli: Cli,
+    subject: Subject,
+    resource: Resources,
+    actions: Actions,
+    decision: Allows = "allow",
+    source: Sources = None,
+    policy_type: PolicyType = "Custom",
+) -> None:
+    """Add permissions to a user."""
+    entries = _entries(resource, actions, decision, source, policy_type)
+    await (await cli.admin()).create_acl(subject, *entries)
+    cli.done(f"created entries of {subject}", name=subject, action="create")
 
 
-async def _update_acl(admin: Admin, options: argparse.Namespace) -> int:
-    await admin.update_acl(options.subject, *_entries(options))
-    return _report_change(options, "update", "updated entries of")
+async def update_acl(
+    cli: Cli,
+    subject: Subject,
+    resource: Resources,
+    actions: Actions,
+    decision: Allows = "allow",
+    source: Sources = None,
+    policy_type: PolicyType = "Custom",
+) -> None:
+    """Change the permissions of a user on a resource."""
+    entries = _entries(resource, actions, decision, source, policy_type)
+    await (await cli.admin()).update_acl(subject, *entries)
+    cli.done(f"updated entries of {subject}", name=subject, action="update")
 
 
-async def _delete_acl(admin: Admin, options: argparse.Namespace) -> int:
-    await admin.delete_acl(options.subject, options.resource, options.policy_type)
-    return _report_change(options, "delete", "deleted entries of")
+async def delete_acl(
+    cli: Cli,
+    subject: Subject,
+    resource: Annotated[
+        str | None, typer.Option(metavar="R", help="only the entry of this resource")
+    ] = None,
+    policy_type: PolicyType = "Custom",
+) -> None:
+    """Delete permissions of a user, all or those on a resource."""
+    await (await cli.admin()).delete_acl(subject, resource, policy_type)
+    cli.done(f"deleted entries of {subject}", name=subject, action="delete")
 
 
-async def _copy_acls(admin: Admin, options: argparse.Namespace) -> int:
-    copied = await admin.copy_acls(options.to, options.names, source=options.source)
-    names = {subject.partition(":")[2] for subject in copied}
-    missing = [name for name in options.names if name not in names and name not in copied]
-    fields = {"action": "copy", "to": options.to, "copied": list(copied)}
-    report_done(options, fields, f"copied to {options.to}: {', '.join(copied) or 'nothing'}")
+async def copy_acls(
+    cli: Cli,
+    to: Annotated[str, typer.Option(metavar="HOST:PORT", help="of the other broker")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[USER]…", help="NAME or User:NAME; none: all")
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="HOST:PORT", help="of the broker to read; else the first"),
+    ] = None,
+) -> int:
+    """Copy permissions to another broker."""
+    wanted = names or []
+    copied = await (await cli.admin()).copy_acls(to, wanted, source=source)
+    known = {subject.partition(":")[2] for subject in copied} | set(copied)
+    missing = [name for name in wanted if name not in known]
+    text = f"copied to {to}: {', '.join(copied) or 'nothing'}"
+    cli.done(text, action="copy", to=to, copied=list(copied))
     for name in missing:
         print_error(f"nothing to copy for {name}")
     return FAILED if missing else DONE
 
 
-def _entries(options: argparse.Namespace) -> list[AclEntry]:
+def _entries(
+    resources: Sequence[Any],
+    actions: Sequence[Any],
+    decision: str,
+    sources: Sequence[Any] | None,
+    policy_type: Literal["Custom", "Default"],
+) -> list[AclEntry]:
     return [
         AclEntry(
             resource=resource,
-            actions=options.actions,
-            allow=options.decision == "allow",
-            sources=options.source,
-            policy_type=options.policy_type,
+            actions=_flat(actions),
+            allow=decision == "allow",
+            sources=_flat(sources or []),
+            policy_type=policy_type,
         )
-        for resource in options.resource
+        for resource in _flat(resources)
     ]
 
 
-def _print_entries(acls: Sequence[Acl]) -> None:
-    rows = [
+def _flat(lists: Sequence[list[str]]) -> list[str]:
+    """Join the parts of an option that was given several times, each ``a,b``."""
+    return [part for one in lists for part in one]
+
+
+TITLES = ("SUBJECT", "POLICY", "RESOURCE", "ACTIONS", "DECISION", "FROM")
+
+
+def _rows(acls: Sequence[Acl]) -> list[tuple[str, ...]]:
+    return [
         (
             acl.subject,
             entry.policy_type,
@@ -296,12 +289,3 @@ def _print_entries(acls: Sequence[Acl]) -> None:
         for acl in acls
         for entry in acl.entries
     ]
-    print_table(("SUBJECT", "POLICY", "RESOURCE", "ACTIONS", "DECISION", "FROM"), rows)
-
-
-# -- output ------------------------------------------------------------------------------------
-
-
-def _report_change(options: argparse.Namespace, action: str, words: str) -> int:
-    name = getattr(options, "name", None) or options.subject
-    return report_done(options, {"name": name, "action": action}, f"{words} {name}")

@@ -61,6 +61,11 @@ def decode_topic_table(body: bytes) -> dict[str, Entry]:
     return _entries(body, "topicConfigTable")
 
 
+def decode_group_table(body: bytes) -> dict[str, Entry]:
+    """Decode the groups in an answer to 201. Raises BodyError."""
+    return _entries(body, "subscriptionGroupTable")
+
+
 def encode_entry(entry: Entry) -> bytes:
     """Return the body of answers to 351 and 352, and of request 200."""
     return dump(entry)

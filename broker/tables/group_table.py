@@ -15,7 +15,7 @@ from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files.json_table import EntryTexts
-from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX, validate_group
+from halfmq.store.format.topics import BUILT_IN_GROUPS, SYSTEM_GROUP_PREFIX, validate_group
 
 from ..errors import RequestRefusedError
 from ..limits.kept import GROUPS, Kept
@@ -31,18 +31,6 @@ from .table_file import (
 )
 
 logger = logging.getLogger(__name__)
-
-BUILT_IN_GROUPS: Final = (
-    "TOOLS_CONSUMER",
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "CID_ONS-HTTP-PROXY",
-    "CID_ONSAPI_PULL",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_OWNER",
-    "CID_RMQ_SYS_TRANS",
-)
-"""Groups of every broker. Source: `SubscriptionGroupManager.init`."""
 
 _READ_FORBIDDEN: Final = 1 << 2  # RocketMQ keeps the bit at PermName.INDEX_PERM_READ
 

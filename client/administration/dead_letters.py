@@ -14,11 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from halfmq.remoting.admin_bodies import decode_queue_places
-from halfmq.remoting.admin_headers import QueryConsumeQueueRequestHeader
-from halfmq.remoting.codes import INT64_MAX, RequestCode, ResponseCode
-from halfmq.remoting.errors import ProtocolError
-from halfmq.remoting.headers import SearchOffsetRequestHeader, SearchOffsetResponseHeader
+from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.store.format import properties as names
 from halfmq.store.format.flags import COMPRESSED, COMPRESSION_MASK
 from halfmq.store.format.properties import encode_properties
@@ -27,24 +23,17 @@ from halfmq.store.format.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 
 from ..arguments import check_optional_text, check_seconds, check_text
 from ..errors import (
-    BadAnswerError,
     BrokerRefusedError,
     ClientError,
     ConfigurationError,
-    ConnectError,
     InvalidMessageError,
     RouteNotFoundError,
 )
-from ..message import RESERVED_NAMES, Message, MessageQueue, ReceivedMessage
+from ..message import RESERVED_NAMES, Message, ReceivedMessage
 from ..net.message_encoding import EncodedMessage
-from ..net.session import expect_success, typed
 from ..producer import Producer
-from .brokers import call_broker, milliseconds
-from .messages import MessageCalls
-from .topics import TopicCalls
+from .browsing import BrowseCalls
 
-PAGE_SIZE: Final = 16
-"""Messages that are fetched at one time; of the largest size they take 64 MB."""
 CAUSES_MAX: Final = 1_000
 """Causes that are counted; reasons are free text, and could all be different."""
 OTHER_CAUSES: Final = "(other causes)"
@@ -116,7 +105,7 @@ class Redriven:
         return sum(self.topics.values())
 
 
-class DeadLetterCalls(TopicCalls, MessageCalls):
+class DeadLetterCalls(BrowseCalls):
     """Reads dead letters, and sends them again."""
 
     async def dead_letter_groups(self) -> dict[str, int]:
@@ -159,25 +148,14 @@ class DeadLetterCalls(TopicCalls, MessageCalls):
         """
         check_text("group", group)
         check_optional_text("cause", cause)
-        begin_ms = 0 if since is None else milliseconds("since", since)
-        end_ms = INT64_MAX if until is None else milliseconds("until", until)
         try:
-            ranges = await self.queues(dead_letter_topic(group))
+            async for found in self.browse(dead_letter_topic(group), since=since, until=until):
+                letter = DeadLetter(found.record, found.queue.broker_name, group)
+                if cause in (None, letter.cause):
+                    yield letter
         except BrokerRefusedError as error:
-            if error.code == ResponseCode.TOPIC_NOT_EXIST:
-                return
-            raise
-        for stored in ranges:
-            index = stored.first
-            if since is not None and index < stored.end:
-                index = max(index, await self._offset_at(stored.queue, begin_ms))
-            while index < stored.end:
-                count = min(PAGE_SIZE, stored.end - index)
-                index, letters = await self._page(group, stored.queue, index, count)
-                for letter in letters:
-                    in_time = begin_ms <= letter.record.store_timestamp < end_ms
-                    if in_time and cause in (None, letter.cause):
-                        yield letter
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
 
     async def dead_letter(self, group: str, message_id: str) -> DeadLetter | None:
         """Return the newest dead letter of a group with this id; None if there is none.
@@ -298,42 +276,6 @@ class DeadLetterCalls(TopicCalls, MessageCalls):
         if letter is None:
             raise ConfigurationError("message_id", message_id, f"a dead letter of group {group}")
         yield letter
-
-    def _address_of(self, queue: MessageQueue) -> str:
-        address = self._session.routes.address_of(queue.broker_name)
-        if address is None:
-            raise ConnectError(queue.broker_name, "no name server knows this broker")
-        return address
-
-    async def _offset_at(self, queue: MessageQueue, time_ms: int) -> int:
-        """Return the queue offset from which on letters may have died at a time or later."""
-        address = self._address_of(queue)
-        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-        header = SearchOffsetRequestHeader(
-            topic=queue.topic, queue_id=queue.queue_id, timestamp=time_ms
-        )
-        answer = expect_success(await call_broker(self._session, address, code, header))
-        return typed(answer, SearchOffsetResponseHeader, address).offset
-
-    async def _page(
-        self, group: str, queue: MessageQueue, index: int, count: int
-    ) -> tuple[int, list[DeadLetter]]:
-        """Return the letters from a queue offset on, and the offset after them."""
-        address = self._address_of(queue)
-        header = QueryConsumeQueueRequestHeader(
-            topic=queue.topic, queue_id=queue.queue_id, index=index, count=count
-        )
-        code = RequestCode.QUERY_CONSUME_QUEUE
-        answer = expect_success(await call_broker(self._session, address, code, header))
-        try:
-            first, places = decode_queue_places(answer.body)
-        except ProtocolError as error:
-            raise BadAnswerError(address, str(error)) from error
-        if not places:  # expired meanwhile
-            return max(first, index + count), []
-        found = await asyncio.gather(*(self._at_offset(address, one) for one in places[:count]))
-        letters = [DeadLetter(one.record, queue.broker_name, group) for one in found if one]
-        return index + len(found), letters
 
 
 class _Redriver(Producer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from halfmq.remoting.bodies import decode_table
@@ -9,7 +11,7 @@ from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.errors import ProtocolError
 
 from ..arguments import check_optional_text, check_text
-from ..errors import BadAnswerError
+from ..errors import BadAnswerError, ClientError
 from ..net.broker_requests import BrokerRequests
 from ..net.session import expect_success
 from .brokers import ClusterClient, call_broker
@@ -33,6 +35,30 @@ class Traffic:
     day: Counted
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerStatus:
+    """Whether a broker answers at the address that the name server has of it."""
+
+    name: str
+    address: str
+    seconds: float
+    """Until its answer came."""
+    metrics: Mapping[str, str]
+    """As of ``Admin.metrics``; empty if it does not answer."""
+    error: ClientError | None
+    """Why it does not answer; None if it does."""
+
+    @property
+    def clock(self) -> float | None:
+        """Its clock in seconds since 1970, up to a second too low; None: not known."""
+        uptime = [int(number) for number in re.findall(r"\d+", self.metrics.get("runtime", ""))]
+        if len(uptime) != 4:
+            return None
+        days, hours, minutes, seconds = uptime
+        passed = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        return int(self.metrics.get("bootTimestamp", 0)) / 1000 + passed
+
+
 class BrokerCalls(ClusterClient):
     """Shows and changes brokers."""
 
@@ -51,6 +77,29 @@ class BrokerCalls(ClusterClient):
                 found[broker_name] = decode_table(answer.body)
             except ProtocolError as error:
                 raise BadAnswerError(address, str(error)) from error
+        return found
+
+    async def broker_statuses(self) -> list[BrokerStatus]:
+        """Return for each broker whether it answers, by name; an error is part of the result."""
+        found = []
+        for name, address in self._brokers():
+            error: ClientError | None = None
+            metrics: dict[str, str] = {}
+            begun = self._session.clock()
+            try:
+                code = RequestCode.GET_BROKER_RUNTIME_INFO
+                answer = expect_success(await call_broker(self._session, address, code, None))
+                metrics = decode_table(answer.body)
+            except ProtocolError as problem:
+                error = BadAnswerError(address, str(problem))
+            except ClientError as problem:
+                error = problem
+            seconds = self._session.clock() - begun
+            found.append(
+                BrokerStatus(
+                    name=name, address=address, seconds=seconds, metrics=metrics, error=error
+                )
+            )
         return found
 
     async def settings(self) -> dict[str, dict[str, str]]:

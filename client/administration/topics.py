@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -12,6 +12,7 @@ from halfmq.remoting.admin_headers import CreateTopicRequestHeader, TopicRequest
 from halfmq.remoting.bodies import QueueKey, TopicOffset, decode_topic_stats
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.errors import ProtocolError
+from halfmq.store.format.topics import is_internal_topic, reply_topic
 
 from ..arguments import check_count, check_text
 from ..errors import BadAnswerError
@@ -39,6 +40,9 @@ class Topic:
     writable: bool
     attributes: Mapping[str, str]
     """Such as ``message.type``; see RocketMQ's ``TopicAttributes``."""
+
+    is_internal: bool
+    """Whether it is the broker's own, or holds retries or dead letters of a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +72,10 @@ class TopicCalls(ClusterClient):
         found: list[Topic] = []
         for broker_name, address in self._brokers():
             entries = await TopicRequests(session, address).topics()
+            clusters = {name for name in entries if reply_topic(name) in entries}
+            own = {broker_name, *clusters, *map(reply_topic, clusters)}
             try:
-                found += [_topic_from_entry(*one, broker_name) for one in entries.items()]
+                found += [_topic_from_entry(*one, broker_name, own) for one in entries.items()]
             except (TypeError, ValueError, AttributeError) as error:
                 raise BadAnswerError(address, f"a topic has {error}") from error
         return sorted(found, key=lambda one: (one.name, one.broker_name))
@@ -178,7 +184,9 @@ def _range(key: QueueKey, offsets: TopicOffset) -> QueueRange:
     )
 
 
-def _topic_from_entry(name: str, entry: Mapping[str, Any], broker_name: str) -> Topic:
+def _topic_from_entry(
+    name: str, entry: Mapping[str, Any], broker_name: str, own: Collection[str]
+) -> Topic:
     perm = int(entry.get("perm", _READ | _WRITE))
     return Topic(
         name=name,
@@ -188,4 +196,5 @@ def _topic_from_entry(name: str, entry: Mapping[str, Any], broker_name: str) -> 
         readable=perm & _READ != 0,
         writable=perm & _WRITE != 0,
         attributes={key: str(value) for key, value in (entry.get("attributes") or {}).items()},
+        is_internal=is_internal_topic(name, own),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halfmq.remoting.admin_bodies import decode_topic_table, encode_entry
+from halfmq.remoting.admin_bodies import decode_group_table, decode_topic_table, encode_entry
 from halfmq.remoting.admin_headers import (
     CreateTopicRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
@@ -27,6 +27,14 @@ class TopicRequests(RequestFamily):
         body = await self._request(RequestCode.GET_ALL_TOPIC_CONFIG, None)
         try:
             return decode_topic_table(body)
+        except ProtocolError as error:
+            raise BadAnswerError(self._address, str(error)) from error
+
+    async def groups(self) -> set[str]:
+        """Return the names of all consumer groups."""
+        body = await self._request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, None)
+        try:
+            return set(decode_group_table(body))
         except ProtocolError as error:
             raise BadAnswerError(self._address, str(error)) from error
 

@@ -4,6 +4,7 @@ Source: RocketMQ ``TopicValidator.java``, ``MixAll.java``, ``TransactionalMessag
 """
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 DEFAULT_TOPIC: Final = "TBW102"  # new topics inherit its permissions
@@ -31,6 +32,18 @@ TOPIC_LENGTH_MAX: Final = 127  # characters; what fits a V1 record's signed leng
 GROUP_TOPIC_LENGTH_MAX: Final = 255  # %RETRY% and %DLQ% topics, which V2 records can hold
 # A group is as long as its retry topic allows; RocketMQ 5.3.3 takes 255, later ones 120.
 GROUP_LENGTH_MAX: Final = GROUP_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)
+
+# Groups of every broker. Source: RocketMQ ``SubscriptionGroupManager.init``.
+BUILT_IN_GROUPS: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
 
 SYSTEM_TOPICS: Final = frozenset(
     {
@@ -63,6 +76,15 @@ CLIENTS_MAY_NOT_SEND: Final = frozenset(
 
 _ALLOWED: Final = "^[%|a-zA-Z0-9_-]+$"
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+def is_internal_topic(topic: str, own_names: Collection[str]) -> bool:
+    """Return whether a topic is no user's: the broker's own, or retries or dead letters of a group.
+
+    ``own_names`` are the names of brokers and clusters, which are topics of their brokers too.
+    """
+    of_group = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+    return of_group or is_system_topic(topic) or topic in own_names
 
 
 def retry_topic(group: str) -> str:

@@ -56,6 +56,7 @@ def test_a_topic_is_created_changed_and_deleted(admin: Admin) -> None:
         readable=True,
         writable=False,
         attributes={"message.type": "FIFO"},
+        is_internal=False,
     )
     admin.delete_topic("orders")
     admin.delete_topic("orders")

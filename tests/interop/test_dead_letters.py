@@ -22,7 +22,7 @@ from halfmq.client import (
     Message,
     RouteNotFoundError,
 )
-from halfmq.client.administration.dead_letters import PAGE_SIZE
+from halfmq.client.administration.browsing import PAGE_SIZE
 from halfmq.client.blocking import Admin, Consumer, MessageView, Producer, TransactionProducer
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.command.main import main
@@ -297,6 +297,4 @@ def test_the_command_lists_shows_and_sends_again(
     admin.delete_topic(name)
     code, out, err = halfmq("redrive", name, "--json")
     assert (code, len(json.loads(out)["failures"]), "is not sent: " in err) == (1, 3, True)
-    with pytest.raises(SystemExit) as usage:
-        halfmq("redrive", name, "--since", "yesterday")
-    assert usage.value.code == 2
+    assert halfmq("redrive", name, "--since", "yesterday")[0] == 2

@@ -40,14 +40,14 @@ from halfmq.remoting.bodies import encode_topic_list
 from halfmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
-from halfmq.store.format.topics import validate_group
+from halfmq.store.format.topics import BUILT_IN_GROUPS, validate_group
 
 from ...errors import RequestRefusedError
 from ...loop.slices import in_slices
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry, Member
 from ...tables.consumer_offsets import ConsumerOffsetTable
-from ...tables.group_table import BUILT_IN_GROUPS, GroupConfig, GroupTable
+from ...tables.group_table import GroupConfig, GroupTable
 from ...tables.topic_table import QUEUES_MAX, TopicTable
 from .changes import Changes
 from .sliced import collect

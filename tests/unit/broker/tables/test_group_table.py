@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.tables.group_table import BUILT_IN_GROUPS, GroupTable
+from halfmq.broker.tables.group_table import GroupTable
 from halfmq.remoting.codes import ResponseCode
+from halfmq.store.format.topics import BUILT_IN_GROUPS
 from tests.support.broker_doubles import Clock, config_path
 from tests.support.golden_store import unpack
 from tests.support.tables import load_table
