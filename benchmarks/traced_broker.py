@@ -39,7 +39,7 @@ BACKGROUND: Final = "background"
 TRACED: Final = (
     ("store.log.commit_log", "CommitLog", ("_roll", "_make_room", "_create", "prepare_ahead")),
     ("store.files.mapped_file", "LogFile", ("__init__", "make_ready", "close")),
-    ("store.log.group_commit", "Flusher", ("_flush",)),
+    ("store.log.flusher", "Flusher", ("_flush",)),
     ("store.files.maintenance", "Maintenance", ("_round",)),
     ("store.message_store", "MessageStore", ("_recover", "_flush_derived", "tick")),
     ("store.queue.consume_queue", "ConsumeQueue", ("grow", "entries", "sync", "begin_at")),
@@ -50,7 +50,7 @@ TRACED: Final = (
         ("_append", "_create_file", "forget_before", "recover"),
     ),
     ("store.index.index_builder", "IndexBuilder", ("work", "recover")),
-    ("store.retention", "Retention", ("work", "_round")),
+    ("store.deletion", "Deletion", ("work", "_round")),
     ("store.integrity.verification", "Integrity", ("work", "before_index")),
     ("store.recovery.recovery", "Recovery", ("run", "_scan_from", "_cut_log")),
     ("store.log.log_reader", "LogReader", ("read", "record_bytes", "read_cold")),

@@ -35,15 +35,15 @@ from .delay.levels import DelayLevels, parse_delay_levels
 from .delay.timer_records import TimerRule
 from .delay.timers import TimerService
 from .disk.disk_limits import DiskLimits, Space, space_of
-from .disk.retention_schedule import RetentionSchedule
+from .disk.retention_policy import RetentionPolicy
 from .disk.send_refusal import SendRefusal
 from .filters.filters_in_use import FiltersInUse
 from .handlers.access_checks import may_see
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
-from .handlers.admin.changes import Changes
+from .handlers.admin.change_queue import ChangeQueue
 from .handlers.admin.cleaning import CleaningHandlers
+from .handlers.admin.consumer_relays import RelayHandlers
 from .handlers.admin.group_offsets import GroupOffsetHandlers
-from .handlers.admin.relays import RelayHandlers
 from .handlers.admin.statistics import StatisticsHandlers
 from .handlers.admin.tables import TableHandlers
 from .handlers.admin.transactions import TransactionAdminHandlers
@@ -192,7 +192,7 @@ class Broker:
         )
         self._members_ticker = Ticker("members", self._clients.tick, pause=PAUSE_S)
         self._pull = self._make_pull_handler()
-        self._changes = Changes()
+        self._changes = ChangeQueue()
         handlers = self._make_handlers()
         self._router = Router(
             *(self._access.guarded(part.handlers()) for part in handlers), admit=self._access.admit
@@ -287,8 +287,8 @@ class Broker:
         found = self._delay.oldest_waiting_offset(), self._timers.oldest_waiting_offset()
         return min((offset for offset in found if offset is not None), default=None)
 
-    def _make_retention(self) -> RetentionSchedule:
-        return RetentionSchedule(
+    def _make_retention(self) -> RetentionPolicy:
+        return RetentionPolicy(
             self._store,
             self.config.store,
             oldest_pending=lambda: self.transactions.oldest_pending_offset,
@@ -451,7 +451,7 @@ class Broker:
                 self._group,
             ),
             StatisticsHandlers(self._statistics, self._make_runtime_info()),
-            CleaningHandlers(self._retention.request_deletion, self._store.retention.clean_queues),
+            CleaningHandlers(self._retention.request_deletion, self._store.deletion.clean_queues),
             TableHandlers(tables.offsets, self._delay.saved_offsets),
             *admin_handlers(
                 tables,
@@ -467,7 +467,7 @@ class Broker:
             *self._make_access_handlers(changes),
         ]
 
-    def _make_group_offsets(self, changes: Changes) -> GroupOffsetHandlers:
+    def _make_group_offsets(self, changes: ChangeQueue) -> GroupOffsetHandlers:
         tables = self._tables
         handlers = GroupOffsetHandlers(
             tables.topics,
@@ -483,7 +483,7 @@ class Broker:
         handlers.in_broker = self.config.consumers.server_side_reset
         return handlers
 
-    def _make_access_handlers(self, changes: Changes) -> list[HandlerPart]:
+    def _make_access_handlers(self, changes: ChangeQueue) -> list[HandlerPart]:
         topics, access = self.config.topics, self._access
         if access.accounts is not None:
             names = topics.broker_name, topics.cluster_name

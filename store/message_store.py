@@ -2,7 +2,7 @@
 
 The store is synchronous and owned by one thread, the broker's event loop; methods that other
 threads may call say so. Two helper threads make only calls that release the interpreter:
-the flusher (``log/group_commit.py``) makes the log durable; the maintenance thread
+the flusher (``log/flusher.py``) makes the log durable; the maintenance thread
 (``files/maintenance.py``) prepares files, flushes queues and index, and writes the checkpoint.
 
 Opening: lock, load, set the abort marker, recover, index, start threads. Closing undoes this in
@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Final
 
 from .config import FlushMode, StoreConfig
+from .deletion import Deletion
 from .errors import DirectoryLostError, StoreClosedError, StoreError, UnusableFileError
 from .files import disk
 from .files.checkpoint import Checkpoint, abort_marker, load_checkpoint, rebuild_marker
@@ -38,14 +39,13 @@ from .index.index_service import IndexService
 from .integrity.verification import Integrity
 from .log.append_request import AppendRequest, AppendResult
 from .log.commit_log import CommitLog
-from .log.group_commit import Flusher
+from .log.flusher import Flusher
 from .log.log_reader import LogReader
 from .queue.pull_selection import GetResult, GetStatus
 from .queue.queue_ends import QueueEnds
 from .queue.queue_reader import QueueReader
 from .queue.queue_table import QueueTable
 from .recovery.recovery import Progress, Recovery, RecoveryReport
-from .retention import Retention
 
 __all__ = ["GetResult", "GetStatus", "MessageStore", "RecoveryReport"]
 
@@ -72,7 +72,7 @@ class MessageStore:
     """Life cycle and appends of the messages in one directory.
 
     ``reader`` reads the log by physical offset, ``queues`` finds messages by queue offset and
-    ``index`` by key; ``retention`` deletes old files.
+    ``index`` by key; ``deletion`` deletes old files.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class MessageStore:
             fdatasync=fdatasync,
             worker=worker,
         )
-        self.retention = Retention(
+        self.deletion = Deletion(
             self._log,
             self._queue_table,
             self.reader,
@@ -261,7 +261,7 @@ class MessageStore:
         last = self._queued_record = recovery.last_record
         offset = last if last >= 0 else self._checkpoint.queues_offset
         self._queue_ends.start(self._queue_table.values(), offset)
-        self.retention.queues_begin_for = self.min_offset
+        self.deletion.queues_begin_for = self.min_offset
         if not self._checkpoint.is_ours:
             self._checkpoint = replace(self._checkpoint, is_ours=True)
             self._checkpoint.save(self._checkpoint_path)
@@ -312,7 +312,7 @@ class MessageStore:
         self._log.wake_helper = self._wake_helpers
         self._flusher.start()
         self._maintenance.start()
-        self.retention.start()
+        self.deletion.start()
 
     def close(self, *, clean: bool = True) -> None:
         """Flush everything, remove the abort marker and unlock the directory; idempotent.
@@ -324,7 +324,7 @@ class MessageStore:
             return
         self._opened = False
         assert self._maintenance is not None
-        self.retention.stop()
+        self.deletion.stop()
         self._maintenance.stop()
         self._flusher.stop()
         if self.directory_lost:  # its files may be another broker's
@@ -394,7 +394,7 @@ class MessageStore:
         queued = [one for one in (last_record, self._queued_record) if 0 <= one < durable]
         self._queued_record = last_record
         self._queue_ends.move(queues, queued[0] if queued else self._queue_ends.offset)
-        log_start = self.retention.queues_begin_for  # read first: queues may begin later meanwhile
+        log_start = self.deletion.queues_begin_for  # read first: queues may begin later meanwhile
         index_timestamp = self._checkpoint.index_timestamp
         index_timestamp = self.index.flush(index_timestamp)
         index_files = [path for path, _ in self.index.extents()][:-1]
@@ -475,7 +475,7 @@ class MessageStore:
 
         The rest is not urgent if ``index.lags``.
         """
-        self.retention.work(min(self._flusher.durable_offset, self._queues_durable))
+        self.deletion.work(min(self._flusher.durable_offset, self._queues_durable))
         return self.index.work(budget_ms)
 
     @property

@@ -13,12 +13,12 @@ from ..ports import Handler
 from ..tables.all_tables import Tables
 from ..tables.message_statistics import Statistics
 from .admin.broker_config import SettingsHandlers
-from .admin.changes import Changes
+from .admin.change_queue import ChangeQueue
 from .admin.consume_queue import ConsumeQueueHandlers
+from .admin.consumer_relays import RelayHandlers
 from .admin.consumption import ConsumptionHandlers
 from .admin.groups import GroupHandlers
 from .admin.kv_config import KvConfigHandlers
-from .admin.relays import RelayHandlers
 from .admin.topics import TopicHandlers
 
 
@@ -35,7 +35,7 @@ def admin_handlers(
     store: MessageStore,
     statistics: Statistics,
     settings: LiveSettings,
-    changes: Changes,
+    changes: ChangeQueue,
     identity: TopicDefaults,
     *,
     now_ms: Callable[[], int],

@@ -26,8 +26,8 @@ from ..format.properties import TagsCodeCache
 from ..format.queue_entry import LAYOUT, PRE_BLANK, QueueEntry
 from ..format.record import RECORD_SIZE_MIN, Record, store_timestamp
 from ..format.topics import DELAYED_TOPICS, is_text
-from ..log.dispatch import entry_code, inner_batch_size
 from ..log.log_scan import Found
+from ..log.queue_dispatch import entry_code, inner_batch_size
 from ..log.resync import Damage
 from ..log.transaction_ranges import TRANSACTION_TOPICS, TransactionRanges
 from ..queue.consume_queue import BLANKS_MAX

@@ -52,7 +52,7 @@ from ..format.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_table import QueueTable
 from .append_request import AppendRequest, AppendResult
-from .dispatch import delivery_time, timer_code
+from .queue_dispatch import delivery_time, timer_code
 
 logger = logging.getLogger(__name__)
 

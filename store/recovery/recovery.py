@@ -45,7 +45,7 @@ from ..log.transaction_ranges import TransactionRanges
 from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_ends import checksum
 from ..queue.queue_table import QueueTable
-from .fill_damage import DAMAGED, Repair
+from .fillers_for_lost_records import DAMAGED, Repair
 from .queue_rebuild import IncompleteError, LastEntries, QueueRebuild
 
 logger = logging.getLogger(__name__)

@@ -114,7 +114,7 @@ class StoreModel(RuleBasedStateMachine):
 
     def open(self) -> None:
         def worker(name: str, work: Round, pause: float) -> Worker:
-            if name != "store-retention":
+            if name != "store-deletion":
                 return ThreadWorker(name, work, pause)
             self.helper = SteppedWorker(work)
             return self.helper
@@ -156,7 +156,7 @@ class StoreModel(RuleBasedStateMachine):
         """Delete the oldest files; perhaps continue before the deletion is complete."""
         before = self.store.min_offset
         wanted = int(part * self.store.write_offset)
-        self.store.retention.delete_before(wanted)
+        self.store.deletion.delete_before(wanted)
         flush(self.store)
         maintain(self.store)
         self.store.tick(1000)
@@ -187,13 +187,13 @@ class StoreModel(RuleBasedStateMachine):
     @rule()
     def look_for_old_files(self) -> None:
         """If all files are old, all but the last are deleted."""
-        self.store.retention.find_expired(1 << 60)
+        self.store.deletion.find_expired(1 << 60)
         while self.helper.step():
             pass
         bases = log_of(self.store).files.bases
         # The age of a file follows from the first record of the next one, which may have none.
-        assert max(self.store.retention.expired_end, bases[0]) in bases[-2:]
-        assert self.store.retention.expired_end <= bases[-1]
+        assert max(self.store.deletion.expired_end, bases[0]) in bases[-2:]
+        assert self.store.deletion.expired_end <= bases[-1]
 
     @rule()
     def tick(self) -> None:

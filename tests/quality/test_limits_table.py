@@ -21,8 +21,9 @@ NOT_KEPT: Final[dict[str, str]] = {
         delay/resume.RESUME_BYTES_MAX delay/resume.RESUME_RECORDS_MAX filters/grammar.TOKENS_MAX
         handlers/admin/consume_queue.ENTRIES_MAX handlers/admin/consumption.ROWS_MAX
         handlers/admin/group_offsets.RESET_CLIENTS_MAX handlers/admin/groups.GROUPS_PER_REQUEST_MAX
-        handlers/admin/relays.ANSWER_BYTES_MAX handlers/admin/relays.STATUS_BYTES_MAX
-        handlers/admin/relays.STATUS_CLIENTS_MAX handlers/admin/tables.ANSWER_BYTES_MAX
+        handlers/admin/consumer_relays.ANSWER_BYTES_MAX
+        handlers/admin/consumer_relays.STATUS_BYTES_MAX
+        handlers/admin/consumer_relays.STATUS_CLIENTS_MAX handlers/admin/tables.ANSWER_BYTES_MAX
         handlers/admin/topics.TOPICS_PER_REQUEST_MAX handlers/clients/assignments.QUEUES_MAX
         handlers/messages/pull.BYTES_MAX handlers/messages/pull.COPIED_MAX
         handlers/messages/pull.MESSAGES_MAX handlers/messages/pull.STAGED_BYTES_MAX
@@ -35,9 +36,9 @@ NOT_KEPT: Final[dict[str, str]] = {
     "a time or a number": """
         http/app.CONNECTION_S_MAX
         delay/levels.DELAY_MS_MAX filters/values.INTEGER_MAX filters/values.LONG_MAX
-        handlers/admin/topics._PERM_MAX handlers/admin/relays._CODE_MAX
+        handlers/admin/topics._PERM_MAX handlers/admin/consumer_relays._CODE_MAX
         handlers/admin/consume_queue._EXTENSION_MAX handlers/messages/pull.SUSPEND_MS_MAX
-        loop/ticker.EXTRA_PAUSE_S_MAX net/lagging_pulls.SLICE_S_MAX
+        loop/ticker.EXTRA_PAUSE_S_MAX net/replay_pace.SLICE_S_MAX
         net/reply_release.STALLED_S_MAX transaction/checks/group_queues.REFUSALS_MAX
         transaction/checks/group_queues.REFUSED_RETRY_MS_MAX transaction/half.IMMUNITY_S_MAX""",
     "the size of one thing, whose number has a limit": """
@@ -60,7 +61,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         tables/table_file.NAMES_LOGGED_MAX transaction/admission._SHOWN_MAX
         transaction/prepares.INVALID_IMMUNITIES_LOGGED_MAX""",
     "another limit of something in the account": """
-        filters/filters_in_use.WAITING_MAX handlers/admin/changes.CHANGES_WAITING_MAX
+        filters/filters_in_use.WAITING_MAX handlers/admin/change_queue.CHANGES_WAITING_MAX
         net/reply_release.UNFLUSHED_DECISIONS_MAX tables/awaited_save.WAITING_MAX
         tables/client_registry.CLIENT_IDS_MAX tables/client_registry.REPLACED_MAX""",
     "a few megabytes at most": """

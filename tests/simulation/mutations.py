@@ -18,7 +18,7 @@ from unittest import mock
 from halfmq.broker.delay import levels
 from halfmq.broker.delay.arrivals import Arrivals
 from halfmq.broker.delay.levels import DELAY_MS_MAX
-from halfmq.broker.disk.retention_schedule import RetentionSchedule
+from halfmq.broker.disk.retention_policy import RetentionPolicy
 from halfmq.broker.handlers.messages import batch_units, send, sent_properties
 from halfmq.broker.net.connection import ClientConnection
 from halfmq.broker.transaction import prepares
@@ -34,15 +34,15 @@ from halfmq.broker.transaction.replay.log_replay import LogReplay
 from halfmq.broker.transaction.replay.snapshot import Snapshots
 from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.client import Decision, TransactionProducer, message
+from halfmq.store.deletion import Deletion
 from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.topics import HALF_TOPIC
 from halfmq.store.log import log_scan
-from halfmq.store.log.group_commit import Flusher
+from halfmq.store.log.flusher import Flusher
 from halfmq.store.queue.consume_queue import ConsumeQueue
 from halfmq.store.recovery import recovery
 from halfmq.store.recovery.recovery import Recovery
-from halfmq.store.retention import Retention
 
 from .__main__ import fix_hashes
 from .ledger import Ledger
@@ -170,7 +170,7 @@ def _failure_is_forgotten(_original: Any) -> Any:
 
 
 def _halves_do_not_count(_original: Any) -> Any:
-    return lambda self, wanted: self._log.retention.delete_before(wanted)
+    return lambda self, wanted: self._log.deletion.delete_before(wanted)
 
 
 def _deletion_does_not_wait(_original: Any) -> Any:
@@ -408,11 +408,11 @@ MUTATIONS: Final = {
     ),
     "undecided": Mutation(
         "a file with a half that is undecided is not deleted",
-        (Patch(RetentionSchedule, "_delete", _halves_do_not_count),),
+        (Patch(RetentionPolicy, "_delete", _halves_do_not_count),),
     ),
     "deletion": Mutation(
         "what allows a file to be deleted is durable",
-        (Patch(Retention, "delete_before", _deletion_does_not_wait),),
+        (Patch(Deletion, "delete_before", _deletion_does_not_wait),),
     ),
     "tombstone": Mutation(
         "a checker that finds no row forbids it (the users' part)",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from halfmq.broker import service as broker_service
-from halfmq.broker.disk import retention_schedule as broker_retention
+from halfmq.broker.disk import retention_policy as broker_retention
 from halfmq.broker.net.connection import ClientConnection
 from halfmq.broker.transaction import transaction_service
 from halfmq.broker.transaction.replay import snapshot

@@ -62,7 +62,7 @@ def main(root: Path, seed: int, keep: int | None = None) -> None:
             group.append(draft(*key, body, properties=properties))
         done = store.append(group, contiguous=len(group) < 5)  # larger groups may not fit a file
         if keep is not None:
-            store.retention.delete_before(store.write_offset - keep * config.commit_log_file_size)
+            store.deletion.delete_before(store.write_offset - keep * config.commit_log_file_size)
         store.tick()
         if choose.random() < 0.8:  # the others are flushed with later ones
             store.request_flush()

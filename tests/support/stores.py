@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from halfmq.store.config import StoreConfig
+from halfmq.store.deletion import Deletion
 from halfmq.store.format.properties import encode_properties, tags_code
 from halfmq.store.format.record import Record, decode_records
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.log.commit_log import CommitLog
 from halfmq.store.message_store import GetStatus, MessageStore
 from halfmq.store.queue.queue_table import QueueTable
-from halfmq.store.retention import Retention
 from tests.support.golden_store import GoldenStore
 from tests.support.patience import PATIENCE_S
 
@@ -179,7 +179,7 @@ def unflushed(store: MessageStore) -> Iterator[None]:
         flusher.request = request
 
 
-def work_off(retention: Retention) -> None:
+def work_off(deletion: Deletion) -> None:
     """Do all work of a stopped retention on this thread."""
-    while retention._jobs:
-        retention._round(True)
+    while deletion._jobs:
+        deletion._round(True)

@@ -34,13 +34,13 @@ from ...access.plain_acl import PlainAcl
 from ...access.users import Users, refused
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
-from .changes import Changes
+from .change_queue import ChangeQueue
 
 
 class UserHandlers:
     """Reads and changes users and their policies."""
 
-    def __init__(self, users: Users, changes: Changes) -> None:
+    def __init__(self, users: Users, changes: ChangeQueue) -> None:
         self._users = users
         self._changes = changes
 

@@ -20,7 +20,7 @@ from ...config_file import decode_settings
 from ...errors import BrokerConfigError, RequestRefusedError
 from ...live_settings import LiveSettings
 from ...ports import Connection, Handler
-from .changes import Changes
+from .change_queue import ChangeQueue
 
 SETTINGS_BYTES_MAX: Final = 65_536
 """Bytes of one request to change settings; all settings together have a tenth."""
@@ -29,7 +29,7 @@ SETTINGS_BYTES_MAX: Final = 65_536
 class SettingsHandlers:
     """Serves queries and changes of settings."""
 
-    def __init__(self, settings: LiveSettings, changes: Changes) -> None:
+    def __init__(self, settings: LiveSettings, changes: ChangeQueue) -> None:
         self._settings = settings
         self._changes = changes
 

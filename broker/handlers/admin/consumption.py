@@ -33,7 +33,7 @@ from ...tables.message_statistics import Statistics
 from ...tables.topic_config import TopicConfig
 from ...tables.topic_table import TopicTable
 from .groups import topics_of
-from .sliced import collect
+from .long_answers import collect
 
 ROWS_MAX: Final = 80_000
 """Queues in an answer, about 200 bytes each: clients take no frame of more than 16 MiB."""

@@ -41,9 +41,9 @@ from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.group_table import GroupTable
 from ...tables.topic_config import TopicConfig
 from ...tables.topic_table import TopicTable
-from .changes import Changes
+from .change_queue import ChangeQueue
 from .groups import topics_of
-from .sliced import collect
+from .long_answers import collect
 
 RESET_VERSION_MIN: Final = 28
 """V3_0_7_SNAPSHOT: older clients do not know request 220. Source: `MQVersion`."""
@@ -62,7 +62,7 @@ class GroupOffsetHandlers:
         offsets: ConsumerOffsetTable,
         registry: ClientRegistry,
         store: MessageStore,
-        changes: Changes,
+        changes: ChangeQueue,
         identity: TopicDefaults,
         *,
         search_again: Callable[[Iterable[tuple[str, int]]], None],

@@ -49,8 +49,8 @@ from ...tables.client_registry import ClientRegistry, Member
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.group_table import GroupConfig, GroupTable
 from ...tables.topic_table import QUEUES_MAX, TopicTable
-from .changes import Changes
-from .sliced import collect
+from .change_queue import ChangeQueue
+from .long_answers import collect
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class GroupHandlers:
         topics: TopicTable,
         offsets: ConsumerOffsetTable,
         registry: ClientRegistry,
-        changes: Changes,
+        changes: ChangeQueue,
         *,
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],

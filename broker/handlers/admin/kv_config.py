@@ -21,13 +21,13 @@ from halfmq.remoting.replies import encode_reply
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.kv_table import KvConfig
-from .changes import Changes
+from .change_queue import ChangeQueue
 
 
 class KvConfigHandlers:
     """Serves queries and changes of the KV configuration."""
 
-    def __init__(self, config: KvConfig, changes: Changes) -> None:
+    def __init__(self, config: KvConfig, changes: ChangeQueue) -> None:
         self._config = config
         self._changes = changes
 

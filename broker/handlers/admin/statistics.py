@@ -17,7 +17,7 @@ from halfmq.remoting.replies import encode_reply
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.message_statistics import Statistics
-from .sliced import complete
+from .long_answers import complete
 
 
 class StatisticsHandlers:

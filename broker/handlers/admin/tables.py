@@ -16,7 +16,7 @@ from halfmq.remoting.replies import encode_reply
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 from ...tables.consumer_offsets import ConsumerOffsetTable
-from .sliced import collect
+from .long_answers import collect
 
 ANSWER_BYTES_MAX: Final = 16_000_000
 """Bytes of an answer. Clients take no frame of more than 16 MiB."""

@@ -44,8 +44,8 @@ from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.registered_brokers import BrokerTable
 from ...tables.topic_config import TopicConfig
 from ...tables.topic_table import QUEUES_MAX, TopicTable
-from .changes import Changes
-from .sliced import collect
+from .change_queue import ChangeQueue
+from .long_answers import collect
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class TopicHandlers:
         offsets: ConsumerOffsetTable,
         brokers: BrokerTable,
         store: MessageStore,
-        changes: Changes,
+        changes: ChangeQueue,
         identity: TopicDefaults,
         *,
         stored_per_second: Callable[[str], float],

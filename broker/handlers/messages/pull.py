@@ -26,8 +26,8 @@ from halfmq.store.message_store import GetResult, GetStatus, MessageStore
 from ...errors import RequestRefusedError, UnfinishedError
 from ...filters.compiled_filter import CompiledFilter
 from ...limits.kept import REPLAYED_PULL_BYTES, Kept
-from ...net.lagging_pulls import ReplayPace
 from ...net.long_polling import HeldPull, LongPolling, Wanted, size_of
+from ...net.replay_pace import ReplayPace
 from ...net.router import refusal_reply, serve
 from ...ports import Connection, Handler
 from ...tables.consumer_offsets import ConsumerOffsetTable

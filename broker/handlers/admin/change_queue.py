@@ -22,7 +22,7 @@ CHANGES_WAITING_MAX: Final = 64
 """Changes running or waiting; each keeps its request in memory."""
 
 
-class Changes:
+class ChangeQueue:
     """The queue of changes of one broker."""
 
     def __init__(self) -> None:

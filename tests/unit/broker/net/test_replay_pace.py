@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from halfmq.broker.limits.kept import REPLAYED_PULL_BYTES
-from halfmq.broker.net.lagging_pulls import (
+from halfmq.broker.net.replay_pace import (
     LAG_LARGE,
     LOOP_SHARE,
     QUIET_S,

@@ -52,7 +52,7 @@ def test_the_copies_of_damaged_ranges_are_limited(
     for offset in (offsets[3], offsets[30], offsets[60]):
         log_patch(root, offset + 100, b"\xff" * 8)
     mark_aborted(root)
-    monkeypatch.setattr("halfmq.store.recovery.fill_damage.COPIES_SIZE_MAX", 1500)
+    monkeypatch.setattr("halfmq.store.recovery.fillers_for_lost_records.COPIES_SIZE_MAX", 1500)
 
     store, report = open_store(root)
 

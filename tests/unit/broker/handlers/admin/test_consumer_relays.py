@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from halfmq.broker.handlers.admin import relays
+from halfmq.broker.handlers.admin import consumer_relays
 from halfmq.broker.limits.kept import RELAYS
 from halfmq.remoting.admin_headers import (
     ConsumeMessageDirectlyRequestHeader,
@@ -119,7 +119,7 @@ async def test_too_large_an_answer_is_refused(rig: Rig) -> None:
     operator, asked = await rig.peer(), await consumer(rig)
     opaque = operator.send(INFO, about())
     question = await asked.asked_for(INFO)
-    asked.write(encode_reply(question, body=bytes(relays.ANSWER_BYTES_MAX + 1)))
+    asked.write(encode_reply(question, body=bytes(consumer_relays.ANSWER_BYTES_MAX + 1)))
 
     answer = await operator.answer(opaque)
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -231,7 +231,7 @@ async def test_offsets_come_from_every_consumer_that_answers(rig: Rig) -> None:
         encode_reply(questions[0], body=offsets(5, 7)),
         encode_reply(questions[1], 1, remark="no", body=offsets(1)),
         encode_reply(questions[2], body=b"nonsense"),
-        encode_reply(questions[3], body=bytes(relays.STATUS_BYTES_MAX + 1)),
+        encode_reply(questions[3], body=bytes(consumer_relays.STATUS_BYTES_MAX + 1)),
         encode_reply(questions[4]),
     ]
     for member, reply in zip(members, replies, strict=False):
@@ -267,7 +267,7 @@ async def test_a_group_without_consumers_or_with_too_many_is_refused(
     nobody = await operator.call(STATUS, status())
     assert nobody.remark == "No Any Consumer online in the consumer group: [readers]"
 
-    monkeypatch.setattr(relays, "STATUS_CLIENTS_MAX", 1)
+    monkeypatch.setattr(consumer_relays, "STATUS_CLIENTS_MAX", 1)
     for name in ("first", "second"):
         await consumer(rig, name)
     many = await operator.call(STATUS, status())

@@ -56,7 +56,7 @@ class Aged:
 
     @property
     def helper(self) -> SteppedWorker:
-        return self.workers["store-retention"]
+        return self.workers["store-deletion"]
 
     def flush(self) -> None:
         self.workers["store-flush"].step()
@@ -89,9 +89,9 @@ class Aged:
         raise AssertionError("the helper does not finish")
 
     def find_expired(self, stored_before_ms: int) -> int:
-        self.store.retention.find_expired(stored_before_ms)
+        self.store.deletion.find_expired(stored_before_ms)
         self.settle()
-        return self.store.retention.expired_end
+        return self.store.deletion.expired_end
 
 
 @pytest.fixture
@@ -133,16 +133,16 @@ def test_the_space_of_large_files_is_freed_slowly(
         store.tick(1000)
         aged.flush()
         index_file = next((tmp_path / "index").iterdir()).stat().st_size
-        store.retention.delete_before(3 * LOG_FILE)
+        store.deletion.delete_before(3 * LOG_FILE)
         store.tick(1000)
-        while (deleted := store.retention.deleted).log_files < 3 or not deleted.index_files:
+        while (deleted := store.deletion.deleted).log_files < 3 or not deleted.index_files:
             assert aged.helper.step()
-        waiting = store.retention.bytes_to_free
-        store.retention.set_urgent(is_urgent=True)
+        waiting = store.deletion.bytes_to_free
+        store.deletion.set_urgent(is_urgent=True)
         aged.settle()
 
         assert waiting == 3 * LOG_FILE + index_file
-        assert store.retention.bytes_to_free == 0
+        assert store.deletion.bytes_to_free == 0
 
 
 def test_a_damaged_record_does_not_make_a_file_older(aged: Aged) -> None:
@@ -164,7 +164,7 @@ def test_queue_and_index_files_are_deleted_with_the_log(aged: Aged) -> None:
     before = everything(store)
     ends = {key: end for key, (_, end) in bounds(store).items()}
 
-    store.retention.delete_before(start + 1)
+    store.deletion.delete_before(start + 1)
     aged.settle()
 
     kept = [record for record in before if record.physical_offset >= start]
@@ -179,9 +179,9 @@ def test_queue_and_index_files_are_deleted_with_the_log(aged: Aged) -> None:
         files = sorted((aged.root / "consumequeue" / key[0] / str(key[1])).iterdir())
         assert int(files[0].name) == first * 20 - first * 20 % QUEUE_FILE
     assert store.index.query("U", "u0", 10, 0, 1 << 60) == []
-    assert store.retention.deleted.log_files == 3
-    assert store.retention.deleted.queue_files > 0
-    assert store.retention.deleted.index_files == 0  # the only one holds hundreds of keys
+    assert store.deletion.deleted.log_files == 3
+    assert store.deletion.deleted.queue_files > 0
+    assert store.deletion.deleted.index_files == 0  # the only one holds hundreds of keys
 
     minimums = bounds(store)
     store.close()
@@ -194,7 +194,7 @@ def test_clean_queues_deletes_what_an_interrupted_deletion_left(aged: Aged) -> N
     """The log does not have to be deleted from once more."""
     directory = aged.root / "consumequeue" / "U" / "0"
     files = {path: path.read_bytes() for path in directory.iterdir()}
-    aged.store.retention.delete_before(3 * LOG_FILE + 1)
+    aged.store.deletion.delete_before(3 * LOG_FILE + 1)
     aged.settle()
     left = set(directory.iterdir())
     aged.store.close()
@@ -205,7 +205,7 @@ def test_clean_queues_deletes_what_an_interrupted_deletion_left(aged: Aged) -> N
     served = everything(aged.store)
     assert set(directory.iterdir()) == files.keys()
 
-    aged.store.retention.clean_queues()
+    aged.store.deletion.clean_queues()
     aged.settle()
 
     assert set(directory.iterdir()) == left
@@ -223,13 +223,13 @@ def test_old_index_files_are_deleted(tmp_path: Path) -> None:
     aged.flush()
     files = sorted((tmp_path / "index").iterdir())
 
-    aged.store.retention.delete_before(3 * LOG_FILE)
+    aged.store.deletion.delete_before(3 * LOG_FILE)
     aged.settle()
 
     left = sorted((tmp_path / "index").iterdir())
     assert 1 <= len(left) < len(files)
     assert left == files[-len(left) :]
-    assert aged.store.retention.deleted.index_files == len(files) - len(left)
+    assert aged.store.deletion.deleted.index_files == len(files) - len(left)
     hits = aged.store.index.query("T", "a", 64, 0, 1 << 60)
     assert hits
     assert min(hits) >= 3 * LOG_FILE
@@ -238,7 +238,7 @@ def test_old_index_files_are_deleted(tmp_path: Path) -> None:
 
 def test_the_last_file_always_stays(aged: Aged) -> None:
     """Otherwise the next start would begin at offset 0 again."""
-    aged.store.retention.delete_before(1 << 60)
+    aged.store.deletion.delete_before(1 << 60)
     aged.settle()
 
     assert aged.log_files() == [f"{4 * LOG_FILE:020d}"]
@@ -253,7 +253,7 @@ def test_the_last_file_always_stays(aged: Aged) -> None:
 def test_nothing_is_deleted_before_its_reason_is_durable(aged: Aged) -> None:
     """If a power cut removes a decision, its half message must still exist."""
     aged.store.append([draft("T", 0, b"the decision")])
-    aged.store.retention.delete_before(2 * LOG_FILE)
+    aged.store.deletion.delete_before(2 * LOG_FILE)
     aged.settle()
     assert aged.store.min_offset == 0
     assert len(aged.log_files()) == FILES
@@ -271,10 +271,10 @@ def test_frequent_requests_do_not_postpone_a_deletion(aged: Aged) -> None:
     """Even if something appended is never on disk when the next request comes."""
     for _ in range(5):
         aged.store.append([draft("T", 0, b"more")])
-        aged.store.retention.delete_before(LOG_FILE)
+        aged.store.deletion.delete_before(LOG_FILE)
         aged.flush()
         aged.store.append([draft("T", 0, b"more")])
-        aged.store.retention.delete_before(2 * LOG_FILE)
+        aged.store.deletion.delete_before(2 * LOG_FILE)
         aged.settle()
     assert aged.store.min_offset >= LOG_FILE
     aged.flush()
@@ -288,13 +288,13 @@ def test_a_crash_between_any_two_steps_leaves_a_store_that_opens(
     """No file is missing in between, and the next deletion deletes the rest."""
     before = everything(aged.store)
     ends = {key: end for key, (_, end) in bounds(aged.store).items()}
-    aged.store.retention.delete_before(3 * LOG_FILE)
+    aged.store.deletion.delete_before(3 * LOG_FILE)
     copies: list[Path] = []
     for number in range(8):  # three log files, the index, the queues, their files
         aged.store.tick(1000)
         aged.helper.step()
         copies.append(crash(aged.root, tmp_path / f"copy{number}"))
-    assert aged.store.retention.deleted.queue_files > 0
+    assert aged.store.deletion.deleted.queue_files > 0
 
     starts = set()
     for copy in copies:
@@ -304,7 +304,7 @@ def test_a_crash_between_any_two_steps_leaves_a_store_that_opens(
         kept = [record for record in before if record.physical_offset >= start]
         assert everything(opened.store) == kept
         assert {key: end for key, (_, end) in bounds(opened.store).items()} == ends
-        opened.store.retention.delete_before(3 * LOG_FILE)
+        opened.store.deletion.delete_before(3 * LOG_FILE)
         opened.flush()
         opened.settle()
         assert opened.log_files() == aged.log_files()
@@ -328,7 +328,7 @@ def test_file_names_are_removed_durably_and_in_order(
         calls.append("sync")
         real_fsync(fd)
 
-    aged.store.retention.delete_before(3 * LOG_FILE)
+    aged.store.deletion.delete_before(3 * LOG_FILE)
     aged.store.tick()
     monkeypatch.setattr(disk, "unlink", unlink)
     monkeypatch.setattr(disk, "fsync", fsync)
@@ -357,7 +357,7 @@ def test_a_file_that_cannot_be_deleted_is_tried_again(
         real(path)
 
     monkeypatch.setattr(disk, "unlink", refuse)
-    aged.store.retention.delete_before(3 * LOG_FILE)
+    aged.store.deletion.delete_before(3 * LOG_FILE)
     aged.settle()
     assert aged.store.min_offset == 3 * LOG_FILE
     assert aged.log_files() == [
@@ -374,7 +374,7 @@ def test_an_idle_queue_keeps_its_end(aged: Aged) -> None:
     aged.store.append([draft("idle", 0, b"old")] * 7)
     aged.flush()
     aged.fill(len(aged.log_files()) + 2)
-    aged.store.retention.delete_before(aged.store.write_offset)
+    aged.store.deletion.delete_before(aged.store.write_offset)
     aged.settle()
     assert aged.store.queues.bounds("idle", 0) == (7, 7)
     assert aged.store.queues.get("idle", 0, 3).status is GetStatus.OFFSET_TOO_SMALL
@@ -392,7 +392,7 @@ def test_a_reader_can_finish_reading_a_deleted_file(aged: Aged) -> None:
     content = path.read_bytes()
     with path.open("rb") as file:
         half = file.read(LOG_FILE // 2)
-        aged.store.retention.delete_before(LOG_FILE)
+        aged.store.deletion.delete_before(LOG_FILE)
         aged.settle()
         assert not path.exists()
         assert half + file.read() == content
@@ -408,7 +408,7 @@ def test_appends_and_pulls_continue_during_a_deletion(tmp_path: Path) -> None:
             store.append([draft("T", number % 2, bytes(500))])
             if number % 40 == 39:
                 flush(store)
-                store.retention.delete_before(store.write_offset - 2 * LOG_FILE)
+                store.deletion.delete_before(store.write_offset - 2 * LOG_FILE)
                 maintain(store)
                 wait_until(ticking(store, store.write_offset - 4 * LOG_FILE))
             for queue_id in (0, 1):
@@ -445,7 +445,7 @@ def test_a_store_that_rocketmq_has_deleted_from_can_be_continued(tmp_path: Path)
     kept = everything(store)
     end = store.min_offset + 2 * config.commit_log_file_size
 
-    store.retention.delete_before(end)
+    store.deletion.delete_before(end)
     wait_until(ticking(store, end))
     assert everything(store) == [record for record in kept if record.physical_offset >= end]
     store.close()

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from halfmq.store.deletion import Deleted
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
-from halfmq.store.retention import Deleted
 
 from ..config import StoreSettings
 from ..loop.fetches import Fetch
@@ -39,7 +39,7 @@ _HOUR_MS: Final = 3_600_000
 
 
 class FileRetention(Protocol):
-    """Finds and deletes old files; see ``MessageStore.retention``."""
+    """Finds and deletes old files; see ``MessageStore.deletion``."""
 
     @property
     def expired_end(self) -> int: ...
@@ -67,7 +67,7 @@ class AgedLog(Protocol):
     def durable_offset(self) -> int: ...
 
     @property
-    def retention(self) -> FileRetention: ...
+    def deletion(self) -> FileRetention: ...
 
 
 def local_hour(now_ms: int) -> int:
@@ -75,7 +75,7 @@ def local_hour(now_ms: int) -> int:
     return time.localtime(now_ms // 1000).tm_hour
 
 
-class RetentionSchedule:
+class RetentionPolicy:
     """Finds and deletes old files; call `tick` after the seconds that it returns."""
 
     def __init__(
@@ -141,14 +141,14 @@ class RetentionSchedule:
             return FIRST_SCAN_S
         now_ms = self._now_ms()
         is_scarce = self._is_scarce()
-        self._log.retention.set_urgent(is_urgent=is_scarce)
+        self._log.deletion.set_urgent(is_urgent=is_scarce)
         if self._requested_scans or self._hour_of(now_ms) in self._hours or is_scarce:
             self._requested_scans = max(self._requested_scans - 1, 0)
             # A delayed message that is not on disk yet may still wait for its delivery.
-            wanted = min(self._log.retention.expired_end, self._log.durable_offset)
+            wanted = min(self._log.deletion.expired_end, self._log.durable_offset)
             if wanted > self._log.min_offset:
                 self._delete(wanted)
-            self._log.retention.find_expired(now_ms - self._reserved_ms)
+            self._log.deletion.find_expired(now_ms - self._reserved_ms)
         return 1.0 if self._requested_scans or self._copied else SCAN_S
 
     def _delete(self, wanted: int) -> None:
@@ -174,7 +174,7 @@ class RetentionSchedule:
                 "event=retention_blocked delayed_offset=%d wanted_offset=%d", waiting, wanted
             )
         self._kept_from = kept_from if kept_from < wanted else -1
-        self._log.retention.delete_before(kept_from)
+        self._log.deletion.delete_before(kept_from)
 
     def _fetched(self, _is_there: bool) -> None:
         """Continue after a fetch; if that failed, the next scan reports the error."""
@@ -183,12 +183,12 @@ class RetentionSchedule:
 
     def metrics(self) -> dict[str, int]:
         """Return counters and gauges by name."""
-        deleted = self._log.retention.deleted
+        deleted = self._log.deletion.deleted
         return {
             "log_files_deleted": deleted.log_files,
             "log_bytes_deleted": deleted.log_bytes,
             "index_files_deleted": deleted.index_files,
             "queue_files_deleted": deleted.queue_files,
-            "bytes_leaving": self._log.retention.bytes_to_free,
+            "bytes_leaving": self._log.deletion.bytes_to_free,
             "blocked_at": self._kept_from,
         }

@@ -67,7 +67,7 @@ class Deleted:
     queue_files: int = 0
 
 
-class Retention:
+class Deletion:
     """Deletes old files; only the loop thread calls its public methods."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Retention:
         self._to_unlink: deque[int] = deque()  # log files, by their first offsets
         # Not yet applied. Without a queue: all begin where they should, in a log from there on.
         self._new_begins: deque[tuple[ConsumeQueue | None, int]] = deque()
-        self._worker = worker("store-retention", self._round, _IDLE)
+        self._worker = worker("store-deletion", self._round, _IDLE)
 
     def start(self) -> None:
         """Start the helper thread."""

@@ -13,12 +13,12 @@ import pytest
 from halfmq.broker.config import StoreSettings
 from halfmq.broker.delay.delivery import DelayService
 from halfmq.broker.delay.levels import DelayLevels, parse_delay_levels
-from halfmq.broker.disk.retention_schedule import FIRST_SCAN_S, SCAN_S, RetentionSchedule
+from halfmq.broker.disk.retention_policy import FIRST_SCAN_S, SCAN_S, RetentionPolicy
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
+from halfmq.store.deletion import Deleted
 from halfmq.store.files.page_cache import CachedReads, NotInMemoryError
 from halfmq.store.message_store import MessageStore
-from halfmq.store.retention import Deleted
 from tests.support.broker_doubles import fetch_nothing, same_queue
 from tests.support.documents import ROOT
 from tests.support.peers import COMMIT, UNKNOWN, Peer
@@ -54,7 +54,7 @@ class FakeLog:
         self.is_urgent = False
 
     @property
-    def retention(self) -> FakeLog:
+    def deletion(self) -> FakeLog:
         return self
 
     def find_expired(self, stored_before_ms: int) -> None:
@@ -90,7 +90,7 @@ class Scheduled:
         self.floors = floors or Floors()
         self.hour = 12
         self.scarce = False
-        self.schedule = RetentionSchedule(
+        self.schedule = RetentionPolicy(
             self.log,
             StoreSettings(**settings),  # type: ignore[arg-type]
             oldest_pending=lambda: self.floors.oldest_pending_offset,
@@ -268,7 +268,7 @@ def test_a_scan_fetches_queue_entries_that_are_not_in_memory(
     one = Scheduled()
     fetches: list[tuple[NotInMemoryError, Callable[[bool], None]]] = []
     woken: list[bool] = []
-    schedule = RetentionSchedule(
+    schedule = RetentionPolicy(
         one.log,
         StoreSettings(),
         oldest_pending=lambda: one.floors.oldest_pending_offset,
@@ -314,11 +314,11 @@ async def delete(rig: Rig) -> None:
     operator = await rig.peer()
     answer = await operator.call(RequestCode.DELETE_EXPIRED_COMMITLOG, None)
     assert answer.code == ResponseCode.SUCCESS
-    rig.store.retention.stop()  # from here on the test runs its work
+    rig.store.deletion.stop()  # from here on the test runs its work
     for _ in range(5):
         await rig.wait(1_000)
         maintain(rig.store)
-        work_off(rig.store.retention)
+        work_off(rig.store.deletion)
 
 
 def pulling(offset: int) -> PullMessageRequestHeader:
