@@ -6,7 +6,8 @@ without permission gets a refusal instead of "request type not supported".
 A row is a function of the header and the body; the header is typed where
 ``header_tables.REQUEST_HEADERS`` has a class for the code. ``()`` means that a valid signature is
 enough, as for routes. If the resource is known only after a record is read (a decision names an
-offset, not a topic), the row is ``()`` with a comment, and the handler calls ``subjects.require``.
+offset, not a topic), the row is ``()`` with a comment, and the handler calls
+``access_checks.require``.
 
 Rows follow RocketMQ 5.3 (``DefaultAuthorizationContextBuilder`` and the ``RocketMQAction`` of each
 header), except that RocketMQ requires nothing where a header has no such annotation. Here settings,

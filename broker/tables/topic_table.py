@@ -175,7 +175,7 @@ class TopicTable:
         )
 
     def hide_deleted(self, hide: Callable[[str, Mapping[int, int]], Mapping[int, int]]) -> None:
-        """Call ``hide`` (``MessageStore.hide``) for each deleted topic; for a start.
+        """Call ``hide`` (``QueueReader.hide``) for each deleted topic; for a start.
 
         Raises:
             OSError: A power cut removed the last messages of a topic, and that cannot be saved.

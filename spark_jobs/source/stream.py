@@ -23,8 +23,8 @@ from pyspark.sql.types import StructType
 from ..errors import in_one_sentence
 from ..log.files import exists
 from ..log.follow import LogFollower
-from .log_source import SplitReader
 from .options import ReadOptions
+from .split_reader import SplitReader
 from .splits import SegmentSplit, plan_partitions
 
 OFFSET: Final = "physicalOffset"  # the key in checkpoints; it must never change

@@ -197,7 +197,7 @@ class ClientHandlers:
         return IDLE_S
 
     def expire(self) -> Iterator[None]:
-        """Remove clients without heartbeat, in steps; call it every `registry.SCAN_S` seconds."""
+        """Remove clients without heartbeat, in steps, every `client_registry.SCAN_S` seconds."""
         for group in self._registry.expire():
             if group is not None:
                 self._notify_members((group,))

@@ -54,7 +54,7 @@ class TransactionHandler:
         group: GroupAppend,
         lacking: Callable[[Iterable[int]], NotInMemoryError],
     ) -> None:
-        """Wire it; ``lacking`` is ``MessageStore.lacking``."""
+        """Wire it; ``lacking`` is ``LogReader.lacking``."""
         self._decisions = decisions
         self._group = group
         self._batches = EndBatches(decisions, group, lacking)

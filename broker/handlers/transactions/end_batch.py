@@ -102,7 +102,7 @@ class EndBatches:
         group: GroupAppend,
         lacking: Callable[[Iterable[int]], NotInMemoryError],
     ) -> None:
-        """Wire it; ``lacking`` is ``MessageStore.lacking``."""
+        """Wire it; ``lacking`` is ``LogReader.lacking``."""
         self._decisions = decisions
         self._group = group
         self._lacking = lacking
