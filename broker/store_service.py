@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from attrs import define, field
+
 from halfmq.store.errors import DiskFullError, StoreError, UnusableFileError
 from halfmq.store.files import disk
 from halfmq.store.files.mapped_file import ROOM_LEFT, lacks_space, make_directory
@@ -21,23 +23,16 @@ TABLES_TICK_S: Final = 1.0
 """Seconds between two scans for tables that are due to be written."""
 
 
+@define(eq=False, repr=False)
 class StoreService:
     """Opens the store, reads the tables, and closes both in the opposite order."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        *,
-        root: Path,
-        load: Sequence[Callable[[], None]],
-        before_close: Sequence[Callable[[], None]],
-        after_close: Sequence[Callable[[], None]],
-    ) -> None:
-        self._store = store
-        self._root = root
-        self._load = load
-        self._before_close, self._after_close = before_close, after_close
-        self.report: RecoveryReport | None = None
+    _store: MessageStore
+    _root: Path
+    _load: Sequence[Callable[[], None]]
+    _before_close: Sequence[Callable[[], None]]
+    _after_close: Sequence[Callable[[], None]]
+    report: RecoveryReport | None = field(init=False, default=None)
 
     async def start(self) -> None:
         """Recover the store and read the tables; this blocks the loop, which serves nothing yet.

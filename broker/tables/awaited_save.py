@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
+from attrs import define, field
+
 from ..errors import RequestRefusedError
 from ..limits.kept import NEW_TOPIC_BYTES
 
@@ -30,34 +32,28 @@ ServeDeferred = Callable[[RequestRefusedError | None], None]
 """Serves a deferred request, or answers it with the refusal."""
 
 
+@define(eq=False, repr=False)
 class AwaitedSave:
-    """Saves, one save after the other, for as long as requests wait for one."""
+    """Saves, one save after the other, for as long as requests wait for one.
 
-    def __init__(
-        self,
-        begin: Callable[[], Callable[[], None]],
-        end: Callable[[OSError | None], RequestRefusedError | None],
-        publish: Callable[[str], None],
-    ) -> None:
-        """Wire it.
+    Args:
+        begin: Takes what is to be saved; returns the function that a thread calls to save it.
+        end: Called on the event loop with the error of the save; returns the refusal for the
+            requests that waited, None after a success.
+        publish: Makes a saved topic visible.
+    """
 
-        Args:
-            begin: Takes what is to be saved; returns the function that a thread calls to save it.
-            end: Called on the event loop with the error of the save; returns the refusal for the
-                requests that waited, None after a success.
-            publish: Makes a saved topic visible.
-        """
-        self._begin = begin
-        self._end = end
-        self._publish = publish
-        # Requests and the bytes of their bodies, by topic: until their topic is saved, and then.
-        self._waiting: dict[str, list[tuple[ServeDeferred, int]]] = {}
-        self._ready: dict[str, list[tuple[ServeDeferred, int]]] = {}
-        self._refusal: RequestRefusedError | None = None  # of the ready ones
-        self._requests = 0
-        self.bytes = 0
-        """Bytes of the bodies of the deferred requests."""
-        self._busy = False  # a thread saves, or there are ready requests
+    _begin: Callable[[], Callable[[], None]]
+    _end: Callable[[OSError | None], RequestRefusedError | None]
+    _publish: Callable[[str], None]
+    # Requests and the bytes of their bodies, by topic: until their topic is saved, and then.
+    _waiting: dict[str, list[tuple[ServeDeferred, int]]] = field(init=False, factory=dict)
+    _ready: dict[str, list[tuple[ServeDeferred, int]]] = field(init=False, factory=dict)
+    _refusal: RequestRefusedError | None = field(init=False, default=None)  # of the ready ones
+    _requests: int = field(init=False, default=0)
+    bytes: int = field(init=False, default=0)
+    """Bytes of the bodies of the deferred requests."""
+    _busy: bool = field(init=False, default=False)  # a thread saves, or there are ready requests
 
     @property
     def is_full(self) -> bool:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
+from attrs import define, field
+
 from halfmq.remoting.bodies import QueueKey
 from halfmq.remoting.codes import ResponseCode
 
@@ -34,22 +36,18 @@ class _Lock(NamedTuple):
     renewed_ms: int
 
 
+@define(eq=False, repr=False)
 class QueueLocks:
-    """The owners of the locked queues of each group."""
+    """The owners of the locked queues of each group.
 
-    def __init__(
-        self,
-        *,
-        now_ms: Callable[[], int],
-        is_connected: Callable[[str, str], bool] = lambda _group, _client_id: True,
-        locks_max: int = QUEUE_LOCKS.most,
-    ) -> None:
-        """Wire it; `is_connected` takes a group and a client id of a consumer."""
-        self._now_ms = now_ms
-        self._is_connected = is_connected
-        self._locks_max = locks_max
-        self._groups: dict[str, dict[QueueKey, _Lock]] = {}
-        self._count = 0
+    `is_connected` takes a group and a client id of a consumer.
+    """
+
+    _now_ms: Callable[[], int]
+    _is_connected: Callable[[str, str], bool] = lambda _group, _client_id: True
+    _locks_max: int = QUEUE_LOCKS.most
+    _groups: dict[str, dict[QueueKey, _Lock]] = field(init=False, factory=dict)
+    _count: int = field(init=False, default=0)
 
     def lock(self, group: str, client_id: str, queues: Iterable[QueueKey]) -> list[QueueKey]:
         """Lock or renew queues; return those that the client owns now.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define
+
 from halfmq.store.errors import StoreError
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
@@ -31,21 +33,14 @@ which it waited, 480 times for the longest delay with the default levels."""
 _COMMIT: Final = int(TransactionType.COMMIT)
 
 
+@define(eq=False, repr=False)
 class DecisionLookup:
     """Finds the decisions of transactions."""
 
-    def __init__(
-        self,
-        log: TransactionLog,
-        table: PendingTable,
-        *,
-        read_half: ReadHalf,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._log = log
-        self._table = table
-        self._read_half = read_half
-        self._now_ms = now_ms
+    _log: TransactionLog
+    _table: PendingTable
+    _read_half: ReadHalf
+    _now_ms: Callable[[], int]
 
     def find(self, first: int, half: StoredHalf) -> RecordedDecision | None:
         """Return how a transaction ended; None if that is unknown.

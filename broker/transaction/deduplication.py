@@ -19,6 +19,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from attrs import define
+
 from halfmq.store.format.properties import get_property
 from halfmq.store.log.append_request import AppendRequest
 
@@ -118,19 +120,16 @@ class RecentPrepares:
             self.add(hashed, position)
 
 
+@define(eq=False, repr=False)
 class DuplicateFinder:
-    """Finds the halves that a prepare repeats."""
+    """Finds the halves that a prepare repeats.
 
-    def __init__(
-        self,
-        read_half: ReadHalf,
-        memory: RecentPrepares,
-        state_of: Callable[[int, StoredHalf], State],
-    ) -> None:
-        """``state_of`` returns the state of the transaction of a half."""
-        self._read_half = read_half
-        self._memory = memory
-        self._state_of = state_of
+    ``state_of`` returns the state of the transaction of a half.
+    """
+
+    _read_half: ReadHalf
+    _memory: RecentPrepares
+    _state_of: Callable[[int, StoredHalf], State]
 
     def find(
         self, messages: Sequence[tuple[AppendRequest, str]], group: str

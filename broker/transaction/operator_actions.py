@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define
+
 from .checks.checker import Checker
 from .checks.parking import Parking
 from .deciding import Decisions, Ended
@@ -19,25 +21,16 @@ ACTIONS: Final = {
 """The decisions of operators."""
 
 
+@define(eq=False, repr=False)
 class OperatorActions:
     """Serves operators; their decisions are decisions like those of producers."""
 
-    def __init__(
-        self,
-        table: PendingTable,
-        decisions: Decisions,
-        parking: Parking,
-        checker: Checker,
-        counters: Counters,
-        *,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._table = table
-        self._decisions = decisions
-        self._parking = parking
-        self._checker = checker
-        self._counters = counters
-        self._now_ms = now_ms
+    _table: PendingTable
+    _decisions: Decisions
+    _parking: Parking
+    _checker: Checker
+    _counters: Counters
+    _now_ms: Callable[[], int]
 
     def decide(self, offset: int, action: str) -> Ended:
         """Apply an operator's decision, "commit" or "rollback".

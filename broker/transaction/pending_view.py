@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sized
 from typing import Final, NamedTuple
 
+from attrs import define
+
 from halfmq.remoting.transaction_bodies import TransactionInfo
 from halfmq.store.files.page_cache import Missing, NotInMemoryError
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
@@ -34,30 +36,21 @@ class Page(NamedTuple):
     next_after: int | None  # offset after which the next page begins; None: this is the last
 
 
+@define(eq=False, repr=False)
 class PendingView:
-    """Describes undecided transactions."""
+    """Describes undecided transactions.
 
-    def __init__(
-        self,
-        table: PendingTable,
-        lookup: DecisionLookup,
-        next_check_in_ms: Callable[[Pending], int | None],
-        *,
-        producers_of: Callable[[str], Sized],
-        read_half: ReadHalf,
-        now_ms: Callable[[], int],
-        monotonic_ms: Callable[[], int],
-    ) -> None:
-        """Wire it; ages are by ``now_ms``, and ``monotonic_ms`` limits the time of a page.
+    Ages are by ``now_ms``, and ``monotonic_ms`` limits the time of a page. ``producers_of`` returns
+    the connected producers of a group.
+    """
 
-        ``producers_of`` returns the connected producers of a group.
-        """
-        self._table = table
-        self._lookup = lookup
-        self._next_check_in_ms = next_check_in_ms
-        self._producers_of = producers_of
-        self._read_half = read_half
-        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
+    _table: PendingTable
+    _lookup: DecisionLookup
+    _next_check_in_ms: Callable[[Pending], int | None]
+    _producers_of: Callable[[str], Sized]
+    _read_half: ReadHalf
+    _now_ms: Callable[[], int]
+    _monotonic_ms: Callable[[], int]
 
     def page(
         self, after: int, max_count: int, group: str | None = None, state: str | None = None

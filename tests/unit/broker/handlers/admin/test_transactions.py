@@ -72,13 +72,11 @@ def info(offset: int, group: str = "pg", state: str = "prepared") -> Transaction
     )
 
 
-class FakeTransactions(PendingView, OperatorActions):
-    """The service's side of the contract, with a few transactions."""
+class FakeView(PendingView):
+    """A few transactions."""
 
     def __init__(self, *infos: TransactionInfo) -> None:
         self.infos = infos
-        self.error: TransactionError | None = None
-        self.done: list[tuple[str, int]] = []
 
     def page(
         self, after: int, max_count: int, group: str | None = None, state: str | None = None
@@ -95,6 +93,14 @@ class FakeTransactions(PendingView, OperatorActions):
 
     def find(self, transaction_id: str) -> TransactionInfo | None:
         return next((one for one in self.infos if one.transaction_id == transaction_id), None)
+
+
+class FakeOperator(OperatorActions):
+    """Notes what an operator does, or refuses it."""
+
+    def __init__(self) -> None:
+        self.error: TransactionError | None = None
+        self.done: list[tuple[str, int]] = []
 
     def decide(self, offset: int, action: str) -> Ended:
         if self.error is not None:
@@ -113,14 +119,14 @@ class Front:
     """The handlers, called as by the router."""
 
     def __init__(self, *infos: TransactionInfo) -> None:
-        self.transactions = FakeTransactions(*infos)
+        self.operator = FakeOperator()
         self.log = FakeLog(Clock())
         self.connection = FakeConnection()
         self.group = GroupAppend(self.log, call_soon=lambda work: None)
         self._router = Router(
             TransactionAdminHandlers(
-                self.transactions,
-                self.transactions,
+                FakeView(*infos),
+                self.operator,
                 self.log.named_record,
                 self.group,
             ).handlers()
@@ -217,7 +223,7 @@ def test_an_operators_decision_that_is_on_disk_is_answered_at_once() -> None:
 
     assert answer is not None
     assert response_header(answer, DecideTransactionResponseHeader).msg_id is None
-    assert front.transactions.done == [("rollback", 100)]
+    assert front.operator.done == [("rollback", 100)]
 
 
 def test_a_staged_decision_counts_before_an_operators() -> None:
@@ -237,7 +243,7 @@ def test_an_operators_decision_is_logged_with_its_reason(caplog: pytest.LogCaptu
     front = Front(info(100))
     with caplog.at_level("INFO"):
         front.decide(100, "resume", "the order exists")
-        front.transactions.error = HalfNotFoundError(100)
+        front.operator.error = HalfNotFoundError(100)
         front.decide(100, "commit")
 
     decided, refused = caplog.messages
@@ -258,7 +264,7 @@ def test_a_refused_decision_says_why(
 ) -> None:
     """The first decision and its time, or what else is wrong."""
     front = Front(info(100))
-    front.transactions.error = error
+    front.operator.error = error
 
     answer = front.decide(100, action)
 
@@ -284,7 +290,7 @@ def test_resume_takes_the_id_of_the_half_or_of_its_parked_copy() -> None:
 
     assert front.resume(offset_message_id(HOST, copy.physical_offset)).code == 0
     assert front.resume(offset_message_id(HOST, 4_000)).code == 0
-    assert front.transactions.done == [("resume", 100), ("resume", 4_000)]
+    assert front.operator.done == [("resume", 100), ("resume", 4_000)]
 
 
 def test_resume_finds_the_half_of_a_copy_that_has_no_link() -> None:
@@ -300,7 +306,7 @@ def test_resume_finds_the_half_of_a_copy_that_has_no_link() -> None:
 
     assert front.resume(offset_message_id(HOST, known.physical_offset)).code == 0
     refused = front.resume(offset_message_id(HOST, unknown.physical_offset))
-    assert front.transactions.done == [("resume", 900)]
+    assert front.operator.done == [("resume", 900)]
     assert refused.remark == "the transaction of this message is not undecided"
 
 
@@ -313,11 +319,11 @@ def test_resume_without_an_id_is_refused(message_id: str | None) -> None:
 def test_a_refused_resume_has_the_official_code() -> None:
     """RocketMQ's tools know 0 and 1 here."""
     front = Front(info(100))
-    front.transactions.error = DecidedOtherwiseError(100, "committed", START_MS)
+    front.operator.error = DecidedOtherwiseError(100, "committed", START_MS)
 
     answer = front.resume(offset_message_id(HOST, 100))
 
-    assert (answer.code, answer.remark) == (1, str(front.transactions.error))
+    assert (answer.code, answer.remark) == (1, str(front.operator.error))
 
 
 def runtime_table(log: FakeLog, clock: Clock, root: Path) -> dict[str, str]:
