@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from halfmq.store.deletion import Deleted
+from halfmq.store.deletion import Deletion
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 
 from ..config import StoreSettings
@@ -38,27 +38,8 @@ SCANS_PER_REQUEST: Final = 3
 _HOUR_MS: Final = 3_600_000
 
 
-class FileRetention(Protocol):
-    """Finds and deletes old files; see ``MessageStore.deletion``."""
-
-    @property
-    def expired_end(self) -> int: ...
-
-    @property
-    def deleted(self) -> Deleted: ...
-
-    def find_expired(self, stored_before_ms: int) -> None: ...
-
-    def delete_before(self, end: int) -> None: ...
-
-    def set_urgent(self, *, is_urgent: bool) -> None: ...
-
-    @property
-    def bytes_to_free(self) -> int: ...
-
-
 class AgedLog(Protocol):
-    """The part of the store that retention uses."""
+    """The part of the store that retention uses; see ``MessageStore``."""
 
     @property
     def min_offset(self) -> int: ...
@@ -67,7 +48,7 @@ class AgedLog(Protocol):
     def durable_offset(self) -> int: ...
 
     @property
-    def deletion(self) -> FileRetention: ...
+    def deletion(self) -> Deletion: ...
 
 
 def local_hour(now_ms: int) -> int:

@@ -16,7 +16,7 @@ from halfmq.broker.delay.levels import DelayLevels, parse_delay_levels
 from halfmq.broker.disk.retention_policy import FIRST_SCAN_S, SCAN_S, RetentionPolicy
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
-from halfmq.store.deletion import Deleted
+from halfmq.store.deletion import Deleted, Deletion
 from halfmq.store.files.page_cache import CachedReads, NotInMemoryError
 from halfmq.store.message_store import MessageStore
 from tests.support.broker_doubles import fetch_nothing, same_queue
@@ -40,7 +40,7 @@ NOW_MS = 1_700_000_000_000
 RESERVED_MS = 72 * HOUR_MS
 
 
-class FakeLog:
+class FakeLog(Deletion):
     """A log that records the calls of the schedule."""
 
     def __init__(self) -> None:
@@ -50,12 +50,15 @@ class FakeLog:
         self.deleted = Deleted()
         self.looks: list[int] = []
         self.deletions: list[int] = []
-        self.bytes_to_free = 0
         self.is_urgent = False
 
     @property
     def deletion(self) -> FakeLog:
         return self
+
+    @property
+    def bytes_to_free(self) -> int:
+        return 0
 
     def find_expired(self, stored_before_ms: int) -> None:
         self.looks.append(stored_before_ms)
