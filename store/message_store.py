@@ -208,11 +208,11 @@ class MessageStore:
         make_directory(self._config.commit_log_directory)
         make_directory(self._config.root / "consumequeue")
         files = self._log.files
-        files.load()
+        wrong_sizes = files.load()
         missing = files.missing()
         if missing is not None:
             raise UnusableFileError(files.path(missing), "is missing from the log")
-        for path, size in files.wrong_sizes().items():
+        for path, size in wrong_sizes.items():
             raise UnusableFileError(
                 path,
                 f"has {size} bytes instead of {files.file_size}. If mappedFileSizeCommitLog was "
@@ -261,6 +261,8 @@ class MessageStore:
         last = self._queued_record = recovery.last_record
         offset = last if last >= 0 else self._checkpoint.queues_offset
         self._queue_ends.start(self._queue_table.values(), offset)
+        for queue in self._queue_table.values():
+            queue.forget_known()
         self.deletion.queues_begin_for = self.min_offset
         if not self._checkpoint.is_ours:
             self._checkpoint = replace(self._checkpoint, is_ours=True)
@@ -385,9 +387,8 @@ class MessageStore:
     def _flush_derived(self, *, closed: bool = False) -> None:
         timestamp = self._log.last_store_timestamp  # read first: it covers what is flushed below
         last_record, written = self._log.last_record, self._log.write_offset
+        self._queue_table.sync()
         queues = list(self._queue_table.values())
-        for queue in queues:
-            queue.sync()
         self._queues_durable = written
         # If the last record is not durable yet, the last one of the previous flush counts.
         durable = self._flusher.durable_offset

@@ -9,11 +9,13 @@ The names in the first part are the system's own functions and not wrappers, so 
 for one name look-up, as with ``os``. The rest is built from them.
 """
 
+import ctypes
 import errno
 import fcntl
 import io
 import mmap
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -49,7 +51,6 @@ unlink = os.unlink
 replace = os.replace
 link = os.link
 remove_tree = shutil.rmtree
-walk = os.walk
 Map = mmap.mmap
 
 READ: Final = os.O_RDONLY | os.O_CLOEXEC
@@ -142,6 +143,20 @@ def directories(directory: Path) -> list[Path]:
 def below(directory: Path) -> list[Path]:
     """Return all paths below a directory, recursively and sorted."""
     return sorted(directory.rglob("*"))
+
+
+def walk(directory: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each directory below one, and itself, with its directories and files, as ``os.walk``.
+
+    Raises:
+        OSError: One cannot be read.
+    """
+    return os.walk(directory, onerror=_raise_unless_gone)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def lacks_descriptors(error: OSError) -> bool:
@@ -335,6 +350,28 @@ def sync_directory(path: Path) -> None:
     """Flush names that were created or removed in a directory to disk."""
     with opened(path) as fd:
         fsync(fd)
+
+
+def _file_system_sync() -> Callable[[int], None] | None:
+    """Return ``syncfs`` of the C library, which reports errors since Linux 5.8."""
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if sys.platform != "linux" or version is None or (*map(int, version.groups()),) < (5, 8):
+        return None
+    call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if call is None:
+        return None
+
+    def sync(fd: int) -> None:
+        if call(fd):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    return sync
+
+
+sync_file_system = _file_system_sync()
+"""Flushes all that has changed in the file system of an open file, by others too; raises OSError if
+something could not be written since the file was opened. None if the system cannot."""
 
 
 class NewFile:

@@ -6,6 +6,7 @@ found by arithmetic. Source: RocketMQ ``MappedFileQueue.java``.
 
 import logging
 from bisect import insort
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,22 +29,26 @@ class MappedFileQueue:
         self.file_size = file_size
         self.bases: list[int] = []  # ascending offsets of first bytes, usually contiguous
 
-    def load(self) -> None:
-        """Find the existing files, whose sizes may be wrong; see ``wrong_sizes``.
+    def load(self, names: Sequence[str] | None = None) -> dict[Path, int]:
+        """Find the existing files; return the sizes in bytes of those without ``file_size``.
 
-        An empty last file was being created when the machine stopped, and is removed.
+        ``names`` are those of the directory, if the caller knows them. An empty last file was being
+        created when the machine stopped, and is removed.
 
         Raises:
             UnusableFileError: The name of a file is not valid here.
         """
-        self.bases = []
-        if not disk.is_directory(self.directory):
-            return
-        paths = disk.files(self.directory)
-        if paths and disk.size_of(paths[-1]) == 0:
-            logger.warning("event=empty_file_removed path=%s", paths[-1])
-            disk.unlink(paths.pop())
-        self.bases = [self._checked(path) for path in paths]
+        if names is None:
+            is_there = disk.is_directory(self.directory)
+            names = [path.name for path in disk.files(self.directory)] if is_there else ()
+        sizes = {path: disk.size_of(path) for path in map(self.directory.joinpath, sorted(names))}
+        last = next(reversed(sizes), None)
+        if last is not None and not sizes[last]:
+            logger.warning("event=empty_file_removed path=%s", last)
+            disk.unlink(last)
+            del sizes[last]
+        self.bases = [self._checked(path) for path in sizes]
+        return {path: size for path, size in sizes.items() if size != self.file_size}
 
     def _checked(self, path: Path) -> int:
         if not (path.name.isascii() and path.name.isdigit()):
@@ -52,11 +57,6 @@ class MappedFileQueue:
         if len(path.name) != NAME_DIGITS or base % self.file_size:
             raise UnusableFileError(path, f"is not named by a multiple of {self.file_size} bytes")
         return base
-
-    def wrong_sizes(self) -> dict[Path, int]:
-        """Return the sizes in bytes of the files that do not have ``file_size``."""
-        sizes = {path: disk.size_of(path) for path in map(self.path, self.bases)}
-        return {path: size for path, size in sizes.items() if size != self.file_size}
 
     def path(self, base: int) -> Path:
         """Return the path of the file whose first byte has the offset ``base``."""

@@ -6,6 +6,7 @@ of its covered part), and a CRC-32 of everything before.
 
 import sys
 from array import array
+from collections.abc import Mapping
 from functools import lru_cache
 from struct import Struct
 from typing import Final
@@ -17,6 +18,7 @@ DIRECTORY: Final = "digests"  # below a store's root; a digest has the name of i
 _HEAD: Final = Struct(">4sIQ")  # magic, block size, bytes covered
 _MAGIC: Final = b"hmqd"
 _CRC: Final = Struct(">I")
+_ITEM: Final = Struct(">HI")  # of several: bytes of a file's name, and of its digest; both follow
 _POLYNOMIAL: Final = 0xEDB8_8320  # of CRC-32, its bits reversed as zlib has them
 
 
@@ -45,6 +47,32 @@ def unpack_digest(content: bytes) -> "tuple[int, array[int]] | None":
     if sys.byteorder == "little":
         crcs.byteswap()
     return end, crcs
+
+
+def pack_digests(digests: Mapping[str, bytes]) -> bytes:
+    """Pack digests of several files by name, as ``unpack_digests`` reads them."""
+    content = b"".join(
+        _ITEM.pack(len(name), len(packed)) + name + packed
+        for name, packed in ((name.encode(), packed) for name, packed in digests.items())
+    )
+    return content + _CRC.pack(crc32(content))
+
+
+def unpack_digests(content: bytes) -> dict[str, bytes]:
+    """Return packed digests by name; none if the content is damaged."""
+    end = len(content) - _CRC.size
+    if end < 0 or _CRC.pack(crc32(content[:end])) != content[end:]:
+        return {}
+    digests: dict[str, bytes] = {}
+    position = 0
+    while position < end:
+        name_size, size = _ITEM.unpack_from(content, position)
+        position += _ITEM.size
+        name = content[position : position + name_size].decode()
+        position += name_size
+        digests[name] = content[position : position + size]
+        position += size
+    return digests
 
 
 def find_flipped_bit(content: bytes, crc: int) -> tuple[int, int] | None:

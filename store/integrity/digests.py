@@ -14,12 +14,12 @@ from pathlib import Path
 
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
-from ..format.digest import DIRECTORY
+from ..format.digest import DIRECTORY, pack_digests, unpack_digests
 from ..format.queue_entry import ENTRY_SIZE
 from ..log.resync import Damage
 from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_table import QueueTable
-from .file_digest import Digest, digest_path, load_digest
+from .file_digest import Digest, digest_path, load_digest, read_if_there, replace_file, unpacked
 
 IndexExtent = tuple[Path, int]
 """An index file and the number of bytes used in it."""
@@ -82,6 +82,36 @@ class LogDigests:
         return self._path(0).parent
 
 
+class QueueEndDigests:
+    """The digests of the last files of all queues, in one file that a clean stop writes.
+
+    Files of their own would be tens of thousands, each in two directories of its own.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Load the file; without one, or if it is damaged, there are no digests."""
+        self._path = root / DIRECTORY / "consumequeue.ends"
+        self._packed = unpack_digests(read_if_there(self._path) or b"")
+
+    def of(self, queue: ConsumeQueue, base: int) -> Digest | None:
+        """Return the digest of a file, if it has one here."""
+        return unpacked(self._packed.get(_name(queue, base)))
+
+    def set(self, queue: ConsumeQueue, base: int, digest: Digest) -> None:
+        """Set the digest of the last file of a queue."""
+        self._packed[_name(queue, base)] = digest.pack()
+
+    def save(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Write those of the last files of these queues; they are not flushed."""
+        names = [_name(queue, base) for queue in queues for base in queue.files.bases[-1:]]
+        kept = {name: self._packed[name] for name in names if name in self._packed}
+        replace_file(self._path, pack_digests(kept))
+
+
+def _name(queue: ConsumeQueue, base: int) -> str:
+    return f"{queue.topic}/{queue.queue_id}/{base}"
+
+
 class QueueDigests:
     """The digests of queue files; used by one thread at a time."""
 
@@ -98,6 +128,7 @@ class QueueDigests:
 
     def advance(self, *, closing: bool = False) -> None:
         """Extend the digests of full files; with ``closing``, of all changed files."""
+        ends: QueueEndDigests | None = None
         for queue in list(self._queues.values()):
             end = queue.flushed_offset
             covered = self._covered.get(queue, 0)
@@ -108,21 +139,26 @@ class QueueDigests:
             full = end // per_file
             for number in range(first, last if closing else full):
                 count = min(end - number * per_file, per_file)
-                self._extend_file(queue, number * per_file * ENTRY_SIZE, count * ENTRY_SIZE)
+                ends = QueueEndDigests(self._root) if ends is None else ends
+                self._extend_file(queue, number * per_file * ENTRY_SIZE, count * ENTRY_SIZE, ends)
             if closing or full > covered // per_file:
                 self._covered[queue] = end if closing else full * per_file
+        if ends is not None and closing:
+            ends.save(self._queues.values())
 
-    def _extend_file(self, queue: ConsumeQueue, base: int, end: int) -> None:
+    def _extend_file(self, queue: ConsumeQueue, base: int, end: int, ends: QueueEndDigests) -> None:
         """Extend the digest of a file; its older part may not have been compared yet."""
         path = queue.files.path(base)
-        kept = digest_path(self._root, path)
-        digest = load_digest(kept) or Digest()
+        digest = ends.of(queue, base) or Digest()
         digest.cut(max(min(end, queue.kept_end * ENTRY_SIZE - base), 0))
         try:
             _extend(digest, path, end)
         except FileNotFoundError:  # deleted by age
             return
-        digest.save(kept)
+        if end == queue.files.file_size:
+            digest.save(digest_path(self._root, path))
+        else:
+            ends.set(queue, base, digest)
 
 
 class IndexDigests:
@@ -203,8 +239,9 @@ def _files_below(directory: Path) -> Iterator[Path]:
 
 def remove_all(root: Path, name: str = "") -> None:
     """Delete all digests, or those of one directory of the store."""
-    for path in reversed(disk.below(root / DIRECTORY / name)):
-        if disk.is_file(path):
+    top = root / DIRECTORY
+    for path in reversed(disk.below(top)):
+        if str(path.relative_to(top)).startswith(name) and disk.is_file(path):
             disk.remove(path)
 
 

@@ -5,7 +5,8 @@ CRC-32 for each ``BLOCK`` of such a file, as far as the file is written. With it
 ``halfmq store verify``, finds every flipped bit. If only one bit is wrong, the CRC-32 shows which.
 
 A digest is not flushed and has a checksum of its own; a damaged one counts as missing.
-Digests lie in ``digests/`` below the root, under the names of their files. Other brokers ignore
+Digests lie in ``digests/`` below the root, under the names of their files, but for those of the
+last file of each queue, which lie together in one. Other brokers ignore
 them and may rewrite files, so the digests are deleted if another broker used the store last.
 """
 
@@ -85,22 +86,40 @@ class Digest:
             position, crc = number * BLOCK, self._crcs[number]
             yield Block(position, disk.pread(fd, min(BLOCK, self.end - position), position), crc)
 
+    def pack(self) -> bytes:
+        """Return the digest as ``unpacked`` reads it."""
+        return pack_digest(self.end, self._crcs)
+
     def save(self, path: Path) -> None:
         """Write the digest; it is not flushed."""
-        temporary = path.with_name(path.name + ".tmp")
-        disk.make_directories(path.parent)
-        disk.write_file(temporary, pack_digest(self.end, self._crcs))
-        disk.replace(temporary, path)
+        replace_file(path, self.pack())
+
+
+def unpacked(content: bytes | None) -> Digest | None:
+    """Return a digest; None if there is none or it is damaged."""
+    found = None if content is None else unpack_digest(content)
+    return None if found is None else Digest(*found)
 
 
 def load_digest(path: Path) -> Digest | None:
     """Return the digest at ``path``; None if there is none or it is damaged."""
+    return unpacked(read_if_there(path))
+
+
+def read_if_there(path: Path) -> bytes | None:
+    """Return the content of a file; None if there is none."""
     try:
-        content = disk.read_bytes(path)
+        return disk.read_bytes(path)
     except FileNotFoundError:
         return None
-    unpacked = unpack_digest(content)
-    return None if unpacked is None else Digest(*unpacked)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file anew, and its directory if needed; nothing is flushed."""
+    temporary = path.with_name(path.name + ".tmp")
+    disk.make_directories(path.parent)
+    disk.write_file(temporary, content)
+    disk.replace(temporary, path)
 
 
 def digest_of(root: Path, file: Path) -> Digest | None:

@@ -31,6 +31,7 @@ from ..log.log_scan import find_records
 from ..log.resync import OpenLogFile, candidate_at, candidates
 from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_table import QueueTable
+from .digests import QueueEndDigests
 from .expected_entries import is_sound
 from .file_digest import Block, Digest, digest_of, digest_path
 
@@ -161,9 +162,10 @@ def queue_targets(root: Path, queues: QueueTable, log: MappedFileQueue) -> Itera
     newest = [(queue, base) for queue, bases in files for base in bases[-1:]]
     older = [(queue, base) for queue, bases in files for base in reversed(bases[:-1])]
     rebuild = rebuild_marker(root, "consumequeue")
+    ends = QueueEndDigests(root)
     for queue, base in newest + older:
         path = queue.files.path(base)
-        digest = digest_of(root, path)
+        digest = ends.of(queue, base) or digest_of(root, path)
         if digest is not None:  # this start has written the entries from ``kept_end`` on
             digest.cut(max(queue.kept_end * ENTRY_SIZE - base, 0))
         used = queue.next_offset * ENTRY_SIZE - base  # the digest may be longer after a kill

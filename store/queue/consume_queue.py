@@ -14,6 +14,8 @@ were opened first; they are opened again when they are used.
 
 import sys
 from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +39,8 @@ BLANKS_MAX: Final = 16 << 20  # most blank entries in a row: 320 MB
 _PAGE: Final = 4096
 # Used in place of a map that is not open, so that the appender needs no test for None.
 _CLOSED: Final = disk.Map(-1, ENTRY_SIZE)
+_NOTHING: Final[Mapping[int, QueueEntry]] = {}
+_HEAD_BYTES: Final = _PAGE // ENTRY_SIZE * ENTRY_SIZE  # all entries of most queues
 
 
 def _unmap(opened: disk.Map) -> None:
@@ -100,6 +104,7 @@ class ConsumeQueue:
         "_end_durable",
         "_files",
         "_fresh_from",
+        "_known",
         "_names_durable",
         "_pool",
         "_read_base",
@@ -164,6 +169,7 @@ class ConsumeQueue:
         self._read_fd = -1  # of the file that is read without the map
         self._read_base = -1
         self._cached = CachedReads()
+        self._known = _NOTHING  # entries by queue offset, from ``load`` to the end of the recovery
         self._visible_end = 0  # result of the last search
         self._pool = pool
         self._files = MappedFileQueue(directory, file_size)
@@ -243,12 +249,14 @@ class ConsumeQueue:
         base = self._files.base_of(position)
         with disk.opened(self._files.path(base), disk.WRITE) as fd:
             disk.pwrite(fd, entry.pack(), position - base)
+        self.forget_known()
         self.flushed_offset = min(self.flushed_offset, queue_offset)
         self.kept_end = min(self.kept_end, queue_offset)
 
     def move_to(self, queue_offset: int) -> None:
         """Continue at ``queue_offset``; existing entries there stay until overwritten."""
         self.close()
+        self.forget_known()
         position = queue_offset * ENTRY_SIZE
         self._active_base = self._files.base_of(position)
         self._reserved_end = 0
@@ -339,7 +347,7 @@ class ConsumeQueue:
 
     def entry(self, queue_offset: int) -> QueueEntry:
         """Read one entry; it need not be valid."""
-        return unpack_entry(self.entries(queue_offset, 1))
+        return self._known.get(queue_offset) or unpack_entry(self.entries(queue_offset, 1))
 
     def entries(self, queue_offset: int, count: int) -> bytes:
         """Read consecutive entries, 20 bytes each, waiting for the disk if needed.
@@ -441,22 +449,28 @@ class ConsumeQueue:
         if missing is not None:
             # Entries after a missing or zeroed file cannot be reached; recovery rebuilds them.
             files.remove_from(missing)
-        end = self._find_end()
+        known: dict[int, QueueEntry] = {}
+        end = self._find_end(known)
         self.move_to(end)
+        self._known = known
         self.flushed_offset = end
         if end and not self.position:
             self._active_base -= files.file_size
             self.position = files.file_size
         self.last_end = self._end_of(end - 1) if end > self.first_offset else 0
 
-    def _find_end(self) -> int:
-        """Return the queue offset after the last valid entry.
+    def forget_known(self) -> None:
+        """Read all entries from their files from now on."""
+        self._known = _NOTHING
+
+    def _find_end(self, known: dict[int, QueueEntry]) -> int:
+        """Return the queue offset after the last valid entry; keep what a start needs in ``known``.
 
         Unwritten space is zero, so a binary search finds the end. If a crash has left a hole among
         the entries, it may find the hole: recovery compares queues with the log.
         """
         for base in reversed(self._files.bases):
-            used = self._used(base)
+            used = self._used(base, known)
             if used:
                 return base // ENTRY_SIZE + used
         return self._files.bases[0] // ENTRY_SIZE if self._files.bases else 0
@@ -466,11 +480,23 @@ class ConsumeQueue:
         with disk.opened(self._files.path(base)) as fd:
             return _is_written(fd, self._files.file_size // ENTRY_SIZE - 1)
 
-    def _used(self, base: int) -> int:
+    def _used(self, base: int, known: dict[int, QueueEntry]) -> int:
         """Return how many entries a file holds; binary search, because most of it is a hole."""
         places = range(self._files.file_size // ENTRY_SIZE)
         with disk.opened(self._files.path(base)) as fd:
-            return bisect_left(places, True, key=lambda place: not _is_written(fd, place))
+            head = disk.pread(fd, _HEAD_BYTES, 0)
+
+            def at(place: int) -> QueueEntry:
+                entry = head[place * ENTRY_SIZE : (place + 1) * ENTRY_SIZE]
+                return unpack_entry(entry or disk.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE))
+
+            used = min(len(head) // ENTRY_SIZE, len(places))
+            low, high = (0, used) if not at(used - 1).is_valid else (used, len(places))
+            used = bisect_left(places, True, low, high, key=lambda place: not at(place).is_valid)
+            if used:
+                known[base // ENTRY_SIZE] = at(0)
+                known[base // ENTRY_SIZE + used - 1] = at(used - 1)
+            return used
 
     def find_physical(self, physical_offset: int) -> int:
         """Return the first queue offset whose record lies at or after ``physical_offset``."""
@@ -507,6 +533,8 @@ class ConsumeQueue:
         """
         files = self._files
         end, low = self.next_offset, max(self.min_offset, start)
+        if 0 < self.last_end <= physical_offset:  # read after ``end``: entries may be added
+            return max(end, low)
         per_file = files.file_size // ENTRY_SIZE
         while low < end:
             base = files.base_of(low * ENTRY_SIZE)
@@ -544,6 +572,11 @@ class ConsumeQueue:
             self._stop_reading()
         return [files.path(base) for base in gone]
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether ``sync`` has something to flush."""
+        return self.flushed_offset != self.next_offset or not self._end_durable
+
     def sync(self) -> bool:
         """Flush new entries; called by the maintenance thread. Return whether there were any.
 
@@ -552,19 +585,26 @@ class ConsumeQueue:
 
         Files are opened again, so that threads share no map or descriptor.
         """
-        start, end = self.flushed_offset, self.next_offset
-        if start == end and self._end_durable:
+        if not self.is_changed:
             return False
-        self._end_durable = True  # first: entries removed during the flush reset it
+        names_durable = self._names_durable
+        with self.flushing() as end:
+            self._sync(self.flushed_offset, end, names=not names_durable)
+        return True
+
+    @contextmanager
+    def flushing(self) -> Iterator[int]:
+        """Take what a ``with`` block flushes as durable: all up to the queue offset it is given."""
+        end = self.next_offset
+        self._end_durable = self._names_durable = True  # first: a change during the flush resets it
         try:
-            self._sync(start, end)
+            yield end
         except OSError:
             self._end_durable = self._names_durable = False
             raise
         self.flushed_offset = end
-        return True
 
-    def _sync(self, start: int, end: int) -> None:
+    def _sync(self, start: int, end: int, *, names: bool) -> None:
         files = self._files
         first = files.base_of(min(start, end) * ENTRY_SIZE)
         for base in range(first, end * ENTRY_SIZE + 1, files.file_size):
@@ -576,8 +616,7 @@ class ConsumeQueue:
                 disk.sync_data(fd)
             finally:
                 disk.close(fd)
-        if files.bases and not self._names_durable:
-            self._names_durable = True  # first: a file created during the flush resets it
+        if names and files.bases:
             queue = files.directory
             for directory in (queue, queue.parent, queue.parent.parent):
                 disk.sync_directory(directory)

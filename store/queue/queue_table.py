@@ -1,13 +1,19 @@
 """All consume queues of a store, by topic and queue id."""
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 from ..errors import UnusableFileError
 from ..files import disk
 from .consume_queue import ConsumeQueue, MapPool
 
 logger = logging.getLogger(__name__)
+
+# Most queues that are flushed one by one, which takes some milliseconds of the disk for each: a
+# second at most. More are flushed with all that was changed in their file system, by others too.
+SYNCED_SINGLY_MAX: Final = 128
 
 
 class QueueTable(dict[tuple[str, int], ConsumeQueue]):
@@ -28,6 +34,7 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
         self._pool = MapPool(maps_max)
         self._special_topics = special_topics
         self._all_special = all_special
+        self._fd = -1  # of the directory; kept open, so that no error in between is missed
 
     def __missing__(self, key: tuple[str, int]) -> ConsumeQueue:
         """Add the queue; its files are created with its first entry."""
@@ -51,20 +58,21 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
             UnusableFileError: A name is wrong, or the sizes of all files without ``rebuild``, as
                 after a change of the settings. Nothing was changed.
         """
-        for topic in disk.directories(self._directory):
-            for directory in disk.directories(topic):
-                if directory.name.isdecimal():
-                    self[topic.name, int(directory.name)].files.load()
-        self._mend_sizes(rebuild=rebuild)
+        wrong: dict[Path, int] = {}
+        count = 0
+        depth = len(self._directory.parts) + 2
+        for name, directories, files in disk.walk(self._directory):
+            directories.sort()
+            parts = Path(name).parts
+            if len(parts) == depth and parts[-1].isdecimal():
+                queue = self[parts[-2], int(parts[-1])]
+                wrong |= queue.files.load(files)
+                count += len(queue.files.bases)
+        self._mend_sizes(wrong, count, rebuild=rebuild)
         for queue in self.values():
             queue.load()
 
-    def _mend_sizes(self, *, rebuild: bool) -> None:
-        wrong: dict[Path, int] = {}
-        count = 0
-        for queue in self.values():
-            wrong |= queue.files.wrong_sizes()
-            count += len(queue.files.bases)
+    def _mend_sizes(self, wrong: dict[Path, int], count: int, *, rebuild: bool) -> None:
         if wrong and len(wrong) == count and not rebuild:
             path, size = next(iter(wrong.items()))
             raise UnusableFileError(
@@ -77,7 +85,24 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
             logger.warning("event=queue_file_mended path=%s bytes=%d", path, size)
             disk.truncate(path, self._file_size)
 
+    def sync(self) -> None:
+        """Flush the new entries of all queues; called by the maintenance thread."""
+        changed = [queue for queue in list(self.values()) if queue.is_changed]
+        if len(changed) <= SYNCED_SINGLY_MAX or disk.sync_file_system is None:
+            for queue in changed:
+                queue.sync()
+            return
+        if self._fd < 0:
+            self._fd = disk.open_file(self._directory, disk.READ)
+        with ExitStack() as flushing:
+            for queue in changed:
+                flushing.enter_context(queue.flushing())
+            disk.sync_file_system(self._fd)
+
     def close(self) -> None:
         """Close all files."""
         for queue in self.values():
             queue.close()
+        if self._fd >= 0:
+            disk.close(self._fd)
+            self._fd = -1

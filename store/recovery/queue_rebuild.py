@@ -48,15 +48,18 @@ class QueueRebuild:
         delay_levels_ms: Sequence[int],
         batch_queues: frozenset[tuple[str, int]],
         before: dict[ConsumeQueue, LastEntries],
+        ends_checked: bool,
     ) -> None:
         """``held`` returns how many entries below ``start`` a queue has; it may raise.
 
         ``before`` keeps the ends of queues that the first scan of a start found, for a second scan.
+        With ``ends_checked``, a queue without records in the scan is left as it is.
         """
         self._queues = queues
         self._is_partial = start > log_start
         self._held = held
         self._before = before
+        self._ends_checked = ends_checked
         self._begun: set[ConsumeQueue] = set()
         self.transactions = TransactionRanges(start)
         self.expected = ExpectedEntries(
@@ -96,5 +99,5 @@ class QueueRebuild:
         """Write the rest, and remove unconfirmed entries from all queues."""
         self.expected.finish()
         for queue in self._queues.values():
-            if queue not in self._begun:
+            if queue not in self._begun and not self._ends_checked:
                 self._cut(queue, self._held(queue))

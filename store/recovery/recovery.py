@@ -113,6 +113,7 @@ class Recovery:
         self._trust = Trust()
         self._batch_queues: frozenset[tuple[str, int]] = frozenset()
         self._before: dict[ConsumeQueue, LastEntries] = {}
+        self._checked: dict[ConsumeQueue, int] = {}  # the end whose last entry was checked
         self._damages: list[Damage] = []
         self.last_record = -1
         self.last_timestamp = 0
@@ -142,7 +143,8 @@ class Recovery:
             self._check_markers(checkpoint)
             self._check_extents(checkpoint)
             start = self._clean_start(log_start) if clean else self._killed_start(checkpoint)
-            scan = self._scan_from(start)
+            # At a clean stop of ours nothing follows the last entries, which were just checked.
+            scan = self._scan_from(start, ends_checked=clean and checkpoint.is_ours)
             if 0 <= scan.end_offset < self._trust.closed_offset:
                 logger.error(
                     "event=log_shorter_than_closed end=%d closed=%d",
@@ -155,8 +157,7 @@ class Recovery:
             # If this start is killed, the next one could not tell that the queues are incomplete.
             self._must_rebuild.create()
             scan = self._scan_from(start)
-            for queue in self._queues.values():
-                queue.sync()
+            self._queues.sync()
             self._must_rebuild.remove()
         self._find_last(scan)
         truncated = self._cut_log(start, scan.end_offset, clean=clean)
@@ -250,6 +251,9 @@ class Recovery:
 
     def _check_last(self, queue: ConsumeQueue, end: int) -> None:
         """Check that the last entry before ``end`` fits its record, if that still exists."""
+        if self._checked.get(queue) == end:
+            return
+        self._checked[queue] = end
         if end > queue.first_offset and not is_sound(
             queue.entry(end - 1),
             queue,
@@ -287,7 +291,7 @@ class Recovery:
 
     # The scan -------------------------------------------------------------------------------
 
-    def _scan_from(self, start: int) -> LogScan:
+    def _scan_from(self, start: int, *, ends_checked: bool = False) -> LogScan:
         """Dispatch every record from ``start`` on to its queue; cut queues to these records."""
         sound_end = self._repair_log(start)
         self._scan_start = start
@@ -299,6 +303,7 @@ class Recovery:
             delay_levels_ms=self._config.delay_levels_ms,
             batch_queues=self._batch_queues,
             before=self._before,
+            ends_checked=ends_checked,
         )
         check_crc = self._config.check_crc_on_recover
         scan = LogScan(

@@ -21,6 +21,7 @@ path; the old path is left to the dead process.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -229,6 +230,18 @@ class Disk:
 
     def sync(self, fd: int) -> None:
         """Record what is durable now: a file's content, or the names in a directory."""
+        self._sync([fd])
+
+    def sync_file_system(self, _fd: int) -> None:
+        """Record all files and directories as durable, in one call."""
+        with contextlib.ExitStack() as opened:
+            fds = []
+            for path in [self.root, *sorted(self.root.rglob("*"))]:
+                fds.append(int(real.open_file(path, os.O_RDONLY)))
+                opened.callback(real.close, fds[-1])
+            self._sync(fds)
+
+    def _sync(self, fds: list[int]) -> None:
         process = self._acting()
         if process is None:
             return
@@ -236,22 +249,28 @@ class Disk:
         self.writes += 1
         fails = self.syncs == self.fail_at_sync or self.writes == self.fail_at_write
         dies = self._dies()
-        status = os.fstat(fd)
+        states = {fd: os.fstat(fd) for fd in fds}
+        files = {fd: one for fd, one in states.items() if not stat.S_ISDIR(one.st_mode)}
+        contents = {one.st_ino: _content(fd, one.st_size) for fd, one in files.items()}
         if fails:
-            if not stat.S_ISDIR(status.st_mode):
-                self._lose(status.st_ino, _content(fd, status.st_size))
+            for inode, content in contents.items():
+                self._lose(inode, content)
             self._fail(process, "sync failed", errno.EIO)
-        if stat.S_ISDIR(status.st_mode):
-            self._sync_names(status.st_ino, os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
-        else:
+        for fd in states.keys() - files.keys():
+            self._sync_names(states[fd].st_ino, os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
+        if contents:
             self._sync_number += 1
             number = self._sync_number
-            content = self._reaching(status.st_ino, _content(fd, status.st_size), self._durable)
+            reaching = {
+                inode: self._reaching(inode, content, self._durable)
+                for inode, content in contents.items()
+            }
             # Written before the sync began, so it must be there; later writes may be as well.
             self.loop.wait_like_a_thread(self.chance.random() ** 2 * self.sync_s)
-            if self._syncs.get(status.st_ino, -1) < number:
-                self._syncs[status.st_ino] = number
-                self._durable[status.st_ino] = content
+            for inode, content in reaching.items():
+                if self._syncs.get(inode, -1) < number:
+                    self._syncs[inode] = number
+                    self._durable[inode] = content
         if dies:
             self._die()
 

@@ -24,6 +24,7 @@ from halfmq.broker.transaction.replay import snapshot
 from halfmq.client.net import connection as client_connection
 from halfmq.store.files import disk as door
 from halfmq.store.files.page_cache import CachedReads
+from halfmq.store.queue import queue_table
 
 from .disk import Disk, RealCalls
 from .loop import EPOCH_S, Killed, SimulatedThread, SimulationLoop
@@ -125,6 +126,7 @@ def installed(
         (threading, "Thread", SimulatedThread),
         (door, "fsync", disk.sync),
         (door, "fdatasync", disk.sync),
+        (door, "sync_file_system", disk.sync_file_system),
         *((door, name, getattr(disk, name)) for name in RealCalls.NAMES),
         (ClientConnection, "__hash__", numbered),
         (client_connection.BrokerConnection, "__hash__", numbered),
@@ -132,6 +134,7 @@ def installed(
         # Housekeeping that is only there to be prompt; a run spends less on it this way.
         (broker_service, "INDEX_TICK_S", 0.25),
         (client_connection, "SWEEP_INTERVAL", 0.25),
+        (queue_table, "SYNCED_SINGLY_MAX", 5),  # so that queues are flushed in both ways
         # Snapshots are taken, and old files looked for, within the seconds of a run.
         (snapshot, "INTERVAL_MS", 1_000),
         (broker_retention, "FIRST_SCAN_S", 0.3),

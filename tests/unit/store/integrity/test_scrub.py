@@ -16,7 +16,7 @@ from halfmq.store.recovery import recovery
 from halfmq.store.tools.dump import Dumped, dump
 from halfmq.store.tools.verify import verify
 from tests.support.damage import extend, fill, filled_store, flip, only
-from tests.support.digests import differing, digest_of
+from tests.support.digests import differing, digest_of, store_digest, stored_digest
 from tests.support.stores import (
     Clock,
     append_durably,
@@ -61,7 +61,7 @@ def test_a_stopped_store_has_digests_of_all_its_files(root: Path) -> None:
         assert report.digested == sum(ends_of_files(root).values())
         for name in ("commitlog", "consumequeue", "index"):
             files = [path for path in (root / name).rglob("*") if path.is_file()]
-            assert all(digest_path(root, path).exists() for path in files), name
+            assert all(stored_digest(root, path) for path in files), name
         store = reopened(root)
         fill(store, 30)
         store.close()
@@ -105,7 +105,7 @@ def test_the_last_entry_of_a_queue_is_repaired_as_well(root: Path, at: int) -> N
     """The flipped bit makes the queue look shorter."""
     path = only(root / "consumequeue" / "orders" / "1", -1)
     before = path.read_bytes()
-    count = len(before.rstrip(b"\0")) // 20 + 1
+    count = -(-len(before.rstrip(b"\0")) // 20)
     flip(path, (count - 1) * 20 + at, bit=7 if at == 8 else 0)
     store = reopened(root)
 
@@ -165,9 +165,9 @@ def test_a_queue_with_several_flipped_bits_is_logged_and_rebuilt(
     assert path.read_bytes() == before
     assert f"event=block_damaged path={path} position=0" in caplog.text
     assert "event=queues_rebuilt" in caplog.text
-    assert not digest_path(root, path).exists()
+    assert stored_digest(root, path) is None
     store.close()
-    assert digest_path(root, path).exists()
+    assert stored_digest(root, path)
     assert verify(root).sound
 
 
@@ -221,7 +221,7 @@ def test_a_wrong_digest_changes_nothing(
     damaged = path.with_name("damaged")
     damaged.write_bytes(before)
     flip(damaged, 103)
-    digest_of(damaged, 1000).save(digest_path(root, path))
+    store_digest(root, path, digest_of(damaged, 1000))
     damaged.unlink()
     (root / "abort").touch()
     store = reopened(root)
@@ -246,7 +246,7 @@ def test_digests_are_ignored_after_another_broker_used_the_store(
     store = reopened(root)
 
     assert path.read_bytes() == extended
-    assert not digest_path(root, path).exists()
+    assert stored_digest(root, path) is None
     assert repaired_bits(caplog) == 0
     store.close()
 
