@@ -16,7 +16,8 @@ consumers might see messages that a power cut removes.
 import logging
 import resource
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -147,7 +148,7 @@ class MessageStore:
         self._maintenance: Maintenance | None = None
         self._checkpoint = Checkpoint()
         self._confirm_offset = 0  # begin of the last record that recovery found
-        self._maintenance_failed = False
+        self._doubted: set[str] = set()  # directories of which a flush has failed
         self._queues_durable = 0  # physical offset up to which the queues are on disk
         self._queued_record = -1  # last record at the last flush of the queues
         self._queue_ends = QueueEnds()
@@ -333,7 +334,7 @@ class MessageStore:
             self._lock.release()
             return
         try:
-            clean = not self._failed and self._close_derived() and clean
+            clean = self.failure is None and self._close_derived() and clean
         except (OSError, StoreError) as error:
             logger.critical("event=close_failed error=%r", str(error))
             clean = False
@@ -345,11 +346,6 @@ class MessageStore:
         finally:
             self._lock.release()
         logger.info("event=store_closed offset=%d clean=%s", self._log.write_offset, clean)
-
-    @property
-    def _failed(self) -> bool:
-        """Whether a write or flush has failed, so that later successes prove nothing."""
-        return self.failure is not None or self._maintenance_failed
 
     def _close_derived(self) -> bool:
         """Flush queues, index and checkpoint; return whether they are complete."""
@@ -367,27 +363,35 @@ class MessageStore:
 
     def _maintain(self) -> None:
         """Flush queues and index and write the checkpoint; called on the maintenance thread."""
-        if self._maintenance_failed or self.directory_lost:
-            return
-        try:
+        if not self.directory_lost:
             self._flush_derived()
             self._integrity.work(self._flusher.durable_offset, self.index.extents())
-        except OSError as error:
-            if disk.lacks_descriptors(error):  # a file was not opened, and nothing is lost
-                raise
-            # The kernel may drop pages it could not write, so the checkpoint must not advance.
-            self._maintenance_failed = True
-            logger.critical(
-                "event=upkeep_stopped error=%r note='Messages are stored and served as before, "
-                "but nothing is deleted by age, and the next start takes longer: restart the "
-                "broker when the disk is sound again'",
-                str(error),
+
+    @contextmanager
+    def _flushing(self, name: str) -> Iterator[None]:
+        """Flush a directory of the store that follows from the log.
+
+        After a failure the kernel takes pages for clean that it could not write, so that a later
+        flush proves nothing. It may succeed, but the next start rebuilds the directory.
+        """
+        if name in self._doubted:
+            rebuild_marker(self._config.root, name).create()
+            self._doubted.remove(name)
+            logger.warning(
+                "event=rebuilt_at_next_start directory=%s note='a flush of it failed'", name
             )
+        try:
+            yield
+        except OSError as error:
+            if not disk.lacks_descriptors(error):  # then a file was not opened, and nothing is lost
+                self._doubted.add(name)
+            raise
 
     def _flush_derived(self, *, closed: bool = False) -> None:
         timestamp = self._log.last_store_timestamp  # read first: it covers what is flushed below
         last_record, written = self._log.last_record, self._log.write_offset
-        self._queue_table.sync()
+        with self._flushing("consumequeue"):
+            self._queue_table.sync()
         queues = list(self._queue_table.values())
         self._queues_durable = written
         # If the last record is not durable yet, the last one of the previous flush counts.
@@ -397,7 +401,8 @@ class MessageStore:
         self._queue_ends.move(queues, queued[0] if queued else self._queue_ends.offset)
         log_start = self.deletion.queues_begin_for  # read first: queues may begin later meanwhile
         index_timestamp = self._checkpoint.index_timestamp
-        index_timestamp = self.index.flush(index_timestamp)
+        with self._flushing("index"):
+            index_timestamp = self.index.flush(index_timestamp)
         index_files = [path for path, _ in self.index.extents()][:-1]
         checkpoint = Checkpoint(
             log_timestamp=self._flusher.durable_timestamp,

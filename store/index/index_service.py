@@ -239,8 +239,12 @@ class IndexService:
             if file is not files[-1]:
                 file.unmap()
         if self._names_unflushed:
-            self._names_unflushed = False
-            disk.sync_directory(self._directory)
+            self._names_unflushed = False  # before the call: a file made during it sets it again
+            try:
+                disk.sync_directory(self._directory)
+            except OSError:
+                self._names_unflushed = True
+                raise
         return durable_ms
 
     def extents(self) -> list[tuple[Path, int]]:

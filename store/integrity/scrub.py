@@ -65,8 +65,10 @@ def compare(targets: Iterable[ScrubTarget]) -> Comparison:
             continue
         try:
             fd = disk.open_file(target.path, disk.WRITE)
-        except FileNotFoundError:
-            continue  # deleted by age
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) or disk.lacks_descriptors(error):
+                continue  # deleted by age, or left to the next start
+            raise
         try:
             for block in target.digest.blocks(fd, target.start):
                 sound = block.is_sound or _flip_back(target, fd, block)

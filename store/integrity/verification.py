@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
+from ..files import disk
 from ..files.checkpoint import rebuild_marker
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.index import slot_position
@@ -142,6 +143,8 @@ class Integrity:
         try:
             return work()
         except OSError as error:
+            if disk.lacks_descriptors(error):
+                return None  # the next round tries again
             self._usable = False
             logger.warning("event=digests_stopped error=%r", str(error))
             return None

@@ -11,6 +11,7 @@ from halfmq.store.config import FlushMode
 from halfmq.store.errors import DiskFullError
 from halfmq.store.files import disk, mapped_file
 from halfmq.store.files.checkpoint import load_checkpoint
+from halfmq.store.index import index_builder
 from halfmq.store.message_store import MessageStore
 from tests.support.patience import PATIENCE_S
 from tests.support.stepped_worker import SteppedWorker
@@ -18,6 +19,7 @@ from tests.support.stores import (
     Clock,
     append_durably,
     draft,
+    everything,
     maintain,
     small_config,
     wait_until,
@@ -137,28 +139,49 @@ def test_missing_descriptors_delay_flushes_and_end_nothing(
     assert not (tmp_path / "abort").exists()
 
 
-def test_a_broken_queue_disk_freezes_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("directory", ["consumequeue", "index"])
+def test_a_failed_flush_of_queues_or_index_is_tried_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    directory: str,
 ) -> None:
-    """The kernel may drop pages that it could not write, so later flushes prove nothing."""
+    """Its pages may be lost although later flushes succeed, so the next start rebuilds all."""
+    monkeypatch.setattr(index_builder, "FLUSH_EVERY", 0.0)
     config = small_config(tmp_path, flush_interval_consume_queue_ms=3_600_000)
     store = MessageStore(config, now_ms=Clock())
     store.open()
-    append_durably(store, draft())
+    append_durably(store, draft(properties={"KEYS": "k"}))
     before = load_checkpoint(tmp_path / "checkpoint")
+    sync_data = disk.sync_data
 
     def broken(fd: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+        if f"/{directory}/" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            raise OSError(errno.EIO, "Input/output error")
+        sync_data(fd)
 
+    store.tick()
     with monkeypatch.context() as patched:
-        patched.setattr("halfmq.store.files.disk.sync_data", broken)
-        maintain(store)
-    maintain(store)
-
-    (logged,) = [one for one in caplog.records if one.levelname == "CRITICAL"]
-    assert "upkeep_stopped" in logged.getMessage()
-    assert "Input/output" in logged.getMessage()
-
+        patched.setattr(disk, "sync_data", broken)
+        with pytest.raises(OSError, match="Input/output"):
+            maintain(store)
     assert load_checkpoint(tmp_path / "checkpoint") == before
+    maintain(store)
+    assert load_checkpoint(tmp_path / "checkpoint") != before
+    append_durably(store, draft(properties={"KEYS": "k"}))
     store.close()
-    assert (tmp_path / "abort").exists(), "the stop is not clean either"
+    assert not (tmp_path / "abort").exists()
+
+    for path in (tmp_path / directory).rglob("*"):
+        if path.is_file() and directory == "consumequeue":
+            path.write_bytes(bytes(20) + path.read_bytes()[20:])
+        elif path.is_file():
+            path.write_bytes(bytes(path.stat().st_size))
+    store = MessageStore(config, now_ms=Clock())
+    store.open()
+    assert len(everything(store)) == 2
+    while store.tick():
+        pass
+    assert len(store.index.query("T", "k", 9, 0, 1 << 62)) == 2
+    store.close()
+    assert f"event=rebuilt_at_next_start directory={directory}" in caplog.text
