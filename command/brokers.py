@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from .output import print_json, print_line, print_pairs
-from .verbs import Cli, CommandError, noun, verb
+from halfmq.client.errors import ConfigurationError
+
+from .connection_options import client_config
+from .output import print_error, print_json, print_line, print_pairs
+from .verbs import USAGE, Cli, CommandError, noun, verb
+
+CONSOLE_PORT: Final = 9_878
+"""The one after that of metrics."""
 
 
 def add_nouns(app: typer.Typer) -> None:
@@ -22,6 +28,7 @@ def add_nouns(app: typer.Typer) -> None:
             context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
             add_help_option=False,
         )(run)
+    app.command("console")(console)
     settings = noun(app, "config", "settings of brokers")
     verb(settings, "list")(list_)
     verb(settings, "get")(get)
@@ -51,6 +58,38 @@ async def metrics(
 def run(context: typer.Context) -> None:
     """Run a broker in this process; the options are those of the command broker."""
     os.execv(sys.executable, [sys.executable, "-m", "halfmq.broker", *context.args])  # noqa: S606
+
+
+def console(
+    namesrv: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="name server or halfmq broker (NAMESRV_ADDR)"),
+    ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="encrypt, and trust what the system does")
+    ] = False,
+    ca: Annotated[
+        str | None, typer.Option(metavar="FILE", help="encrypt, and trust these certificates (PEM)")
+    ] = None,
+    host: Annotated[str, typer.Option(help="address of the page")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port of the page")] = CONSOLE_PORT,
+) -> None:
+    """Serve a page for operators; whoever opens it signs in as a user of the broker."""
+    try:
+        from halfmq.console.app import run as serve  # noqa: PLC0415 -- an extra
+    except ImportError as error:
+        print_error(f"{error}; pip install 'halfmq[console]'")
+        raise typer.Exit(USAGE) from None
+    # No credentials of this process: everybody who opens the page would have them.
+    options = {"namesrv": namesrv, "credentials": None, "tls": tls, "ca": ca}
+    try:
+        config = client_config(options, {})
+    except ConfigurationError as error:
+        print_error(str(error))
+        raise typer.Exit(USAGE) from None
+    print_line(f"console http://{host}:{port}")
+    sys.stdout.flush()
+    serve(config, host=host, port=port)
 
 
 async def list_(

@@ -116,10 +116,11 @@ class Page:
     def ask(self, method: str, **parameters: Any) -> Json:
         return self.pipe.ask(method, self.session, parameters, self.events)
 
-    def open(self, file: Path, fragment: str = "") -> None:
-        """Load a file and wait until it is there."""
+    def open(self, file: Path | str, fragment: str = "") -> None:
+        """Load a file, or an address, and wait until it is there."""
         self.events.clear()
-        self.ask("Page.navigate", url=file.as_uri() + fragment)
+        url = file if isinstance(file, str) else file.as_uri()
+        self.ask("Page.navigate", url=url + fragment)
         self._wait("Page.loadEventFired")
 
     def look(

@@ -1,0 +1,219 @@
+"""Pages for an incident: what is wrong now, undecided transactions, the life of a message."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import quote
+
+from nicegui import ui
+
+from halfmq.client.admin import Admin, PendingTransaction
+from halfmq.client.administration.diagnosis import diagnoses
+from halfmq.client.errors import ClientError
+from halfmq.client.message import ReceivedMessage
+
+from .history import CHARTS, SAMPLE_S, History
+from .session import reported
+from .widgets import PAGE_ROWS, SearchTable, confirm, facts
+
+TRANSACTIONS_MAX: Final = 100_000
+"""Transactions that are read for the list; 1 KiB each."""
+
+_HISTORY: Final = History()
+_COLORS: Final = {"ok": "positive", "warning": "warning", "problem": "negative"}
+_ICONS: Final = {"ok": "check_circle", "warning": "warning", "problem": "error"}
+
+
+async def now(admin: Admin, _query: str) -> None:
+    """Whether it can write, who lags, what fails; and the last hour."""
+    found = ui.column().classes("w-full gap-1")
+    with ui.grid().classes("w-full grid-cols-1 md:grid-cols-2"):
+        charts = {title: ui.echart(_HISTORY.chart(title)).classes("h-52") for title in CHARTS}
+
+    async def refresh() -> None:
+        await _HISTORY.sample(admin)
+        for title, chart in charts.items():
+            chart.options.update(_HISTORY.chart(title))
+            chart.update()
+        results = [one async for one in diagnoses(admin)]
+        found.clear()
+        with found:
+            for one in results:
+                with ui.row().classes("items-center no-wrap w-full"):
+                    ui.icon(_ICONS[one.level], color=_COLORS[one.level], size="sm")
+                    if one.page:
+                        ui.link(f"{one.subject}: {one.text}", one.page)
+                    else:
+                        ui.label(f"{one.subject}: {one.text}")
+                    if one.remedy:
+                        ui.label(one.remedy).classes("text-grey-8 dark:text-grey-4 text-sm")
+
+    await refresh()
+    ui.timer(SAMPLE_S, reported(refresh))
+
+
+async def transactions(admin: Admin, query: str) -> None:
+    """Undecided transactions: search, check, decide."""
+
+    async def load() -> None:
+        rows: list[dict[str, Any]] = []
+        async for one in admin.transactions(limit=TRANSACTIONS_MAX):
+            rows.append(_row(one))
+            if len(rows) == PAGE_ROWS:  # the oldest, before the rest has come
+                table.fill(rows)
+        table.fill(rows)
+
+    with ui.row():
+        ui.button("Reload", icon="refresh", on_click=reported(load)).props("outline")
+    table = SearchTable(
+        {
+            "key": "Half message id",
+            "age": "Age in s",
+            "topic": "Topic",
+            "keys": "Keys",
+            "group": "Group",
+            "producers": "Producers",
+            "state": "State",
+            "checks": "Checks",
+        },
+        empty="no transaction is undecided",
+        on_open=lambda row: _open_transaction(admin, row["key"], load),
+        search=query,
+    )
+    await load()
+
+
+def _row(one: PendingTransaction) -> dict[str, Any]:
+    reason = f" ({one.parked_reason})" if one.parked_reason else ""
+    return {
+        "key": one.half_message_id,
+        "id": one.transaction_id,
+        "age": round(one.age),
+        "topic": one.topic,
+        "keys": one.keys,
+        "group": one.group,
+        "producers": "-" if one.producers is None else one.producers,
+        "state": one.state + reason,
+        "checks": one.checks_delivered,
+    }
+
+
+async def _open_transaction(admin: Admin, half_id: str, load: Any) -> None:
+    try:
+        one = await admin.transaction(half_id)
+    except ClientError as error:
+        ui.notify(str(error), type="negative")
+        return
+    if one is None:
+        ui.notify("It is decided by now", type="info")
+        return
+
+    async def commit(reason: str) -> str:
+        message_id = await admin.commit(half_id, reason=reason or None)
+        await load()
+        return f"committed; its message is {message_id}"
+
+    async def roll_back(reason: str) -> str:
+        await admin.rollback(half_id, reason=reason or None)
+        await load()
+        return "rolled back"
+
+    async def resume(reason: str) -> str:
+        await admin.resume(half_id, reason=reason or None)
+        await load()
+        return "its checks begin again"
+
+    with ui.dialog(value=True) as dialog, ui.card().classes("min-w-96"):
+        ui.label("Undecided transaction").classes("text-lg")
+        facts(
+            {
+                "Half message id": one.half_message_id,
+                "Transaction id": one.transaction_id,
+                "State": _row(one)["state"],
+                "Topic": one.topic,
+                "Keys": one.keys or "-",
+                "Group": one.group,
+                "Messages": one.messages,
+                "Prepared": one.prepared_at.isoformat(timespec="seconds"),
+                "Owner": one.owner or "-",
+                "Checks": f"{one.checks_sent} sent, {one.checks_delivered} delivered, "
+                f"{one.checks_answered} answered",
+                "Broker": one.broker_name,
+            }
+        )
+        with ui.row():
+            for text, word, action in (
+                ("Commit", "commit", commit),
+                ("Roll back", "roll back", roll_back),
+                ("Check now", "check", resume),
+            ):
+                ui.button(
+                    text,
+                    on_click=lambda _event, text=text, word=word, action=action: confirm(
+                        f"{text} {one.transaction_id}?", word, action, with_reason=True
+                    ),
+                ).props("outline")
+            ui.button("Close", on_click=dialog.close).props("flat")
+
+
+async def message(admin: Admin, query: str) -> None:
+    """One box for a message id, a transaction id or a key; and its life."""
+    result = ui.column().classes("w-full")
+
+    async def find() -> None:
+        result.clear()
+        text, name = box.value.strip(), topic.value.strip()
+        with result:
+            if not text:
+                ui.label("Enter an id, or a key and its topic")
+                return
+            pending = await admin.transaction(text)
+            if pending is not None:
+                ui.label("An undecided transaction:")
+                ui.link(pending.half_message_id, f"/transactions?q={quote(text)}")
+            one = await admin.message(text, name or None)
+            found = [] if one is None else [one]
+            if not found and name:
+                found = await admin.messages_with_key(name, text)
+            if not found and pending is None:
+                where = f" in topic {name}" if name else "; message ids and keys need a topic"
+                ui.label(f"Nothing has the id or key “{text}”{where}")
+            for each in found:
+                await _life(admin, each)
+
+    with ui.row().classes("items-center w-full"):
+        box = ui.input("Id or key", value=query).classes("min-w-80").props("outlined dense")
+        topic = ui.input("Topic").props("outlined dense")
+        ui.button("Find", icon="search", on_click=reported(find))
+        box.on("keydown.enter", reported(find))
+        topic.on("keydown.enter", reported(find))
+    if query:
+        await find()
+
+
+async def _life(admin: Admin, message: ReceivedMessage) -> None:
+    half = message.half_message_id
+    with ui.card().classes("w-full"):
+        facts(
+            {
+                "Topic": message.topic,
+                "Message id": message.message_id,
+                "Place": message.offset_message_id,
+                "Queue": f"{message.queue.broker_name}:{message.queue.queue_id}, offset "
+                f"{message.queue_offset}",
+                "Keys": message.keys or "-",
+                "Tags": message.tags or "-",
+                **({} if half is None else {"Half message": half}),
+                "Sent": message.born_timestamp.isoformat(timespec="milliseconds"),
+                "Stored": message.store_timestamp.isoformat(timespec="milliseconds"),
+            }
+        )
+        groups = await admin.consumption(message)
+        if not groups:
+            ui.label(f"No group consumes topic {message.topic}")
+        for one in groups:
+            attempts = f", {one.attempts} failed attempts" if one.attempts else ""
+            ui.label(f"{one.group}: {one.fate}{attempts}")
+        with ui.expansion("Body and properties").classes("w-full"):
+            ui.code(message.record.body[:10_000].decode(errors="replace")).classes("w-full")
+            facts(message.properties)

@@ -1,0 +1,126 @@
+"""What several pages are made of: tables, confirmations, facts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from nicegui import ui
+
+from .session import reported
+
+PAGE_ROWS: Final = 25
+
+Row = dict[str, Any]
+
+
+class SearchTable:
+    """A table whose rows stay here: the browser has one page of them, sorted and searched.
+
+    A row has a field ``key``, which tells rows apart.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        *,
+        empty: str,
+        on_open: Callable[[Row], Any] | None = None,
+        search: str = "",
+    ) -> None:
+        """Show an empty table.
+
+        Args:
+            columns: Title of each field that is shown.
+            empty: What is said if there are no rows.
+            on_open: Called with a row that is clicked.
+            search: The text that is searched first.
+        """
+        self._rows: list[Row] = []
+        self._empty = empty
+        with ui.row().classes("items-center w-full"):
+            self.search = ui.input("Search", value=search, on_change=self._searched).props(
+                "clearable outlined dense debounce=200 aria-label=Search"
+            )
+            self._count = ui.label().props("aria-live=polite")
+        self._table = (
+            ui.table(
+                columns=[
+                    {"name": name, "label": title, "field": name, "align": "left", "sortable": True}
+                    for name, title in columns.items()
+                ],
+                rows=[],
+                row_key="key",
+                pagination={"rowsPerPage": PAGE_ROWS, "rowsNumber": 0, "page": 1},
+            )
+            .classes("w-full")
+            .props("flat bordered dense wrap-cells=false")
+        )
+        self._table.on("request", lambda event: self._show(event.args["pagination"]))
+        if on_open is not None:
+            self._table.classes("cursor-pointer")
+            self._table.on("rowClick", lambda event: on_open(event.args[1]))
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        """Replace the rows."""
+        self._rows = list(rows)
+        self._show(dict(self._table.pagination))
+
+    def _searched(self) -> None:
+        self._show({**self._table.pagination, "page": 1})
+
+    def _show(self, pagination: dict[str, Any]) -> None:
+        wanted = (self.search.value or "").casefold()
+        rows = [
+            row
+            for row in self._rows
+            if not wanted or any(wanted in str(value).casefold() for value in row.values())
+        ]
+        by = pagination.get("sortBy")
+        if by:
+            rows.sort(key=lambda row: _sort_key(row[by]), reverse=bool(pagination["descending"]))
+        size = pagination["rowsPerPage"] or len(rows)
+        first = (pagination["page"] - 1) * size
+        pagination["rowsNumber"] = len(rows)
+        self._table.rows = rows[first : first + size]
+        self._table.pagination = pagination
+        searched = f" with “{self.search.value}”" if wanted else ""
+        self._count.text = f"{len(rows)}{searched}" if rows else f"{self._empty}{searched}"
+
+
+def _sort_key(value: Any) -> tuple[bool, float, str]:
+    number = isinstance(value, int | float)
+    return not number, float(value) if number else 0.0, str(value)
+
+
+def facts(pairs: Mapping[str, object]) -> None:
+    """Show names and values."""
+    with ui.grid(columns="max-content 1fr").classes("gap-x-6 gap-y-1"):
+        for name, value in pairs.items():
+            ui.label(name).classes("text-grey-8 dark:text-grey-4")
+            ui.label(str(value)).classes("break-all")
+
+
+def confirm(
+    title: str,
+    word: str,
+    action: Callable[[str], Awaitable[str]],
+    *,
+    with_reason: bool = False,
+) -> None:
+    """Ask for a word, and with ``with_reason`` for a reason; then act, and show what was done."""
+
+    async def act() -> None:
+        dialog.close()
+        done = await reported(action)(reason.value if reason is not None else "")
+        if done is not None:
+            ui.notify(done, type="positive")
+
+    with ui.dialog(value=True) as dialog, ui.card().classes("min-w-80"):
+        ui.label(title).classes("text-lg")
+        reason = ui.input("Reason, for the broker's log").classes("w-full") if with_reason else None
+        typed = ui.input(f"Type “{word}” to confirm").classes("w-full").props("autofocus")
+        with ui.row().classes("justify-end w-full"):
+            ui.button("Cancel", on_click=dialog.close).props("flat")
+            button = ui.button("Confirm", on_click=act)
+        button.bind_enabled_from(typed, "value", backward=lambda text: text == word)

@@ -1,0 +1,239 @@
+"""The console, used by a browser as an operator would, at a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmq.client import Decision, Message, TransactionProducer
+from halfmq.client.blocking import Admin, Consumer, Producer
+from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.browser import Page
+from tests.support.patience import PATIENCE_S, wait_until
+
+UNDECIDED = 50_000
+PHONE, DESK = 390, 1280  # px
+PATHS = (
+    *("/", "/transactions", "/message", "/topics", "/groups", "/dead-letters", "/delayed"),
+    *("/connections", "/brokers", "/settings", "/access"),
+)
+
+
+@contextmanager
+def console(namesrv: str) -> Iterator[str]:
+    """Run ``halfmq console`` and yield its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "halfmq.command", "console", "--namesrv", namesrv]
+    # NiceGUI behaves differently in tests, which it recognises by this variable.
+    environment = {key: value for key, value in os.environ.items() if "PYTEST" not in key}
+    with subprocess.Popen(
+        [*command, "--port", str(port)], stdout=subprocess.DEVNULL, env=environment
+    ) as process:
+
+        def answers() -> bool:
+            assert process.poll() is None, "the console has ended"
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+            except OSError:
+                return False
+            return True
+
+        try:
+            wait_until(answers, "the console does not start")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    directory = tmp_path_factory.mktemp("console")
+    with broker_process(directory, transactionTimeOut=600_000) as running:
+        asyncio.run(_leave_undecided(running.address))
+        with Producer("p", namesrv=running.address) as producer:
+            for number in range(3):
+                producer.send(Message("orders", b"<b>bold</b>", keys=f"o-{number}"))
+        with Consumer("mail", {"orders": "*"}, namesrv=running.address) as consumer:
+            message = consumer.receive(timeout=PATIENCE_S)
+            assert message is not None
+            message.reject("<i>unreadable</i>")
+        yield running
+
+
+async def _leave_undecided(namesrv: str) -> None:
+    async with TransactionProducer(
+        "pay", lambda _half: Decision.UNKNOWN, namesrv=namesrv
+    ) as producer:
+        numbers = iter(range(UNDECIDED))
+
+        async def leave() -> None:
+            for number in numbers:
+                async with producer.transaction(
+                    Message("payments", b"x", keys=f"pay-{number}")
+                ) as one:
+                    one.decide(Decision.UNKNOWN)
+
+        await asyncio.gather(*(leave() for _ in range(64)))
+
+
+@pytest.fixture(scope="module")
+def address(broker: BrokerProcess) -> Iterator[str]:
+    with console(broker.address) as served:
+        yield served
+
+
+def text_of(tab: Page) -> str:
+    return str(tab.run("document.body?.innerText"))
+
+
+def until(tab: Page, text: str) -> None:
+    """Wait until the page shows a text."""
+    wait_until(lambda: text in text_of(tab), f"{text!r} does not appear")
+
+
+def click(tab: Page, selector: str, text: str = "") -> None:
+    """Click the first element that has this text."""
+    tab.run(
+        f"[...document.querySelectorAll({json.dumps(selector)})]"
+        f".find(e => e.innerText.trim().startsWith({json.dumps(text)})).click()"
+    )
+
+
+def type_into(tab: Page, label: str, text: str) -> None:
+    quoted = json.dumps(label)
+    tab.run(f"document.querySelector('input[aria-label=' + JSON.stringify({quoted}) + ']').focus()")
+    tab.ask("Input.insertText", text=text)
+
+
+def test_one_of_fifty_thousand_is_found_and_decided(
+    broker: BrokerProcess, address: str, tab: Page
+) -> None:
+    """By its key in one action, opened by a second; decided by a word that is typed."""
+    tab.look(width=DESK)
+    begun = time.monotonic()
+    tab.open(f"{address}/transactions")
+    until(tab, f"1-25 of {UNDECIDED}")
+    loaded = time.monotonic()
+    type_into(tab, "Search", "pay-31415")
+    until(tab, "1-1 of 1")
+    print(f"list in {loaded - begun:.1f} s, search in {time.monotonic() - loaded:.1f} s")
+
+    click(tab, "tbody tr")
+    until(tab, "Undecided transaction")
+    click(tab, "button", "COMMIT")
+    until(tab, "to confirm")
+    type_into(tab, "Reason, for the broker's log", "paid by hand")
+    type_into(tab, "Type “commit” to confirm", "commit")
+    click(tab, "button", "CONFIRM")
+    until(tab, "its message is")
+
+    assert "paid by hand" in broker.log
+    with Admin(namesrv=broker.address) as admin:
+        assert len(admin.messages_with_key("payments", "pay-31415")) == 1
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_every_page_fits_and_asks_nobody_else(address: str, tab: Page, width: int) -> None:
+    """At the width of a phone too; offline, without an error in the browser's console."""
+    tab.look(width=width)
+    for path in PATHS:
+        tab.open(address + path)
+        until(tab, "halfmq")
+        wait_until(
+            lambda: bool(tab.run("!!document.querySelector('.nicegui-content > *')")),
+            f"{path} stays empty",
+        )
+        assert tab.run("document.scrollingElement.scrollWidth <= innerWidth"), path
+        assert all(url.startswith((address, "data:", "blob:")) for url in tab.requests), path
+        assert [one for one in tab.complaints if _is_error(one)] == [], path
+
+
+def _is_error(complaint: dict[str, Any]) -> bool:
+    return complaint.get("type") == "error" or "exceptionDetails" in complaint
+
+
+def test_what_fails_is_named_with_its_cause(address: str, tab: Page) -> None:
+    """From the first page to the cause; texts of others are shown as text."""
+    tab.look(width=DESK)
+    tab.open(address)
+    until(tab, "group mail: has 1 dead letters")
+    click(tab, "a", "group mail: has 1")
+    until(tab, "<i>unreadable</i>")
+    click(tab, "tbody tr")
+    until(tab, "SEND AGAIN")
+    assert tab.run("document.querySelectorAll('td i, td b').length") == 0
+
+
+def test_the_life_of_a_message_is_shown(address: str, tab: Page) -> None:
+    """Found by its key, with what became of it in each group."""
+    tab.look(width=DESK)
+    tab.open(f"{address}/message")
+    until(tab, "FIND")
+    type_into(tab, "Id or key", "o-0")
+    type_into(tab, "Topic", "orders")
+    click(tab, "button", "search")
+    until(tab, "mail: ")
+
+
+AXE = importlib.util.find_spec("axe_core_python")
+
+
+@pytest.mark.skipif(AXE is None, reason="axe-core-python is missing: NOT checked with axe")
+def test_axe_finds_no_serious_violation(address: str, tab: Page) -> None:
+    """Names, roles and contrast, as axe checks them."""
+    assert AXE is not None
+    assert AXE.origin is not None
+    (script,) = Path(AXE.origin).parent.rglob("axe.min.js")
+    tab.look(width=DESK)
+    found: dict[str, list[str]] = {}
+    for path in PATHS:
+        tab.open(address + path)
+        until(tab, "halfmq")
+        tab.run(script.read_text() + "; 0")
+        for violation in tab.run("axe.run().then(r => r.violations)"):
+            if violation["impact"] in ("serious", "critical"):
+                nodes = "; ".join(node["html"][:120] for node in violation["nodes"][:3])
+                found.setdefault(violation["id"], []).append(f"{path}: {nodes}")
+
+    assert found == {}, json.dumps(found, indent=1)
+
+
+def test_with_access_control_a_user_signs_in(tmp_path: Path, tab: Page) -> None:
+    """No page is shown before; a wrong password is refused."""
+    with (
+        broker_process(
+            tmp_path,
+            authenticationEnabled="true",
+            initAuthenticationUser='{"username":"operator","password":"secret"}',
+        ) as broker,
+        console(broker.address) as address,
+    ):
+        tab.open(f"{address}/transactions")
+        until(tab, "Sign in as a user of the broker")
+        type_into(tab, "User", "operator")
+        type_into(tab, "Password", "wrong")
+        click(tab, "button", "SIGN IN")
+        until(tab, "refuses this user")
+        tab.open(f"{address}/sign-in")
+        until(tab, "Sign in as a user of the broker")
+        type_into(tab, "User", "operator")
+        type_into(tab, "Password", "secret")
+        click(tab, "button", "SIGN IN")
+        until(tab, "none is stuck")
+        tab.open(f"{address}/access")
+        until(tab, "operator")
