@@ -75,6 +75,19 @@ class NetworkConfig:
         integer(-1, 65_535, "0 picks a free port, -1 serves none"),
         "Port for metrics and probes over HTTP (9877; if that is taken, a warning and none).",
     )
+    console_enabled: bool = setting(
+        "consoleEnable",
+        False,
+        SWITCH,
+        "Run the console (halfmq console) as a child process; it needs pip install "
+        "'halfmq[console]'.",
+    )
+    console_listen_port: int = setting(
+        "consoleListenPort",
+        9_878,
+        integer(1, 65_535),
+        "Port of the console on bindAddress; consoleEnable serves it.",
+    )
     connections_per_address: int = setting(
         "connectionsPerAddressMax",
         0,

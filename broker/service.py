@@ -63,6 +63,7 @@ from .handlers.messages.send import SendHandler
 from .handlers.messages.send_back import SendBackHandler
 from .handlers.transactions.end import TransactionHandler
 from .handlers.transactions.prepare import PrepareHandler
+from .http.console_process import ConsoleProcess
 from .http.endpoint import OFF, HttpEndpoint
 from .http.histogram import LONG_BOUNDS_S, Histogram
 from .lifecycle import Service, ServiceStack
@@ -354,6 +355,7 @@ class Broker:
             self._server,
             self._make_registration(),
             *([] if self._http is None else [self._http]),
+            *self._make_console(),
         ]
 
     def _make_store_service(self) -> StoreService:
@@ -510,6 +512,19 @@ class Broker:
             "access": self._access.metrics,
             "delays": self._delay.metrics,
         }
+
+    def _make_console(self) -> list[Service]:
+        network, tls = self.config.network, self.config.tls
+        if not network.console_enabled:
+            return []
+        return [
+            ConsoleProcess(
+                network.bind_address,
+                network.console_listen_port,
+                namesrv=lambda: self.namesrv_address,
+                trusted=None if self._tls is None else tls.cert_path,
+            )
+        ]
 
     def _make_http(self) -> HttpEndpoint | None:
         network = self.config.network

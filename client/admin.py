@@ -25,16 +25,15 @@ from typing import Final
 from halfmq.remoting.bodies import HeartbeatData
 
 from .administration.delayed import DelayedCalls, DelayedMessage
-from .administration.progress import ProgressCalls
+from .administration.diagnosis import Diagnosis, DiagnosisCalls
 from .administration.running_consumers import RunningConsumerCalls
-from .administration.settings import BrokerCalls, Counted, Traffic
+from .administration.settings import Counted, Traffic
 from .administration.topics import Topic
 from .administration.transactions import (
     PAGE_SIZE,
     Action,
     PendingTransaction,
     State,
-    TransactionCalls,
     pending_pages,
     pending_transactions,
 )
@@ -50,6 +49,7 @@ __all__ = [
     "Admin",
     "Counted",
     "DelayedMessage",
+    "Diagnosis",
     "PendingTransaction",
     "State",
     "Topic",
@@ -63,11 +63,9 @@ GROUP: Final = "halfmq-admin"
 
 
 class Admin(
-    TransactionCalls,
-    ProgressCalls,
+    DiagnosisCalls,
     RunningConsumerCalls,
     DelayedCalls,
-    BrokerCalls,
     UserCalls,
 ):
     """Decides transactions and administers the brokers of a cluster."""

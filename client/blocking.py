@@ -54,6 +54,7 @@ from . import transaction as aio_transaction
 from .access import Acl, AclEntry, PolicyType, User
 from .admin import PAGE_SIZE, Counted, DelayedMessage, PendingTransaction, State, Topic, Traffic
 from .administration.dead_letters import DeadLetter, DeadLetterCause, Redriven
+from .administration.diagnosis import Diagnosis
 from .administration.group_offsets import GroupOffset, TimeSpan
 from .administration.groups import ConsumerGroup, GroupMember
 from .administration.running_consumers import ConsumedQueue, DirectConsumption, RunningConsumer
@@ -769,6 +770,7 @@ class Admin(_Facade[aio_admin.Admin]):
     offsets_at = _BlockingMethod(aio_admin.Admin.offsets_at)
     group_names = _BlockingMethod(aio_admin.Admin.group_names)
     lag = _BlockingMethod(aio_admin.Admin.lag)
+    connected_groups = _BlockingMethod(aio_admin.Admin.connected_groups)
     consumption = _BlockingMethod(aio_admin.Admin.consumption)
     running_consumer = _BlockingMethod(aio_admin.Admin.running_consumer)
     consume_directly = _BlockingMethod(aio_admin.Admin.consume_directly)
@@ -834,6 +836,10 @@ class Admin(_Facade[aio_admin.Admin]):
         return self._iterate(
             self.asynchronous.browse(topic, since=since, until=until, latest=latest)
         )
+
+    def diagnose(self) -> Iterator[Diagnosis]:
+        """Check brokers, clocks, disks, groups, dead letters and transactions."""
+        return self._iterate(self.asynchronous.diagnose())
 
     def follow(self, topic: str) -> Iterator[ReceivedMessage]:
         """Iterate over the messages that are stored in a topic from now on; it never ends."""

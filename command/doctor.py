@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from halfmq.client.administration.diagnosis import diagnoses
-
 from .output import print_line, printable
 from .verbs import DONE, FAILED, Cli, verb
 
@@ -18,7 +16,7 @@ def add_verbs(app: typer.Typer) -> None:
 async def doctor(cli: Cli) -> int:
     """Check the connection, brokers, clocks, disks, groups and transactions."""
     admin = await cli.admin()
-    found = [one async for one in diagnoses(admin)]
+    found = [one async for one in admin.diagnose()]
 
     def show() -> None:
         for one in found:

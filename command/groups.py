@@ -37,7 +37,7 @@ async def list_(
 ) -> None:
     """List all groups with their members and their lag in messages and in time."""
     admin = await cli.admin()
-    connected = {one.name: one for one in await admin.groups()}
+    connected = await admin.connected_groups()
     found = [
         (await admin.lag(name), connected.get(name))
         for name in sorted({*await admin.group_names(built_in=all), *connected})
@@ -61,7 +61,7 @@ async def list_(
 async def show(cli: Cli, name: Name) -> None:
     """Show the members of a group, their subscriptions, and its lag in each topic."""
     admin = await cli.admin()
-    group = next(iter(await admin.groups(name)), None)
+    group = (await admin.connected_groups(name)).get(name)
     if group is None and name not in await admin.group_names():
         raise CommandError(f"there is no consumer group {name}")
     lag = await admin.lag(name)

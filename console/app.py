@@ -34,8 +34,9 @@ PAGES: Final[dict[str, tuple[str, str]]] = {
 _STYLE: Final = """
 .nicegui-link { color: var(--q-primary) }
 .body--dark .nicegui-link { color: #8ec5ff }
+.q-field__focusable-action { opacity: 1 }
 """
-"""Links with enough contrast in both modes."""
+"""Links and icons with enough contrast in both modes."""
 
 
 class Console:

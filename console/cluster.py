@@ -36,7 +36,7 @@ async def connections(admin: Admin, query: str) -> None:
                 ),
                 "state": "refused" if member.refused else "consumes",
             }
-            for group in await admin.groups()
+            for group in (await admin.connected_groups()).values()
             for member in group.members
         ]
     )

@@ -22,7 +22,7 @@ CHARTS: Final = {
 """Title → key of ``Admin.metrics``, and whether it is a list of rates of which the first counts."""
 
 
-class History:
+class ChartSamples:
     """Samples of all brokers together, by chart."""
 
     def __init__(self) -> None:

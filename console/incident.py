@@ -8,19 +8,18 @@ from urllib.parse import quote
 from nicegui import ui
 
 from halfmq.client.admin import Admin, PendingTransaction
-from halfmq.client.administration.diagnosis import diagnoses
 from halfmq.client.errors import ClientError
 from halfmq.client.message import ReceivedMessage
 
-from .history import CHARTS, SAMPLE_S, History
+from .history import CHARTS, SAMPLE_S, ChartSamples
 from .session import reported
 from .widgets import PAGE_ROWS, SearchTable, confirm, facts
 
 TRANSACTIONS_MAX: Final = 100_000
 """Transactions that are read for the list; 1 KiB each."""
 
-_HISTORY: Final = History()
-_COLORS: Final = {"ok": "positive", "warning": "warning", "problem": "negative"}
+_SAMPLES: Final = ChartSamples()
+_COLORS: Final = {"ok": "green-9", "warning": "orange-10", "problem": "red-9"}
 _ICONS: Final = {"ok": "check_circle", "warning": "warning", "problem": "error"}
 
 
@@ -28,14 +27,14 @@ async def now(admin: Admin, _query: str) -> None:
     """Whether it can write, who lags, what fails; and the last hour."""
     found = ui.column().classes("w-full gap-1")
     with ui.grid().classes("w-full grid-cols-1 md:grid-cols-2"):
-        charts = {title: ui.echart(_HISTORY.chart(title)).classes("h-52") for title in CHARTS}
+        charts = {title: ui.echart(_SAMPLES.chart(title)).classes("h-52") for title in CHARTS}
 
     async def refresh() -> None:
-        await _HISTORY.sample(admin)
+        await _SAMPLES.sample(admin)
         for title, chart in charts.items():
-            chart.options.update(_HISTORY.chart(title))
+            chart.options.update(_SAMPLES.chart(title))
             chart.update()
-        results = [one async for one in diagnoses(admin)]
+        results = [one async for one in admin.diagnose()]
         found.clear()
         with found:
             for one in results:

@@ -134,7 +134,7 @@ async def groups(admin: Admin, query: str) -> None:
     """Groups: members, lag, reset with a preview."""
 
     async def load() -> None:
-        connected = {one.name: one for one in await admin.groups()}
+        connected = await admin.connected_groups()
         rows = []
         for name in await admin.group_names():
             lag, group = await admin.lag(name), connected.get(name)
@@ -170,7 +170,7 @@ async def groups(admin: Admin, query: str) -> None:
 
 async def _open_group(admin: Admin, group: str, load: Any) -> None:
     lag = await admin.lag(group)
-    members = await admin.groups(group)
+    members = await admin.connected_groups(group)
 
     async def position() -> Any:
         if to.value in ("first", "last"):
@@ -197,7 +197,7 @@ async def _open_group(admin: Admin, group: str, load: Any) -> None:
     with ui.dialog(value=True) as dialog, ui.card().classes("min-w-96"):
         ui.label(group).classes("text-lg")
         facts({one.topic: f"lag {one.messages}, {one.seconds:.0f} s" for one in lag.topics})
-        for one in (member for each in members for member in each.members):
+        for one in (member for each in members.values() for member in each.members):
             ui.label(f"{one.client_id} at {one.address}" + (" (refused)" if one.refused else ""))
         if lag.topics:
             names = [one.topic for one in lag.topics]

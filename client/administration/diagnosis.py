@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
-from .settings import BrokerStatus
-
-if TYPE_CHECKING:
-    from ..admin import Admin
+from ..errors import UnsupportedRequestError
+from .progress import ProgressCalls
+from .settings import BrokerCalls, BrokerStatus
+from .transactions import TransactionCalls
 
 CLOCK_S_MAX: Final = 2.0
 """Seconds between the clocks of this machine and a broker that are worth a word; a second of it is
@@ -35,21 +36,88 @@ class Diagnosis:
     """Path of the console's page about it."""
 
 
-async def diagnoses(admin: Admin) -> AsyncIterator[Diagnosis]:
-    """Check brokers, clocks, disks, groups, dead letters and transactions.
+class DiagnosisCalls(ProgressCalls, TransactionCalls, BrokerCalls):
+    """Finds what is wrong."""
 
-    Raises:
-        ClientError: A broker refuses, or is lost meanwhile.
-    """
-    for status in await admin.broker_statuses():
-        yield _reached(status)
-        if status.error is None:
-            for finding in _clock_and_disk(status):
+    async def diagnose(self) -> AsyncGenerator[Diagnosis, None]:
+        """Check brokers, clocks, disks, groups, dead letters and transactions.
+
+        Raises:
+            ClientError: A broker refuses, or is lost meanwhile.
+        """
+        for status in await self.broker_statuses():
+            yield _reached(status)
+            if status.error is None:
+                for finding in _clock_and_disk(status):
+                    yield finding
+        async for finding in self._lagging():
+            yield finding
+        with suppress(UnsupportedRequestError):  # a broker of Apache RocketMQ
+            async for finding in self._stuck():
                 yield finding
-    async for finding in _groups(admin):
-        yield finding
-    async for finding in _transactions(admin):
-        yield finding
+
+    async def _lagging(self) -> AsyncGenerator[Diagnosis, None]:
+        connected = await self.connected_groups()
+        late = 0
+        for name in await self.group_names():
+            group, lag = connected.get(name), await self.lag(name)
+            if group is not None and group.unequal_topics:
+                text = (
+                    f"its members subscribe to {', '.join(group.unequal_topics)} in different ways"
+                )
+                remedy = (
+                    "give all members the same filters: meanwhile messages are lost to the group"
+                )
+                yield Diagnosis("problem", f"group {name}", text, remedy, "/groups")
+            if lag.messages and group is None:
+                text = f"{lag.messages} messages wait, and no consumer is connected"
+                remedy = f"start a consumer, or delete the group: halfmq group delete {name}"
+                yield Diagnosis("warning", f"group {name}", text, remedy, "/groups")
+            elif lag.seconds > LAG_S_MAX:
+                text = f"lags {lag.messages} messages, {lag.seconds:.0f} s"
+                yield Diagnosis(
+                    "warning",
+                    f"group {name}",
+                    text,
+                    "add consumers, or make handlers faster",
+                    "/groups",
+                )
+            else:
+                continue
+            late += 1
+        if not late:
+            yield Diagnosis("ok", "groups", "none lags")
+        for name, count in (await self.dead_letter_groups()).items():
+            remedy = f"halfmq dlq list {name} counts the causes"
+            yield Diagnosis(
+                "warning", f"group {name}", f"has {count} dead letters", remedy, "/dead-letters"
+            )
+
+    async def _stuck(self) -> AsyncGenerator[Diagnosis, None]:
+        parked = alone = old = 0
+        async for one in self.transactions(limit=TRANSACTIONS_MAX):
+            parked += one.parked_reason is not None
+            alone += one.producers == 0
+            old += one.age > UNDECIDED_S_MAX
+        for count, text, remedy in (
+            (
+                parked,
+                "wait for an operator",
+                "halfmq tx list --state parked, then commit or rollback",
+            ),
+            (alone, "have no producer to ask", "start a producer of their group: halfmq tx list"),
+            (
+                old,
+                "are undecided for minutes",
+                "look at the checker of their group: halfmq tx list",
+            ),
+        ):
+            if count:
+                yield Diagnosis(
+                    "warning", "transactions", f"{count} {text}", remedy, "/transactions"
+                )
+        if not parked and not alone and not old:
+            yield Diagnosis("ok", "transactions", "none is stuck")
 
 
 def _reached(status: BrokerStatus) -> Diagnosis:
@@ -80,54 +148,3 @@ def _clock_and_disk(status: BrokerStatus) -> list[Diagnosis]:
         remedy = "free space before it refuses messages (diskSpaceWarningLevelRatio)"
         found.append(Diagnosis("warning", subject, f"{used} % of its disk are in use", remedy))
     return found
-
-
-async def _groups(admin: Admin) -> AsyncIterator[Diagnosis]:
-    connected = {one.name: one for one in await admin.groups()}
-    late = 0
-    for name in await admin.group_names():
-        group, lag = connected.get(name), await admin.lag(name)
-        if group is not None and group.unequal_topics:
-            text = f"its members subscribe to {', '.join(group.unequal_topics)} in different ways"
-            remedy = "give all members the same filters: meanwhile messages are lost to the group"
-            yield Diagnosis("problem", f"group {name}", text, remedy, "/groups")
-        if lag.messages and group is None:
-            text = f"{lag.messages} messages wait, and no consumer is connected"
-            remedy = f"start a consumer, or delete the group: halfmq group delete {name}"
-            yield Diagnosis("warning", f"group {name}", text, remedy, "/groups")
-        elif lag.seconds > LAG_S_MAX:
-            text = f"lags {lag.messages} messages, {lag.seconds:.0f} s"
-            yield Diagnosis(
-                "warning",
-                f"group {name}",
-                text,
-                "add consumers, or make handlers faster",
-                "/groups",
-            )
-        else:
-            continue
-        late += 1
-    if not late:
-        yield Diagnosis("ok", "groups", "none lags")
-    for name, count in (await admin.dead_letter_groups()).items():
-        remedy = f"halfmq dlq list {name} counts the causes"
-        yield Diagnosis(
-            "warning", f"group {name}", f"has {count} dead letters", remedy, "/dead-letters"
-        )
-
-
-async def _transactions(admin: Admin) -> AsyncIterator[Diagnosis]:
-    parked = alone = old = 0
-    async for one in admin.transactions(limit=TRANSACTIONS_MAX):
-        parked += one.parked_reason is not None
-        alone += one.producers == 0
-        old += one.age > UNDECIDED_S_MAX
-    for count, text, remedy in (
-        (parked, "wait for an operator", "halfmq tx list --state parked, then commit or rollback"),
-        (alone, "have no producer to ask", "start a producer of their group: halfmq tx list"),
-        (old, "are undecided for minutes", "look at the checker of their group: halfmq tx list"),
-    ):
-        if count:
-            yield Diagnosis("warning", "transactions", f"{count} {text}", remedy, "/transactions")
-    if not parked and not alone and not old:
-        yield Diagnosis("ok", "transactions", "none is stuck")

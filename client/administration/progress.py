@@ -14,10 +14,11 @@ from halfmq.store.format.topics import (
     retry_topic,
 )
 
+from ..errors import UnsupportedRequestError
 from ..message import ReceivedMessage
 from .dead_letters import DeadLetterCalls
 from .group_offsets import OffsetCalls
-from .groups import GroupCalls
+from .groups import ConsumerGroup, GroupCalls
 from .messages import MESSAGES_MAX
 
 Fate: TypeAlias = Literal["consumed", "waiting", "retrying", "dead letter", "never consumed"]
@@ -80,6 +81,19 @@ class ProgressCalls(DeadLetterCalls, GroupCalls, OffsetCalls):
             found |= await requests.groups()
         return sorted(found if built_in else found.difference(BUILT_IN_GROUPS))
 
+    async def connected_groups(self, group: str | None = None) -> dict[str, ConsumerGroup]:
+        """Return the groups with connected consumers by name; with ``group`` only that one.
+
+        Brokers of Apache RocketMQ do not tell them.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
+        try:
+            return {one.name: one for one in await self.groups(group)}
+        except UnsupportedRequestError:
+            return {}
+
     async def lag(self, group: str) -> GroupLag:
         """Return how far a group lags, in messages and in time.
 
@@ -94,8 +108,8 @@ class ProgressCalls(DeadLetterCalls, GroupCalls, OffsetCalls):
             spans = await self.time_spans(group, topic) if messages else []
             seconds = max((span.delay for span in spans), default=0.0)
             topics.append(TopicLag(topic=topic, messages=messages, seconds=seconds))
-        connected = await self.groups(group)
-        members = sum(len(one.members) for one in connected)
+        connected = await self.connected_groups(group)
+        members = sum(len(one.members) for one in connected.values())
         return GroupLag(group=group, members=members, topics=tuple(topics))
 
     async def consumption(self, message: ReceivedMessage) -> list[Consumption]:

