@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import ssl
 from pathlib import Path
 from typing import Any
@@ -23,22 +22,14 @@ from tests.support.access_files import (
     write_users,
 )
 from tests.support.java_clients import (
-    TOOLS,
     JavaClient,
-    JavaMissingError,
     Kind,
     class_path,
     java_client,
 )
 from tests.support.patience import wait_until
 
-pytestmark = [
-    pytest.mark.campaign,
-    pytest.mark.skipif(
-        any(shutil.which(tool) is None for tool in TOOLS),
-        reason=f"needs {', '.join(TOOLS)}; the Java clients are NOT tested",
-    ),
-]
+pytestmark = pytest.mark.campaign
 
 RIGHTS: dict[str, Any] = {"topicPerms": ["java-shared=PUB"]}
 NEW = Account(APPLICATION.name, "another-secret")
@@ -48,10 +39,7 @@ NEW = Account(APPLICATION.name, "another-secret")
 def version(request: pytest.FixtureRequest) -> str:
     """The version of the client."""
     version: str = request.param
-    try:
-        class_path(version)
-    except JavaMissingError as missing:
-        pytest.skip(f"{missing}; the Java client {version} is NOT tested")
+    class_path(version)
     return version
 
 

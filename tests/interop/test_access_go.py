@@ -19,7 +19,7 @@ from tests.support.access_files import (
     write_plain_acl,
     write_users,
 )
-from tests.support.go_client import GoMissingError, Line, go_client, run_go
+from tests.support.go_client import Line, go_client, run_go
 
 pytestmark = pytest.mark.campaign
 
@@ -50,10 +50,7 @@ def broker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BrokerProcess]:
     """A broker that asks who sends."""
-    try:
-        go_client()
-    except GoMissingError as missing:
-        pytest.skip(f"{missing}; the Go client is NOT tested")
+    go_client()
     home = tmp_path_factory.mktemp("go")
     settings: dict[str, object] = {
         "messageDelayLevel": "1s 1s 1s 1s",

@@ -6,7 +6,6 @@ over TLS, where the client checks the broker's certificate and shows its own.
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,22 +31,14 @@ from tests.support.access_files import (
     write_users,
 )
 from tests.support.java_clients import (
-    TOOLS,
     JavaClient,
-    JavaMissingError,
     Kind,
     Line,
     class_path,
     java_client,
 )
 
-pytestmark = [
-    pytest.mark.campaign,
-    pytest.mark.skipif(
-        any(shutil.which(tool) is None for tool in TOOLS),
-        reason=f"needs {', '.join(TOOLS)}; the Java clients are NOT tested",
-    ),
-]
+pytestmark = pytest.mark.campaign
 
 SETTINGS: dict[str, object] = {
     "messageDelayLevel": "1s 2s 1s 1s 1s",
@@ -198,10 +189,7 @@ def java(
 ) -> Iterator[Java]:
     """A broker and a JVM."""
     setup: Setup = request.param
-    try:
-        class_path(setup.version)
-    except JavaMissingError as missing:
-        pytest.skip(f"{missing}; the Java client {setup.version} is NOT tested")
+    class_path(setup.version)
     java = Java(setup, tmp_path_factory.mktemp("access"))
     with (
         broker_process(java.home / "broker", **java.settings()) as java.broker,

@@ -23,9 +23,9 @@ from tests.support.access_files import (
     write_plain_acl,
     write_users,
 )
-from tests.support.mqadmin import NEEDS_MQADMIN, Mqadmin, mqadmin
+from tests.support.mqadmin import Mqadmin, mqadmin
 
-pytestmark = NEEDS_MQADMIN
+pytestmark = pytest.mark.campaign
 
 
 class Tool:

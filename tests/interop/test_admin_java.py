@@ -16,10 +16,9 @@ import pytest
 from halfmq.broker.net.unserved import UNSERVED, WITHOUT_ACCESS
 from halfmq.client import Message, SendResult
 from halfmq.client.blocking import Producer
-from tests.support.mqadmin import NEEDS_MQADMIN
 from tests.support.two_brokers import Difference, Measured, Operator, at_both, compare, is_about
 
-pytestmark = NEEDS_MQADMIN
+pytestmark = pytest.mark.campaign
 
 CLUSTER: Final = "DefaultCluster"
 BROKER: Final = "broker-a"

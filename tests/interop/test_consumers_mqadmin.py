@@ -13,10 +13,10 @@ import pytest
 
 from halfmq.client import Message
 from halfmq.client.blocking import Consumer, Producer
-from tests.support.mqadmin import NEEDS_MQADMIN, Mqadmin, mqadmin
+from tests.support.mqadmin import Mqadmin, mqadmin
 from tests.support.patience import PATIENCE_S
 
-pytestmark = NEEDS_MQADMIN
+pytestmark = pytest.mark.campaign
 
 
 @pytest.fixture(scope="module")
@@ -123,35 +123,3 @@ def test_our_consumer_does_what_operators_ask(tool: Mqadmin) -> None:
         tool.run("resetOffsetByTime", *at, "-t", "ours", "-s", "0")
         bodies = [message.body for _ in range(2) if (message := consumer.receive(PATIENCE_S))]
         assert bodies == [b"first", b"second"]
-
-
-def test_a_consumer_that_is_gone_is_said_to_be_so(tool: Mqadmin) -> None:
-    """The tool shows the broker's remark."""
-    with _java_consumer(tool, "gone") as (group, _):
-        refused = tool.failure("consumerStatus", "-g", group, "-i", "nobody")
-        assert f"The Consumer <{group}> <nobody> not online" in refused
-
-
-def test_the_entries_of_a_queue_are_shown(tool: Mqadmin) -> None:
-    """The tool queryCq, with and without a group."""
-    tool.run("updateTopic", *tool.at, "-t", "entries", "-r", "1", "-w", "1")
-    _send(tool, "entries", b"1", b"2")
-    shown = tool.run("queryCq", "-t", "entries", "-q", "0", "-i", "1", "-g", "nobody")
-    assert "nobody@entries is not online!" in shown
-    assert "max: 2, min: 0" in shown
-    assert [line for line in shown if line.startswith("idx: ")] == ["idx: 1"]
-    assert any(line.startswith("ConsumeQueueData{physicOffset=") for line in shown), shown
-    beyond = tool.run("queryCq", "-t", "entries", "-q", "0", "-i", "9")
-    assert beyond[:2] == ["Queue data:", "max: 2, min: 0"]
-
-
-def test_a_group_gets_the_offsets_of_another(tool: Mqadmin) -> None:
-    """The tool cloneGroupOffset; consumerProgress shows them."""
-    with _java_consumer(tool, "cloned") as (group, _):
-        _progress(tool, group, "cloned")
-        tool.run("updateSubGroup", *tool.at, "-g", "clone")
-        cloned = tool.run("cloneGroupOffset", "-s", group, "-d", "clone", "-t", "cloned")
-        assert cloned == [
-            f"clone group offset success. srcGroup[{group}], destGroup=[clone], topic[cloned]"
-        ]
-        assert _progress(tool, "clone", "cloned", "-t", "cloned")[2:6] == ["0", "1", "1", "0"]

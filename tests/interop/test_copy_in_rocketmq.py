@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from benchmarks.rocketmq_peer import PeerMissingError, fetch_jars
 from halfmq.client.blocking import Message, Producer
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.store.format.record import Record
 from halfmq.store.tools.copying import copy_log
 from tests.support.rocketmq_broker import Wire, rocketmq_broker
 
-pytestmark = [
-    pytest.mark.campaign,
-    pytest.mark.skipif(
-        shutil.which("java") is None,
-        reason="needs java and mvn; our copies are NOT tested in Apache RocketMQ",
-    ),
-]
+pytestmark = pytest.mark.campaign
 
 FORMAT = {
     "mappedFileSizeCommitLog": 65_536,
@@ -31,14 +23,6 @@ FORMAT = {
 }
 QUEUES = range(4)
 COUNT = 300
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _jars() -> None:
-    try:
-        fetch_jars()
-    except PeerMissingError as missing:
-        pytest.skip(f"{missing}; our copies are NOT tested in Apache RocketMQ")
 
 
 def send(broker: BrokerProcess, count: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from halfmq.client import ClientConfig, Message, blocking
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.features import feature
-from tests.support.go_client import GoMissingError, GoProcess, Line, go_client, going, run_go
+from tests.support.go_client import GoProcess, Line, go_client, going, run_go
 from tests.support.patience import wait_until
 from tests.support.rocketmq_broker import Wire
 
@@ -29,10 +29,7 @@ DIED = 3
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One broker for all scenarios; their topics and groups differ."""
-    try:
-        go_client()
-    except GoMissingError as missing:
-        pytest.skip(f"{missing}; the Go client is NOT tested")
+    go_client()
     settings = {
         "messageDelayLevel": "1s 1s 1s 1s",
         "transactionTimeOut": 2000,
@@ -384,10 +381,7 @@ def test_traces_are_stored(broker: BrokerProcess, tmp_path: Path) -> None:
 @feature("the broker is killed twice while members come and go: at least once, in order")
 def test_nothing_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
     """Every acknowledged message is consumed, those of orderly groups in order."""
-    try:
-        go_client()
-    except GoMissingError as missing:
-        pytest.skip(f"{missing}; the Go client is NOT tested")
+    go_client()
     wanted = {f"n-{number}" for number in range(200)}
     with broker_process(tmp_path / "broker") as broker, ExitStack() as running:
         flows = {

@@ -11,9 +11,9 @@ import pytest
 from halfmq.client.blocking import Admin, Consumer
 from halfmq.client.testing import broker_process
 from tests.support.features import feature
-from tests.support.go_client import GoMissingError, go_client, going
+from tests.support.go_client import go_client, going
 from tests.support.group_members import wait_for_shares
-from tests.support.java_clients import JavaMissingError, Kind, class_path, java_client
+from tests.support.java_clients import Kind, class_path, java_client
 from tests.support.patience import wait_until
 
 pytestmark = pytest.mark.campaign
@@ -25,10 +25,7 @@ ROOMS = ("east@a", "west@b")
 @pytest.fixture
 def rooms(tmp_path: Path) -> Iterator[str]:
     """The name server of two brokers, each in a room of its own with four queues of the topic."""
-    try:
-        go_client()
-    except GoMissingError as missing:
-        pytest.skip(f"{missing}; the Go client is NOT tested")
+    go_client()
     with ExitStack() as running:
         settings: dict[str, str] = {}
         for name in ROOMS:
@@ -74,11 +71,8 @@ JAVA = Kind("5.3.3", ("-Dpatience=600",))
 @feature("one group with members of several clients", "Go 2.1.2", "Java 5.3.3")
 def test_members_of_three_languages_own_each_queue_once(tmp_path: Path) -> None:
     """While they join one after the other, and when one is killed."""
-    try:
-        go_client()
-        class_path(JAVA.version)
-    except (GoMissingError, JavaMissingError) as missing:
-        pytest.skip(f"{missing}; mixed groups are NOT tested")
+    go_client()
+    class_path(JAVA.version)
     with ExitStack() as running:
         namesrv = running.enter_context(broker_process(tmp_path / "broker")).address
         admin = running.enter_context(Admin(namesrv=namesrv))

@@ -11,11 +11,11 @@ import pytest
 from halfmq.client import Message
 from halfmq.client.blocking import Admin, Producer
 from tests.support.features import feature
-from tests.support.go_client import GoMissingError, GoProcess, go_client, going
-from tests.support.mqadmin import NEEDS_MQADMIN, Mqadmin, mqadmin
+from tests.support.go_client import GoProcess, go_client, going
+from tests.support.mqadmin import Mqadmin, mqadmin
 from tests.support.patience import wait_until
 
-pytestmark = NEEDS_MQADMIN
+pytestmark = pytest.mark.campaign
 
 BODIES = ["1", "2", "3"]
 
@@ -23,10 +23,7 @@ BODIES = ["1", "2", "3"]
 @pytest.fixture(scope="module")
 def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mqadmin]:
     """A broker, and mqadmin 5.3.3 beside it."""
-    try:
-        go_client()
-    except GoMissingError as missing:
-        pytest.skip(f"{missing}; the Go client is NOT tested")
+    go_client()
     with ExitStack() as stack:
         home = tmp_path_factory.mktemp("operated")
         yield mqadmin(stack, "5.3.3", home, traceTopicEnable="true")

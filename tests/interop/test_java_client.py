@@ -6,7 +6,6 @@ Their jars come from Maven Central. 5.4.0 is the newest, 4.9.8 the last of the 4
 
 from __future__ import annotations
 
-import shutil
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -15,16 +14,10 @@ import pytest
 
 from halfmq.client import ClientConfig, Decision, Message, blocking
 from tests.support.features import feature
-from tests.support.java_clients import TOOLS, JavaMissingError, Kind, class_path, java_client
+from tests.support.java_clients import Kind, class_path, java_client
 from tests.support.java_scenarios import Java, bodies, by_body, java_scenarios, of
 
-pytestmark = [
-    pytest.mark.campaign,
-    pytest.mark.skipif(
-        any(shutil.which(tool) is None for tool in TOOLS),
-        reason=f"needs {', '.join(TOOLS)}; the Java clients are NOT tested",
-    ),
-]
+pytestmark = pytest.mark.campaign
 
 KINDS = {
     "5.4.0": Kind("5.4.0"),
@@ -53,10 +46,7 @@ def java(
 ) -> Iterator[Java]:
     """A broker and a JVM, where all scenarios have been started."""
     kind = KINDS[request.param]
-    try:
-        class_path(kind.version)
-    except JavaMissingError as missing:
-        pytest.skip(f"{missing}; the Java client {kind.version} is NOT tested")
+    class_path(kind.version)
     home = tmp_path_factory.mktemp("java")
     names = (*SCENARIOS, *SINCE_4_6) if kind.since_4_6 else SCENARIOS
     with java_scenarios(kind, home, names, **SETTINGS) as running:

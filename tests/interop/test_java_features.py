@@ -7,7 +7,6 @@ table of features, with the newest client and the last of the 4.x series.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,16 +16,10 @@ import pytest
 from halfmq.client import ClientConfig, Message, blocking
 from halfmq.remoting.codes import ResponseCode
 from tests.support.features import feature
-from tests.support.java_clients import TOOLS, JavaMissingError, Kind, Line, class_path, java_client
+from tests.support.java_clients import Kind, Line, class_path, java_client
 from tests.support.java_scenarios import Java, bodies, by_body, java_scenarios, of
 
-pytestmark = [
-    pytest.mark.campaign,
-    pytest.mark.skipif(
-        any(shutil.which(tool) is None for tool in TOOLS),
-        reason=f"needs {', '.join(TOOLS)}; the Java clients are NOT tested",
-    ),
-]
+pytestmark = pytest.mark.campaign
 
 VERSIONS = ("5.3.3", "4.9.8")
 SCENARIOS = (
@@ -44,10 +37,7 @@ BROKER_NAME = "room-a@broker"
 
 
 def _kind(version: str) -> Kind:
-    try:
-        class_path(version)
-    except JavaMissingError as missing:
-        pytest.skip(f"{missing}; the Java client {version} is NOT tested")
+    class_path(version)
     return Kind(version)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,22 +15,14 @@ from halfmq.client.blocking import Admin
 from halfmq.client.testing import broker_process
 from tests.support.features import feature
 from tests.support.java_clients import (
-    TOOLS,
     JavaClient,
-    JavaMissingError,
     Kind,
     class_path,
     java_client,
 )
 from tests.support.patience import until
 
-pytestmark = [
-    pytest.mark.campaign,
-    pytest.mark.skipif(
-        any(shutil.which(tool) is None for tool in TOOLS),
-        reason=f"needs {', '.join(TOOLS)}; mixed groups are NOT tested",
-    ),
-]
+pytestmark = pytest.mark.campaign
 
 TOPIC, GROUP = "mixed", "mixed-readers"
 QUEUES = 6
@@ -111,11 +102,8 @@ def _is_shared(queues: list[list[int]]) -> bool:
 @feature("one group with members of several clients", "Java 5.3.3", "Java 4.9.8")
 async def test_every_queue_has_one_owner_whoever_joins_and_leaves(tmp_path: Path) -> None:
     """And every message is consumed; a JVM leaves without a farewell, ours with one."""
-    try:
-        for version in ("5.3.3", "4.9.8"):
-            class_path(version)
-    except JavaMissingError as missing:
-        pytest.skip(f"{missing}; mixed groups are NOT tested")
+    for version in ("5.3.3", "4.9.8"):
+        class_path(version)
     with broker_process(tmp_path / "b") as broker, ExitStack() as running:
         config = ClientConfig(namesrv=broker.address)
 

@@ -18,9 +18,9 @@ import pytest
 from halfmq.broker.net.unserved import UNSERVED, WITHOUT_ACCESS
 from halfmq.client import Message, SendResult
 from halfmq.client.blocking import Consumer, Producer
-from tests.support.mqadmin import NEEDS_MQADMIN, Mqadmin, mqadmin
+from tests.support.mqadmin import Mqadmin, mqadmin
 
-pytestmark = NEEDS_MQADMIN
+pytestmark = pytest.mark.campaign
 
 
 class Case(NamedTuple):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from halfmq.store.format.ids import offset_message_id, pack_host
-from tests.support.mqadmin import NEEDS_MQADMIN
 from tests.support.two_brokers import Difference, Measured, Operator, at_both, compare
 
-pytestmark = NEEDS_MQADMIN
+pytestmark = pytest.mark.campaign
 
 DIFFERENCES: Final = (
     Difference(
@@ -133,6 +134,7 @@ def _messages(operator: Operator) -> None:
     ask("printMsg -t orders -d true")
     ask("printMsgByQueue -t orders -a broker-a -i 0 -p true -d true")
     ask("queryCq -b {address} -t orders -q 0 -i 0 -c 1")
+    ask("queryCq -t orders -q 0 -i 0 -c 1 -g nobody")
     ask("consumeMessage -t orders -c 2")
     ask("consumeMessage -t orders -b broker-a -i 0 -o 0 -c 1")
     ask("sendMessage -t unmade -p hello")
@@ -161,6 +163,7 @@ def _consumers(operator: Operator) -> None:
     ask(f"consumerProgress -g {group} -s true")
     ask("consumerProgress", until=group)
     ask(f"consumerStatus -g {group}")
+    ask(f"consumerStatus -g {group} -i nobody")
     ask("brokerConsumeStats -b {address}")
     ask("consumerConnection -g readers")
     ask("consumerProgress -g readers")
@@ -205,6 +208,7 @@ def _permissions(operator: Operator) -> None:
     ask("topicRoute -t orders")
     ask("updateOrderConf -m delete -t orders")
     ask("updateOrderConf -m get -t orders")
+    ask("updateTopic -c DefaultCluster -t bills -r 1 -w 1 -o true")
     ask("updateKvConfig -s NAMES -k key -v value")
     ask("deleteKvConfig -s NAMES -k key")
     ask("deleteKvConfig -s NAMES -k key")
@@ -216,9 +220,10 @@ def _settings(operator: Operator) -> None:
     ask("updateBrokerConfig -c DefaultCluster -k fileReservedTime -v 72")
     assert "fileReservedTime = 72" in "\n".join(ask("getBrokerConfig -b {address}"))
     ask("updateBrokerConfig -b {address} -k unknownKey -v 1")
-    ask("cleanExpiredCQ -b {address}")
-    ask("cleanUnusedTopic -b {address}")
-    ask("deleteExpiredCommitLog -b {address}")
+    for where in ("-b {address}", "-c DefaultCluster"):
+        ask(f"cleanExpiredCQ {where}")
+        ask(f"cleanUnusedTopic {where}")
+        ask(f"deleteExpiredCommitLog {where}")
     ask("exportMetadata -c DefaultCluster -f {home}")
     ask("exportConfigs -c DefaultCluster -f {home}")
     ask("exportMetrics -c DefaultCluster -f {home}")

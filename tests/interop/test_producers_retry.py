@@ -27,8 +27,8 @@ from tests.support.broker_pair import (
 )
 from tests.support.fake_broker import Refuse, fake_broker
 from tests.support.features import feature
-from tests.support.go_client import GoMissingError, go_client, going
-from tests.support.java_clients import JavaMissingError, Kind, class_path, java_client
+from tests.support.go_client import go_client, going
+from tests.support.java_clients import Kind, class_path, java_client
 from tests.support.patience import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -47,13 +47,10 @@ Sent = Callable[[], dict[str, Any]]
 def retrying(client: str, namesrv: str, topic: str, retries: int, home: Path) -> Iterator[Sent]:
     """A client that sends one message after the other, for the length of the block."""
     language, version = client.split()
-    try:
-        if language == "Java":
-            class_path(version)
-        if language == "Go":
-            go_client()
-    except (JavaMissingError, GoMissingError) as missing:
-        pytest.skip(f"{missing}; the client {client} is NOT tested")
+    if language == "Java":
+        class_path(version)
+    if language == "Go":
+        go_client()
     if language == "Java":
         with java_client(Kind(version), namesrv, home / "java") as java:
             run = java.start("retrying", topic, retries)

@@ -15,10 +15,10 @@ import pytest
 from halfmq.client import Message
 from halfmq.client.blocking import Producer
 from tests.support.features import feature
-from tests.support.mqadmin import NEEDS_MQADMIN, Mqadmin, mqadmin
+from tests.support.mqadmin import Mqadmin, mqadmin
 from tests.support.patience import PATIENCE_S
 
-pytestmark = NEEDS_MQADMIN
+pytestmark = pytest.mark.campaign
 
 BODIES: Final = (b"1", b"2", b"3")
 

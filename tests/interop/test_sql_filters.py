@@ -10,11 +10,8 @@ from __future__ import annotations
 import random
 from itertools import product
 
-import pytest
-
 from halfmq.broker.filters.errors import EvaluationError, FilterSyntaxError
 from halfmq.broker.filters.grammar import parse
-from tests.support.jars import JarMissingError
 from tests.support.official_filters import Case, official_answers
 from tests.support.seeds import run_seed
 
@@ -136,10 +133,7 @@ def _random_expression(rng: random.Random, depth: int = 0) -> str:
 
 
 def _assert_equal(cases: list[Case]) -> None:
-    try:
-        theirs = official_answers(cases)
-    except JarMissingError as missing:
-        pytest.skip(f"{missing}; SQL92 filters are NOT compared")
+    theirs = official_answers(cases)
     assert len(theirs) == len(cases)
     different = [
         f"{case}: {their} in RocketMQ, {ours} here"
@@ -170,10 +164,7 @@ def test_random_expressions_give_the_same_answers() -> None:
 def test_zero_and_the_least_number_are_read() -> None:
     """RocketMQ refuses `price > 0.0`."""
     expressions = _split(NUMBERS)
-    try:
-        theirs = official_answers([(expression, {"a": "5"}) for expression in expressions])
-    except JarMissingError as missing:
-        pytest.skip(f"{missing}; SQL92 filters are NOT compared")
+    theirs = official_answers([(expression, {"a": "5"}) for expression in expressions])
 
     assert set(theirs) == {"invalid"}
     assert "invalid" not in {_answer((expression, {"a": "5"})) for expression in expressions}
@@ -182,10 +173,7 @@ def test_zero_and_the_least_number_are_read() -> None:
 def test_what_follows_an_expression_is_refused() -> None:
     """RocketMQ ignores it; a filter that means something else than it says helps nobody."""
     expressions = _split(LEFTOVERS)
-    try:
-        theirs = official_answers([(expression, {"a": "5"}) for expression in expressions])
-    except JarMissingError as missing:
-        pytest.skip(f"{missing}; SQL92 filters are NOT compared")
+    theirs = official_answers([(expression, {"a": "5"}) for expression in expressions])
 
     assert "invalid" not in theirs
     assert {_answer((expression, {})) for expression in expressions} == {"invalid"}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rocketmq_peer import PeerMissingError, fetch_jars
 from halfmq.client import ClientConfig, Decision, Message, MessageView, blocking
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.store.format.record import Record
@@ -16,13 +15,7 @@ from halfmq.store.format.topics import HALF_TOPIC
 from tests.support.patience import PATIENCE_S, wait_until
 from tests.support.rocketmq_broker import OfficialBroker, Wire, rocketmq_broker
 
-pytestmark = [
-    pytest.mark.campaign,
-    pytest.mark.skipif(
-        shutil.which("java") is None,
-        reason="needs java and mvn; our store is NOT tested in Apache RocketMQ",
-    ),
-]
+pytestmark = pytest.mark.campaign
 
 # File sizes are part of the format: both brokers must have the same.
 FORMAT = {
@@ -47,14 +40,6 @@ UNDECIDED = ["undecided-rollback", "undecided-commit"]
 TRANSACTIONS = 3 + 3 + len(UNDECIDED)
 
 Content = dict[tuple[str, int], list[Record]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _jars() -> None:
-    try:
-        fetch_jars()
-    except PeerMissingError as missing:
-        pytest.skip(f"{missing}; our store is NOT tested in Apache RocketMQ")
 
 
 class Asked:

@@ -12,12 +12,11 @@ import pytest
 
 from halfmq.store.format.record import Record
 from tests.support.features import feature
-from tests.support.mqadmin import NEEDS_MQADMIN
 from tests.support.patience import PATIENCE_S
 from tests.support.rocketmq_broker import Wire
 from tests.support.two_brokers import Difference, Measured, Operator, Told, at_both, compare
 
-pytestmark = NEEDS_MQADMIN
+pytestmark = pytest.mark.campaign
 
 TRACE_TOPICS: Final = {"usual": "RMQ_SYS_TRACE_TOPIC", "own": "own-traces"}
 QUEUES: Final = 4  # of a topic that is made by its first message

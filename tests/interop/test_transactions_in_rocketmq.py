@@ -23,7 +23,6 @@ from typing import Final
 
 import pytest
 
-from benchmarks.rocketmq_peer import PeerMissingError, fetch_jars
 from halfmq.client import ClientConfig, Decision, Message, MessageView, blocking
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
@@ -32,13 +31,7 @@ from tests.support.ledger_log import read_log, records_of
 from tests.support.patience import PATIENCE_S, wait_until
 from tests.support.rocketmq_broker import OfficialBroker, Wire, rocketmq_broker
 
-pytestmark = [
-    pytest.mark.campaign,
-    pytest.mark.skipif(
-        shutil.which("java") is None,
-        reason="needs java and mvn; our transactions are NOT tested in Apache RocketMQ",
-    ),
-]
+pytestmark = pytest.mark.campaign
 
 FORMAT: Final = {
     "mappedFileSizeCommitLog": 65_536,
@@ -75,14 +68,6 @@ DELAYED: Final = {"delayed"}
 ASKED_THERE: Final = UNDECIDED | SEVERAL_UNDECIDED | PARKED
 COMMITTED_THERE: Final = {name for name in ASKED_THERE if name.endswith("commit")}
 DELIVERED: Final = Counter(COMMITTED | SEVERAL_COMMITTED | DELAYED | COMMITTED_THERE)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _jars() -> None:
-    try:
-        fetch_jars()
-    except PeerMissingError as missing:
-        pytest.skip(f"{missing}; our transactions are NOT tested in Apache RocketMQ")
 
 
 def _producer(namesrv: str, checker: AnsweringByBody | None = None) -> blocking.TransactionProducer:

@@ -22,9 +22,9 @@ from halfmq.client import (
     TransactionProducer,
 )
 from halfmq.client.testing import BrokerProcess, broker_process
-from tests.support.go_client import GoMissingError, go_client, going
+from tests.support.go_client import go_client, going
 from tests.support.hosts import Network, NoNetworkError, network
-from tests.support.java_clients import JavaMissingError, Kind, Line, class_path, java_client
+from tests.support.java_clients import Kind, Line, class_path, java_client
 from tests.support.patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.campaign
@@ -124,14 +124,6 @@ TAKEN_OVER_S = 240.0
 JAVA = Kind("5.3.3", (f"-Dpatience={TAKEN_OVER_S:.0f}",))
 
 
-def need_java() -> None:
-    """Skip the test without a Java client."""
-    try:
-        class_path(JAVA.version)
-    except JavaMissingError as missing:
-        pytest.skip(f"{missing}; Java clients that vanish are NOT tested")
-
-
 async def test_the_others_take_over_from_a_host_that_vanishes(
     hosts: Network, broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -140,7 +132,7 @@ async def test_the_others_take_over_from_a_host_that_vanishes(
     A Java consumer and one of ours share the group ``mixed``, two orderly Java consumers the group
     ``ordered``. When the network is back, the host consumes again.
     """
-    need_java()
+    class_path(JAVA.version)
     ours: set[str] = set()
     theirs: dict[str, list[Line]] = defaultdict(list)
 
@@ -228,10 +220,7 @@ async def test_go_clients_go_on_when_their_host_is_back(
     When the network is back, the Go consumer gets its share of the queues again, and all that the
     producer was told to be stored is there.
     """
-    try:
-        go_client()
-    except GoMissingError as missing:
-        pytest.skip(f"{missing}; vanished Go clients are NOT tested")
+    go_client()
     ours: dict[str, set[str]] = {"mixed": set(), "produced": set()}
     theirs: dict[str, set[str]] = {"consumed": set(), "sent": set()}
 
@@ -299,7 +288,7 @@ async def test_a_producer_that_vanishes_leaves_its_transactions_to_its_group(
     hosts: Network, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     """Another producer is asked; when the network is back, the first one is asked, too."""
-    need_java()
+    class_path(JAVA.version)
     with ExitStack() as running:
         clients, runs = {}, {}
         for host in ("one", "two"):
@@ -346,7 +335,7 @@ async def test_a_producer_that_vanishes_leaves_its_transactions_to_its_group(
 
 async def test_the_others_take_over_from_a_client_that_is_stopped(tmp_path: Path) -> None:
     """Its connections stay open; when it goes on, it shares the queues again."""
-    need_java()
+    class_path(JAVA.version)
     with ExitStack() as running:
         broker = running.enter_context(broker_process(tmp_path / "b"))
         clients = {}

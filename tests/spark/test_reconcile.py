@@ -20,7 +20,7 @@ from halfmq.spark_jobs.__main__ import main
 from halfmq.spark_jobs.jobs import differences
 from halfmq.spark_jobs.source import roles
 from tests.support import golden_store, messages
-from tests.support.jars import JarMissingError, jar
+from tests.support.jars import jar
 from tests.support.log_writer import PREPARED, SCHEDULE, START, LogWriter, Ours, Written
 
 COMMON = ("--topic", "orders", "--key-column", "id")
@@ -350,10 +350,7 @@ def test_a_database_is_read_through_jdbc(spark: SparkSession, tmp_path: Path) ->
 @pytest.mark.campaign
 def test_a_driver_from_a_jar_serves_a_running_session(tmp_path: Path) -> None:
     """SQLite's, which Spark does not bring: ``--driver-jar``."""
-    try:
-        driver = jar("org.xerial", "sqlite-jdbc", "3.50.3.0")
-    except JarMissingError as error:
-        pytest.skip(str(error))
+    driver = jar("org.xerial", "sqlite-jdbc", "3.50.3.0")
     store = small_orders(tmp_path)
     database = sqlite3.connect(tmp_path / "orders.db")
     with database:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
+import pytest
+
 from benchmarks.build import being_made
 from tests.support.cache import cache_directory, forget_others
 from tests.support.patience import PATIENCE_S
@@ -26,22 +28,17 @@ Line = dict[str, Any]
 """What a scenario said: an event and its fields."""
 
 
-class GoMissingError(Exception):
-    """The client cannot be run here; the message says what is missing."""
-
-
 def go_client() -> Path:
     """Return the program, built when it is not there yet.
 
-    Raises:
-        GoMissingError: Go is not installed, or the modules cannot be fetched.
+    The test is skipped if Go is not installed, or the modules cannot be fetched.
     """
     sources = sorted(SOURCES.iterdir())
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     home = cache_directory() / f"go-client-{digest[:16]}"
     if not home.is_dir():
         if shutil.which("go") is None:
-            raise GoMissingError("not installed: go")
+            pytest.skip("not installed: go; the Go client is NOT tested")
         with being_made(home) as unfinished:
             for source in sources:
                 shutil.copy(source, unfinished)
@@ -64,7 +61,7 @@ def _build(directory: Path) -> None:
             env={**os.environ, "GOFLAGS": "-buildvcs=false"},
         )
     except subprocess.CalledProcessError as error:
-        raise GoMissingError(f"go could not build the client: {error.stderr}") from error
+        pytest.skip(f"go could not build the client, which is NOT tested: {error.stderr}")
 
 
 def run_go(

@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import pytest
+
 from benchmarks.build import being_made
 from tests.support.cache import cache_directory, forget_others
 
@@ -57,10 +59,6 @@ Line = dict[str, Any]
 """What a scenario said: an event and its fields."""
 
 
-class JavaMissingError(Exception):
-    """The clients cannot be run here; the message says what is missing."""
-
-
 class Kind(NamedTuple):
     """A client version and how it is run."""
 
@@ -77,13 +75,11 @@ class Kind(NamedTuple):
 def class_path(version: str) -> str:
     """Fetch and compile what is not there yet; return what `java -cp` needs.
 
-    Raises:
-        JavaMissingError: A tool is not installed, or Maven cannot fetch the jars.
-        subprocess.CalledProcessError: The programs do not compile.
+    The test is skipped if a tool is not installed, or Maven cannot fetch the jars.
     """
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
-        raise JavaMissingError(f"not installed: {', '.join(missing)}")
+        pytest.skip(f"not installed: {', '.join(missing)}; the Java client {version} is NOT tested")
     jars = cache_directory() / f"rocketmq-tools-{version}"
     if not jars.is_dir():
         with being_made(jars) as unfinished:
@@ -109,7 +105,7 @@ def _fetch(version: str, jars: Path) -> None:
                 command, cwd=home, check=True, timeout=_FETCH_SECONDS, stdout=subprocess.DEVNULL
             )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise JavaMissingError(f"Maven could not fetch {version}: {error}") from error
+            pytest.skip(f"Maven could not fetch the Java client {version}, NOT tested: {error}")
 
 
 def _compile(sources: list[Path], jars: Path, classes: Path) -> None:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.java_clients import (
-    TOOLS,
     JavaClient,
-    JavaMissingError,
     Kind,
     Line,
     class_path,
     java_client,
 )
-
-NEEDS_MQADMIN = [
-    pytest.mark.campaign,
-    pytest.mark.skipif(
-        any(shutil.which(tool) is None for tool in TOOLS),
-        reason=f"needs {', '.join(TOOLS)}; mqadmin is NOT tested",
-    ),
-]
 
 
 class Mqadmin:
@@ -71,10 +58,7 @@ class Mqadmin:
 
 def mqadmin(stack: ExitStack, version: str, home: Path, **settings: object) -> Mqadmin:
     """Start a broker with these settings, and mqadmin of a version beside it."""
-    try:
-        class_path(version)
-    except JavaMissingError as missing:
-        pytest.skip(f"{missing}; mqadmin {version} is NOT tested")
+    class_path(version)
     (home / "conf").mkdir(exist_ok=True)
     (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
     conf = home / "broker.conf"

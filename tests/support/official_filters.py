@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.support.jars import JarMissingError, jar
+import pytest
+
+from tests.support.jars import jar
 
 VERSION: Final = "5.3.3"
 _SOURCE: Final = Path(__file__).parent / "java_filters" / "SqlFilters.java"
@@ -29,11 +31,10 @@ Case = tuple[str, Mapping[str, str]]
 def official_answers(cases: Iterable[Case]) -> list[str]:
     """Return for each case: true, false, null, invalid or failed.
 
-    Raises:
-        JarMissingError: Java or Maven is not installed, or the jars cannot be fetched.
+    The test is skipped if Java or Maven is not installed, or the jars cannot be fetched.
     """
     if shutil.which("java") is None:
-        raise JarMissingError("not installed: java")
+        pytest.skip("not installed: java; NOT compared with the official filters")
     class_path = os.pathsep.join(str(jar(*names)) for names in _JARS)
     lines = [
         "\t".join(

@@ -19,14 +19,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import pytest
-
-from benchmarks.rocketmq_peer import PeerMissingError, fetch_jars
 from halfmq.client.testing import broker_process
 from halfmq.remoting.fastjson import parse
-from tests.support.java_clients import JavaClient, JavaMissingError, Kind, class_path, java_client
+from tests.support.java_clients import JavaClient, Kind, class_path, java_client
 from tests.support.patience import PATIENCE_S
-from tests.support.rocketmq_broker import rocketmq_broker
+from tests.support.rocketmq_broker import official_jars, rocketmq_broker
 
 _ASK_AGAIN_S: Final = 0.3
 _WORDS: Final = (
@@ -160,11 +157,8 @@ def at_both(
 
     Both run at the same time: most of the time they wait.
     """
-    try:
-        class_path(version)
-        fetch_jars()
-    except (JavaMissingError, PeerMissingError) as missing:
-        pytest.skip(f"{missing}; mqadmin {version} is NOT compared")
+    class_path(version)
+    official_jars()
 
     def run(kind: Callable[..., AbstractContextManager[Place]]) -> list[Told]:
         folder = home / kind.__name__
