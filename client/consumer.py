@@ -54,6 +54,7 @@ from .arguments import INT32, check_callable, check_count, check_kind, check_sec
 from .config import ClientConfig
 from .consuming.delivery import Delivery, DeliveryBuffer
 from .consuming.filters import SQL92, SqlFilter, normalise_filter, sql_error
+from .consuming.handover import Handover
 from .consuming.in_flight import InFlightWindow
 from .consuming.offsets import (
     BrokerOffsets,
@@ -195,6 +196,8 @@ class Consumer(BaseClient):
             else BrokerOffsets(group, start_from)
         )
         self._buffer: DeliveryBuffer | None = None
+        self.handover: Handover | None = None
+        """Hands messages to other threads, once the consumer is started."""
         self._stopping = False
         self._operators: OperatorRequests | None = None
         self._pullers: dict[MessageQueue, tuple[QueuePuller, asyncio.Task[None]]] = {}
@@ -420,6 +423,7 @@ class Consumer(BaseClient):
         if self._start_from == "last":
             await self._commit_ends(session)
         self._buffer = DeliveryBuffer(self.config, self._ack_timeout, self._send_back)
+        self.handover = Handover(self._buffer)
         if self._stopping:
             self._buffer.stop()
         self._tasks = [
@@ -700,6 +704,8 @@ class Consumer(BaseClient):
                     )
 
     async def _commit_window(self, session: Session, window: InFlightWindow) -> None:
+        if self.handover is not None:
+            self.handover.collect()
         offset = window.commit_offset
         if offset != window.committed:
             await self._offsets.commit(session, window.queue, offset)

@@ -526,9 +526,6 @@ class Deliverer(Protocol):
     def extend(self, seconds: float) -> bool:
         """Do not redeliver the message within ``seconds``; return False if it is too late."""
 
-    def put_back(self) -> None:
-        """Deliver the message again, before all others: nobody received it."""
-
 
 class MessageView(ReceivedMessage):
     """A message for an async consumer or a transaction checker."""
@@ -561,7 +558,7 @@ class MessageView(ReceivedMessage):
             sent back, so that it will be redelivered; its queue has moved to another consumer of
             the group; or the consumer is closed. False as well if it was acknowledged before.
         """
-        deliverer = self._required_deliverer()
+        deliverer = self.deliverer
         self.settled = True
         return deliverer.acknowledge()
 
@@ -609,18 +606,16 @@ class MessageView(ReceivedMessage):
             False if it is too late, as with ``ack``: the message will be redelivered.
         """
         check_seconds("seconds", seconds)
-        return self._required_deliverer().extend(seconds)
-
-    def put_back(self) -> None:
-        """Undo the delivery, because the caller did not receive the message: it comes next."""
-        self._required_deliverer().put_back()
+        return self.deliverer.extend(seconds)
 
     async def _redeliver(self, delay_level: int, reason: str | None) -> None:
-        deliverer, text = self._required_deliverer(), _cut_reason(reason)
+        deliverer, text = self.deliverer, _cut_reason(reason)
         self.settled = True
         await deliverer.redeliver(delay_level, text)
 
-    def _required_deliverer(self) -> Deliverer:
+    @property
+    def deliverer(self) -> Deliverer:
+        """What acknowledges or redelivers the message; for the blocking client."""
         if self._deliverer is None:
             raise ClientError("a message under check is answered with a Decision, not with ack")
         return self._deliverer

@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from halfmq.store.format.record import Record
 
@@ -27,6 +27,8 @@ from ..net.fork_safety import LoopBinding
 from .in_flight import InFlightWindow
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 REDELIVERIES_MAX: Final = 32
 """Overdue messages that are sent back to brokers at one time."""
@@ -45,7 +47,17 @@ CONSUMER_CLOSED: Final = (
 class Delivery:
     """One pulled message, with all its deliveries by this consumer."""
 
-    __slots__ = ("_buffer", "attempts", "held", "reason", "record", "returning", "window")
+    __slots__ = (
+        "_buffer",
+        "attempts",
+        "claim",
+        "held",
+        "reason",
+        "record",
+        "returning",
+        "taken_at",
+        "window",
+    )
 
     def __init__(self, buffer: DeliveryBuffer, window: InFlightWindow, record: Record) -> None:
         self._buffer = buffer
@@ -59,11 +71,23 @@ class Delivery:
         """Why it is redelivered; empty if unknown."""
         self.returning = False
         """Whether the broker was asked to redeliver it, and has not refused."""
+        self.claim: list[None] | None = None
+        """Empty once it is decided what becomes of it; None if it is not handed to a thread."""
+        self.taken_at: float | None = None
+        """When a thread took it that it was handed to, on the loop's clock."""
 
     @property
     def pending(self) -> bool:
         """Whether it is still in the in-flight window, waiting for an acknowledgement."""
-        return self.window.active and self.record.queue_offset in self.window
+        is_open = self.claim is None or len(self.claim) > 0
+        return is_open and self.window.active and self.record.queue_offset in self.window
+
+    def take_claim(self) -> bool:
+        """Take the right to decide what becomes of it; return False if another thread has it."""
+        try:
+            return self.claim is not None and self.claim.pop() is None
+        except IndexError:
+            return False
 
     def acknowledge(self) -> bool:
         """Acknowledge the message; return False if it is too late."""
@@ -132,7 +156,8 @@ class DeliveryBuffer:
         send_back: Callable[[Delivery, int], Awaitable[bool]],
     ) -> None:
         self._config = config
-        self._ack_timeout = ack_timeout
+        self.ack_timeout = ack_timeout
+        """Seconds after which a message that a loop or thread has is redelivered; None: never."""
         self._send_back = send_back
         self._loop = asyncio.get_running_loop()
         self.binding = LoopBinding("the consumer")
@@ -147,7 +172,8 @@ class DeliveryBuffer:
         self._bytes = 0
         self._capacity = asyncio.Event()
         self._stopped = asyncio.Event()
-        self._closed = False
+        self.closed = False
+        """Whether acknowledgements count no more."""
         self._error: Exception | None = None
 
     # -- the pulling side
@@ -193,14 +219,21 @@ class DeliveryBuffer:
 
         Raises the error set by ``set_error``, if any.
         """
+        return await self.take_by(self._take_ready)
+
+    async def take_by(self, take: Callable[[], T | None]) -> T | None:
+        """Call ``take`` whenever messages may be ready, and return the first result but None.
+
+        Otherwise as :meth:`take`.
+        """
         while True:
             if self._stopped.is_set():
                 return None
             if self._error is not None:
                 raise self._error.with_traceback(None)  # it may be raised many times
-            message = self._take_ready()
-            if message is not None:
-                return message
+            taken = take()
+            if taken is not None:
+                return taken
             turn = self._loop.create_future()
             self._receivers.append(turn)
             try:
@@ -216,10 +249,10 @@ class DeliveryBuffer:
         """Remove a message that was processed; return False if it is too late."""
         if delivery.returning:
             reason = "it was sent back, so it is redelivered"
-        elif self._closed:
+        elif self.closed:
             reason = CONSUMER_CLOSED
         elif delivery.window.active:
-            return self._remove(delivery)
+            return self.remove(delivery)
         else:
             reason = "its queue has moved to another consumer, or was sent to another offset"
         log_late_ack(delivery.window.queue, delivery.record.queue_offset, reason)
@@ -236,9 +269,9 @@ class DeliveryBuffer:
 
     def extend(self, delivery: Delivery, seconds: float) -> bool:
         """Redeliver the message in ``seconds`` at the earliest; return False if it is too late."""
-        if not (delivery.held and delivery.pending) or self._closed:
+        if not (delivery.held and delivery.pending) or self.closed:
             return False
-        if self._ack_timeout is not None:
+        if self.ack_timeout is not None:
             timer = self._extended.get(delivery)
             due = self._unacked.get(delivery, 0.0) if timer is None else timer.when()
             deadline = self._loop.time() + seconds
@@ -251,7 +284,7 @@ class DeliveryBuffer:
         """Make a message that nobody received the next one."""
         if delivery.held and delivery.pending:
             self._forget_deadline(delivery)
-            delivery.held = False
+            delivery.held, delivery.claim = False, None
             delivery.attempts -= 1
             self._ready.appendleft(delivery)
             self._wake_receiver()
@@ -261,6 +294,11 @@ class DeliveryBuffer:
         self._stopped.set()
         while self._receivers:
             self._wake_receiver()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether ``stop`` or ``close`` was called."""
+        return self._stopped.is_set()
 
     async def wait_stopped(self) -> None:
         """Wait until ``stop`` or ``close`` is called."""
@@ -275,7 +313,7 @@ class DeliveryBuffer:
 
     async def close(self) -> None:
         """End all waiting calls; unacknowledged messages stay in their windows."""
-        self._closed = True
+        self.closed = True
         self.stop()
         for handle in (self._timer, *self._redelivery_timers, *self._extended.values()):
             if handle is not None:
@@ -302,7 +340,7 @@ class DeliveryBuffer:
             self._wake_receiver()
 
     def _make_ready_later(self, delivery: Delivery, seconds: float) -> None:
-        if self._closed:
+        if self.closed:
             return
 
         def ready() -> None:
@@ -321,22 +359,37 @@ class DeliveryBuffer:
                 return
 
     def _take_ready(self) -> MessageView | None:
+        delivery = self.pop_ready()
+        if delivery is None:
+            return None
+        delivery.claim = None
+        self.begin_deadline(delivery, self._loop.time())
+        broker_name, earlier = delivery.window.queue.broker_name, delivery.attempts - 1
+        return MessageView(delivery.record, broker_name, delivery, earlier_attempts=earlier)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether messages are ready."""
+        return bool(self._ready)
+
+    def pop_ready(self) -> Delivery | None:
+        """Take the next ready message, without an ack timeout yet; None if none is ready."""
         while self._ready:
             delivery = self._ready.popleft()
             if delivery.pending:  # otherwise acknowledged late, after an earlier delivery
-                return self._deliver(delivery)
+                delivery.attempts += 1
+                delivery.held = True
+                return delivery
         return None
 
-    def _deliver(self, delivery: Delivery) -> MessageView:
-        if self._ack_timeout is not None and not isinstance(delivery, DirectDelivery):
-            self._unacked[delivery] = self._loop.time() + self._ack_timeout
+    def begin_deadline(self, delivery: Delivery, taken_at: float) -> None:
+        """Have a message redelivered if it is not acknowledged within the ack timeout."""
+        if self.ack_timeout is None or isinstance(delivery, DirectDelivery):
+            return
+        if delivery not in self._extended:
+            self._unacked[delivery] = taken_at + self.ack_timeout
             if self._timer is None:
-                self._timer = self._loop.call_later(self._ack_timeout, self._redeliver_overdue)
-        broker_name = delivery.window.queue.broker_name
-        earlier = delivery.attempts
-        delivery.attempts += 1
-        delivery.held = True
-        return MessageView(delivery.record, broker_name, delivery, earlier_attempts=earlier)
+                self._timer = self._loop.call_later(self.ack_timeout, self._redeliver_overdue)
 
     def _redeliver_overdue(self) -> None:
         """Redeliver messages past their ack timeout, and schedule the next check."""
@@ -365,7 +418,7 @@ class DeliveryBuffer:
                 delivery.window.queue,
                 delivery.record.queue_offset,
                 delivery.record.reconsume_times + delivery.attempts,
-                self._ack_timeout,
+                self.ack_timeout,
                 ACK_OVERDUE,
             )
             delivery.reason = "not acknowledged within ack_timeout"
@@ -376,7 +429,9 @@ class DeliveryBuffer:
         self._forget_deadline(delivery)
         if not delivery.pending or delivery.returning:
             return
-        delivery.held, delivery.returning = False, True
+        if delivery.claim is not None and not delivery.take_claim():
+            return  # a thread was acknowledging it
+        delivery.held, delivery.returning, delivery.claim = False, True, None
         try:
             taken = await self._send_back(delivery, delay_level)
         except BaseException:  # cancelled: whether the broker has it is unknown; deliver it again
@@ -384,12 +439,12 @@ class DeliveryBuffer:
             self._make_ready_later(delivery, self._config.retry_delay)
             raise
         if taken:
-            self._remove(delivery)
+            self.remove(delivery)
         else:
             delivery.returning = False
             self._make_ready_later(delivery, seconds)
 
-    def _remove(self, delivery: Delivery) -> bool:
+    def remove(self, delivery: Delivery) -> bool:
         """Remove a message from its window; return False if it is not there any more."""
         self._forget_deadline(delivery)
         size = delivery.window.acknowledge(delivery.record.queue_offset)

@@ -315,6 +315,9 @@ def without_await(directory: Path) -> None:
                 show(identity, taken, result.queue, message.body)
             one: blocking.MessageView | None = consumer.receive(0.1)
             show(one, consumer.receive().inbox_id, consumer.receive(None).extend(60))
+            taker, first = blocking.receive_any([consumer])
+            counts: bool = taker is consumer and first.ack()
+            show(counts, blocking.receive_any([consumer], timeout=1.0))
             consumer.stop()
         with blocking.Admin(namesrv=address) as admin:
             for transaction in admin.transactions(state="prepared"):

@@ -92,6 +92,12 @@ def _files() -> str:
 def _words() -> set[str]:
     """Return each word of the product's code and dotted pair of words, and each file's name."""
     words = {name for path in _paths(*PRODUCT) for name in path.relative_to(ROOT).parts}
+    for path in ROOT.glob("client/*/*.pyi"):  # classes with a blocking form
+        words.add(path.name)
+        for made in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(made, ast.ClassDef):
+                own = [one for one in made.body if isinstance(one, ast.FunctionDef)]
+                words.update(f"{made.name.removesuffix('Calls')}.{one.name}" for one in own)
     for path in _paths(*PRODUCT):
         source = path.read_text(encoding="utf-8")
         code = re.sub(r" ?\. ?", ".", _code(source))

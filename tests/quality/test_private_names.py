@@ -55,7 +55,7 @@ READ: Final = (
     ("*/transaction/checks/test_checker.py", "_buckets _fetched _order _timetable", MEMORY),
     ("*/client/consuming/test_delivery.py", "_extended _receivers _redelivery_timers", MEMORY),
     ("tests/unit/client/net/test_connection.py", "_cluster _connect", MOMENT),
-    ("tests/unit/client/test_blocking.py", "_Facade _wait", MOMENT),
+    ("tests/unit/client/test_blocking.py", "_wait", MOMENT),
     ("tests/unit/client/test_consumer.py", "_reminder_due", LIMIT),
     ("tests/unit/client/transactional/test_blocks.py", "_recordings", MEMORY),
     ("tests/unit/client/transactional/test_check_back.py", "_check_back _pool _running", MOMENT),

@@ -23,6 +23,7 @@ from halfmq.client import (
     ClientClosedError,
     ClientConfig,
     ClientError,
+    ConfigurationError,
     ConnectError,
     Decision,
     DecisionConflictError,
@@ -31,6 +32,7 @@ from halfmq.client import (
 )
 from halfmq.client import transaction as aio_transaction
 from halfmq.client.admin import PAGE_SIZE
+from halfmq.client.threads import portal
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from tests.support.broker_thread import BrokerThread
@@ -318,6 +320,82 @@ def test_a_receive_that_a_signal_handler_interrupts_loses_no_message(
     assert number > 10
 
 
+def test_most_messages_cross_no_threads(
+    served: BrokerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are handed over many at a time, and acknowledged so."""
+    address, count = served.broker.address, 256
+    with blocking.Producer("g", namesrv=address) as producer:
+        for number in range(count // 8):
+            bodies = [b"%d" % (number * 8 + one) for one in range(8)]
+            producer.send_batch([Message("orders", body) for body in bodies], order_key="one")
+    waits = 0
+    wait = portal.Facade.wait
+
+    def counted(facade: Any, work: Coroutine[Any, Any, Any]) -> Any:
+        nonlocal waits
+        waits += 1
+        return wait(facade, work)
+
+    with blocking.Consumer(
+        "billing", {"orders": "*"}, start_from="first", namesrv=address
+    ) as consumer:
+        monkeypatch.setattr(portal.Facade, "wait", counted)
+        for number in range(count):
+            message = consumer.receive()
+            assert message.body == b"%d" % number
+            assert message.ack()
+        assert not message.ack()
+
+    assert waits < count / 4
+    assert sum(served.broker.offsets.values()) == count
+
+
+def test_several_consumers_are_waited_for_at_once(served: BrokerThread) -> None:
+    """The next message of any of them is returned, with its consumer."""
+    address = served.broker.address
+    with (
+        blocking.Producer("g", namesrv=address) as producer,
+        blocking.Consumer("a", {"orders": "*"}, start_from="first", namesrv=address) as orders,
+        blocking.Consumer("b", {"invoices": "*"}, start_from="first", namesrv=address) as invoices,
+    ):
+        both = [orders, invoices]
+        assert blocking.receive_any(both, timeout=0.02) is None
+        for topic, expected in (("invoices", invoices), ("orders", orders)):
+            producer.send(Message(topic, topic.encode()))
+            consumer, message = blocking.receive_any(both)
+            assert (consumer, message.body) == (expected, topic.encode())
+            assert message.ack()
+
+        orders.stop()
+        producer.send(Message("invoices", b"last"))
+        assert blocking.receive_any(both)[0] is invoices
+        invoices.close()
+        assert blocking.receive_any(both, timeout=PATIENCE_S) is None
+        with pytest.raises(ClientClosedError):
+            blocking.receive_any(both)
+        with pytest.raises(ConfigurationError, match="timeout"):
+            blocking.receive_any(both, timeout=-1)
+        with pytest.raises(ConfigurationError, match="consumers"):
+            blocking.receive_any([])
+
+
+def test_busy_consumers_take_turns(served: BrokerThread) -> None:
+    """None of them waits until the others have no more messages."""
+    address = served.broker.address
+    with (
+        blocking.Producer("g", namesrv=address) as producer,
+        blocking.Consumer("a", {"orders": "*"}, start_from="first", namesrv=address) as orders,
+        blocking.Consumer("b", {"orders": "*"}, start_from="first", namesrv=address) as others,
+    ):
+        producer.send_batch([Message("orders", b"x")] * 8)
+        both = [orders, others]
+        waiting = [one.asynchronous.handover for one in both]
+        served.run(until(lambda: all(one is not None and one.has_more for one in waiting)))
+
+        assert {blocking.receive_any(both)[0] for _ in range(2)} == set(both)
+
+
 def test_many_threads_share_one_producer(served: BrokerThread) -> None:
     """Each call returns the result of its own message."""
     with blocking.Producer("g", namesrv=served.broker.address) as producer:
@@ -364,8 +442,15 @@ def test_a_closed_facade_says_so(served: BrokerThread) -> None:
 def test_the_facade_offers_every_public_method(name: str) -> None:
     """The same names, and the same arguments."""
     asynchronous, facade = getattr(aio, name), getattr(blocking, name)
-    # Of the library's own classes.
-    ours = {"prepare", "finish", "look_and_finish", "check_and_finish", "use_listener", "put_back"}
+    ours = {
+        "prepare",
+        "finish",
+        "look_and_finish",
+        "check_and_finish",
+        "use_listener",
+        "deliverer",
+        "handover",
+    }
     public = {n for n in dir(asynchronous) if not n.startswith("_")} - ours
     missing = public - set(dir(facade)) - {"group", "config"}
 
@@ -381,7 +466,7 @@ def test_the_module_offers_the_names_of_the_async_one() -> None:
     """Programs change an import, not their code; errors are the same classes."""
     errors = {name for name in aio.__all__ if name.endswith("Error")}
 
-    assert set(aio.__all__) - errors == set(blocking.__all__)
+    assert (set(aio.__all__) - errors) | {"receive_any"} == set(blocking.__all__)
 
 
 def test_closing_ends_the_waiting_of_other_threads(served: BrokerThread) -> None:
@@ -526,7 +611,7 @@ def test_a_client_interrupted_when_it_is_just_up_is_closed(
 ) -> None:
     """Its ``with`` block is never entered, so nobody else could close it."""
     # An interruption right after the start, which a signal hits by luck only.
-    wait = blocking._Facade._wait
+    wait = portal.Facade._wait
     codes: list[str] = []
 
     def interrupted(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> object:
@@ -537,7 +622,7 @@ def test_a_client_interrupted_when_it_is_just_up_is_closed(
             raise KeyboardInterrupt
         return outcome
 
-    monkeypatch.setattr(blocking._Facade, "_wait", staticmethod(interrupted))
+    monkeypatch.setattr(portal.Facade, "_wait", staticmethod(interrupted))
     with pytest.raises(KeyboardInterrupt):
         blocking.Producer("g", namesrv=served.broker.address).start()
 
@@ -564,7 +649,7 @@ def test_a_background_thread_that_is_blocked_is_an_error(
     served: BrokerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coroutine that blocks without await must not hang every thread of the program."""
-    monkeypatch.setattr(blocking, "LOOP_SECONDS", 0.05)
+    monkeypatch.setattr(portal, "LOOP_SECONDS", 0.05)
     free = threading.Event()
 
     async def block() -> None:
@@ -581,7 +666,7 @@ def test_a_background_thread_that_is_blocked_is_an_error(
 
 def test_slow_work_is_waited_for(served: BrokerThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no time limit while the background thread runs."""
-    monkeypatch.setattr(blocking, "LOOP_SECONDS", 0.5)
+    monkeypatch.setattr(portal, "LOOP_SECONDS", 0.5)
     with blocking.Producer("g", namesrv=served.broker.address) as producer:
         assert producer.wait(asyncio.sleep(0.8, "done")) == "done"
 

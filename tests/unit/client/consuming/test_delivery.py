@@ -300,24 +300,6 @@ async def test_an_ack_while_the_broker_is_asked_to_redeliver_does_not_count(take
     await buffer.close()
 
 
-async def test_a_message_put_back_comes_next_as_if_never_delivered() -> None:
-    """A caller that was interrupted did not get it."""
-    buffer, window = new_buffer()
-    for offset in range(3):
-        buffer.add(window, record(offset))
-    taken = [await buffer.take() for _ in range(2)]
-    assert taken[0] is not None
-    assert taken[1] is not None
-    assert await taken[0].ack()
-
-    taken[0].put_back()  # too late
-    taken[1].put_back()
-
-    again = [await buffer.take() for _ in range(2)]
-    assert [(one.queue_offset, one.delivery_attempt) for one in again if one] == [(1, 1), (2, 1)]
-    await buffer.close()
-
-
 async def test_extended_messages_leave_no_timer() -> None:
     """Whether they are acknowledged, returned, lost with their queue or left to the end."""
     buffer, window = new_buffer()

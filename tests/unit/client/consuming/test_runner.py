@@ -85,9 +85,6 @@ class _Deliverer:
         self._source.extended.append(self._body)
         return True
 
-    def put_back(self) -> None:
-        raise AssertionError
-
 
 def runner(handler: Callable[[Any], Any], **arguments: Any) -> Runner:
     defaults: dict[str, Any] = {
