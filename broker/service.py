@@ -87,6 +87,8 @@ from .tables.current_queues import CurrentQueues
 from .tables.message_statistics import Statistics
 from .transaction.destination import Destinations
 from .transaction.transaction_service import TransactionService
+from .unused_names import SCAN_S as UNUSED_SCAN_S
+from .unused_names import UnusedNames
 
 if TYPE_CHECKING:
     from .http.app import Answers
@@ -190,6 +192,14 @@ class Broker:
             self._tables.groups,
             self._filters,
             wake=self._wake_members,
+        )
+        self._unused = UnusedNames(
+            self._tables.topics,
+            self._tables.groups,
+            self._tables.offsets,
+            self._tables.registry,
+            has_messages=self._had_messages,
+            now_ms=self._now_ms,
         )
         self._members_ticker = Ticker("members", self._clients.tick, pause=PAUSE_S)
         self._pull = self._make_pull_handler()
@@ -623,6 +633,9 @@ class Broker:
                     SCAN_S, self._clients.expire, tables.locks.expire, tables.brokers.expire
                 ).tick,
             ),
+            self._paced_ticker(
+                "unused names", PeriodicWork(UNUSED_SCAN_S, self._unused.expire).tick
+            ),
             PersistTicker(
                 [
                     tables.topics.persist_job,
@@ -633,6 +646,11 @@ class Broker:
                 ]
             ),
         ]
+
+    def _had_messages(self, topic: str) -> bool:
+        known = self._tables.topics.get(topic)
+        count = max(known.read_queue_nums, known.write_queue_nums) if known else 0
+        return any(self._store.queues.bounds(topic, queue_id)[1] for queue_id in range(count))
 
     def _paced_ticker(self, name: str, tick: Callable[[], float]) -> Ticker:
         """Return a ticker that lets requests pass between two slices of its work."""

@@ -11,6 +11,11 @@ LIMITS: Final[dict[str, Limit]] = {}
 """All limits, by name, in the order of the document."""
 
 
+RESERVE: Final = 10
+"""Part of topics and of groups that clients must not use up by naming new ones: operators still get
+theirs, and topics also those of the broker."""
+
+
 class Limit(NamedTuple):
     """How much is kept of one thing."""
 
@@ -171,16 +176,16 @@ OFFSETS: Final = _limit(
 )
 TOPICS: Final = _limit(
     "topics",
-    "topics",
+    "topics, without the two that each group may have",
     20_000,  # the file, rewritten for new ones, then has 5 MB
-    "refused; those that messages create at nine tenths",
+    "refused; those that messages create at nine tenths. Unused ones end after a day",
     code=ResponseCode.NO_PERMISSION,
 )
 GROUPS: Final = _limit(
     "groups",
     "groups",
     10_000,  # as of topics, of which each group may get two
-    "refused",
+    "refused; those that consumers create at nine tenths. Unused ones end after a day",
     code=ResponseCode.NO_PERMISSION,
 )
 REGISTERED_BROKERS: Final = _limit(

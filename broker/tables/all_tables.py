@@ -57,6 +57,11 @@ def make_tables(
     """Return the tables of a broker, before their files are read."""
     directory = config.store.root / "config"
     registry = ClientRegistry(now_ms=monotonic_ms, refuse_unequal=config.consumers.refuse_unequal)
+    groups = GroupTable(
+        directory / "subscriptionGroup.json",
+        auto_create=config.topics.auto_create_groups,
+        now_ms=now_ms,
+    )
     return Tables(
         topics=TopicTable(
             directory / "topics.json",
@@ -64,12 +69,9 @@ def make_tables(
             now_ms=now_ms,
             delay_levels=delay_levels,
             saves_on_thread=True,
+            is_group=groups.__contains__,
         ),
-        groups=GroupTable(
-            directory / "subscriptionGroup.json",
-            auto_create=config.topics.auto_create_groups,
-            now_ms=now_ms,
-        ),
+        groups=groups,
         offsets=ConsumerOffsetTable(directory / "consumerOffset.json", now_ms=now_ms),
         registry=registry,
         locks=QueueLocks(now_ms=monotonic_ms, is_connected=registry.is_consumer),

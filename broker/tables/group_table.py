@@ -18,9 +18,10 @@ from halfmq.store.files.json_table import EntryTexts
 from halfmq.store.format.topics import BUILT_IN_GROUPS, SYSTEM_GROUP_PREFIX, validate_group
 
 from ..errors import RequestRefusedError
-from ..limits.kept import GROUPS, Kept
+from ..limits.kept import GROUPS, RESERVE, Kept
 from .table_file import (
     NAMES_LOGGED_MAX,
+    CreatedNames,
     JsonObject,
     PeriodicSave,
     TableFile,
@@ -131,7 +132,11 @@ class GroupTable:
         now_ms: Callable[[], int],
         groups_max: int = GROUPS.most,
     ) -> None:
-        self._file = TableFile(path, now_ms, table_key="subscriptionGroupTable")
+        self._file = TableFile(
+            path, now_ms, derived=[CreatedNames.KEY], table_key="subscriptionGroupTable"
+        )
+        self._now_ms = now_ms
+        self.unused = CreatedNames()
         self.auto_create = auto_create
         """Whether a group is created at its first use."""
         self._groups_max = groups_max
@@ -143,6 +148,7 @@ class GroupTable:
     def load(self) -> None:
         """Read the file; its entries override the built-in groups."""
         content = self._file.load()
+        self.unused.load(content)
         self._forbidden = as_object(content.get("forbiddenTable"))
         for name, entry in as_object(content.get("subscriptionGroupTable")).items():
             if isinstance(entry, dict):
@@ -232,6 +238,7 @@ class GroupTable:
         if before is None:
             self._check_room(made)
         self._groups[made.name] = made
+        self.unused.used(made.name)
         await self._save_on_thread(made.name, before)
 
     async def forbid_reading(self, group: str, topic: str, *, forbidden: bool) -> None:
@@ -241,6 +248,7 @@ class GroupTable:
             RequestRefusedError: It cannot be saved, and is as it was.
         """
         before = self._forbidden
+        self.unused.used(group)
         topics = dict(as_object(before.get(group)))
         mask = as_integer(topics.get(topic), 0)
         topics[topic] = mask | _READ_FORBIDDEN if forbidden else mask & ~_READ_FORBIDDEN
@@ -260,6 +268,7 @@ class GroupTable:
             RequestRefusedError: It cannot be saved, and the group is back.
         """
         before = self._groups.pop(name, None)
+        self.unused.used(name)
         forbidden = self._forbidden
         if before is None and name not in forbidden:
             return
@@ -269,6 +278,14 @@ class GroupTable:
         except RequestRefusedError:
             self._forbidden = forbidden
             raise
+
+    def expire(self, name: str) -> None:
+        """Remove a group that nobody has used."""
+        self.unused.used(name)
+        self._groups.pop(name, None)
+        self._file.next_version()
+        self._saves.dirty = True
+        logger.info("event=unused_group_removed group=%s", name)
 
     async def _save_on_thread(self, name: str, before: GroupConfig | None) -> None:
         """Save on a thread; if that fails, put back what the group was before."""
@@ -303,25 +320,30 @@ class GroupTable:
 
     def _content(self, *, patient: bool = False) -> Callable[[], JsonObject]:
         groups, forbidden = dict(self._groups), self._forbidden
+        unused = self.unused.content()
         return lambda: {
             "forbiddenTable": forbidden,
             "subscriptionGroupTable": self._texts.encode(groups, patient=patient),
+            **unused,
         }
 
     def _add(self, made: GroupConfig) -> GroupConfig:
-        self._check_room(made)
+        self._check_room(made, reserve=self._groups_max // RESERVE)
         self._groups[made.name] = made
+        self.unused[made.name] = self._now_ms()
         self._file.next_version()
         self._saves.dirty = True
         logger.info("event=group_created group=%s", made.name)
         return made
 
-    def _check_room(self, made: GroupConfig) -> None:
-        if len(self._groups) >= self._groups_max:
+    def _check_room(self, made: GroupConfig, *, reserve: int = 0) -> None:
+        limit = self._groups_max - reserve
+        if len(self._groups) >= limit:
+            rest = f" for groups that consumers create, of {self._groups_max}" if reserve else ""
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"group[{made.name}] cannot be created: the broker has {len(self._groups)} groups, "
-                f"the limit is {self._groups_max}",
+                f"the limit is {limit}{rest}",
             )
 
     def kept(self) -> Kept:

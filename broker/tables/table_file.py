@@ -183,6 +183,31 @@ class TableFile:
         return write
 
 
+class CreatedNames(dict[str, int]):
+    """When names were created automatically, in ms, until they are used or configured."""
+
+    KEY: Final = "halfmqUnused"
+    """Key of the file. RocketMQ ignores it and drops it; then these names never end."""
+
+    def load(self, content: JsonObject) -> None:
+        """Read them from the content of a table's file."""
+        self.update(
+            {name: as_integer(ms, 0) for name, ms in as_object(content.get(self.KEY)).items()}
+        )
+
+    def content(self) -> JsonObject:
+        """Return what the file holds of them."""
+        return {self.KEY: dict(self)} if self else {}
+
+    def created_before(self, end_ms: int) -> list[str]:
+        """Return the names that were created before a time."""
+        return [name for name, created_ms in self.items() if created_ms < end_ms]
+
+    def used(self, name: str) -> None:
+        """Keep a name for good."""
+        self.pop(name, None)
+
+
 class PeriodicSave:
     """Limits how often a table that changes all the time is written."""
 

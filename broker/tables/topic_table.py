@@ -38,10 +38,11 @@ from halfmq.store.format.topics import (
 
 from ..config import TopicDefaults
 from ..errors import NotYetError, RequestRefusedError
-from ..limits.kept import NEW_TOPIC_BYTES, TOPICS, Kept
+from ..limits.kept import NEW_TOPIC_BYTES, RESERVE, TOPICS, Kept
 from .awaited_save import AwaitedSave
 from .table_file import (
     NAMES_LOGGED_MAX,
+    CreatedNames,
     JsonObject,
     PeriodicSave,
     TableFile,
@@ -63,10 +64,6 @@ logger = logging.getLogger(__name__)
 QUEUES_MAX: Final = 1_024
 """Queues of one topic that a request may create; each costs a file when it is first used."""
 
-RESERVE: Final = 10
-"""Part of all topics that messages must not use up by creating more: operators, consumer groups and
-dead letters still get theirs when a client has named topics until it was refused."""
-
 _DELETED: Final = "halfmqDeletedQueues"
 """Key of the file: deleted topic → queue id → queue offset below which messages are hidden.
 RocketMQ ignores the key and drops it when it writes the file. Then the messages become readable
@@ -85,13 +82,21 @@ class TopicTable:
         delay_levels: int = 18,
         topics_max: int = TOPICS.most,
         saves_on_thread: bool = False,
+        is_group: Callable[[str], bool] = lambda _name: False,
     ) -> None:
         """Wire it.
 
+        Retry topics and dead letters do not count if ``is_group`` knows their group.
         With `saves_on_thread`, a thread saves new topics while the requests that need them wait;
         otherwise the save blocks.
         """
-        self._file = TableFile(path, now_ms, derived=[_DELETED], table_key="topicConfigTable")
+        self._file = TableFile(
+            path, now_ms, derived=[_DELETED, CreatedNames.KEY], table_key="topicConfigTable"
+        )
+        self._now_ms = now_ms
+        self._is_group = is_group
+        self._own = (-1, 0)  # topics of groups, by the version at which they were counted
+        self.unused = CreatedNames()
         self._auto_create = identity.auto_create
         self.default_queue_nums = identity.default_queue_nums
         """Most queues of a topic that is created automatically."""
@@ -124,6 +129,7 @@ class TopicTable:
     def load(self) -> None:
         """Read the file; its entries override the built-in topics."""
         content = self._file.load()
+        self.unused.load(content)
         self._deleted = {
             name: {as_integer(one, -1): as_integer(end, 0) for one, end in as_object(ends).items()}
             for name, ends in as_object(content.get(_DELETED)).items()
@@ -188,6 +194,11 @@ class TopicTable:
             for queue_id in left
         ):
             self.save()  # the next start must not hide messages of a new topic of that name
+
+    @property
+    def is_created_automatically(self) -> bool:
+        """Whether a message creates the topic that it is sent to."""
+        return self._auto_create
 
     def groups(self) -> list[str]:
         """Return the groups that have a retry topic."""
@@ -272,19 +283,21 @@ class TopicTable:
             return known
         _check_name(topic)
         if topic.startswith(RETRY_PREFIX):
-            group = topic.removeprefix(RETRY_PREFIX)
-            return self.ensure_retry(group) if validate_group(group) is None else None
-        template = self.offered(default_topic)
-        if template is None or not template.perm & PERM_INHERIT:
-            return None
-        queues = max(1, min(queue_nums, template.write_queue_nums, QUEUES_MAX))
-        made = TopicConfig(
-            name=topic,
-            read_queue_nums=queues,
-            write_queue_nums=queues,
-            perm=template.perm & ~PERM_INHERIT,
-            filter_type=template.filter_type,
-        )
+            if validate_group(topic.removeprefix(RETRY_PREFIX)) is not None:
+                return None
+            made = simple_topic(topic, 1, PERM_READ | PERM_WRITE)
+        else:
+            template = self.offered(default_topic)
+            if template is None or not template.perm & PERM_INHERIT:
+                return None
+            queues = max(1, min(queue_nums, template.write_queue_nums, QUEUES_MAX))
+            made = TopicConfig(
+                name=topic,
+                read_queue_nums=queues,
+                write_queue_nums=queues,
+                perm=template.perm & ~PERM_INHERIT,
+                filter_type=template.filter_type,
+            )
         if topic not in self._new and topic not in self._being_saved:
             self._check_room(made, reserve=self._topics_max // RESERVE)
         return self._requested(made, f"send from {remote}")
@@ -366,6 +379,7 @@ class TopicTable:
         # A message may have requested the same topic meanwhile; its request uses this one.
         self._new.pop(name, None)
         self._being_saved.pop(name, None)
+        self.unused.used(name)
         self._topics[name] = made
         self._version += 1
 
@@ -381,6 +395,7 @@ class TopicTable:
         if removed is None and not ends:
             return
         self._check_deletions(name)
+        self.unused.used(name)
         self._deleted[name] = {**before, **ends}
         self._file.next_version()
         self._version += 1
@@ -392,6 +407,15 @@ class TopicTable:
                 self._topics.setdefault(name, removed)
             self._version += 1
             raise
+
+    def expire(self, name: str) -> None:
+        """Remove a topic that never had a message."""
+        self.unused.used(name)
+        self._topics.pop(name, None)
+        self._file.next_version()
+        self._version += 1
+        self._saves.dirty = True
+        logger.info("event=unused_topic_removed topic=%s", name)
 
     def save(self) -> None:
         """Write the file; block on the disk.
@@ -410,7 +434,8 @@ class TopicTable:
     def _content(self, *, patient: bool = False) -> Callable[[], JsonObject]:
         topics = self._topics | self._being_saved | self._changing
         deleted = {name: ends for name, ends in self._deleted.items() if ends}
-        kept = {_DELETED: deleted} if deleted else {}
+        kept: dict[str, object] = {_DELETED: deleted} if deleted else {}
+        kept |= self.unused.content()
         return lambda: {"topicConfigTable": self._texts.encode(topics, patient=patient), **kept}
 
     async def _save_on_thread(self) -> None:
@@ -446,6 +471,7 @@ class TopicTable:
             self._check_room(new[0], len(new))
         for made in new:
             self._new[made.name] = made
+            self.unused[made.name] = self._now_ms()
             _log_created(made, reason)
         if self._awaited is not None and not self._awaited.is_full:
             raise NotYetError(partial(self._awaited.wait, [made.name for made in wanted]))
@@ -462,13 +488,23 @@ class TopicTable:
 
     def _check_room(self, made: TopicConfig, count: int = 1, *, reserve: int = 0) -> None:
         limit = self._topics_max - reserve
-        if len(self._topics) + len(self._new) + len(self._being_saved) + count > limit:
+        total = len(self._topics) + len(self._new) + len(self._being_saved) + count
+        if total > limit and not self._is_own(made.name) and total - self._own_count() > limit:
             rest = f" for topics that messages create, of {self._topics_max}" if reserve else ""
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"topic[{made.name}] cannot be created: the broker has {len(self._topics)} topics, "
                 f"the limit is {limit}{rest}",
             )
+
+    def _is_own(self, name: str) -> bool:
+        group = group_of(name)
+        return group is not None and self._is_group(group)
+
+    def _own_count(self) -> int:
+        if self._own[0] != self._version:  # twenty thousand names take milliseconds
+            self._own = self._version, sum(map(self._is_own, self._topics))
+        return self._own[1]
 
     def _begin_save(self) -> Callable[[], None]:
         for _ in self._new:
@@ -500,9 +536,17 @@ class TopicTable:
     def kept(self) -> Kept:
         """Return how much of what it keeps for peers is used."""
         return {
-            TOPICS: len(self._topics),
+            TOPICS: len(self._topics) - self._own_count(),
             NEW_TOPIC_BYTES: self._awaited.bytes if self._awaited else 0,
         }
+
+
+def group_of(topic: str) -> str | None:
+    """Return the group whose retry topic or dead letters a topic is; None for another topic."""
+    for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
+        if topic.startswith(prefix):
+            return topic.removeprefix(prefix)
+    return None
 
 
 def _log_created(made: TopicConfig, reason: str) -> None:

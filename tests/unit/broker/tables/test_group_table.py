@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.tables.group_table import GroupTable
+from halfmq.broker.tables.group_table import GroupConfig, GroupTable
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.format.topics import BUILT_IN_GROUPS
 from tests.support.broker_doubles import Clock, config_path
@@ -77,6 +78,18 @@ def test_groups_are_created_only_when_the_setting_allows(tmp_path: Path) -> None
 def test_no_group_is_created_with_an_invalid_name(tmp_path: Path, name: str) -> None:
     """Its retry topic could not exist either."""
     assert table(tmp_path).ensure(name) is None
+
+
+def test_consumers_do_not_use_up_all_groups(tmp_path: Path) -> None:
+    """A client that names new groups until it is refused does not lock out operators."""
+    groups = table(tmp_path, groups_max=40)
+    for number in range(36 - len([*groups])):
+        groups.ensure(f"g-{number}")
+    with pytest.raises(RequestRefusedError, match="36 for groups that consumers create, of 40"):
+        groups.ensure("further")
+
+    asyncio.run(groups.change(GroupConfig(name="further")))
+    assert "further" in groups
 
 
 def test_a_full_table_refuses_with_its_limit(tmp_path: Path) -> None:

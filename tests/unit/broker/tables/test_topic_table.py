@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from halfmq.broker.config import TopicDefaults
 from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.limits.kept import TOPICS
 from halfmq.broker.tables.topic_config import TopicConfig, built_in_topics
 from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.codes import ResponseCode
@@ -18,12 +20,19 @@ from tests.support.golden_store import unpack
 from tests.support.tables import load_table
 
 
-def table(root: Path, *, auto_create: bool = True, topics_max: int = 20_000) -> TopicTable:
+def table(
+    root: Path,
+    *,
+    auto_create: bool = True,
+    topics_max: int = 20_000,
+    groups: Collection[str] = (),
+) -> TopicTable:
     made = TopicTable(
         config_path(root, "topics.json"),
         identity(auto_create=auto_create),
         now_ms=Clock(),
         topics_max=topics_max,
+        is_group=groups.__contains__,
     )
     made.load()
     return made
@@ -177,16 +186,27 @@ def test_a_full_table_refuses_with_its_limit(tmp_path: Path) -> None:
 
 
 def test_messages_do_not_use_up_all_topics(tmp_path: Path) -> None:
-    """A client that names new topics until it is refused locks out neither groups nor operators."""
-    topics = table(tmp_path, topics_max=40)
+    """A client that names new topics until it is refused locks out neither groups nor operators.
+
+    Retry topics and dead letters of groups have a limit by that of the groups alone.
+    """
+    topics = table(tmp_path, topics_max=40, groups=("billing", "shipping"))
     for number in range(36 - len(topics)):
         topics.create_on_send(f"t-{number}", "TBW102", 4, "peer")
     with pytest.raises(RequestRefusedError, match="36 for topics that messages create, of 40"):
         topics.create_on_send("further", "TBW102", 4, "peer")
 
+    with pytest.raises(RequestRefusedError, match="36 for topics that messages create"):
+        topics.create_on_send("%RETRY%nobody", "TBW102", 4, "peer")
+
+    for number in range(4):
+        assert topics.ensure(f"parked-{number}")
+    with pytest.raises(RequestRefusedError, match="the limit is 40"):
+        topics.ensure("parked")
     assert topics.ensure_retry("billing")
+    assert topics.ensure_dead_letter("billing")
     assert topics.create_on_send("%RETRY%shipping", "TBW102", 4, "peer")
-    assert topics.ensure("parked")
+    assert topics.kept()[TOPICS] == 40
     assert topics.create_on_send("t-0", "TBW102", 4, "peer")
 
 
