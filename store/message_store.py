@@ -25,9 +25,8 @@ from .config import FlushMode, StoreConfig
 from .deletion import Deletion
 from .errors import DirectoryLostError, StoreClosedError, StoreError, UnusableFileError
 from .files import disk
-from .files.checkpoint import Checkpoint, abort_marker, load_checkpoint, rebuild_marker
+from .files.checkpoint import Checkpoint, DurableMark, abort_marker, load_checkpoint, rebuild_marker
 from .files.directory_lock import DirectoryLock
-from .files.durable_mark import DurableMark
 from .files.maintenance import Maintenance
 from .files.mapped_file import lacks_space, make_directory
 from .files.obsolete_files import remove_obsolete_files

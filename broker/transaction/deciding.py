@@ -37,8 +37,8 @@ from .half_reader import HalfReader
 from .half_records import bare_request, committed, final_request, rollback_request
 from .log_port import TransactionLog
 from .op_writer import OpWriter
+from .state.caches import FinalMessageCache
 from .state.counters import Counters
-from .state.final_message_cache import FinalMessageCache
 from .state.pending import Pending, PendingTable
 from .state.state_machine import RESULTS, State, TransactionEvent, Verdict, outcome
 

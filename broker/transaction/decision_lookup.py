@@ -19,7 +19,7 @@ from ..delay.levels import COMMIT_DELAY_PREFIX
 from .half import StoredHalf, group_membership, is_copy, real_topic, unique_key
 from .half_reader import ReadHalf
 from .log_port import TransactionLog
-from .state.decision_cache import RecordedDecision
+from .state.caches import RecordedDecision
 from .state.pending import PendingTable
 from .state.state_machine import State
 

@@ -26,7 +26,7 @@ from halfmq.store.log.append_request import AppendRequest
 
 from .half import GroupMembership, StoredHalf, group_membership, real_topic, unique_key
 from .half_reader import HalfReader, ReadHalf
-from .state.bounded_map import Generations
+from .state.caches import Generations
 from .state.state_machine import State
 
 logger = logging.getLogger(__name__)

@@ -34,8 +34,8 @@ from .half import GroupMembership, half_request, immunity_s, mark_in_group
 from .half_reader import HalfReader
 from .half_records import committed_again, prepared_final
 from .log_port import TransactionLog
+from .state.caches import FinalMessageCache
 from .state.counters import Counters
-from .state.final_message_cache import FinalMessageCache
 from .state.pending import MemberHalf, Pending, PendingTable
 from .state.state_machine import State
 

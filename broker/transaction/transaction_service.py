@@ -39,9 +39,8 @@ from .pending_view import PendingView
 from .prepares import Prepares
 from .replay.snapshot import LOG_BYTES_MIN, Snapshots
 from .replay.start import replay
+from .state.caches import DECIDED_REMEMBERED, FinalMessageCache
 from .state.counters import Counters
-from .state.decision_cache import DECIDED_REMEMBERED
-from .state.final_message_cache import FinalMessageCache
 from .state.pending import PendingTable
 from .state.state_machine import State
 

@@ -9,8 +9,17 @@ stop also stores where the log ended.
 
 The abort marker exists while the store is open. If it exists when a store is opened, the previous
 run did not stop cleanly. Source: RocketMQ ``StoreCheckpoint.java``, ``DefaultMessageStore.java``.
+
+The durable mark says up to which offset the log is on disk, for a start after a kill or power cut.
+Below the mark no record can be torn by a power cut: an invalid record there is damage, and records
+after it were acknowledged. Above the mark any sector may be missing, and the log ends at the first
+record that is not whole. Without the mark the two cases look the same. It is written after each
+flush of the log and is not flushed itself: if it did not reach the disk, the previous one is there,
+which is lower but true. It lies in a sector of its own in the checkpoint file, and is valid only if
+halfmq wrote that file last: RocketMQ may have cut the log below it.
 """
 
+import logging
 import os
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -32,6 +41,11 @@ _OURS_AT: Final = _CLOSED_AT + _CLOSED.size + _CRC.size
 _DERIVED_AT: Final = _OURS_AT + _CRC.size
 # Fields about queues and index, then a CRC of everything before; earlier versions wrote others.
 _DERIVED: Final = Struct(">qQqqqq")
+
+
+_MARK_AT: Final = 512  # bytes; the checkpoint's notes end at 140
+_MARK: Final = Struct(">4sqI")  # magic, offset, CRC of both
+_MARK_MAGIC: Final = b"hmqd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,3 +185,52 @@ def rebuild_marker(root: Path, directory: str) -> Marker:
     It is set if a block is damaged, and while queues are rebuilt, in case that start is killed.
     """
     return Marker(root / f"{directory}.rebuild")
+
+
+logger = logging.getLogger(__name__)
+
+
+class DurableMark:
+    """The mark in the checkpoint file; one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    def load(self) -> int:
+        """Return the offset below which the log was on disk; -1 if unknown."""
+        try:
+            content = disk.read_bytes(self._path)[_MARK_AT:][: _MARK.size]
+        except FileNotFoundError:
+            return -1
+        if len(content) < _MARK.size:
+            return -1
+        magic, offset, _ = _MARK.unpack(content)
+        return int(offset) if magic == _MARK_MAGIC and content == _encoded_mark(offset) else -1
+
+    def start(self, offset: int) -> None:
+        """Write the first mark of this run; the checkpoint file exists."""
+        known = self.load()
+        self._fd = disk.open_file(self._path, disk.WRITE)
+        disk.pwrite(self._fd, _encoded_mark(offset), _MARK_AT)
+        if not 0 <= known <= offset:
+            disk.fsync(self._fd)  # the mark on disk is too high, or there is none
+
+    def move(self, offset: int) -> None:
+        """Record that everything below an offset is on disk."""
+        try:
+            disk.pwrite(self._fd, _encoded_mark(offset), _MARK_AT)
+        except OSError as error:
+            # An old mark is as true as a new one.
+            logger.warning("event=durable_mark_not_written error=%r", str(error))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            disk.close(self._fd)
+            self._fd = -1
+
+
+def _encoded_mark(offset: int) -> bytes:
+    crc = crc32(_MARK_MAGIC + offset.to_bytes(8, "big", signed=True))
+    return _MARK.pack(_MARK_MAGIC, offset, crc)

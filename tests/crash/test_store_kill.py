@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.store.files.checkpoint import load_checkpoint
-from halfmq.store.files.durable_mark import DurableMark
+from halfmq.store.files.checkpoint import DurableMark, load_checkpoint
 from halfmq.store.format.queue_entry import ENTRY_SIZE, unpack_entries
 from halfmq.store.message_store import MessageStore
 from tests.support.seeds import campaign_seconds, printed_seed

@@ -54,7 +54,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         tables/client_registry.SUBSCRIPTIONS_MAX tables/subscriptions.TEXT_MAX
         tables/subscriptions.VARIANTS_MAX tables/topic_table.QUEUES_MAX
         transaction/half._DIGITS_MAX transaction/half_records._TAIL_MAX
-        transaction/state/bounded_map.GENERATION_MAX""",
+        transaction/state/caches.GENERATION_MAX""",
     "what is logged or shown": """
         net/connection.OTHER_PROTOCOLS_MAX
         access/control.LINES_PER_SECOND_MAX logs.ALIKE_PER_SECOND_MAX logs.LINE_MAX

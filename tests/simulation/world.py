@@ -22,7 +22,7 @@ from typing import Any, Final
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings, TransactionConfig
 from halfmq.broker.disk.disk_limits import Space
 from halfmq.broker.service import Broker
-from halfmq.broker.transaction.state.decision_cache import DecisionCache
+from halfmq.broker.transaction.state.caches import DecisionCache
 from halfmq.store.errors import CorruptRecordError, StoreError
 from tests.support.broker_parts import pending_of, store_of
 

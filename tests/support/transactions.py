@@ -17,8 +17,7 @@ from halfmq.broker.transaction.destination import Destinations
 from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.broker.transaction.op_writer import OpWriter
 from halfmq.broker.transaction.replay.snapshot import Snapshots
-from halfmq.broker.transaction.state.decision_cache import DECIDED_REMEMBERED
-from halfmq.broker.transaction.state.final_message_cache import FinalMessageCache
+from halfmq.broker.transaction.state.caches import DECIDED_REMEMBERED, FinalMessageCache
 from halfmq.broker.transaction.state.pending import PendingTable
 from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.broker.transaction.transaction_service import TransactionService

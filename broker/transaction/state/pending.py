@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ...ports import Connection
-from .decision_cache import DECIDED_REMEMBERED, DecisionCache
+from .caches import DECIDED_REMEMBERED, DecisionCache
 from .log_map import BLOCK_COUNT, LogMap
 from .state_machine import ParkedReason, State, TransactionEvent, Verdict, outcome
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.store.errors import UnusableFileError
-from halfmq.store.files.checkpoint import load_checkpoint
-from halfmq.store.files.durable_mark import DurableMark
+from halfmq.store.files.checkpoint import DurableMark, load_checkpoint
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry
 from halfmq.store.message_store import MessageStore, RecoveryReport

@@ -6,7 +6,7 @@ import pytest
 
 from halfmq.broker.transaction.errors import DecisionForgottenError
 from halfmq.broker.transaction.replay.log_replay import ForeignRecordError, LogReplay
-from halfmq.broker.transaction.state.decision_cache import RecordedDecision
+from halfmq.broker.transaction.state.caches import RecordedDecision
 from halfmq.broker.transaction.state.pending import MemberHalf, PendingTable
 from halfmq.broker.transaction.state.state_machine import State, TransactionEvent
 from halfmq.store.log.append_request import AppendRequest, AppendResult

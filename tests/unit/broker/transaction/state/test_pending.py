@@ -6,7 +6,7 @@ from random import Random, randrange
 
 import pytest
 
-from halfmq.broker.transaction.state.decision_cache import DecisionCache, RecordedDecision
+from halfmq.broker.transaction.state.caches import DecisionCache, RecordedDecision
 from halfmq.broker.transaction.state.log_map import BLOCK_COUNT
 from halfmq.broker.transaction.state.pending import (
     NOT_CHECKED,
