@@ -6,7 +6,7 @@ old registration. A registration ends with its connection, with UNREGISTER_CLIEN
 
 Subscriptions belong to the group: of two for one topic the newer version is used, and topics that
 the latest heartbeat omits are dropped. Members that subscribe differently lose messages
-(`subscriptions`). This is logged once per change and reported in the answer to each heartbeat; or,
+(`group_members`). This is logged once per change and reported in the answer to each heartbeat; or,
 if a setting says so, the later member is refused. Members of a group share its queues, so all of
 them must be notified when the members or topics change: the methods here return the groups to
 notify.
@@ -23,21 +23,18 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Final
 
-from msgspec.structs import replace
-
-from halfmq.remoting.bodies import ConsumerData, HeartbeatData, MessageModel, SubscriptionData
+from halfmq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from halfmq.remoting.codes import ResponseCode
 
 from ..errors import RequestRefusedError
 from ..limits.kept import MEMBERS, Kept
 from ..ports import Connection
-from .subscriptions import Difference, Filters, Variants, filters_of
+from .group_members import Difference, GroupMembers, Member, filters_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +53,6 @@ LEFT_GROUPS_MAX: Final = 1_024
 """Producer groups that an open connection has left and that are remembered. With more of them, the
 connection counts as having left every group."""
 
-REFUSED_MAX: Final = 64
-"""Latest refused members of one group that are remembered."""
-
 SUBSCRIPTIONS_MAX: Final = 4_096
 """Topics that one group may subscribe to; far more than a consumer can poll."""
 
@@ -70,93 +64,6 @@ REPLACED_MAX: Final = 8
 
 ProducerHook = Callable[[str, Connection], None]
 """`(group, connection)`: a producer of the group has connected or reconnected."""
-
-
-@dataclass(slots=True)
-class Member:
-    """One client in one group."""
-
-    client_id: str
-    connection: Connection
-    seen_ms: int
-    fingerprint: int = 0  # of the last whole heartbeat in version 2
-    replaced: tuple[Connection, ...] = ()  # earlier ones of this client that are open, newest last
-    other: Connection | None = None  # from which a client with the same id has just registered
-    is_reported: bool = False  # whether it is in the broker's log that two clients share the id
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A client that must not consume for a group, because it subscribes differently."""
-
-    connection: Connection
-    filters: Filters
-    difference: Difference
-
-
-@dataclass(slots=True)
-class GroupMembers:
-    """The connected consumers of one group, and the subscriptions of the group."""
-
-    name: str
-    data: ConsumerData  # as the latest heartbeat describes the group
-    members: dict[str, Member] = field(default_factory=dict)
-    client_ids: list[str] = field(default_factory=list)  # of the members, sorted
-    subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
-    variants: Variants = field(default_factory=Variants)
-    refused: dict[str, Refused] = field(default_factory=dict)
-
-    def add(self, member: Member) -> None:
-        """Add a member, which must not be one yet."""
-        self.members[member.client_id] = member
-        insort(self.client_ids, member.client_id)
-
-    def remove(self, client_id: str) -> Member | None:
-        """Remove and return a member; None if there is none of this id."""
-        member = self.members.pop(client_id, None)
-        if member is not None:
-            del self.client_ids[bisect_left(self.client_ids, client_id)]
-        return member
-
-    def use_common_subscriptions(self) -> None:
-        """Use the common subscriptions of all members, if they have become equal.
-
-        Otherwise the newest filter would stay even if the only member with it has left.
-        """
-        if (wanted := self.variants.only) is None:
-            return
-        before, self.subscriptions = self.subscriptions, {}
-        for one in wanted:
-            old = before.get(one.topic, one)  # keep its version, or earlier pulls are refused
-            version = max(one.sub_version, old.sub_version)
-            self.subscriptions[one.topic] = replace(one, sub_version=version)
-        logger.info("event=subscriptions_equal group=%s", self.name)
-
-    def connection_of(self, client_id: str) -> Connection:
-        """Return the connection of a member or of a refused client."""
-        refused = self.refused.get(client_id)
-        return self.members[client_id].connection if refused is None else refused.connection
-
-    def filters_of(self, client_id: str) -> Filters:
-        """Return the filters of a member or of a refused client."""
-        refused = self.refused.get(client_id)
-        return self.variants.of(client_id) if refused is None else refused.filters
-
-    @property
-    def is_broadcasting(self) -> bool:
-        """Whether every member gets every message, so that queues are not divided."""
-        return self.data.message_model == MessageModel.BROADCASTING
-
-    def update_subscriptions(self, subscriptions: Collection[SubscriptionData]) -> bool:
-        """Apply the subscriptions of a heartbeat; return whether the set of topics changed."""
-        before = self.subscriptions.keys()
-        latest: dict[str, SubscriptionData] = {}
-        for new in subscriptions:
-            old = self.subscriptions.get(new.topic)
-            latest[new.topic] = new if old is None or new.sub_version > old.sub_version else old
-        changed = before != latest.keys()
-        self.subscriptions = latest
-        return changed
 
 
 class ClientRegistry:
@@ -525,7 +432,8 @@ class ClientRegistry:
         filters = None if data.without_sub else filters_of(consumer.subscription_data_set)
         group = self._consumers.get(consumer.group_name)
         if group is not None:
-            if filters is not None and self._is_refused(group, data.client_id, filters, connection):
+            compared = filters if self.refuse_unequal else None
+            if compared is not None and group.refuses(data.client_id, compared, connection):
                 return self._lose_consumer(group.name, data.client_id)
             group.refused.pop(data.client_id, None)
         member = None if group is None else group.members.get(data.client_id)
@@ -552,7 +460,7 @@ class ClientRegistry:
             return is_new
         member.fingerprint = data.heartbeat_fingerprint
         changed = group.update_subscriptions(consumer.subscription_data_set)
-        self._set_filters(group, data.client_id, filters, consumer.subscription_data_set)
+        group.set_filters(data.client_id, filters, consumer.subscription_data_set)
         return changed or is_new
 
     def _new_member(
@@ -579,42 +487,6 @@ class ClientRegistry:
                 )
         member.replaced = tuple(left[-REPLACED_MAX:])
         return member
-
-    def _is_refused(
-        self, group: GroupMembers, client_id: str, filters: Filters, connection: Connection
-    ) -> bool:
-        """Refuse a consumer that differs from its group, if the setting requires it."""
-        if not self.refuse_unequal:
-            return False
-        difference = group.variants.difference(group.name, client_id, filters)
-        if difference is None:
-            return False
-        known = group.refused.pop(client_id, None)
-        if known is None or known.filters != filters:
-            _log_difference(difference, "consumer_refused")
-        for one in [one for one, refused in group.refused.items() if refused.connection.closed]:
-            del group.refused[one]
-        if len(group.refused) >= REFUSED_MAX:
-            del group.refused[next(iter(group.refused))]
-        group.refused[client_id] = Refused(connection, filters, difference._replace(refused=True))
-        return True
-
-    def _set_filters(
-        self,
-        group: GroupMembers,
-        client_id: str,
-        filters: Filters,
-        subscriptions: Collection[SubscriptionData],
-    ) -> None:
-        """Set the filters of a member; log if the group becomes unequal or equal."""
-        before = len(group.variants)
-        is_new = group.variants.set_filters(client_id, filters, subscriptions)
-        if is_new and len(group.variants) > 1:
-            difference = group.variants.difference(group.name, client_id, filters)
-            if difference is not None:
-                _log_difference(difference, "unequal_subscriptions")
-        elif before > 1:
-            group.use_common_subscriptions()
 
     def _lose_consumer(self, name: str, client_id: str) -> bool:
         """End the registration of a consumer; return whether it had one."""
@@ -686,16 +558,3 @@ class ClientRegistry:
     def kept(self) -> Kept:
         """Return how much of what it keeps for peers is used."""
         return {MEMBERS: self._count}
-
-
-def _log_difference(found: Difference, event: str) -> None:
-    logger.warning(
-        "event=%s group=%s topic=%s client=%s filter=%r other_client=%s other_filter=%r",
-        event,
-        found.group,
-        found.topic,
-        found.client_id,
-        found.expression,
-        found.other_client_id,
-        found.other_expression,
-    )

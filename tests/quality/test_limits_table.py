@@ -50,9 +50,9 @@ NOT_KEPT: Final[dict[str, str]] = {
         filters/expressions.DEPTH_MAX filters/expressions.OPERATORS_MAX
         filters/expressions.TEXT_MAX filters/values.NUMBER_LENGTH_MAX
         handlers/admin/broker_config.SETTINGS_BYTES_MAX handlers/admin/groups.GROUP_BYTES_MAX
-        tables/client_registry.LEFT_GROUPS_MAX tables/client_registry.REFUSED_MAX
-        tables/client_registry.SUBSCRIPTIONS_MAX tables/subscriptions.TEXT_MAX
-        tables/subscriptions.VARIANTS_MAX tables/topic_table.QUEUES_MAX
+        tables/client_registry.LEFT_GROUPS_MAX tables/group_members.REFUSED_MAX
+        tables/client_registry.SUBSCRIPTIONS_MAX tables/group_members.TEXT_MAX
+        tables/group_members.VARIANTS_MAX tables/topic_table.QUEUES_MAX
         transaction/half._DIGITS_MAX transaction/half_records._TAIL_MAX
         transaction/state/caches.GENERATION_MAX""",
     "what is logged or shown": """

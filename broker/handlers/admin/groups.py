@@ -45,8 +45,9 @@ from halfmq.store.format.topics import BUILT_IN_GROUPS, validate_group
 from ...errors import RequestRefusedError
 from ...loop.slices import in_slices
 from ...ports import Connection, Handler
-from ...tables.client_registry import ClientRegistry, Member
+from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
+from ...tables.group_members import Member
 from ...tables.group_table import GroupConfig, GroupTable
 from ...tables.topic_table import QUEUES_MAX, TopicTable
 from .change_queue import ChangeQueue

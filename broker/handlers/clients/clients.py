@@ -49,7 +49,8 @@ from ...errors import RequestRefusedError
 from ...filters.filters_in_use import FiltersInUse
 from ...loop.slices import Slice
 from ...ports import Connection, Handler
-from ...tables.client_registry import ClientRegistry, GroupMembers
+from ...tables.client_registry import ClientRegistry
+from ...tables.group_members import GroupMembers
 from ...tables.group_table import GroupTable
 from ...tables.topic_table import TopicTable
 from ..access_checks import principal_name

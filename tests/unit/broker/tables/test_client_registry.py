@@ -15,10 +15,9 @@ from halfmq.broker.tables.client_registry import (
     CLIENT_IDS_MAX,
     EXPIRY_MS,
     LEFT_GROUPS_MAX,
-    REFUSED_MAX,
     ClientRegistry,
 )
-from halfmq.broker.tables.subscriptions import VARIANTS_MAX, Difference
+from halfmq.broker.tables.group_members import REFUSED_MAX, VARIANTS_MAX, Difference
 from halfmq.remoting.bodies import (
     ConsumerData,
     HeartbeatData,
