@@ -1,7 +1,9 @@
 """Turns of connections that have more requests than one pass of the event loop has time for.
 
 A single read may contain thousands of requests. A connection serves them until its turn is over;
-the rest waits for the next pass, in which the other sockets are served first.
+the rest waits for the next pass, in which the other sockets are served first. Hundreds of
+connections may have sent so much: large reads of one pass are decoded for as long as a turn, and
+the others wait as well.
 """
 
 from __future__ import annotations
@@ -23,6 +25,18 @@ class Turns:
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_scheduled = False
+        self._reads_end = 0.0  # until when large reads are decoded in this pass; 0: none was yet
+
+    def is_over(self) -> bool:
+        """Return whether a large read must wait for a turn: others have used up this pass."""
+        now = time.perf_counter()
+        if not self._reads_end:
+            self._reads_end = now + TURN_S
+            asyncio.get_running_loop().call_soon(self._begin_pass)
+        return now >= self._reads_end
+
+    def _begin_pass(self) -> None:
+        self._reads_end = 0.0
 
     def end(self) -> float:
         """Return the ``perf_counter`` time until which a connection may serve requests now.

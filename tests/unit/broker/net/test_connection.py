@@ -7,6 +7,7 @@ import contextlib
 import resource
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from halfmq.broker.limits import kept
 from halfmq.broker.loop.fetches import Fetches
 from halfmq.broker.net import connection as connections
 from halfmq.broker.net import turns
-from halfmq.broker.net.connection import ClientConnection, SharedState
+from halfmq.broker.net.connection import LARGE_READ_MIN, ClientConnection, SharedState
 from halfmq.broker.net.reply_release import ReplyRelease
 from halfmq.broker.net.router import Router
 from halfmq.broker.ports import Connection
@@ -400,6 +401,40 @@ def test_many_requests_in_one_read_delay_only_their_connections(
 
     monkeypatch.setattr(time, "perf_counter", lambda: passed[0])
     monkeypatch.setattr(turns, "TURN_S", turn_s)
+    run_on(loop_factory, main())
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_large_reads_of_many_connections_share_a_pass(
+    loop_factory: LoopFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of connections, each with a read that takes a turn, are served in many passes."""
+    passed, passes = [0.0], [0]
+    served: list[int] = []
+
+    def handle(request: RemotingCommand, _connection: Connection) -> bytes | None:
+        served.append(passes[0])
+        passed[0] += turns.TURN_S
+        return encode_reply(request)
+
+    async def count_passes() -> None:
+        while True:
+            await asyncio.sleep(0)
+            passes[0] += 1
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as opened:
+            server, _ = await opened.enter_async_context(serving(handle))
+            peers = [await opened.enter_async_context(peer_of(server)) for _ in range(20)]
+            counting = asyncio.create_task(count_passes())
+            for number, peer in enumerate(peers):
+                body = bytes(LARGE_READ_MIN)
+                peer.writer.write(encode_request(105, opaque=number, header=ROUTE, body=body))
+            assert [(await peer.answer()).opaque for peer in peers] == [*range(20)]
+            counting.cancel()
+        assert max(Counter(served).values()) <= 3
+
+    monkeypatch.setattr(time, "perf_counter", lambda: passed[0])
     run_on(loop_factory, main())
 
 
