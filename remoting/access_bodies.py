@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from .codes import RequestCode
 from .errors import BodyError
-from .ext_fields import Header, Name
+from .ext_fields import Header, Name, answer_header, request_header
 
 
 class _Body(
@@ -54,24 +55,33 @@ class AclInfo(_Body, frozen=True, kw_only=True):
     subject: str = ""  # "User:NAME"
 
 
+@request_header(
+    RequestCode.AUTH_CREATE_USER,
+    RequestCode.AUTH_UPDATE_USER,
+    RequestCode.AUTH_DELETE_USER,
+    RequestCode.AUTH_GET_USER,
+)
 class UserRequestHeader(Header, frozen=True, kw_only=True):
     """Requests 3001 to 3004: create, update, delete or get a user."""
 
     username: Name | None = None
 
 
+@request_header(RequestCode.AUTH_LIST_USER)
 class ListUsersRequestHeader(Header, frozen=True, kw_only=True):
     """AUTH_LIST_USER (3005)."""
 
     filter: Name | None = None  # part of a name
 
 
+@request_header(RequestCode.AUTH_CREATE_ACL, RequestCode.AUTH_UPDATE_ACL, RequestCode.AUTH_GET_ACL)
 class AclRequestHeader(Header, frozen=True, kw_only=True):
     """Requests 3006, 3007 and 3009: create, update or get an ACL."""
 
     subject: Name | None = None
 
 
+@request_header(RequestCode.AUTH_DELETE_ACL)
 class DeleteAclRequestHeader(Header, frozen=True, kw_only=True):
     """AUTH_DELETE_ACL (3008)."""
 
@@ -80,6 +90,7 @@ class DeleteAclRequestHeader(Header, frozen=True, kw_only=True):
     resource: Name | None = None  # None: all
 
 
+@request_header(RequestCode.AUTH_LIST_ACL)
 class ListAclsRequestHeader(Header, frozen=True, kw_only=True):
     """AUTH_LIST_ACL (3010)."""
 
@@ -87,6 +98,7 @@ class ListAclsRequestHeader(Header, frozen=True, kw_only=True):
     resource_filter: Name | None = None
 
 
+@answer_header(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
 class GetBrokerAclConfigResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to GET_BROKER_CLUSTER_ACL_INFO (52)."""
 

@@ -7,9 +7,11 @@ Source: RocketMQ ``remoting/protocol/header``.
 
 from __future__ import annotations
 
-from .ext_fields import Header, Int32, Int64, Name
+from .codes import RequestCode
+from .ext_fields import Header, Int32, Int64, Name, answer_header, request_header
 
 
+@request_header(RequestCode.UPDATE_AND_CREATE_TOPIC)
 class CreateTopicRequestHeader(Header, frozen=True, kw_only=True):
     """UPDATE_AND_CREATE_TOPIC (17)."""
 
@@ -25,12 +27,20 @@ class CreateTopicRequestHeader(Header, frozen=True, kw_only=True):
     force: bool = False
 
 
+@request_header(
+    RequestCode.GET_TOPIC_STATS_INFO,
+    RequestCode.DELETE_TOPIC_IN_BROKER,
+    RequestCode.REGISTER_TOPIC_IN_NAMESRV,
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
+    RequestCode.GET_TOPIC_CONFIG,
+)
 class TopicRequestHeader(Header, frozen=True, kw_only=True):
     """Requests about one topic: 202, 215, 217, 300, 351."""
 
     topic: Name
 
 
+@request_header(RequestCode.DELETE_TOPIC_IN_NAMESRV)
 class DeleteTopicFromNamesrvRequestHeader(Header, frozen=True, kw_only=True):
     """DELETE_TOPIC_IN_NAMESRV (216)."""
 
@@ -38,6 +48,7 @@ class DeleteTopicFromNamesrvRequestHeader(Header, frozen=True, kw_only=True):
     cluster_name: Name | None = None
 
 
+@request_header(RequestCode.GET_ALL_TOPIC_CONFIG)
 class GetAllTopicConfigRequestHeader(Header, frozen=True, kw_only=True):
     """GET_ALL_TOPIC_CONFIG (21): a page of topics; without ``topic_seq`` all of them."""
 
@@ -46,12 +57,14 @@ class GetAllTopicConfigRequestHeader(Header, frozen=True, kw_only=True):
     max_topic_num: Int32 | None = None
 
 
+@answer_header(RequestCode.GET_ALL_TOPIC_CONFIG)
 class GetAllTopicConfigResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to GET_ALL_TOPIC_CONFIG (21)."""
 
     total_topic_num: Int32 | None = None
 
 
+@request_header(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
 class GetAllSubscriptionGroupRequestHeader(Header, frozen=True, kw_only=True):
     """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201): a page of groups; without ``group_seq`` all."""
 
@@ -60,12 +73,14 @@ class GetAllSubscriptionGroupRequestHeader(Header, frozen=True, kw_only=True):
     max_group_num: Int32 | None = None
 
 
+@request_header(RequestCode.QUERY_TOPICS_BY_CONSUMER, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
 class GetSubscriptionGroupConfigRequestHeader(Header, frozen=True, kw_only=True):
     """GET_SUBSCRIPTIONGROUP_CONFIG (352) and QUERY_TOPICS_BY_CONSUMER (343)."""
 
     group: Name
 
 
+@request_header(RequestCode.DELETE_SUBSCRIPTIONGROUP)
 class DeleteSubscriptionGroupRequestHeader(Header, frozen=True, kw_only=True):
     """DELETE_SUBSCRIPTIONGROUP (207)."""
 
@@ -73,6 +88,7 @@ class DeleteSubscriptionGroupRequestHeader(Header, frozen=True, kw_only=True):
     clean_offset: bool = False
 
 
+@request_header(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN)
 class GroupForbiddenRequestHeader(Header, frozen=True, kw_only=True):
     """UPDATE_AND_GET_GROUP_FORBIDDEN (353)."""
 
@@ -81,6 +97,7 @@ class GroupForbiddenRequestHeader(Header, frozen=True, kw_only=True):
     readable: bool | None = None
 
 
+@request_header(RequestCode.GET_CONSUME_STATS)
 class GetConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
     """GET_CONSUME_STATS (208)."""
 
@@ -89,18 +106,21 @@ class GetConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
     topic_list: str | None = None  # "a;b;"
 
 
+@request_header(RequestCode.GET_CONSUMER_CONNECTION_LIST)
 class ConsumerGroupRequestHeader(Header, frozen=True, kw_only=True):
     """GET_CONSUMER_CONNECTION_LIST (203)."""
 
     consumer_group: Name
 
 
+@request_header(RequestCode.GET_PRODUCER_CONNECTION_LIST)
 class ProducerGroupRequestHeader(Header, frozen=True, kw_only=True):
     """GET_PRODUCER_CONNECTION_LIST (204)."""
 
     producer_group: Name
 
 
+@request_header(RequestCode.QUERY_CONSUME_TIME_SPAN, RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
 class GroupAndTopicRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_CONSUME_TIME_SPAN (303) and QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
 
@@ -108,6 +128,7 @@ class GroupAndTopicRequestHeader(Header, frozen=True, kw_only=True):
     topic: Name
 
 
+@request_header(RequestCode.VIEW_BROKER_STATS_DATA)
 class ViewBrokerStatsDataRequestHeader(Header, frozen=True, kw_only=True):
     """VIEW_BROKER_STATS_DATA (315)."""
 
@@ -115,12 +136,14 @@ class ViewBrokerStatsDataRequestHeader(Header, frozen=True, kw_only=True):
     stats_key: str
 
 
+@request_header(RequestCode.GET_BROKER_CONSUME_STATS)
 class GetBrokerConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
     """GET_BROKER_CONSUME_STATS (317)."""
 
     is_order: bool
 
 
+@request_header(RequestCode.QUERY_CONSUME_QUEUE)
 class QueryConsumeQueueRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_CONSUME_QUEUE (321)."""
 
@@ -131,6 +154,7 @@ class QueryConsumeQueueRequestHeader(Header, frozen=True, kw_only=True):
     consumer_group: Name | None = None
 
 
+@request_header(RequestCode.CLONE_GROUP_OFFSET)
 class CloneGroupOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """CLONE_GROUP_OFFSET (314)."""
 
@@ -140,6 +164,7 @@ class CloneGroupOffsetRequestHeader(Header, frozen=True, kw_only=True):
     offline: bool = False
 
 
+@request_header(RequestCode.QUERY_CORRECTION_OFFSET)
 class QueryCorrectionOffsetHeader(Header, frozen=True, kw_only=True):
     """QUERY_CORRECTION_OFFSET (308)."""
 
@@ -148,12 +173,14 @@ class QueryCorrectionOffsetHeader(Header, frozen=True, kw_only=True):
     filter_groups: str | None = None  # "a,b"
 
 
+@answer_header(RequestCode.GET_BROKER_CONFIG)
 class GetBrokerConfigResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to GET_BROKER_CONFIG (26)."""
 
     version: str  # data version as JSON text
 
 
+@request_header(RequestCode.BROKER_HEARTBEAT)
 class BrokerHeartbeatRequestHeader(Header, frozen=True, kw_only=True):
     """BROKER_HEARTBEAT (904)."""
 
@@ -163,6 +190,7 @@ class BrokerHeartbeatRequestHeader(Header, frozen=True, kw_only=True):
     broker_id: Int64 | None = None
 
 
+@request_header(RequestCode.GET_BROKER_MEMBER_GROUP)
 class GetBrokerMemberGroupRequestHeader(Header, frozen=True, kw_only=True):
     """GET_BROKER_MEMBER_GROUP (901)."""
 
@@ -170,12 +198,14 @@ class GetBrokerMemberGroupRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name
 
 
+@request_header(RequestCode.GET_TOPICS_BY_CLUSTER)
 class GetTopicsByClusterRequestHeader(Header, frozen=True, kw_only=True):
     """GET_TOPICS_BY_CLUSTER (224)."""
 
     cluster: Name
 
 
+@request_header(RequestCode.PUT_KV_CONFIG)
 class PutKVConfigRequestHeader(Header, frozen=True, kw_only=True):
     """PUT_KV_CONFIG (100)."""
 
@@ -184,6 +214,7 @@ class PutKVConfigRequestHeader(Header, frozen=True, kw_only=True):
     value: str
 
 
+@request_header(RequestCode.GET_KV_CONFIG, RequestCode.DELETE_KV_CONFIG)
 class KVConfigRequestHeader(Header, frozen=True, kw_only=True):
     """GET_KV_CONFIG (101) and DELETE_KV_CONFIG (102)."""
 
@@ -191,36 +222,42 @@ class KVConfigRequestHeader(Header, frozen=True, kw_only=True):
     key: str
 
 
+@answer_header(RequestCode.GET_KV_CONFIG)
 class GetKVConfigResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to GET_KV_CONFIG (101)."""
 
     value: str | None = None
 
 
+@request_header(RequestCode.GET_KVLIST_BY_NAMESPACE)
 class GetKVListByNamespaceRequestHeader(Header, frozen=True, kw_only=True):
     """GET_KVLIST_BY_NAMESPACE (219)."""
 
     namespace: Name
 
 
+@request_header(RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
 class BrokerNameRequestHeader(Header, frozen=True, kw_only=True):
     """WIPE_WRITE_PERM_OF_BROKER (205) and ADD_WRITE_PERM_OF_BROKER (327)."""
 
     broker_name: Name
 
 
+@answer_header(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
 class WipeWritePermOfBrokerResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to WIPE_WRITE_PERM_OF_BROKER (205)."""
 
     wipe_topic_count: Int32
 
 
+@answer_header(RequestCode.ADD_WRITE_PERM_OF_BROKER)
 class AddWritePermOfBrokerResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to ADD_WRITE_PERM_OF_BROKER (327)."""
 
     add_topic_count: Int32
 
 
+@request_header(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
 class ResetOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """RESET_CONSUMER_CLIENT_OFFSET (220) to a client, INVOKE_BROKER_TO_RESET_OFFSET (222)."""
 
@@ -232,6 +269,10 @@ class ResetOffsetRequestHeader(Header, frozen=True, kw_only=True):
     offset: Int64 | None = None  # negative or absent: by timestamp
 
 
+@request_header(
+    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+)
 class GetConsumerStatusRequestHeader(Header, frozen=True, kw_only=True):
     """Consumer offsets: request 221 to a client, 223 to a broker."""
 
@@ -240,6 +281,7 @@ class GetConsumerStatusRequestHeader(Header, frozen=True, kw_only=True):
     client_addr: Name | None = None
 
 
+@request_header(RequestCode.GET_CONSUMER_RUNNING_INFO)
 class GetConsumerRunningInfoRequestHeader(Header, frozen=True, kw_only=True):
     """GET_CONSUMER_RUNNING_INFO (307)."""
 
@@ -248,6 +290,7 @@ class GetConsumerRunningInfoRequestHeader(Header, frozen=True, kw_only=True):
     jstack_enable: bool = False
 
 
+@request_header(RequestCode.CONSUME_MESSAGE_DIRECTLY)
 class ConsumeMessageDirectlyRequestHeader(Header, frozen=True, kw_only=True):
     """CONSUME_MESSAGE_DIRECTLY (309)."""
 

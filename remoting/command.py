@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from .codes import FLAG_ONE_WAY, FLAG_RESPONSE, HeaderType, LanguageCode
+
+H = TypeVar("H")
 
 
 class RemotingCommand(msgspec.Struct, gc=False):
@@ -47,3 +51,9 @@ class RemotingCommand(msgspec.Struct, gc=False):
     @property
     def is_one_way(self) -> bool:
         return self.flag & FLAG_ONE_WAY != 0
+
+    def header_as(self, kind: type[H]) -> H:
+        """Return the header, which the decoder made of this class."""
+        header = self.header
+        assert isinstance(header, kind)
+        return header

@@ -17,8 +17,8 @@ servers accept them, so :func:`parse_texts` follows Java's reading of text:
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
@@ -49,6 +49,29 @@ class Header(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"
 
 
 H = TypeVar("H", bound=Header)
+
+REQUEST_HEADERS: Final[dict[int, type[Header]]] = {}
+"""Request code to the class of its header; complete when ``header_tables`` is imported."""
+
+RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {}
+"""Request code to the class of its answer's header; all other answers have no ext fields."""
+
+
+def request_header(*codes: int) -> Callable[[type[H]], type[H]]:
+    """Declare the class as the header of these requests."""
+    return partial(_declare, REQUEST_HEADERS, codes)
+
+
+def answer_header(*codes: int) -> Callable[[type[H]], type[H]]:
+    """Declare the class as the header of the answers to these requests."""
+    return partial(_declare, RESPONSE_HEADERS, codes)
+
+
+def _declare(table: dict[int, type[Header]], codes: Sequence[int], kind: type[H]) -> type[H]:
+    for code in codes:
+        assert code not in table, f"two header classes for {code!r}"
+        table[code] = kind
+    return kind
 
 
 class FieldError(Exception):

@@ -16,7 +16,8 @@ from typing import Final
 
 from msgspec import field
 
-from .ext_fields import Header, Int32, Int64, Name
+from .codes import RequestCode
+from .ext_fields import Header, Int32, Int64, Name, answer_header, request_header
 
 RECOGNITION_FIELD: Final = "halfmq"
 """Ext field by which halfmq peers recognise each other. A client sends it with a route request, and
@@ -27,6 +28,7 @@ MSGPACK headers and know halfmq's own requests. Official peers ignore the field.
 # -- sending ---------------------------------------------------------------------------------
 
 
+@request_header(RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
 class SendMessageRequestHeader(Header, frozen=True, kw_only=True):
     """Requests 10 and 324: a message to store; its body is the frame's body."""
 
@@ -46,6 +48,11 @@ class SendMessageRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
+@request_header(
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2,
+)
 class SendMessageRequestHeaderV2(SendMessageRequestHeader, frozen=True, kw_only=True):
     """Requests 310, 320 and 325: SendMessageRequestHeader with one-letter names."""
 
@@ -65,6 +72,13 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader, frozen=True, kw_only=
     broker_name: Name | None = field(default=None, name="n")
 
 
+@answer_header(
+    RequestCode.SEND_MESSAGE,
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2,
+)
 class SendMessageResponseHeader(Header, frozen=True, kw_only=True):
     """Where a message was stored; the ids of a batch are joined by commas."""
 
@@ -78,6 +92,7 @@ class SendMessageResponseHeader(Header, frozen=True, kw_only=True):
     recall_handle: str | None = None
 
 
+@request_header(RequestCode.CONSUMER_SEND_MSG_BACK)
 class ConsumerSendMsgBackRequestHeader(Header, frozen=True, kw_only=True):
     """CONSUMER_SEND_MSG_BACK (36): redeliver this message to the group after a delay."""
 
@@ -92,6 +107,7 @@ class ConsumerSendMsgBackRequestHeader(Header, frozen=True, kw_only=True):
     reason: Name | None = None  # halfmq's: why it failed, "" if unknown; kept in the copy
 
 
+@request_header(RequestCode.RECALL_MESSAGE)
 class RecallMessageRequestHeader(Header, frozen=True, kw_only=True):
     """RECALL_MESSAGE (370): cancel a timer message."""
 
@@ -100,6 +116,7 @@ class RecallMessageRequestHeader(Header, frozen=True, kw_only=True):
     producer_group: Name | None = None
 
 
+@answer_header(RequestCode.RECALL_MESSAGE)
 class RecallMessageResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to RECALL_MESSAGE (370)."""
 
@@ -107,6 +124,7 @@ class RecallMessageResponseHeader(Header, frozen=True, kw_only=True):
     msg_region: str | None = field(default=None, name="MSG_REGION")
 
 
+@request_header(RequestCode.QUERY_TIMERS)
 class QueryTimersRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_TIMERS (9005): a page of the messages that wait for their time of delivery."""
 
@@ -116,12 +134,14 @@ class QueryTimersRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
+@answer_header(RequestCode.QUERY_TIMERS)
 class QueryTimersResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to QUERY_TIMERS (9005); the body has the stored records, one after the other."""
 
     next_after: Int64 | None = None  # the next request's ``after``; None: this is the last page
 
 
+@request_header(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
 class ReplyMessageRequestHeader(Header, frozen=True, kw_only=True):
     """PUSH_REPLY_MESSAGE_TO_CLIENT (326): a reply for the client that waits for it."""
 
@@ -144,6 +164,7 @@ class ReplyMessageRequestHeader(Header, frozen=True, kw_only=True):
 # -- transactions ----------------------------------------------------------------------------
 
 
+@request_header(RequestCode.END_TRANSACTION)
 class EndTransactionRequestHeader(Header, frozen=True, kw_only=True):
     """END_TRANSACTION (37): the producer's decision about a half message."""
 
@@ -158,6 +179,7 @@ class EndTransactionRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
+@request_header(RequestCode.CHECK_TRANSACTION_STATE)
 class CheckTransactionStateRequestHeader(Header, frozen=True, kw_only=True):
     """CHECK_TRANSACTION_STATE (39): a check from the broker; the body is the half's record."""
 
@@ -170,6 +192,7 @@ class CheckTransactionStateRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
+@request_header(RequestCode.RESUME_CHECK_HALF_MESSAGE)
 class ResumeCheckHalfMessageRequestHeader(Header, frozen=True, kw_only=True):
     """RESUME_CHECK_HALF_MESSAGE (323): check a parked half message again."""
 
@@ -180,6 +203,7 @@ class ResumeCheckHalfMessageRequestHeader(Header, frozen=True, kw_only=True):
 # -- pulling ---------------------------------------------------------------------------------
 
 
+@request_header(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 class PullMessageRequestHeader(Header, frozen=True, kw_only=True):
     """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
 
@@ -200,6 +224,7 @@ class PullMessageRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
+@answer_header(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 class PullMessageResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to PULL_MESSAGE; required with the response codes 0, 19, 20 and 21."""
 
@@ -216,6 +241,7 @@ class PullMessageResponseHeader(Header, frozen=True, kw_only=True):
 # -- offsets ---------------------------------------------------------------------------------
 
 
+@request_header(RequestCode.QUERY_CONSUMER_OFFSET)
 class QueryConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_CONSUMER_OFFSET (14)."""
 
@@ -225,12 +251,14 @@ class QueryConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
     set_zero_if_not_found: bool | None = None
 
 
+@answer_header(RequestCode.QUERY_CONSUMER_OFFSET)
 class QueryConsumerOffsetResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to QUERY_CONSUMER_OFFSET (14)."""
 
     offset: Int64
 
 
+@request_header(RequestCode.UPDATE_CONSUMER_OFFSET)
 class UpdateConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """UPDATE_CONSUMER_OFFSET (15)."""
 
@@ -240,10 +268,12 @@ class UpdateConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
     commit_offset: Int64
 
 
+@answer_header(RequestCode.UPDATE_CONSUMER_OFFSET)
 class UpdateConsumerOffsetResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to UPDATE_CONSUMER_OFFSET (15)."""
 
 
+@request_header(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
 class SearchOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
 
@@ -253,12 +283,14 @@ class SearchOffsetRequestHeader(Header, frozen=True, kw_only=True):
     boundary_type: Name | None = None  # LOWER (also when absent) or UPPER
 
 
+@answer_header(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
 class SearchOffsetResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to SEARCH_OFFSET_BY_TIMESTAMP (29)."""
 
     offset: Int64
 
 
+@request_header(RequestCode.GET_MAX_OFFSET)
 class GetMaxOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """GET_MAX_OFFSET (30)."""
 
@@ -267,12 +299,14 @@ class GetMaxOffsetRequestHeader(Header, frozen=True, kw_only=True):
     committed: bool = True
 
 
+@answer_header(RequestCode.GET_MAX_OFFSET)
 class GetMaxOffsetResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to GET_MAX_OFFSET (30): the next offset to be written."""
 
     offset: Int64
 
 
+@request_header(RequestCode.GET_MIN_OFFSET)
 class GetMinOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """GET_MIN_OFFSET (31)."""
 
@@ -280,12 +314,14 @@ class GetMinOffsetRequestHeader(Header, frozen=True, kw_only=True):
     queue_id: Int32
 
 
+@answer_header(RequestCode.GET_MIN_OFFSET)
 class GetMinOffsetResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to GET_MIN_OFFSET (31)."""
 
     offset: Int64
 
 
+@request_header(RequestCode.GET_EARLIEST_MSG_STORETIME)
 class GetEarliestMsgStoretimeRequestHeader(Header, frozen=True, kw_only=True):
     """GET_EARLIEST_MSG_STORETIME (32)."""
 
@@ -293,6 +329,7 @@ class GetEarliestMsgStoretimeRequestHeader(Header, frozen=True, kw_only=True):
     queue_id: Int32
 
 
+@answer_header(RequestCode.GET_EARLIEST_MSG_STORETIME)
 class GetEarliestMsgStoretimeResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to GET_EARLIEST_MSG_STORETIME (32)."""
 
@@ -302,6 +339,7 @@ class GetEarliestMsgStoretimeResponseHeader(Header, frozen=True, kw_only=True):
 # -- single messages -------------------------------------------------------------------------
 
 
+@request_header(RequestCode.VIEW_MESSAGE_BY_ID)
 class ViewMessageRequestHeader(Header, frozen=True, kw_only=True):
     """VIEW_MESSAGE_BY_ID (33)."""
 
@@ -309,6 +347,7 @@ class ViewMessageRequestHeader(Header, frozen=True, kw_only=True):
     topic: Name | None = None
 
 
+@request_header(RequestCode.QUERY_MESSAGE)
 class QueryMessageRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_MESSAGE (12)."""
 
@@ -320,6 +359,7 @@ class QueryMessageRequestHeader(Header, frozen=True, kw_only=True):
     unique_key_query: bool = field(default=False, name="_UNIQUE_KEY_QUERY")
 
 
+@answer_header(RequestCode.QUERY_MESSAGE)
 class QueryMessageResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to QUERY_MESSAGE (12), also if nothing was found."""
 
@@ -330,10 +370,12 @@ class QueryMessageResponseHeader(Header, frozen=True, kw_only=True):
 # -- clients and groups ----------------------------------------------------------------------
 
 
+@request_header(RequestCode.HEART_BEAT)
 class HeartbeatRequestHeader(Header, frozen=True, kw_only=True):
     """HEART_BEAT (34); everything is in the body."""
 
 
+@answer_header(RequestCode.HEART_BEAT)
 class HeartbeatResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to HEART_BEAT (34).
 
@@ -347,6 +389,7 @@ class HeartbeatResponseHeader(Header, frozen=True, kw_only=True):
     unequal_filter: str | None = None  # its filter; None: it does not subscribe to the topic
 
 
+@request_header(RequestCode.QUERY_CONSUMERS)
 class QueryConsumersRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_CONSUMERS (9004): a page of consumer group members, by group and client id."""
 
@@ -357,6 +400,7 @@ class QueryConsumersRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
+@answer_header(RequestCode.QUERY_CONSUMERS)
 class QueryConsumersResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to QUERY_CONSUMERS (9004): the next request's ``after``; None: no more pages."""
 
@@ -364,6 +408,7 @@ class QueryConsumersResponseHeader(Header, frozen=True, kw_only=True):
     next_client: str | None = None
 
 
+@request_header(RequestCode.UNREGISTER_CLIENT)
 class UnregisterClientRequestHeader(Header, frozen=True, kw_only=True):
     """UNREGISTER_CLIENT (35)."""
 
@@ -372,20 +417,24 @@ class UnregisterClientRequestHeader(Header, frozen=True, kw_only=True):
     consumer_group: Name | None = None
 
 
+@answer_header(RequestCode.UNREGISTER_CLIENT)
 class UnregisterClientResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to UNREGISTER_CLIENT (35)."""
 
 
+@request_header(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
 class GetConsumerListByGroupRequestHeader(Header, frozen=True, kw_only=True):
     """GET_CONSUMER_LIST_BY_GROUP (38)."""
 
     consumer_group: Name
 
 
+@answer_header(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
 class GetConsumerListByGroupResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to GET_CONSUMER_LIST_BY_GROUP (38)."""
 
 
+@request_header(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
 class NotifyConsumerIdsChangedRequestHeader(Header, frozen=True, kw_only=True):
     """NOTIFY_CONSUMER_IDS_CHANGED (40)."""
 
@@ -395,6 +444,7 @@ class NotifyConsumerIdsChangedRequestHeader(Header, frozen=True, kw_only=True):
 # -- name server -------------------------------------------------------------------------------
 
 
+@request_header(RequestCode.GET_ROUTEINFO_BY_TOPIC)
 class GetRouteInfoRequestHeader(Header, frozen=True, kw_only=True):
     """GET_ROUTEINFO_BY_TOPIC (105)."""
 
@@ -402,6 +452,7 @@ class GetRouteInfoRequestHeader(Header, frozen=True, kw_only=True):
     accept_standard_json_only: bool | None = None
 
 
+@request_header(RequestCode.REGISTER_BROKER)
 class RegisterBrokerRequestHeader(Header, frozen=True, kw_only=True):
     """REGISTER_BROKER (103)."""
 
@@ -416,6 +467,7 @@ class RegisterBrokerRequestHeader(Header, frozen=True, kw_only=True):
     body_crc32: Int32 = field(default=0, name="bodyCrc32")
 
 
+@answer_header(RequestCode.REGISTER_BROKER)
 class RegisterBrokerResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to REGISTER_BROKER (103)."""
 
@@ -423,6 +475,7 @@ class RegisterBrokerResponseHeader(Header, frozen=True, kw_only=True):
     master_addr: str | None = None
 
 
+@request_header(RequestCode.UNREGISTER_BROKER, RequestCode.QUERY_DATA_VERSION)
 class BrokerIdentityRequestHeader(Header, frozen=True, kw_only=True):
     """UNREGISTER_BROKER (104) and QUERY_DATA_VERSION (322)."""
 
@@ -432,6 +485,7 @@ class BrokerIdentityRequestHeader(Header, frozen=True, kw_only=True):
     broker_id: Int64
 
 
+@answer_header(RequestCode.QUERY_DATA_VERSION)
 class QueryDataVersionResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to QUERY_DATA_VERSION (322)."""
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from msgspec import field
 
-from .ext_fields import Header, Int32, Int64, Name
+from .codes import RequestCode
+from .ext_fields import Header, Int32, Int64, Name, answer_header, request_header
 
 
+@answer_header(RequestCode.END_TRANSACTION)
 class EndTransactionResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to END_TRANSACTION (37) in MSGPACK; official brokers answer without fields."""
 
     msg_id: str | None = None  # offset id of the final message; None unless committed
 
 
+@request_header(RequestCode.QUERY_TRANSACTIONS)
 class QueryTransactionsRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_TRANSACTIONS (9000): a page of undecided transactions, or the one with this id."""
 
@@ -28,12 +31,14 @@ class QueryTransactionsRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
+@answer_header(RequestCode.QUERY_TRANSACTIONS)
 class QueryTransactionsResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to QUERY_TRANSACTIONS (9000); the page may be shorter than ``max_count``."""
 
     next_after: Int64 | None = None  # the next request's ``after``; None: this is the last page
 
 
+@request_header(RequestCode.END_TRANSACTIONS)
 class EndTransactionsRequestHeader(Header, frozen=True, kw_only=True):
     """END_TRANSACTIONS (9001): many decisions at once; they are in the body."""
 
@@ -41,6 +46,7 @@ class EndTransactionsRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
+@request_header(RequestCode.PREPARE_TRANSACTION)
 class PrepareTransactionRequestHeader(Header, frozen=True, kw_only=True):
     """PREPARE_TRANSACTION (9002): several half messages; the body has them, the leader first."""
 
@@ -48,6 +54,7 @@ class PrepareTransactionRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
+@request_header(RequestCode.DECIDE_TRANSACTION)
 class DecideTransactionRequestHeader(Header, frozen=True, kw_only=True):
     """DECIDE_TRANSACTION (9003): an operator's decision about one transaction."""
 
@@ -57,6 +64,7 @@ class DecideTransactionRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
+@answer_header(RequestCode.DECIDE_TRANSACTION)
 class DecideTransactionResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to DECIDE_TRANSACTION (9003)."""
 

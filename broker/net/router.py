@@ -3,10 +3,7 @@
 Every exception of a handler becomes an answer here, by one table, so that an error of one request
 cannot affect another. Errors of the peer are answered; errors of the broker are also logged.
 
-A new request needs a code and a header class in ``remoting``, a row in
-``access.requirements.REQUIREMENTS``, and a function in ``handlers`` with a row in the table that
-``handlers()`` returns. The function returns the reply, raises ``RequestRefusedError``, or calls
-``Connection.respond`` later.
+``docs/architecture.md`` says how a request is added.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from typing import Final, TypeAlias
 from halfmq.remoting.admin_bodies import decode_queue_places
 from halfmq.remoting.admin_headers import QueryConsumeQueueRequestHeader
 from halfmq.remoting.codes import INT64_MAX, RequestCode
-from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.headers import SearchOffsetRequestHeader, SearchOffsetResponseHeader
 
-from ..errors import BadAnswerError, ConnectError
+from ..errors import ConnectError
 from ..message import MessageQueue, ReceivedMessage
+from ..net.response_errors import answer_of
 from ..net.session import expect_success, typed
 from .brokers import call_broker, milliseconds
 from .group_offsets import Position
@@ -131,10 +131,8 @@ class BrowseCalls(TopicCalls, MessageCalls):
         )
         code = RequestCode.QUERY_CONSUME_QUEUE
         answer = expect_success(await call_broker(self._session, address, code, header))
-        try:
+        with answer_of(address):
             first, places = decode_queue_places(answer.body)
-        except ProtocolError as error:
-            raise BadAnswerError(address, str(error)) from error
         if not places:  # expired meanwhile
             return max(first, index + count), []
         found = await asyncio.gather(*(self._at_offset(address, one) for one in places[:count]))

@@ -25,6 +25,7 @@ from halfmq.remoting.errors import ProtocolError
 from ..arguments import check_count, check_kind, check_optional_text, check_text
 from ..errors import BadAnswerError, ConfigurationError, ConnectError
 from ..message import MessageQueue
+from ..net.response_errors import answer_of
 from ..net.session import expect_success
 from .brokers import ClusterClient, call_broker, time_of
 
@@ -80,10 +81,8 @@ class OffsetCalls(ClusterClient):
         header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
         found = []
         for address, answer in await self._ask_each(RequestCode.GET_CONSUME_STATS, header):
-            try:
+            with answer_of(address):
                 found += [_offset(*one) for one in decode_consume_stats(answer.body).items()]
-            except ProtocolError as error:
-                raise BadAnswerError(address, str(error)) from error
         return sorted(found, key=lambda one: one.queue)
 
     async def reset_offsets(self, group: str, topic: str, to: Position) -> dict[MessageQueue, int]:
@@ -112,10 +111,8 @@ class OffsetCalls(ClusterClient):
         for address, answer in await self._ask_each(
             code, header, absent=ResponseCode.TOPIC_NOT_EXIST
         ):
-            try:
+            with answer_of(address):
                 found |= {_queue(key): at for key, at in decode_offset_table(answer.body).items()}
-            except ProtocolError as error:
-                raise BadAnswerError(address, str(error)) from error
         return dict(sorted(found.items()))
 
     async def reset_offset(self, group: str, queue: MessageQueue, offset: int) -> None:

@@ -8,11 +8,10 @@ from typing import Final
 
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.consumer_bodies import ConsumerInfo, decode_consumers
-from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.headers import QueryConsumersRequestHeader, QueryConsumersResponseHeader
 
 from ..arguments import check_optional_text, check_text
-from ..errors import BadAnswerError
+from ..net.response_errors import answer_of
 from ..net.session import Session, expect_success, typed
 from .brokers import ClusterClient, call_broker
 
@@ -167,11 +166,9 @@ async def _collect(
     answer = expect_success(
         await call_broker(session, address, RequestCode.QUERY_CONSUMERS, header)
     )
-    try:
+    with answer_of(address):
         for info in decode_consumers(answer.body):
             found.add(info)
-    except ProtocolError as error:
-        raise BadAnswerError(address, str(error)) from error
     following = typed(answer, QueryConsumersResponseHeader, address)
     if following.next_group is None:
         return None

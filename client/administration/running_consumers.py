@@ -12,7 +12,6 @@ from halfmq.remoting.admin_headers import (
 )
 from halfmq.remoting.bodies import QueueKey
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.running_info import (
     QueueProgress,
@@ -21,8 +20,9 @@ from halfmq.remoting.running_info import (
 )
 
 from ..arguments import check_kind, check_text
-from ..errors import BadAnswerError, BrokerRefusedError
+from ..errors import BrokerRefusedError
 from ..message import MessageQueue, ReceivedMessage
+from ..net.response_errors import answer_of
 from ..net.session import expect_success
 from .brokers import ClusterClient, call_broker, time_of
 
@@ -94,10 +94,8 @@ class RunningConsumerCalls(ClusterClient):
             consumer_group=group, client_id=client_id, jstack_enable=stacks
         )
         address, body = await self._relayed(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
-        try:
+        with answer_of(address):
             info = decode_running_info(body)
-        except ProtocolError as error:
-            raise BadAnswerError(address, str(error)) from error
         queues = [_consumed_queue(*one) for one in info.queues.items()]
         return RunningConsumer(
             properties=info.properties,
@@ -129,10 +127,8 @@ class RunningConsumerCalls(ClusterClient):
         address, body = await self._relayed(
             RequestCode.CONSUME_MESSAGE_DIRECTLY, header, only=message.queue.broker_name
         )
-        try:
+        with answer_of(address):
             result = decode_direct_result(body)
-        except ProtocolError as error:
-            raise BadAnswerError(address, str(error)) from error
         return DirectConsumption(
             outcome="" if result.consume_result is None else result.consume_result.value,
             remark=result.remark,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from halfmq.remoting.bodies import decode_table
 from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.errors import ProtocolError
 
 from ..arguments import check_optional_text, check_text
-from ..errors import BadAnswerError, ClientError
+from ..errors import ClientError
 from ..net.broker_requests import BrokerRequests
+from ..net.response_errors import answer_of
 from ..net.session import expect_success
 from .brokers import ClusterClient, call_broker
 
@@ -73,10 +73,8 @@ class BrokerCalls(ClusterClient):
         found: dict[str, dict[str, str]] = {}
         for broker_name, address in self._brokers():
             answer = expect_success(await call_broker(session, address, code, None))
-            try:
+            with answer_of(address):
                 found[broker_name] = decode_table(answer.body)
-            except ProtocolError as error:
-                raise BadAnswerError(address, str(error)) from error
         return found
 
     async def broker_statuses(self) -> list[BrokerStatus]:
@@ -89,9 +87,8 @@ class BrokerCalls(ClusterClient):
             try:
                 code = RequestCode.GET_BROKER_RUNTIME_INFO
                 answer = expect_success(await call_broker(self._session, address, code, None))
-                metrics = decode_table(answer.body)
-            except ProtocolError as problem:
-                error = BadAnswerError(address, str(problem))
+                with answer_of(address):
+                    metrics = decode_table(answer.body)
             except ClientError as problem:
                 error = problem
             seconds = self._session.clock() - begun

@@ -11,12 +11,12 @@ from halfmq.remoting.admin_bodies import decode_group_list
 from halfmq.remoting.admin_headers import CreateTopicRequestHeader, TopicRequestHeader
 from halfmq.remoting.bodies import QueueKey, TopicOffset, decode_topic_stats
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.errors import ProtocolError
 from halfmq.store.format.topics import is_internal_topic, reply_topic
 
 from ..arguments import check_count, check_text
 from ..errors import BadAnswerError
 from ..message import MessageQueue
+from ..net.response_errors import answer_of
 from ..net.topic_requests import TopicRequests
 from .brokers import ClusterClient, time_of
 
@@ -151,10 +151,8 @@ class TopicCalls(ClusterClient):
         for address, answer in await self._ask_each(
             code, header, absent=ResponseCode.TOPIC_NOT_EXIST
         ):
-            try:
+            with answer_of(address):
                 found += [_range(*one) for one in decode_topic_stats(answer.body).items()]
-            except ProtocolError as error:
-                raise BadAnswerError(address, str(error)) from error
         return sorted(found, key=lambda one: one.queue)
 
     async def groups_of(self, topic: str) -> list[str]:
@@ -167,10 +165,8 @@ class TopicCalls(ClusterClient):
         code, header = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequestHeader(topic=topic)
         found: set[str] = set()
         for address, answer in await self._ask_each(code, header):
-            try:
+            with answer_of(address):
                 found.update(decode_group_list(answer.body))
-            except ProtocolError as error:
-                raise BadAnswerError(address, str(error)) from error
         return sorted(found)
 
 

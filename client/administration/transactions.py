@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
 from halfmq.remoting.transaction_bodies import TransactionInfo, decode_transactions
 from halfmq.remoting.transaction_headers import (
@@ -22,13 +21,12 @@ from halfmq.store.format.ids import parse_offset_message_id
 from ..arguments import check_count, check_kind, check_optional_text, check_text
 from ..errors import (
     AccessDeniedError,
-    BadAnswerError,
     ConfigurationError,
     DecisionConflictError,
     TransactionNotFoundError,
     UnsupportedRequestError,
 )
-from ..net.response_errors import error_from_response
+from ..net.response_errors import answer_of, error_from_response
 from ..net.session import Session, expect_success, typed
 from .brokers import ClusterClient, call_broker
 
@@ -301,7 +299,5 @@ async def _query(
     code = RequestCode.QUERY_TRANSACTIONS
     answer = expect_success(await call_broker(session, address, code, header))
     following = typed(answer, QueryTransactionsResponseHeader, address).next_after
-    try:
+    with answer_of(address):
         return decode_transactions(answer.body), following
-    except ProtocolError as error:
-        raise BadAnswerError(address, str(error)) from error

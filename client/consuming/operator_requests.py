@@ -117,8 +117,7 @@ class OperatorRequests:
     # -- reports
 
     def _running_info(self, request: RemotingCommand, _connection: BrokerConnection) -> bytes:
-        header = request.header
-        assert isinstance(header, GetConsumerRunningInfoRequestHeader)
+        header = request.header_as(GetConsumerRunningInfoRequestHeader)
         self._check_group(header.consumer_group)
         return encode_running_info(
             RunningInfo(
@@ -130,8 +129,7 @@ class OperatorRequests:
         )
 
     def _offsets(self, request: RemotingCommand, _connection: BrokerConnection) -> bytes:
-        header = request.header
-        assert isinstance(header, GetConsumerStatusRequestHeader)
+        header = request.header_as(GetConsumerStatusRequestHeader)
         self._check_group(header.group)
         return encode_consumer_status(
             {
@@ -144,16 +142,14 @@ class OperatorRequests:
     # -- actions
 
     def _reset(self, request: RemotingCommand, _connection: BrokerConnection) -> None:
-        header = request.header
-        assert isinstance(header, ResetOffsetRequestHeader)
+        header = request.header_as(ResetOffsetRequestHeader)
         self._check_group(header.group)
         for key, offset in decode_offset_table(request.body).items():
             if key.topic == header.topic and offset >= 0:
                 self._seek(MessageQueue(key.topic, key.broker_name, key.queue_id), offset)
 
     def _consume(self, request: RemotingCommand, connection: BrokerConnection) -> None:
-        header = request.header
-        assert isinstance(header, ConsumeMessageDirectlyRequestHeader)
+        header = request.header_as(ConsumeMessageDirectlyRequestHeader)
         self._check_group(header.consumer_group)
         record = decode_record(request.body, check_crc=False)
         buffer = self._buffer()

@@ -19,10 +19,9 @@ from halfmq.remoting.access_bodies import (
     encode_access,
 )
 from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.errors import ProtocolError
 
 from ..access import Acl, AclEntry, User, acl_from_info, acl_to_info, user_from_info, user_to_info
-from ..errors import BadAnswerError
+from .response_errors import answer_of
 from .session import RequestFamily
 
 
@@ -35,17 +34,13 @@ class AccessRequests(RequestFamily):
     async def users(self, name_contains: str) -> list[User]:
         header = ListUsersRequestHeader(filter=name_contains or None)
         body = await self._request(RequestCode.AUTH_LIST_USER, header)
-        try:
+        with answer_of(self._address):
             return [user_from_info(info) for info in decode_users(body)]
-        except ProtocolError as error:
-            raise BadAnswerError(self._address, str(error)) from error
 
     async def user(self, name: str) -> User | None:
         body = await self._request(RequestCode.AUTH_GET_USER, UserRequestHeader(username=name))
-        try:
+        with answer_of(self._address):
             return user_from_info(decode_user(body)) if body else None
-        except ProtocolError as error:
-            raise BadAnswerError(self._address, str(error)) from error
 
     async def create_user(self, user: User) -> None:
         info = user_to_info(user.name, user.password, is_super=user.is_super, enabled=user.enabled)
@@ -62,17 +57,13 @@ class AccessRequests(RequestFamily):
             subject_filter=subject_contains or None, resource_filter=resource_contains or None
         )
         body = await self._request(RequestCode.AUTH_LIST_ACL, header)
-        try:
+        with answer_of(self._address):
             return [acl_from_info(info) for info in decode_acls(body)]
-        except ProtocolError as error:
-            raise BadAnswerError(self._address, str(error)) from error
 
     async def acl(self, subject: str) -> Acl | None:
         body = await self._request(RequestCode.AUTH_GET_ACL, AclRequestHeader(subject=subject))
-        try:
+        with answer_of(self._address):
             return acl_from_info(decode_acl(body)) if body else None
-        except ProtocolError as error:
-            raise BadAnswerError(self._address, str(error)) from error
 
     async def create_acl(self, subject: str, entries: Sequence[AclEntry]) -> None:
         await self._send_acl(RequestCode.AUTH_CREATE_ACL, acl_to_info(subject, entries))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from halfmq.remoting.admin_bodies import BrokerStatsItem, decode_stats_data
 from halfmq.remoting.admin_headers import ViewBrokerStatsDataRequestHeader
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.errors import ProtocolError
 
 from ..errors import BadAnswerError, BrokerRefusedError
+from .response_errors import answer_of
 from .session import RequestFamily
 
 
@@ -39,7 +39,5 @@ class BrokerRequests(RequestFamily):
             if error.code == ResponseCode.SYSTEM_ERROR and error.remark.endswith("not exist"):
                 return None
             raise
-        try:
+        with answer_of(self._address):
             return decode_stats_data(body)
-        except ProtocolError as error:
-            raise BadAnswerError(self._address, str(error)) from error

@@ -9,7 +9,8 @@ Source: RocketMQ 5.3 ``DefaultAuthenticationHandler``, ``AclAuthorizationHandler
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
@@ -17,7 +18,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.serialization import ext_fields
 
-from ..errors import AccessDeniedError, AuthenticationError, BrokerRefusedError
+from ..errors import AccessDeniedError, AuthenticationError, BadAnswerError, BrokerRefusedError
 
 ACCESS_ERROR_CODES: Final = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.NO_PERMISSION})
 """Response codes of denied access, with plain ACL and with users. Both also have other meanings,
@@ -39,6 +40,19 @@ _DENIED: Final = re.compile(
     r"|Need admin permission for request code=\d+, but accessKey=(?P<key>\S+) is not)"
 )
 _ANY_ACTION: Final = "access"  # in official remarks, whatever the action
+
+
+@contextmanager
+def answer_of(address: str) -> Iterator[None]:
+    """Decode an answer of this address in the block.
+
+    Raises:
+        BadAnswerError: The answer does not follow the protocol.
+    """
+    try:
+        yield
+    except ProtocolError as error:
+        raise BadAnswerError(address, str(error)) from error
 
 
 def error_from_response(answer: RemotingCommand) -> BrokerRefusedError:

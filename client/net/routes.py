@@ -39,11 +39,11 @@ from halfmq.store.format.topics import (
 )
 
 from ..config import ClientConfig
-from ..errors import BadAnswerError, ClientClosedError, ClientError, RouteNotFoundError
+from ..errors import ClientClosedError, ClientError, RouteNotFoundError
 from ..message import MessageQueue
 from .connection_pool import ConnectionPool
 from .name_servers import NameServers
-from .response_errors import error_from_response
+from .response_errors import answer_of, error_from_response
 
 logger = logging.getLogger(__name__)
 
@@ -312,10 +312,8 @@ class RouteTable:
             return None
         if answer.code != ResponseCode.SUCCESS:
             raise error_from_response(answer)
-        try:
+        with answer_of(self._servers.address):
             return decode_route(answer.body)
-        except ProtocolError as error:
-            raise BadAnswerError(self._servers.address, str(error)) from error
 
     def _choose_header_type(self, address: str) -> None:
         choice = self._config.header_type

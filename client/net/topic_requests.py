@@ -13,9 +13,8 @@ from halfmq.remoting.admin_headers import (
     TopicRequestHeader,
 )
 from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.errors import ProtocolError
 
-from ..errors import BadAnswerError
+from .response_errors import answer_of
 from .session import RequestFamily
 
 
@@ -25,18 +24,14 @@ class TopicRequests(RequestFamily):
     async def topics(self) -> dict[str, Mapping[str, Any]]:
         """Return the entries of all topics by name, with the fields of ``topics.json``."""
         body = await self._request(RequestCode.GET_ALL_TOPIC_CONFIG, None)
-        try:
+        with answer_of(self._address):
             return decode_topic_table(body)
-        except ProtocolError as error:
-            raise BadAnswerError(self._address, str(error)) from error
 
     async def groups(self) -> set[str]:
         """Return the names of all consumer groups."""
         body = await self._request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, None)
-        try:
+        with answer_of(self._address):
             return set(decode_group_table(body))
-        except ProtocolError as error:
-            raise BadAnswerError(self._address, str(error)) from error
 
     async def create_topic(self, header: CreateTopicRequestHeader) -> None:
         await self._request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)

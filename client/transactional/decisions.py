@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.remoting.transaction_bodies import (
     ENDS_MAX,
@@ -43,7 +42,7 @@ from ..errors import (
     DecisionConflictError,
 )
 from ..message import Decision
-from ..net.response_errors import error_from_code, error_from_response
+from ..net.response_errors import answer_of, error_from_code, error_from_response
 from ..net.retry import outcome_unknown
 from ..net.session import Session, typed
 
@@ -233,10 +232,8 @@ class DecisionSender:
             return []
         if answer.code != ResponseCode.SUCCESS:
             raise error_from_response(answer)
-        try:
+        with answer_of(address):
             results = decode_end_results(answer.body)
-        except ProtocolError as error:
-            raise BadAnswerError(address, str(error)) from error
         if len(results) != len(batch):
             raise BadAnswerError(address, f"{len(results)} results for {len(batch)} decisions")
         return [

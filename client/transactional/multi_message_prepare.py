@@ -13,7 +13,6 @@ from typing import Final
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.framing import FRAME_SIZE_MAX
 from halfmq.remoting.transaction_bodies import (
     GROUP_MESSAGES_MAX,
@@ -34,7 +33,7 @@ from ..errors import (
 )
 from ..message import Message, MessageQueue, SendResult
 from ..net.message_encoding import EncodedMessage
-from ..net.response_errors import error_from_response
+from ..net.response_errors import answer_of, error_from_response
 from ..net.retry import STALE_ROUTE_CODES, final_error, wait_before_retry
 from ..net.routes import Route
 from ..net.session import Session, wall_clock_ms
@@ -212,10 +211,8 @@ def _results(
 ) -> list[SendResult]:
     if answer.code != ResponseCode.SUCCESS:
         raise error_from_response(answer)
-    try:
+    with answer_of(address):
         stored = decode_prepared_results(answer.body)
-    except ProtocolError as error:
-        raise BadAnswerError(address, str(error)) from error
     if len(stored) != len(encoded_messages):
         raise BadAnswerError(address, f"{len(stored)} results for {len(encoded_messages)} messages")
     return [

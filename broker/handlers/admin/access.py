@@ -84,15 +84,13 @@ class UserHandlers:
 
     def list_users(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with users by name; without a body if there is none."""
-        header = request.header
-        assert isinstance(header, ListUsersRequestHeader)
+        header = request.header_as(ListUsersRequestHeader)
         users = [_shown(user) for user in self._users.users(header.filter or "")]
         return encode_reply(request, body=encode_access(users) if users else b"")
 
     def put_acl(self, request: RemotingCommand, connection: Connection) -> None:
         """Add entries to a subject's policies, or change them."""
-        header = request.header
-        assert isinstance(header, AclRequestHeader)
+        header = request.header_as(AclRequestHeader)
         acl = decode_acl(request.body)
         acl = replace(acl, subject=acl.subject or header.subject or "")
         change = partial(self._users.put_acl, acl)
@@ -100,23 +98,20 @@ class UserHandlers:
 
     def delete_acl(self, request: RemotingCommand, connection: Connection) -> None:
         """Remove a subject's entries about a resource, or all of its policies."""
-        header = request.header
-        assert isinstance(header, DeleteAclRequestHeader)
+        header = request.header_as(DeleteAclRequestHeader)
         subject = header.subject or ""
         change = partial(self._users.delete_acl, subject, header.policy_type, header.resource)
         self._make(change, f"deleted acl {subject}", request, connection)
 
     def get_acl(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the policies of a subject; without a body if it has none."""
-        header = request.header
-        assert isinstance(header, AclRequestHeader)
+        header = request.header_as(AclRequestHeader)
         acl = self._users.acl(header.subject or "")
         return encode_reply(request, body=encode_access(acl) if acl else b"")
 
     def list_acls(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with policies by subject; without a body if there is none."""
-        header = request.header
-        assert isinstance(header, ListAclsRequestHeader)
+        header = request.header_as(ListAclsRequestHeader)
         acls = self._users.acls(header.subject_filter or "", header.resource_filter or "")
         return encode_reply(request, body=encode_access(acls) if acls else b"")
 
@@ -177,8 +172,7 @@ def _named_user(request: RemotingCommand) -> UserInfo:
 
 
 def _username(request: RemotingCommand) -> str:
-    header = request.header
-    assert isinstance(header, UserRequestHeader)
+    header = request.header_as(UserRequestHeader)
     if not (header.username or "").strip():
         raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, "The username is blank")
     return header.username or ""

@@ -37,8 +37,7 @@ class ConsumeQueueHandlers:
 
     def query(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with entries from an index on, and with a group's subscription to the topic."""
-        header = request.header
-        assert isinstance(header, QueryConsumeQueueRequestHeader)
+        header = request.header_as(QueryConsumeQueueRequestHeader)
         topic, queue_id = header.topic, header.queue_id
         first, end = self._store.queues.bounds(topic, queue_id)
         if not end:

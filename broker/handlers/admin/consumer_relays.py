@@ -94,14 +94,12 @@ class RelayHandlers:
 
     def running_info(self, request: RemotingCommand, connection: Connection) -> None:
         """Answer with a consumer's settings, queues and rates, and its stacks if requested."""
-        header = request.header
-        assert isinstance(header, GetConsumerRunningInfoRequestHeader)
+        header = request.header_as(GetConsumerRunningInfoRequestHeader)
         self._relay(request, connection, header, b"")
 
     def consume_directly(self, request: RemotingCommand, connection: Connection) -> None:
         """Let a consumer process one stored message; answer with the result."""
-        header = request.header
-        assert isinstance(header, ConsumeMessageDirectlyRequestHeader)
+        header = request.header_as(ConsumeMessageDirectlyRequestHeader)
         try:
             offset = parse_offset_message_id(header.msg_id or "").physical_offset
         except ValueError as error:
@@ -125,8 +123,7 @@ class RelayHandlers:
 
     def consumer_status(self, request: RemotingCommand, connection: Connection) -> None:
         """Answer with the offsets that one or all members of a group have in a topic."""
-        header = request.header
-        assert isinstance(header, GetConsumerStatusRequestHeader)
+        header = request.header_as(GetConsumerStatusRequestHeader)
         group = self._registry.consumer_groups.get(header.group)
         if group is None:
             raise _failed(f"No Any Consumer online in the consumer group: [{header.group}]")

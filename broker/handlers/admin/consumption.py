@@ -81,8 +81,7 @@ class ConsumptionHandlers:
 
         Without a list, topics that a connected group does not subscribe to are left out.
         """
-        header = request.header
-        assert isinstance(header, GetConsumeStatsRequestHeader)
+        header = request.header_as(GetConsumeStatsRequestHeader)
         group = header.consumer_group
         names = [name for name in (header.topic_list or "").split(";") if name]
         if not names:
@@ -113,8 +112,7 @@ class ConsumptionHandlers:
 
     def all_consume_stats(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the progress of each group in each topic in which it has offsets."""
-        header = request.header
-        assert isinstance(header, GetBrokerConsumeStatsRequestHeader)
+        header = request.header_as(GetBrokerConsumeStatsRequestHeader)
         batches = collect(
             request,
             connection,

@@ -94,8 +94,7 @@ class GroupOffsetHandlers:
 
     def reset(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Set the offsets of a group in one or all queues of a topic, and answer with them."""
-        header = request.header
-        assert isinstance(header, ResetOffsetRequestHeader)
+        header = request.header_as(ResetOffsetRequestHeader)
         if not self.in_broker:
             return self._reset_in_clients(request, connection, header)
         topic = self._topics.get(header.topic)
@@ -219,8 +218,7 @@ class GroupOffsetHandlers:
 
         Unless ``offline``, leave out topics to which a connected source group does not subscribe.
         """
-        header = request.header
-        assert isinstance(header, CloneGroupOffsetRequestHeader)
+        header = request.header_as(CloneGroupOffsetRequestHeader)
         source, target = header.src_group, header.dest_group
         if target not in self._groups:
             raise RequestRefusedError(
@@ -254,8 +252,7 @@ class GroupOffsetHandlers:
 
         The answer is INT64_MAX for a queue in which the group to compare with has a lower offset.
         """
-        header = request.header
-        assert isinstance(header, QueryCorrectionOffsetHeader)
+        header = request.header_as(QueryCorrectionOffsetHeader)
         prefix, left_out = f"{header.topic}@", (header.filter_groups or "").split(",")
         batches = collect(
             request,
@@ -290,8 +287,7 @@ class GroupOffsetHandlers:
 
     def time_spans(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the times of the first, last and latest consumed message of each queue."""
-        header = request.header
-        assert isinstance(header, GroupAndTopicRequestHeader)
+        header = request.header_as(GroupAndTopicRequestHeader)
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefusedError(

@@ -108,8 +108,7 @@ class GroupHandlers:
 
     def group_forbidden(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Forbid or allow a group to consume a topic, if requested; answer whether it may."""
-        header = request.header
-        assert isinstance(header, GroupForbiddenRequestHeader)
+        header = request.header_as(GroupForbiddenRequestHeader)
         group, topic, readable = header.group, header.topic, header.readable
         if readable is None:
             body = encode_forbidden(group, topic, readable=self._groups.may_read(group, topic))
@@ -157,8 +156,7 @@ class GroupHandlers:
 
     def delete_group(self, request: RemotingCommand, connection: Connection) -> None:
         """Delete a group, with ``cleanOffset`` its offsets too; an unknown one is no error."""
-        header = request.header
-        assert isinstance(header, DeleteSubscriptionGroupRequestHeader)
+        header = request.header_as(DeleteSubscriptionGroupRequestHeader)
         name = header.group_name
         if name in BUILT_IN_GROUPS:
             raise _invalid(f"The group[{name}] is conflict with system group.")
@@ -186,8 +184,7 @@ class GroupHandlers:
 
     def group_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with one group, which is created if groups are created at their first use."""
-        header = request.header
-        assert isinstance(header, GetSubscriptionGroupConfigRequestHeader)
+        header = request.header_as(GetSubscriptionGroupConfigRequestHeader)
         group = self._groups.ensure(header.group)
         if group is None:
             raise RequestRefusedError(
@@ -197,8 +194,7 @@ class GroupHandlers:
 
     def consumer_connections(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the connected members of a group and what they subscribe to."""
-        header = request.header
-        assert isinstance(header, ConsumerGroupRequestHeader)
+        header = request.header_as(ConsumerGroupRequestHeader)
         name = header.consumer_group
         group = self._registry.consumer_groups.get(name)
         if group is None:
@@ -217,8 +213,7 @@ class GroupHandlers:
 
     def producer_connections(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the connected producers of a group."""
-        header = request.header
-        assert isinstance(header, ProducerGroupRequestHeader)
+        header = request.header_as(ProducerGroupRequestHeader)
         members = self._registry.producer_groups.get(header.producer_group)
         if not members:
             raise RequestRefusedError(
@@ -259,8 +254,7 @@ class GroupHandlers:
 
     def groups_of_topic(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the groups that subscribe to a topic or have offsets in it."""
-        header = request.header
-        assert isinstance(header, TopicRequestHeader)
+        header = request.header_as(TopicRequestHeader)
         suffix, topic = f"{header.topic}@", header.topic
         subscribing = [
             group.name
@@ -278,16 +272,14 @@ class GroupHandlers:
 
     def topics_of_group(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the topics in which a group has offsets."""
-        header = request.header
-        assert isinstance(header, GetSubscriptionGroupConfigRequestHeader)
+        header = request.header_as(GetSubscriptionGroupConfigRequestHeader)
         names = topics_of(request, connection, self._offsets, header.group)
         body = encode_topic_list(sorted(names), connection.broker_address)
         return encode_reply(request, body=body)
 
     def subscription(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with a group's subscription to a topic; without data if it does not subscribe."""
-        header = request.header
-        assert isinstance(header, GroupAndTopicRequestHeader)
+        header = request.header_as(GroupAndTopicRequestHeader)
         data = self._registry.subscription_of(header.group, header.topic)
         return encode_reply(request, body=encode_subscription(header.group, header.topic, data))
 

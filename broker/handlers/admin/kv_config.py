@@ -42,24 +42,21 @@ class KvConfigHandlers:
 
     def put(self, request: RemotingCommand, connection: Connection) -> None:
         """Set a value."""
-        header = request.header
-        assert isinstance(header, PutKVConfigRequestHeader)
+        header = request.header_as(PutKVConfigRequestHeader)
         change = partial(self._config.put, header.namespace, header.key, header.value)
         what = f"KV configuration {header.namespace} {header.key}={header.value!r}"
         self._changes.make(change, what, request, connection)
 
     def delete(self, request: RemotingCommand, connection: Connection) -> None:
         """Remove a value; an unknown one is no error."""
-        header = request.header
-        assert isinstance(header, KVConfigRequestHeader)
+        header = request.header_as(KVConfigRequestHeader)
         change = partial(self._config.delete, header.namespace, header.key)
         what = f"deleted KV configuration {header.namespace} {header.key}"
         self._changes.make(change, what, request, connection)
 
     def get(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with a value."""
-        header = request.header
-        assert isinstance(header, KVConfigRequestHeader)
+        header = request.header_as(KVConfigRequestHeader)
         value = self._config.get(header.namespace, header.key)
         if value is None:
             raise _not_found(f"{header.namespace} Key: {header.key}")
@@ -67,8 +64,7 @@ class KvConfigHandlers:
 
     def list_namespace(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with all values of a namespace."""
-        header = request.header
-        assert isinstance(header, GetKVListByNamespaceRequestHeader)
+        header = request.header_as(GetKVListByNamespaceRequestHeader)
         values = self._config.namespace(header.namespace)
         if values is None:
             raise _not_found(header.namespace)

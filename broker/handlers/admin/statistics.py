@@ -44,8 +44,7 @@ class StatisticsHandlers:
 
     def view(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the counts and rates of one topic, group or broker."""
-        header = request.header
-        assert isinstance(header, ViewBrokerStatsDataRequestHeader)
+        header = request.header_as(ViewBrokerStatsDataRequestHeader)
         complete(request, connection, self._statistics.count_new)
         found = self._statistics.find(header.stats_name, header.stats_key)
         if found is None:

@@ -102,8 +102,7 @@ class TopicHandlers:
 
     def update_topic(self, request: RemotingCommand, connection: Connection) -> None:
         """Create a topic, or replace its settings; attributes that are not named stay."""
-        header = request.header
-        assert isinstance(header, CreateTopicRequestHeader)
+        header = request.header_as(CreateTopicRequestHeader)
         wanted = TopicConfig(
             name=header.topic,
             read_queue_nums=header.read_queue_nums,
@@ -146,8 +145,7 @@ class TopicHandlers:
 
     def delete_topic(self, request: RemotingCommand, connection: Connection) -> None:
         """Delete a topic, the offsets of its consumers, and its messages for all readers."""
-        header = request.header
-        assert isinstance(header, TopicRequestHeader)
+        header = request.header_as(TopicRequestHeader)
         name = header.topic
         if not name or name.isspace():
             raise _invalid("The specified topic is blank.")
@@ -166,8 +164,7 @@ class TopicHandlers:
 
     def delete_route(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Delete the routes to other brokers; a topic that exists here keeps its route."""
-        header = request.header
-        assert isinstance(header, DeleteTopicFromNamesrvRequestHeader)
+        header = request.header_as(DeleteTopicFromNamesrvRequestHeader)
         self._brokers.delete_topic(header.topic, header.cluster_name)
         return encode_reply(request)
 
@@ -199,8 +196,7 @@ class TopicHandlers:
 
     def topic_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with one topic."""
-        header = request.header
-        assert isinstance(header, TopicRequestHeader)
+        header = request.header_as(TopicRequestHeader)
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefusedError(
@@ -210,8 +206,7 @@ class TopicHandlers:
 
     def topic_stats(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the offset range of each queue, and the time of its last message."""
-        header = request.header
-        assert isinstance(header, TopicRequestHeader)
+        header = request.header_as(TopicRequestHeader)
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefusedError(
@@ -234,8 +229,7 @@ class TopicHandlers:
 
     def topics_by_cluster(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the topics of all brokers of a cluster."""
-        header = request.header
-        assert isinstance(header, GetTopicsByClusterRequestHeader)
+        header = request.header_as(GetTopicsByClusterRequestHeader)
         names = self._brokers.topics(header.cluster)
         if header.cluster == self._cluster_name:
             names.update(topic.name for topic in self._topics)

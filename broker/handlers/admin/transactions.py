@@ -71,8 +71,7 @@ class TransactionAdminHandlers:
 
     def query_transactions(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with one undecided transaction, or with a page of them, the oldest first."""
-        header = request.header
-        assert isinstance(header, QueryTransactionsRequestHeader)
+        header = request.header_as(QueryTransactionsRequestHeader)
         if header.transaction_id is not None:
             found = self._view.find(header.transaction_id)
             return encode_reply(request, body=encode_entries([] if found is None else [found]))
@@ -91,8 +90,7 @@ class TransactionAdminHandlers:
 
     def decide_transaction(self, request: RemotingCommand, connection: Connection) -> None:
         """Decide a transaction instead of its producers, or resume its checks."""
-        header = request.header
-        assert isinstance(header, DecideTransactionRequestHeader)
+        header = request.header_as(DecideTransactionRequestHeader)
         offset, action = header.transaction_offset, header.action
         if action not in ACTIONS:
             raise _refused(f"action is {action!r}, expected one of {', '.join(ACTIONS)}")
@@ -118,8 +116,7 @@ class TransactionAdminHandlers:
 
     def resume_check(self, request: RemotingCommand, connection: Connection) -> None:
         """Resume the checks of a parked transaction, by RocketMQ's request."""
-        header = request.header
-        assert isinstance(header, ResumeCheckHalfMessageRequestHeader)
+        header = request.header_as(ResumeCheckHalfMessageRequestHeader)
         offset = self._half_offset(header.msg_id or "")
         self._group.append_staged()
         try:

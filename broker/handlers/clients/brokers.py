@@ -84,8 +84,7 @@ class BrokerHandlers:
 
     def register(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Add a broker with its topics; answer with the address of its master."""
-        header = request.header
-        assert isinstance(header, RegisterBrokerRequestHeader)
+        header = request.header_as(RegisterBrokerRequestHeader)
         if header.body_crc32 and header.body_crc32 != crc32(request.body) & CRC_MASK:
             raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
         master = None
@@ -116,16 +115,14 @@ class BrokerHandlers:
     def unregister(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Remove a broker."""
         self._check_address(connection)
-        header = request.header
-        assert isinstance(header, BrokerIdentityRequestHeader)
+        header = request.header_as(BrokerIdentityRequestHeader)
         self._brokers.unregister(header.broker_name, header.broker_id)
         return encode_reply(request)
 
     def register_topic(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Add one topic of a registered broker."""
         self._check_address(connection)
-        header = request.header
-        assert isinstance(header, TopicRequestHeader)
+        header = request.header_as(TopicRequestHeader)
         for queues in decode_route(request.body).queue_datas:
             for count in (queues.read_queue_nums, queues.write_queue_nums):
                 if not 0 <= count <= QUEUES_MAX:
@@ -139,8 +136,7 @@ class BrokerHandlers:
     def data_version(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer whether a broker has to register its topics again."""
         self._check_address(connection)
-        header = request.header
-        assert isinstance(header, BrokerIdentityRequestHeader)
+        header = request.header_as(BrokerIdentityRequestHeader)
         known = self._brokers.renew(header.broker_name, header.broker_addr)
         is_changed = known is None or known != decode_data_version(request.body)
         return encode_reply(
@@ -152,15 +148,13 @@ class BrokerHandlers:
     def heartbeat(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Renew the registration of a broker."""
         self._check_address(connection)
-        header = request.header
-        assert isinstance(header, BrokerHeartbeatRequestHeader)
+        header = request.header_as(BrokerHeartbeatRequestHeader)
         self._brokers.renew(header.broker_name, header.broker_addr)
         return encode_reply(request)
 
     def member_group(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the master and the replicas of one broker."""
-        header = request.header
-        assert isinstance(header, GetBrokerMemberGroupRequestHeader)
+        header = request.header_as(GetBrokerMemberGroupRequestHeader)
         name, addresses = header.broker_name, {}
         if name == self._broker_name:
             addresses = {self._broker_id: connection.broker_address}

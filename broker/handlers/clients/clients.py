@@ -125,8 +125,7 @@ class ClientHandlers:
 
     def unregister(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Remove a client from its groups; an unknown client is no error."""
-        header = request.header
-        assert isinstance(header, UnregisterClientRequestHeader)
+        header = request.header_as(UnregisterClientRequestHeader)
         self._notify_members(
             self._registry.unregister(
                 header.client_id, header.producer_group, header.consumer_group
@@ -136,8 +135,7 @@ class ClientHandlers:
 
     def consumer_list(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the client ids of a group's consumers."""
-        header = request.header
-        assert isinstance(header, GetConsumerListByGroupRequestHeader)
+        header = request.header_as(GetConsumerListByGroupRequestHeader)
         client_ids = self._registry.consumer_ids(header.consumer_group)
         if not client_ids:
             raise RequestRefusedError(
@@ -147,8 +145,7 @@ class ClientHandlers:
 
     def query_consumers(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with a page of the members of one or all groups."""
-        header = request.header
-        assert isinstance(header, QueryConsumersRequestHeader)
+        header = request.header_as(QueryConsumersRequestHeader)
         if not 1 <= header.max_count <= CONSUMERS_MAX:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR,

@@ -70,8 +70,7 @@ class OffsetHandlers:
 
     def query_consumer_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the committed offset; a new group begins at the start of a young queue."""
-        header = request.header
-        assert isinstance(header, QueryConsumerOffsetRequestHeader)
+        header = request.header_as(QueryConsumerOffsetRequestHeader)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset < 0:
             if header.set_zero_if_not_found is False:
@@ -102,8 +101,7 @@ class OffsetHandlers:
 
     def update_consumer_offset(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Commit the offset of a group."""
-        header = request.header
-        assert isinstance(header, UpdateConsumerOffsetRequestHeader)
+        header = request.header_as(UpdateConsumerOffsetRequestHeader)
         group, topic = header.consumer_group, header.topic
         if group not in self._groups:
             raise RequestRefusedError(
@@ -133,8 +131,7 @@ class OffsetHandlers:
 
     def search_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the offset of the first message that was stored at a time or after it."""
-        header = request.header
-        assert isinstance(header, SearchOffsetRequestHeader)
+        header = request.header_as(SearchOffsetRequestHeader)
         offset = self._store.queues.offset_by_time(
             header.topic, header.queue_id, header.timestamp, upper=header.boundary_type == "UPPER"
         )
@@ -142,22 +139,19 @@ class OffsetHandlers:
 
     def max_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the queue offset that the next message will have."""
-        header = request.header
-        assert isinstance(header, GetMaxOffsetRequestHeader)
+        header = request.header_as(GetMaxOffsetRequestHeader)
         _, end = self._store.queues.bounds(header.topic, header.queue_id)
         return encode_reply(request, header=GetMaxOffsetResponseHeader(offset=end))
 
     def min_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the first queue offset that still has a message."""
-        header = request.header
-        assert isinstance(header, GetMinOffsetRequestHeader)
+        header = request.header_as(GetMinOffsetRequestHeader)
         first, _ = self._store.queues.bounds(header.topic, header.queue_id)
         return encode_reply(request, header=GetMinOffsetResponseHeader(offset=first))
 
     def earliest_store_time(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the time in ms at which the first message of a queue was stored, or -1."""
-        header = request.header
-        assert isinstance(header, GetEarliestMsgStoretimeRequestHeader)
+        header = request.header_as(GetEarliestMsgStoretimeRequestHeader)
         topic, queue_id = header.topic, header.queue_id
         first, end = self._store.queues.bounds(topic, queue_id)
         timestamp = self._store.queues.store_time_at(topic, queue_id, first) if first < end else -1

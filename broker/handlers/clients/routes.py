@@ -66,8 +66,7 @@ class RouteHandlers:
 
     def route(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the brokers and queues of a topic; refuse if there is no such topic."""
-        header = request.header
-        assert isinstance(header, GetRouteInfoRequestHeader)
+        header = request.header_as(GetRouteInfoRequestHeader)
         found = self._brokers.route(header.topic)
         topic = self._topics.offered(header.topic)
         if topic is not None:
@@ -123,8 +122,7 @@ class RouteHandlers:
         self, request: RemotingCommand, connection: Connection, *, is_writable: bool
     ) -> int:
         """Return the number of topics whose routes have changed; 0 for an unknown broker."""
-        header = request.header
-        assert isinstance(header, BrokerNameRequestHeader)
+        header = request.header_as(BrokerNameRequestHeader)
         name = header.broker_name
         if name != self._broker_name:
             return self._brokers.set_writable(name, is_writable=is_writable)

@@ -53,8 +53,7 @@ class QueryHandlers:
 
     def view_message(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the record at a physical offset."""
-        header = request.header
-        assert isinstance(header, ViewMessageRequestHeader)
+        header = request.header_as(ViewMessageRequestHeader)
         record = self._store.named_record(header.offset)
         if record is None:
             raise RequestRefusedError(
@@ -66,8 +65,7 @@ class QueryHandlers:
 
     def query_message(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the newest messages of a key, in the order of their offsets."""
-        header = request.header
-        assert isinstance(header, QueryMessageRequestHeader)
+        header = request.header_as(QueryMessageRequestHeader)
         found = self._find(header)
         if not found:
             return encode_reply(

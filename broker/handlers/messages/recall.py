@@ -57,8 +57,7 @@ class TimerHandlers:
 
     def recall(self, request: RemotingCommand, connection: Connection) -> None:
         """Recall a message; the answer means that nobody gets it, so it waits for the disk."""
-        header = request.header
-        assert isinstance(header, RecallMessageRequestHeader)
+        header = request.header_as(RecallMessageRequestHeader)
         if self._get_topic(header.topic) is None:
             raise RequestRefusedError(
                 ResponseCode.TOPIC_NOT_EXIST,
@@ -93,8 +92,7 @@ class TimerHandlers:
 
     def query(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with a page of the messages that wait, in the order in which they were stored."""
-        header = request.header
-        assert isinstance(header, QueryTimersRequestHeader)
+        header = request.header_as(QueryTimersRequestHeader)
         if not 1 <= header.max_count <= TIMERS_MAX:
             raise RequestRefusedError(
                 ResponseCode.INVALID_PARAMETER,

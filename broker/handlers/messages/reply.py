@@ -96,8 +96,7 @@ class ReplyHandler:
         Raises:
             RequestRefusedError: It cannot be stored, or its client is not connected.
         """
-        header = request.header
-        assert isinstance(header, SendMessageRequestHeader)
+        header = request.header_as(SendMessageRequestHeader)
         if header.topic != self._topic:  # a sender of replies needs no right on their topic
             raise _refused(
                 ResponseCode.NO_PERMISSION,

@@ -115,8 +115,7 @@ class SendBackHandler:
         """
         if self._refusal.refusing:
             raise self._refusal.refusal()
-        header = request.header
-        assert isinstance(header, ConsumerSendMsgBackRequestHeader)
+        header = request.header_as(ConsumerSendMsgBackRequestHeader)
         config = self._group(header.group)
         if config.retry_queue_nums <= 0:  # the group is configured without retries
             return encode_reply(request)

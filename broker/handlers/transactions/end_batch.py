@@ -71,8 +71,7 @@ class Batch(msgspec.Struct):
     @property
     def group(self) -> str:
         """The producer group of the request."""
-        header = self.command.header
-        assert isinstance(header, EndTransactionsRequestHeader)
+        header = self.command.header_as(EndTransactionsRequestHeader)
         return header.producer_group
 
     def ended(self, index: int, ended: Ended) -> None:

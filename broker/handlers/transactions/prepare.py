@@ -75,8 +75,7 @@ class PrepareHandler:
 
     def prepare(self, request: RemotingCommand, connection: Connection) -> None:
         """Store the halves of one transaction, or return the ids of those that they repeat."""
-        header = request.header
-        assert isinstance(header, PrepareTransactionRequestHeader)
+        header = request.header_as(PrepareTransactionRequestHeader)
         group = header.producer_group
         self._refuse_sends()
         if not group:
