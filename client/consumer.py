@@ -22,84 +22,38 @@ import contextlib
 import logging
 import os
 import ssl
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Hashable, Mapping
+from datetime import datetime
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import Final, Self, overload
+from typing import Self, overload
 
-from halfmq.remoting.bodies import (
-    ConsumeFromWhere,
-    ConsumerData,
-    ConsumeType,
-    HeartbeatData,
-    MessageModel,
-    SubscriptionData,
-    decode_consumer_list,
-    encode_subscription_check,
-    subscription_data,
-)
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.bodies import ConsumeType, HeartbeatData, subscription_data
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.errors import ProtocolError
-from halfmq.remoting.headers import (
-    ConsumerSendMsgBackRequestHeader,
-    GetConsumerListByGroupRequestHeader,
-    HeartbeatResponseHeader,
-)
-from halfmq.store.format.topics import RETRY_PREFIX, retry_topic
+from halfmq.store.format.topics import retry_topic
 
 from .arguments import INT32, check_callable, check_count, check_kind, check_seconds
 from .config import ClientConfig
+from .consuming.assignment import Assignment
 from .consuming.delivery import Delivery, DeliveryBuffer
-from .consuming.filters import SQL92, SqlFilter, normalise_filter, sql_error
+from .consuming.filters import SqlFilter
 from .consuming.handover import Handover
-from .consuming.in_flight import InFlightWindow
-from .consuming.offsets import (
-    BrokerOffsets,
-    LocalOffsets,
-    OffsetStore,
-    StartFrom,
-    broker_address,
-    commit_end,
-)
+from .consuming.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom
 from .consuming.operator_requests import OperatorRequests
-from .consuming.pulling import QueuePuller
-from .consuming.rebalance import allocate_averagely
+from .consuming.refusals import Refusals
 from .consuming.runner import RetryPolicy, Runner, RunSummary, ending_on_signals
+from .consuming.send_back import send_back
+from .consuming.subscriptions import check_sql_filters, consumer_heartbeat, subscribe
 from .credentials import CredentialsSource
-from .errors import (
-    FILTER_EXPECTED,
-    AccessDeniedError,
-    BadAnswerError,
-    BrokerRefusedError,
-    ClientClosedError,
-    ClientError,
-    ConfigurationError,
-    ConnectError,
-    ConnectionLostError,
-    UnequalSubscriptionsError,
-)
-from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
-from .message import MessageQueue, MessageView, is_topic, topic_error
+from .errors import ClientClosedError, ConfigurationError
+from .events import ConsumerEvent
+from .message import MessageQueue, MessageView
 from .net.base_client import BaseClient
 from .net.connection import BrokerConnection
-from .net.response_errors import error_from_response
-from .net.routes import nearest_topics
-from .net.session import Session, expect_success, typed, wall_clock_ms
+from .net.session import Session, wall_clock_ms
 
 logger = logging.getLogger(__name__)
-
-REBALANCE_RETRY: Final = 1.0
-"""Seconds until the next attempt after a rebalance has failed."""
-MISSING_TOPIC_INTERVAL: Final = 0.5
-"""Seconds between two look-ups of a missing topic, so that its first message is not late."""
-REMINDER_INTERVAL: Final = 55.0
-"""Minimum seconds between two warnings about unequal subscriptions, which come with every second
-heartbeat, once a minute."""
-MISSING_TOPIC_RATE: Final = 20
-"""Maximum look-ups of missing topics per second; more than ten such topics wait longer."""
 
 
 class Consumer(BaseClient):
@@ -186,11 +140,11 @@ class Consumer(BaseClient):
         self._broadcasting = broadcasting
         self._on_event = on_event
         self._check_arguments(offsets_file)
-        self._subscriptions = _subscribe(subscriptions)
+        self._subscriptions = subscribe(subscriptions)
         if not broadcasting:
             own = subscription_data(retry_topic(group), "*", sub_version=wall_clock_ms())
             self._subscriptions[own.topic] = own
-        self._offsets: OffsetStore = (
+        offsets: OffsetStore = (
             LocalOffsets(Path(offsets_file) if offsets_file else None)
             if broadcasting
             else BrokerOffsets(group, start_from)
@@ -200,22 +154,22 @@ class Consumer(BaseClient):
         """Hands messages to other threads, once the consumer is started."""
         self._stopping = False
         self._operators: OperatorRequests | None = None
-        self._pullers: dict[MessageQueue, tuple[QueuePuller, asyncio.Task[None]]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._rebalance_wanted = asyncio.Event()
-        self._missing_topics: set[str] = set()  # without a route
-        self._known_topics: set[str] = set()  # had a route, or were reported missing
-        self._created_topics: set[str] = set()  # did not exist at the first look-up
-        self._started_at = datetime.now(UTC)
-        self._last_error = ""
-        self._unequal: dict[str, UnequalSubscriptions] = {}  # by broker
-        self._denials: dict[str | MessageQueue, BrokerRefusedError] = {}  # by address, topic, queue
-        self._reminder_due = 0.0  # on the loop's clock
+        self._refusals = Refusals(group, self._subscriptions, self._emit, self._set_error)
+        self._assigned = Assignment(
+            group,
+            self.config,
+            self._subscriptions,
+            start_from,
+            offsets,
+            self._refusals,
+            self._emit,
+            broadcasting=broadcasting,
+        )
 
     @property
     def assignment(self) -> list[MessageQueue]:
         """The queues that are assigned to this consumer now."""
-        return sorted(self._pullers)
+        return sorted(self._assigned.pullers)
 
     @overload
     async def receive(self, timeout: None = None) -> MessageView: ...  # noqa: ASYNC109
@@ -311,7 +265,7 @@ class Consumer(BaseClient):
         self._stopping = True
         if self._buffer is not None:
             self._buffer.stop()
-        await _cancel([task for _, task in self._pullers.values()])
+        await self._assigned.stop_pulling()
 
     async def commit(self) -> None:
         """Commit the offsets of acknowledged messages now.
@@ -321,12 +275,7 @@ class Consumer(BaseClient):
         Raises:
             ClientError: A broker did not accept an offset; the others were committed.
         """
-        session = self._session
-        windows = [puller.window for puller, _ in self._pullers.values()]
-        try:
-            await _gather(self._commit_window(session, window) for window in windows)
-        finally:
-            await self._offsets.flush()
+        await self._assigned.commit(self._session)
 
     async def close(self) -> None:
         """End the loops, commit the offsets, release the queues; safe to call twice.
@@ -338,13 +287,9 @@ class Consumer(BaseClient):
         try:
             if self._buffer is not None:
                 await self._buffer.close()
-            await _cancel(self._tasks)
-            if self._running is not None:
-                await self._revoke(self._running, list(self._pullers))
-                await self._offsets.flush()
+            await self._assigned.close(self._running)
         finally:  # nothing keeps running, even if this call is cancelled
-            for task in (*self._tasks, *(task for _, task in self._pullers.values())):
-                task.cancel()
+            self._assigned.abort()
             if self._operators is not None:
                 self._operators.stop()
             await super().close()
@@ -379,14 +324,14 @@ class Consumer(BaseClient):
 
     def _new_session(self) -> Session:
         def members_changed(_command: RemotingCommand, _connection: BrokerConnection) -> None:
-            self._rebalance_wanted.set()
+            self._assigned.rebalance_wanted.set()
 
         self._operators = self._operator_requests()
         handlers = self._operators.handlers()
         handlers[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = members_changed
 
         def on_heartbeat_answer(address: str, answer: RemotingCommand) -> None:
-            self._on_heartbeat_answer(session.client_id, address, answer)
+            self._refusals.heartbeat_answered(session.client_id, address, answer)
 
         unregister_fields = {"consumer_group": self.group}
         session = Session(
@@ -410,197 +355,36 @@ class Consumer(BaseClient):
             self.group,
             properties,
             self._subscriptions,
-            lambda: [puller.window for puller, _ in self._pullers.values()],
+            lambda: self._assigned.windows,
             lambda: self._buffer,
-            self._seek,
+            self._assigned.seek,
         )
 
     async def _start_session(self, session: Session) -> None:
         await session.start(topics=tuple(self._subscriptions))
-        for refused in self._denials.values():
-            raise refused
-        await self._check_sql_filters(session)
+        if self._refusals.first is not None:
+            raise self._refusals.first
+        await check_sql_filters(session, self.group, self._subscriptions)
         if self._start_from == "last":
-            await self._commit_ends(session)
+            await self._assigned.commit_ends(session)
         self._buffer = DeliveryBuffer(self.config, self._ack_timeout, self._send_back)
         self.handover = Handover(self._buffer)
         if self._stopping:
             self._buffer.stop()
-        self._tasks = [
-            asyncio.create_task(self._rebalance_forever(session), name=f"rebalance {self.group}"),
-            asyncio.create_task(self._commit_forever(session), name=f"commit {self.group}"),
-        ]
-
-    async def _commit_ends(self, session: Session) -> None:
-        """Make sure that the group consumes what is sent from now on, to queues of any member."""
-        self._started_at = datetime.now(UTC)
-        routes = (session.routes.cached(topic) for topic in self._subscriptions)
-        queues = [queue for route in routes if route is not None for queue in route.consume_queues]
-        commits = (commit_end(session, self._offsets, queue) for queue in queues)
-        for error in await asyncio.gather(*commits, return_exceptions=True):
-            if not isinstance(error, ClientError | None):
-                raise error
-            if error is not None:  # the rebalance meets the same error, and reports it
-                logger.debug("event=end_not_committed group=%s reason=%r", self.group, str(error))
-
-    async def _check_sql_filters(self, session: Session) -> None:
-        """Send the SQL92 filters to every broker, which checks them.
-
-        Raises:
-            FilterError: A filter is wrong.
-            BrokerRefusedError: A broker does not support SQL92 filters.
-        """
-        filters = [one for one in self._subscriptions.values() if one.expression_type == SQL92]
-        for subscription, address in product(filters, sorted(session.routes.addresses)):
-            body = encode_subscription_check(session.client_id, self.group, subscription)
-            answer = await session.call(address, RequestCode.CHECK_CLIENT_CONFIG, None, body)
-            if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-                raise sql_error(subscription.topic, subscription.sub_string, answer.remark or "")
-            if answer.code != ResponseCode.SUCCESS:
-                raise error_from_response(answer)
+        self._assigned.start(session, self._buffer, self.handover)
 
     def _make_heartbeat(self, client_id: str) -> HeartbeatData:
-        if isinstance(self._start_from, datetime):
-            where = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
-        elif self._start_from == "first":
-            where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-        else:
-            where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-        model = MessageModel.BROADCASTING if self._broadcasting else MessageModel.CLUSTERING
-        group = ConsumerData(
-            group_name=self.group,
-            consume_from_where=where,
-            consume_type=ConsumeType.CONSUME_PASSIVELY,
-            message_model=model,
-            subscription_data_set=tuple(self._subscriptions.values()),
+        return consumer_heartbeat(
+            client_id,
+            self.group,
+            self._subscriptions,
+            self._start_from,
+            broadcasting=self._broadcasting,
         )
-        return HeartbeatData(client_id=client_id, consumer_data_set=(group,))
 
-    # -- answers to heartbeats, denied access
-
-    def _on_heartbeat_answer(self, client_id: str, address: str, answer: RemotingCommand) -> None:
-        """Process the answer to a heartbeat, which reports unequal subscriptions and refusals."""
-        self._denials.pop(address, None)
-        was_unequal = self._unequal.pop(address, None) is not None
-        event = self._subscription_difference(client_id, address, answer)
-        if answer.code != ResponseCode.SUCCESS and event is None:
-            error = error_from_response(answer)
-            if isinstance(error, AccessDeniedError):
-                self._denials[address] = error
-        elif event is None:
-            if was_unequal and not self._unequal:
-                logger.info("event=subscriptions_equal group=%s", self.group)
-        elif answer.code == ResponseCode.SUCCESS:
-            self._unequal[address] = event
-            now = asyncio.get_running_loop().time()
-            if now >= self._reminder_due:
-                self._reminder_due = now + REMINDER_INTERVAL
-                self._emit(event)
-        else:
-            filters = event.topic, event.filter, event.other_client_id, event.other_filter
-            remark = answer.remark or str(event)
-            self._denials[address] = UnequalSubscriptionsError(answer.code, remark, *filters)
-        self._update_buffer_error()
-
-    def _record_access(self, what: MessageQueue | str, error: AccessDeniedError | None) -> None:
-        """Record that access to a queue or topic is denied, or with None that it is allowed."""
-        if self._denials.pop(what, None) is None and error is None:
-            return
-        if error is not None:
-            self._denials[what] = error
-        self._update_buffer_error()
-
-    def _update_buffer_error(self) -> None:
+    def _set_error(self, error: Exception | None) -> None:
         if self._buffer is not None:
-            self._buffer.set_error(next(iter(self._denials.values()), None))
-
-    def _subscription_difference(
-        self, client_id: str, address: str, answer: RemotingCommand
-    ) -> UnequalSubscriptions | None:
-        try:
-            header = typed(answer, HeartbeatResponseHeader, address)
-        except BadAnswerError as error:
-            logger.debug("event=heartbeat_answer_unreadable reason=%r", str(error))
-            return None
-        topic, other = header.unequal_topic, header.unequal_client_id
-        if topic is None or other is None:
-            return None
-        own = self._subscriptions.get(topic)
-        return UnequalSubscriptions(
-            group=self.group,
-            topic=topic,
-            client_id=client_id,
-            filter=None if own is None else own.sub_string,
-            other_client_id=other,
-            other_filter=header.unequal_filter,
-        )
-
-    # -- rebalancing
-
-    async def _rebalance_forever(self, session: Session) -> None:
-        while True:
-            self._rebalance_wanted.clear()
-            settled = True
-            for topic in self._subscriptions:
-                settled = await self._rebalance(session, topic) and settled
-            for topic in sorted(self._missing_topics - self._known_topics):
-                await self._report_missing(session, topic)
-            await self._wait(
-                session, self.config.rebalance_interval if settled else REBALANCE_RETRY
-            )
-
-    async def _wait(self, session: Session, seconds: float) -> None:
-        """Wait until the next rebalance is due; look up missing topics meanwhile."""
-        clock = asyncio.get_running_loop().time
-        due = clock() + seconds
-        while (left := due - clock()) > 0:
-            if self._missing_topics:
-                left = min(left, missing_topic_interval(len(self._missing_topics)))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._rebalance_wanted.wait()
-                    return
-            for topic in list(self._missing_topics):
-                if not await self._rebalance(session, topic):
-                    due = min(due, clock() + REBALANCE_RETRY)
-
-    async def _rebalance(self, session: Session, topic: str) -> bool:
-        """Update the queues of a topic, if it exists; return False if it must be retried soon."""
-        held = {queue for queue in self._pullers if queue.topic == topic}
-        try:
-            assigned = await self._assigned_queues(session, topic)
-            if assigned is None:  # a topic with assigned queues is unknown if its broker is down
-                if not held and not topic.startswith(RETRY_PREFIX):
-                    self._missing_topics.add(topic)
-                self._record_access(topic, None)
-                return True
-            self._missing_topics.discard(topic)
-            self._known_topics.add(topic)
-            await self._revoke(session, sorted(held.difference(assigned)))
-            await _gather(self._assign(session, queue) for queue in assigned if queue not in held)
-        except ClientError as error:
-            # The session reports a lost broker, in one line for all topics and queues.
-            reported = isinstance(error, ConnectError | ConnectionLostError)
-            is_known = reported or str(error) == self._last_error
-            level = logging.DEBUG if is_known else logging.WARNING
-            self._last_error = str(error)
-            logger.log(level, "event=rebalance_failed topic=%s reason=%r", topic, str(error))
-            self._record_access(topic, error if isinstance(error, AccessDeniedError) else None)
-            return False
-        self._record_access(topic, None)
-        if held != set(assigned):
-            logger.info(
-                "event=assigned topic=%s queues=%d before=%d", topic, len(assigned), len(held)
-            )
-        return True
-
-    async def _report_missing(self, session: Session, topic: str) -> None:
-        names = await session.routes.topic_names()
-        if names:  # otherwise the name server has just started, and the topic may be an old one
-            self._created_topics.add(topic)
-        nearest = await asyncio.to_thread(nearest_topics, topic, names)
-        self._known_topics.add(topic)
-        self._emit(TopicMissing(self.group, topic, nearest))
+            self._buffer.set_error(error)
 
     def _emit(self, event: ConsumerEvent) -> None:
         logger.warning("event=%s group=%s reason=%r", event.name, self.group, str(event))
@@ -610,177 +394,16 @@ class Consumer(BaseClient):
             except Exception:
                 logger.exception("event=user_function_failed function=%r", str(self._on_event))
 
-    async def _assigned_queues(self, session: Session, topic: str) -> list[MessageQueue] | None:
-        """Return the queues of a topic that are assigned to this consumer; None without a topic."""
-        route = await session.routes.existing(topic)
-        if route is None:
-            return None
-        if self._broadcasting or not route.consume_queues:
-            return list(route.consume_queues)
-        address = broker_address(session, route.consume_queues[0])
-        header = GetConsumerListByGroupRequestHeader(consumer_group=self.group)
-        answer = await session.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-        try:
-            members = decode_consumer_list(expect_success(answer).body)
-        except ProtocolError as error:
-            raise BadAnswerError(address, str(error)) from error
-        return allocate_averagely(route.consume_queues, members, session.client_id)
-
-    async def _assign(self, session: Session, queue: MessageQueue) -> None:
-        """Start to pull a queue from the group's offset."""
-        default = self._start_from
-        if default == "last":  # the queue is new, or its broker did not answer at the start
-            is_new = queue.topic in self._created_topics
-            default = "first" if is_new else self._started_at
-        start = await self._offsets.start_offset(session, queue, default)
-        if self._stopping:
-            return
-        assert self._buffer is not None
-        window = InFlightWindow(queue, start.offset, start.stored)
-        subscription = self._subscriptions[queue.topic]
-        on_access_change = partial(self._record_access, queue)
-        puller = QueuePuller(
-            session, self.group, subscription, window, self._buffer, on_access_change
-        )
-        self._pullers[queue] = puller, self._pull(puller)
-
-    def _seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue a queue at another offset, if it is assigned."""
-        if queue not in self._pullers:
-            return
-        puller, task = self._pullers[queue]
-        logger.info(
-            "event=offset_reset queue=%s from=%d to=%d", queue, puller.window.next_offset, offset
-        )
-        task.cancel()
-        puller.seek(offset)
-        if not self._stopping:
-            self._pullers[queue] = puller, self._pull(puller)
-
-    def _pull(self, puller: QueuePuller) -> asyncio.Task[None]:
-        return asyncio.create_task(puller.run(), name=f"pull {puller.window.queue}")
-
-    async def _revoke(self, session: Session, queues: list[MessageQueue]) -> None:
-        """Stop pulling queues and commit their offsets."""
-        lost = [self._pullers.pop(queue) for queue in queues if queue in self._pullers]
-        await _cancel([task for _, task in lost])
-        for queue in queues:
-            self._record_access(queue, None)
-        errors = await asyncio.gather(
-            *(self._release(session, puller.window) for puller, _ in lost)
-        )
-        failed = [error for error in errors if error is not None]
-        if failed:
-            logger.warning(
-                "event=offsets_not_written group=%s queues=%d reason=%r",
-                self.group,
-                len(failed),
-                str(failed[0]),
-            )
-
-    async def _release(self, session: Session, window: InFlightWindow) -> ClientError | None:
-        if self._buffer is not None:  # first, or what is acknowledged meanwhile would not count
-            self._buffer.drop(window)
-        try:
-            await self._commit_window(session, window)
-        except ClientError as error:
-            return error
-        return None
-
-    # -- offsets
-
-    async def _commit_forever(self, session: Session) -> None:
-        failure = ""
-        while True:
-            await asyncio.sleep(self.config.offset_commit_interval)
-            before, failure = failure, ""
-            try:
-                await self.commit()
-            except (ClientError, OSError) as error:
-                failure = str(error)
-                if self._running is session and failure != before:
-                    logger.warning(
-                        "event=offsets_not_written group=%s reason=%r", self.group, failure
-                    )
-
-    async def _commit_window(self, session: Session, window: InFlightWindow) -> None:
-        if self.handover is not None:
-            self.handover.collect()
-        offset = window.commit_offset
-        if offset != window.committed:
-            await self._offsets.commit(session, window.queue, offset)
-            window.committed = offset
-
-    # -- redelivery
-
     async def _send_back(self, delivery: Delivery, delay_level: int) -> bool:
         """Send a message back to the broker for redelivery; return whether it was accepted."""
-        session, record, queue = self._running, delivery.record, delivery.window.queue
         if self._broadcasting and delay_level < 0:
             logger.warning(
                 "event=message_dropped queue=%s offset=%d reason=%r",
-                queue,
-                record.queue_offset,
+                delivery.window.queue,
+                delivery.record.queue_offset,
                 delivery.reason,
             )
             return True
-        if self._broadcasting or session is None:
+        if self._broadcasting or self._running is None:
             return False
-        header = ConsumerSendMsgBackRequestHeader(
-            offset=record.physical_offset,
-            group=self.group,
-            delay_level=delay_level,
-            origin_msg_id=MessageView(record, queue.broker_name).message_id,
-            origin_topic=queue.topic,
-            max_reconsume_times=self._retries_max,
-            broker_name=queue.broker_name,
-            reason=delivery.reason,
-        )
-        try:
-            address = broker_address(session, queue)
-            code = RequestCode.CONSUMER_SEND_MSG_BACK
-            expect_success(await session.call(address, code, header))
-        except ClientError as error:
-            logger.info("event=message_not_taken_back queue=%s reason=%r", queue, str(error))
-            return False
-        return True
-
-
-def missing_topic_interval(missing: int) -> float:
-    """Return the seconds between two look-ups of that many missing topics."""
-    return max(MISSING_TOPIC_INTERVAL, missing / MISSING_TOPIC_RATE)
-
-
-def _subscribe(subscriptions: Mapping[str, str | SqlFilter]) -> dict[str, SubscriptionData]:
-    given: object = subscriptions
-    if not isinstance(given, Mapping) or not given:
-        raise ConfigurationError(
-            "subscriptions", given, 'a mapping of topics to filters, such as {"orders": "*"}'
-        )
-    version = wall_clock_ms()
-    found: dict[str, SubscriptionData] = {}
-    for topic, expression in subscriptions.items():
-        if not is_topic(topic):
-            raise ConfigurationError("subscriptions", topic, f"a topic: {topic_error(topic)}")
-        if isinstance(expression, SqlFilter):
-            found[topic] = subscription_data(topic, expression.expression, SQL92, version)
-            continue
-        if not isinstance(expression, str):
-            raise ConfigurationError("subscriptions", expression, f"text, {FILTER_EXPECTED}")
-        wanted = normalise_filter(topic, expression)
-        found[topic] = subscription_data(topic, wanted, sub_version=version)
-    return found
-
-
-async def _gather(works: Iterable[Coroutine[object, object, None]]) -> None:
-    """Await all coroutines, and only then raise the first error, so that none keeps running."""
-    for result in await asyncio.gather(*works, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-
-
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
+        return await send_back(self._running, self.group, delivery, delay_level, self._retries_max)

@@ -40,6 +40,7 @@ ROOMS = {
         "config",
         "daemon_thread",
         "errors",
+        "events",
         "message",
         "client/net",
     },

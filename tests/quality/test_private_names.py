@@ -56,7 +56,7 @@ READ: Final = (
     ("*/client/consuming/test_delivery.py", "_extended _receivers _redelivery_timers", MEMORY),
     ("tests/unit/client/net/test_connection.py", "_cluster _connect", MOMENT),
     ("tests/unit/client/test_blocking.py", "_wait", MOMENT),
-    ("tests/unit/client/test_consumer.py", "_reminder_due", LIMIT),
+    ("tests/unit/client/test_consumer.py", "_refusals", LIMIT),
     ("tests/unit/client/transactional/test_blocks.py", "_recordings", MEMORY),
     ("tests/unit/client/transactional/test_check_back.py", "_check_back _pool _running", MOMENT),
     ("tests/unit/client/transactional/test_decisions.py", "_decisions _open_batches", MEMORY),

@@ -27,8 +27,9 @@ from halfmq.client import (
     UnequalSubscriptions,
     UnequalSubscriptionsError,
 )
-from halfmq.client import consumer as consumer_module
-from halfmq.client.consumer import REMINDER_INTERVAL, missing_topic_interval
+from halfmq.client.consuming import assignment, refusals
+from halfmq.client.consuming.assignment import missing_topic_interval
+from halfmq.client.consuming.refusals import REMINDER_INTERVAL
 from halfmq.client.net.session import wall_clock_ms
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -70,7 +71,7 @@ RETRY_S = 0.1
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_module, "REBALANCE_RETRY", RETRY_S)
+    monkeypatch.setattr(assignment, "REBALANCE_RETRY", RETRY_S)
 
 
 async def publish(
@@ -546,7 +547,7 @@ async def test_a_missing_topic_is_told_once_with_the_nearest_names(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A typing error shows in the log and in ``on_event``."""
-    monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
+    monkeypatch.setattr(assignment, "MISSING_TOPIC_INTERVAL", 0.01)
     for name in ("orders", "order_events", "payments", "%RETRY%order-events"):
         broker.create_topic(name)
     events: list[ConsumerEvent] = []
@@ -589,7 +590,7 @@ async def test_other_topics_are_consumed_while_one_is_missing(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look-up of a missing topic requests its route, and no list of members."""
-    monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
+    monkeypatch.setattr(assignment, "MISSING_TOPIC_INTERVAL", 0.01)
     await publish(broker, "0")
     async with new_consumer(broker, subscriptions={"later": "*", "orders": "*"}) as consumer:
         assert await take(consumer, 1) == ["0"]
@@ -615,7 +616,7 @@ async def test_a_topic_created_while_it_is_waited_for_is_read_from_its_first_mes
     broker: FakeBroker, broadcasting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The consumer was there first, so "last" skips nothing."""
-    monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
+    monkeypatch.setattr(assignment, "MISSING_TOPIC_INTERVAL", 0.01)
     missed = asyncio.Event()
     broker.young = False  # otherwise the broker answers with the first message
     async with new_consumer(
@@ -634,7 +635,7 @@ async def test_a_name_server_that_knows_no_topic_at_all_makes_none_new(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has just started, so a topic that it reports later may be old."""
-    monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
+    monkeypatch.setattr(assignment, "MISSING_TOPIC_INTERVAL", 0.01)
     missed = asyncio.Event()
     broker.fail(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, Answer(b'{"topicList":[]}'))
     async with new_consumer(
@@ -705,9 +706,9 @@ async def test_a_consumer_warns_once_a_minute_while_another_subscribes_different
         assert "'created'" in line
         assert "'paid'" in line
 
-        monkeypatch.setattr(consumer_module, "REMINDER_INTERVAL", 0.0)
+        monkeypatch.setattr(refusals, "REMINDER_INTERVAL", 0.0)
         # The next reminder is minutes away on the real clock.
-        consumer._reminder_due = 0.0
+        consumer._refusals.reminder_due = 0.0
         await until(lambda: len(events) > 3)
         broker.unequal = None
         await until(lambda: "event=subscriptions_equal group=billing" in caplog.messages)

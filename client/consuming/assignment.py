@@ -1,0 +1,333 @@
+"""Assignment: the queues of one member of a group, from their assignment to their revocation.
+
+Queues are assigned again when the group's members change, and every ``rebalance_interval``. Each
+assigned queue has a puller. Its offset is committed every ``offset_commit_interval``, and when the
+queue is revoked. A topic that does not exist yet is looked for again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+from halfmq.remoting.bodies import SubscriptionData, decode_consumer_list
+from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.errors import ProtocolError
+from halfmq.remoting.headers import GetConsumerListByGroupRequestHeader
+from halfmq.store.format.topics import RETRY_PREFIX
+
+from ..config import ClientConfig
+from ..errors import (
+    AccessDeniedError,
+    BadAnswerError,
+    ClientError,
+    ConnectError,
+    ConnectionLostError,
+)
+from ..events import ConsumerEvent, TopicMissing
+from ..message import MessageQueue
+from ..net.routes import nearest_topics
+from ..net.session import Session, expect_success
+from .delivery import DeliveryBuffer
+from .handover import Handover
+from .in_flight import InFlightWindow
+from .offsets import OffsetStore, StartFrom, broker_address, commit_end
+from .pulling import QueuePuller
+from .rebalance import allocate_averagely
+from .refusals import Refusals
+
+logger = logging.getLogger(__name__)
+
+REBALANCE_RETRY: Final = 1.0
+"""Seconds until the next attempt after a rebalance has failed."""
+MISSING_TOPIC_INTERVAL: Final = 0.5
+"""Seconds between two look-ups of a missing topic, so that its first message is not late."""
+MISSING_TOPIC_RATE: Final = 20
+"""Maximum look-ups of missing topics per second; more than ten such topics wait longer."""
+
+
+class Assignment:
+    """The assigned queues of one consumer; see the module's docstring."""
+
+    def __init__(
+        self,
+        group: str,
+        config: ClientConfig,
+        subscriptions: Mapping[str, SubscriptionData],
+        start_from: StartFrom,
+        offsets: OffsetStore,
+        refusals: Refusals,
+        emit: Callable[[ConsumerEvent], None],
+        *,
+        broadcasting: bool,
+    ) -> None:
+        self._group = group
+        self._config = config
+        self._subscriptions = subscriptions
+        self._start_from = start_from
+        self._offsets = offsets
+        self._refusals = refusals
+        self._emit = emit
+        self._broadcasting = broadcasting
+        self.pullers: dict[MessageQueue, tuple[QueuePuller, asyncio.Task[None]]] = {}
+        self.rebalance_wanted = asyncio.Event()
+        self.missing_topics: set[str] = set()
+        """Subscribed topics without a route."""
+        self._buffer: DeliveryBuffer | None = None
+        self._handover: Handover | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._known_topics: set[str] = set()  # had a route, or were reported missing
+        self._created_topics: set[str] = set()  # did not exist at the first look-up
+        self._started_at = datetime.now(UTC)
+        self._last_error = ""
+
+    @property
+    def windows(self) -> list[InFlightWindow]:
+        """The windows of the assigned queues."""
+        return [puller.window for puller, _ in self.pullers.values()]
+
+    def start(self, session: Session, buffer: DeliveryBuffer, handover: Handover) -> None:
+        """Begin to pull the assigned queues into the buffer."""
+        self._buffer, self._handover = buffer, handover
+        self._tasks = [
+            asyncio.create_task(self._rebalance_forever(session), name=f"rebalance {self._group}"),
+            asyncio.create_task(self._commit_forever(session), name=f"commit {self._group}"),
+        ]
+
+    async def stop_pulling(self) -> None:
+        """Pull no more messages; the queues stay assigned."""
+        self._stopping = True
+        await cancel([task for _, task in self.pullers.values()])
+
+    async def close(self, session: Session | None) -> None:
+        """Revoke all queues, and commit their offsets."""
+        await cancel(self._tasks)
+        if session is not None:
+            await self.revoke(session, list(self.pullers))
+            await self._offsets.flush()
+
+    def abort(self) -> None:
+        """Cancel what still runs."""
+        for task in (*self._tasks, *(task for _, task in self.pullers.values())):
+            task.cancel()
+
+    async def commit_ends(self, session: Session) -> None:
+        """Make sure that the group consumes what is sent from now on, to queues of any member."""
+        self._started_at = datetime.now(UTC)
+        routes = (session.routes.cached(topic) for topic in self._subscriptions)
+        queues = [queue for route in routes if route is not None for queue in route.consume_queues]
+        commits = (commit_end(session, self._offsets, queue) for queue in queues)
+        for error in await asyncio.gather(*commits, return_exceptions=True):
+            if not isinstance(error, ClientError | None):
+                raise error
+            if error is not None:  # the rebalance meets the same error, and reports it
+                logger.debug("event=end_not_committed group=%s reason=%r", self._group, str(error))
+
+    # -- rebalancing
+
+    async def _rebalance_forever(self, session: Session) -> None:
+        while True:
+            self.rebalance_wanted.clear()
+            settled = True
+            for topic in self._subscriptions:
+                settled = await self._rebalance(session, topic) and settled
+            for topic in sorted(self.missing_topics - self._known_topics):
+                await self._report_missing(session, topic)
+            await self._wait(
+                session, self._config.rebalance_interval if settled else REBALANCE_RETRY
+            )
+
+    async def _wait(self, session: Session, seconds: float) -> None:
+        """Wait until the next rebalance is due; look up missing topics meanwhile."""
+        clock = asyncio.get_running_loop().time
+        due = clock() + seconds
+        while (left := due - clock()) > 0:
+            if self.missing_topics:
+                left = min(left, missing_topic_interval(len(self.missing_topics)))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self.rebalance_wanted.wait()
+                    return
+            for topic in list(self.missing_topics):
+                if not await self._rebalance(session, topic):
+                    due = min(due, clock() + REBALANCE_RETRY)
+
+    async def _rebalance(self, session: Session, topic: str) -> bool:
+        """Update the queues of a topic, if it exists; return False if it must be retried soon."""
+        held = {queue for queue in self.pullers if queue.topic == topic}
+        try:
+            assigned = await self._assigned_queues(session, topic)
+            if assigned is None:  # a topic with assigned queues is unknown if its broker is down
+                if not held and not topic.startswith(RETRY_PREFIX):
+                    self.missing_topics.add(topic)
+                self._refusals.record_access(topic, None)
+                return True
+            self.missing_topics.discard(topic)
+            self._known_topics.add(topic)
+            await self.revoke(session, sorted(held.difference(assigned)))
+            await gather_all(
+                self._assign(session, queue) for queue in assigned if queue not in held
+            )
+        except ClientError as error:
+            # The session reports a lost broker, in one line for all topics and queues.
+            reported = isinstance(error, ConnectError | ConnectionLostError)
+            is_known = reported or str(error) == self._last_error
+            level = logging.DEBUG if is_known else logging.WARNING
+            self._last_error = str(error)
+            logger.log(level, "event=rebalance_failed topic=%s reason=%r", topic, str(error))
+            self._refusals.record_access(
+                topic, error if isinstance(error, AccessDeniedError) else None
+            )
+            return False
+        self._refusals.record_access(topic, None)
+        if held != set(assigned):
+            logger.info(
+                "event=assigned topic=%s queues=%d before=%d", topic, len(assigned), len(held)
+            )
+        return True
+
+    async def _report_missing(self, session: Session, topic: str) -> None:
+        names = await session.routes.topic_names()
+        if names:  # otherwise the name server has just started, and the topic may be an old one
+            self._created_topics.add(topic)
+        nearest = await asyncio.to_thread(nearest_topics, topic, names)
+        self._known_topics.add(topic)
+        self._emit(TopicMissing(self._group, topic, nearest))
+
+    async def _assigned_queues(self, session: Session, topic: str) -> list[MessageQueue] | None:
+        """Return the queues of a topic that are assigned to this consumer; None without a topic."""
+        route = await session.routes.existing(topic)
+        if route is None:
+            return None
+        if self._broadcasting or not route.consume_queues:
+            return list(route.consume_queues)
+        address = broker_address(session, route.consume_queues[0])
+        header = GetConsumerListByGroupRequestHeader(consumer_group=self._group)
+        answer = await session.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        try:
+            members = decode_consumer_list(expect_success(answer).body)
+        except ProtocolError as error:
+            raise BadAnswerError(address, str(error)) from error
+        return allocate_averagely(route.consume_queues, members, session.client_id)
+
+    async def _assign(self, session: Session, queue: MessageQueue) -> None:
+        """Start to pull a queue from the group's offset."""
+        default = self._start_from
+        if default == "last":  # the queue is new, or its broker did not answer at the start
+            is_new = queue.topic in self._created_topics
+            default = "first" if is_new else self._started_at
+        start = await self._offsets.start_offset(session, queue, default)
+        if self._stopping:
+            return
+        assert self._buffer is not None
+        window = InFlightWindow(queue, start.offset, start.stored)
+        subscription = self._subscriptions[queue.topic]
+        on_access_change = partial(self._refusals.record_access, queue)
+        puller = QueuePuller(
+            session, self._group, subscription, window, self._buffer, on_access_change
+        )
+        self.pullers[queue] = puller, self._pull(puller)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Continue a queue at another offset, if it is assigned."""
+        if queue not in self.pullers:
+            return
+        puller, task = self.pullers[queue]
+        logger.info(
+            "event=offset_reset queue=%s from=%d to=%d", queue, puller.window.next_offset, offset
+        )
+        task.cancel()
+        puller.seek(offset)
+        if not self._stopping:
+            self.pullers[queue] = puller, self._pull(puller)
+
+    def _pull(self, puller: QueuePuller) -> asyncio.Task[None]:
+        return asyncio.create_task(puller.run(), name=f"pull {puller.window.queue}")
+
+    async def revoke(self, session: Session, queues: list[MessageQueue]) -> None:
+        """Stop pulling queues and commit their offsets."""
+        lost = [self.pullers.pop(queue) for queue in queues if queue in self.pullers]
+        await cancel([task for _, task in lost])
+        for queue in queues:
+            self._refusals.record_access(queue, None)
+        errors = await asyncio.gather(
+            *(self._release(session, puller.window) for puller, _ in lost)
+        )
+        failed = [error for error in errors if error is not None]
+        if failed:
+            logger.warning(
+                "event=offsets_not_written group=%s queues=%d reason=%r",
+                self._group,
+                len(failed),
+                str(failed[0]),
+            )
+
+    async def _release(self, session: Session, window: InFlightWindow) -> ClientError | None:
+        if self._buffer is not None:  # first, or what is acknowledged meanwhile would not count
+            self._buffer.drop(window)
+        try:
+            await self._commit_window(session, window)
+        except ClientError as error:
+            return error
+        return None
+
+    # -- offsets
+
+    async def _commit_forever(self, session: Session) -> None:
+        failure = ""
+        while True:
+            await asyncio.sleep(self._config.offset_commit_interval)
+            before, failure = failure, ""
+            try:
+                await self.commit(session)
+            except (ClientError, OSError) as error:
+                failure = str(error)
+                if failure != before:
+                    logger.warning(
+                        "event=offsets_not_written group=%s reason=%r", self._group, failure
+                    )
+
+    async def _commit_window(self, session: Session, window: InFlightWindow) -> None:
+        if self._handover is not None:
+            self._handover.collect()
+        offset = window.commit_offset
+        if offset != window.committed:
+            await self._offsets.commit(session, window.queue, offset)
+            window.committed = offset
+
+    async def commit(self, session: Session) -> None:
+        """Commit the offsets of acknowledged messages.
+
+        Raises:
+            ClientError: A broker did not accept an offset; the others were committed.
+        """
+        try:
+            await gather_all(self._commit_window(session, window) for window in self.windows)
+        finally:
+            await self._offsets.flush()
+
+
+def missing_topic_interval(missing: int) -> float:
+    """Return the seconds between two look-ups of that many missing topics."""
+    return max(MISSING_TOPIC_INTERVAL, missing / MISSING_TOPIC_RATE)
+
+
+async def gather_all(works: Iterable[Coroutine[object, object, None]]) -> None:
+    """Await all coroutines, and only then raise the first error, so that none keeps running."""
+    for result in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
+async def cancel(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
