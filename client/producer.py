@@ -32,7 +32,7 @@ from halfmq.remoting.recall_handle import parse_recall_handle
 from halfmq.store.format.flags import TRANSACTION_MASK
 from halfmq.store.format.topics import DEFAULT_TOPIC
 
-from .arguments import check_optional_text, check_text
+from .arguments import check_optional_text, check_seconds, check_text
 from .config import ClientConfig
 from .credentials import CredentialsSource
 from .errors import (
@@ -45,11 +45,12 @@ from .errors import (
 from .message import Message, MessageQueue, SendResult, SendStatus
 from .net.base_client import BaseClient
 from .net.connection import ServerRequestHandler
-from .net.message_encoding import EncodedMessage, encode_message, encode_message_batch
+from .net.message_encoding import EncodedMessage, encode_message, encode_message_batch, join_units
 from .net.response_errors import error_from_response
 from .net.retry import STALE_ROUTE_CODES, final_error, wait_before_retry
 from .net.routes import Route
 from .net.session import Session, typed, wall_clock_ms
+from .producing.batching import Batcher, CollectedBatch
 
 logger = logging.getLogger(__name__)
 
@@ -102,11 +103,25 @@ class Producer(BaseClient):
             tls=tls,
             config=config,
         )
+        self._batcher: Batcher | None = None
 
-    async def send(self, message: Message, *, order_key: str | None = None) -> SendResult:
+    async def send(
+        self,
+        message: Message,
+        *,
+        order_key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 -- of all attempts
+    ) -> SendResult:
         """Send a message and return where it was stored.
 
+        Args:
+            message: The message.
+            order_key: Messages with the same key go to one queue, in the order of their sends.
+            timeout: Seconds for all attempts together; None: ``config.send_timeout``. With it the
+                message is sent at once, also if ``config.linger`` collects others.
+
         Raises:
+            ConfigurationError: ``order_key`` or ``timeout`` cannot be used; nothing was sent.
             MessageTooLargeError: Body or properties are above their limit.
             RouteNotFoundError: No broker serves the topic, and none would create it.
             AccessDeniedError: This client may not send to the topic, or its key is unknown.
@@ -116,12 +131,20 @@ class Producer(BaseClient):
             SendTimeoutError: No answer within ``send_timeout``; it may be stored nevertheless.
         """
         session = self._session
-        _check_message(message, order_key)
-        encoded = encode_message(message, session.new_key(), self.config)
-        return await self._transmit(session, RequestCode.SEND_MESSAGE_V2, encoded, order_key, [])
+        _check_message(message, order_key, timeout)
+        key = session.new_key()
+        if self._batcher is not None and timeout is None and self._batcher.takes(message):
+            return await self._batcher.add(message, key, order_key)
+        encoded = encode_message(message, key, self.config)
+        code = RequestCode.SEND_MESSAGE_V2
+        return await self._transmit(session, code, encoded, order_key, [], timeout)
 
     async def send_batch(
-        self, messages: Sequence[Message], *, order_key: str | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        order_key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 -- of all attempts
     ) -> SendResult:
         """Send messages of one topic to one queue in one request; all are stored or none.
 
@@ -137,10 +160,11 @@ class Producer(BaseClient):
         if isinstance(given, str | bytes | Message) or not isinstance(given, Sequence):
             raise InvalidMessageError(f"messages is {given!r:.200}, expected a list of Messages")
         for message in messages:
-            _check_message(message, order_key)
+            _check_message(message, order_key, timeout)
         keys = [session.new_key() for _ in messages]
         encoded = encode_message_batch(messages, keys, self.config)
-        return await self._transmit(session, RequestCode.SEND_BATCH_MESSAGE, encoded, order_key, [])
+        code = RequestCode.SEND_BATCH_MESSAGE
+        return await self._transmit(session, code, encoded, order_key, [], timeout)
 
     async def send_oneway(self, message: Message, *, order_key: str | None = None) -> None:
         """Send a message without waiting for an answer; it may be lost without an error.
@@ -204,7 +228,31 @@ class Producer(BaseClient):
         answer = await session.call(address, RequestCode.RECALL_MESSAGE, header)
         return typed(answer, RecallMessageResponseHeader, address).msg_id
 
+    async def close(self) -> None:
+        """Send what lingers, unregister from the brokers and disconnect; safe to call twice."""
+        if self._batcher is not None and not self._is_inherited():
+            await self._batcher.flush()
+        await super().close()
+
     # -- for sub-classes
+
+    async def _start_session(self, session: Session) -> None:
+        await super()._start_session(session)
+        self._begin_batches()
+
+    def _begin_batches(self) -> None:
+        if self.config.linger is not None:
+            self._batcher = Batcher(self.config, self.config.linger, self._send_collected)
+
+    async def _send_collected(self, batch: CollectedBatch, order_key: str | None) -> SendResult:
+        first = batch.messages[0]
+        if len(batch.messages) == 1:
+            code = RequestCode.SEND_MESSAGE_V2
+            encoded = encode_message(first, batch.ids[0], self.config)
+        else:
+            code = RequestCode.SEND_BATCH_MESSAGE
+            encoded = join_units(first, batch.ids, batch.units)
+        return await self._transmit(self._session, code, encoded, order_key, [])
 
     def _new_session(self) -> Session:
         unregister_fields = {"producer_group": self.group}
@@ -224,13 +272,14 @@ class Producer(BaseClient):
         encoded: EncodedMessage,
         order_key: str | None,
         failures: list[ClientError],
+        timeout: float | None = None,  # noqa: ASYNC109 -- of all attempts
     ) -> SendResult:
         """Send a message until it is stored, the timeout passes, or a retry cannot help.
 
         ``failures`` collects the errors of all attempts, also if the last one succeeds.
         """
-        clock = session.clock
-        deadline = clock() + self.config.send_timeout
+        clock, seconds = session.clock, timeout or self.config.send_timeout
+        deadline = clock() + seconds
         topic = encoded.message.topic
         broker_name: str | None = None
         while True:
@@ -258,7 +307,7 @@ class Producer(BaseClient):
             # its prepare changes no order.
             ordered = order_key is not None and not encoded.sys_flag & TRANSACTION_MASK
             if not await wait_before_retry(failures, self.config, clock, deadline, ordered=ordered):
-                raise final_error(failures, code, self.config.send_timeout)
+                raise final_error(failures, code, seconds)
             self._after_failure(session, failures[-1], topic)
 
     def _after_failure(self, session: Session, failure: ClientError, topic: str) -> None:
@@ -284,11 +333,13 @@ class Producer(BaseClient):
         )
 
 
-def _check_message(message: object, order_key: object) -> None:
+def _check_message(message: object, order_key: object, timeout: object = None) -> None:
     if not isinstance(message, Message):
         raise InvalidMessageError(f"message is {message!r:.200}, expected a Message")
     if order_key is not None:
         check_optional_text("order_key", order_key)
+    if timeout is not None:
+        check_seconds("timeout", timeout)
 
 
 def choose_queue(

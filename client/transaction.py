@@ -670,6 +670,7 @@ class TransactionProducer(Producer):
         self._starting = session
         try:
             await session.start(whole_cluster=True, topics=self._topics)
+            self._begin_batches()
         finally:
             self._starting = None
 

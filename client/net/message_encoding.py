@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from halfmq.store.format import properties as names
 from halfmq.store.format.batch import BatchUnit, encode_batch
-from halfmq.store.format.flags import COMPRESSED, TransactionType
+from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.properties import PROPERTIES_SIZE_MAX
 
 from ..config import ClientConfig
 from ..errors import InvalidMessageError, MessageTooLargeError
 from ..message import Message, join_keys
+from .compression import compress_body
 
-COMPRESSION_LEVEL: Final = 5  # the official clients' rocketmq.message.compressLevel
 _WIDEST_CHARACTER: Final = 4  # bytes of UTF-8
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _TIMERS: Final = names.PROPERTY_TIMER_DELAY_MS, names.PROPERTY_TIMER_DELIVER_MS
@@ -42,7 +41,7 @@ def encode_message(message: Message, unique_key: str, config: ClientConfig) -> E
     """
     properties = _property_text(message, unique_key) + _delivery_text(message, *_TIMERS)
     _check_sizes(message.body, properties, config)
-    body, sys_flag = _compressed(message.body, config.compress_over)
+    body, sys_flag = compress_body(message.body, config.compress_over, config.compression)
     return EncodedMessage(message, unique_key, properties, sys_flag, body)
 
 
@@ -68,7 +67,7 @@ def encode_half_message(
         f"{names.PROPERTY_TRAN_MSG}\x01true\x02{names.PROPERTY_PGROUP}\x01{group}\x02"
     )
     _check_sizes(message.body, properties, config)
-    body, sys_flag = _compressed(message.body, config.compress_over)
+    body, sys_flag = compress_body(message.body, config.compress_over, config.compression)
     return EncodedMessage(
         message, unique_key, properties, sys_flag | TransactionType.PREPARED, body
     )
@@ -96,18 +95,33 @@ def encode_message_batch(
         MessageTooLargeError: The batch, or the properties of a message, are above their limit.
     """
     first = _check_batch(messages)
-    units = []
-    for message, unique_key in zip(messages, unique_keys, strict=True):
-        properties = _property_text(message, unique_key)
-        _check_sizes(message.body, properties, config)
-        units.append(BatchUnit(message.flag, message.body, properties.encode()))
-    body = encode_batch(units)
+    pairs = zip(messages, unique_keys, strict=True)
+    encoded = join_units(first, unique_keys, [encode_unit(*pair, config) for pair in pairs])
+    body = encoded.body
     if len(body) > config.message_size_max:
         raise MessageTooLargeError("batch", len(body), config.message_size_max)
+    return encoded
+
+
+def encode_unit(message: Message, unique_key: str, config: ClientConfig) -> BatchUnit:
+    """Encode a message for a batch.
+
+    Raises:
+        MessageTooLargeError: Body or properties are above their limit.
+    """
+    properties = _property_text(message, unique_key)
+    _check_sizes(message.body, properties, config)
+    return BatchUnit(message.flag, message.body, properties.encode())
+
+
+def join_units(
+    first: Message, unique_keys: Sequence[str], units: Sequence[BatchUnit]
+) -> EncodedMessage:
+    """Return the batch of these units, the first of which is that of ``first``."""
     # No UNIQ_KEY in the request's own properties: an official broker would add it to every unit
     # and so give all of them one id.
     properties = f"{names.PROPERTY_WAIT}\x01{'true' if first.wait_durable else 'false'}\x02"
-    return EncodedMessage(first, ",".join(unique_keys), properties, 0, body)
+    return EncodedMessage(first, ",".join(unique_keys), properties, 0, encode_batch(units))
 
 
 def _check_batch(messages: Sequence[Message]) -> Message:
@@ -149,12 +163,3 @@ def _check_sizes(body: bytes, properties: str, config: ClientConfig) -> None:
         size = len(properties.encode())
         if size > PROPERTIES_SIZE_MAX:
             raise MessageTooLargeError("properties", size, PROPERTIES_SIZE_MAX)
-
-
-def _compressed(body: bytes, compress_over: int | None) -> tuple[bytes, int]:
-    """Return body and flags; compress a body that is long enough and gets shorter by it."""
-    if compress_over is None or len(body) < compress_over:
-        return body, 0
-    packed = zlib.compress(body, COMPRESSION_LEVEL)
-    # Every client reads compression bits 0 as zlib; older ones do not know the explicit 0x300.
-    return (packed, COMPRESSED) if len(packed) < len(body) else (body, 0)

@@ -69,10 +69,19 @@ class ProducerCalls(Facade[Producer]):
             ClientError: As :meth:`send`; the message may be recalled nevertheless.
         """
 
-    def send(self, message: Message, *, order_key: str | None = None) -> SendResult:
+    def send(
+        self, message: Message, *, order_key: str | None = None, timeout: float | None = None
+    ) -> SendResult:
         """Send a message and return where it was stored.
 
+        Args:
+            message: The message.
+            order_key: Messages with the same key go to one queue, in the order of their sends.
+            timeout: Seconds for all attempts together; None: ``config.send_timeout``. With it the
+                message is sent at once, also if ``config.linger`` collects others.
+
         Raises:
+            ConfigurationError: ``order_key`` or ``timeout`` cannot be used; nothing was sent.
             MessageTooLargeError: Body or properties are above their limit.
             RouteNotFoundError: No broker serves the topic, and none would create it.
             AccessDeniedError: This client may not send to the topic, or its key is unknown.
@@ -83,7 +92,11 @@ class ProducerCalls(Facade[Producer]):
         """
 
     def send_batch(
-        self, messages: Sequence[Message], *, order_key: str | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        order_key: str | None = None,
+        timeout: float | None = None,
     ) -> SendResult:
         """Send messages of one topic to one queue in one request; all are stored or none.
 
@@ -157,10 +170,19 @@ class TransactionProducerCalls(Facade[TransactionProducer]):
             ClientError: As :meth:`send`; the message may be recalled nevertheless.
         """
 
-    def send(self, message: Message, *, order_key: str | None = None) -> SendResult:
+    def send(
+        self, message: Message, *, order_key: str | None = None, timeout: float | None = None
+    ) -> SendResult:
         """Send a message and return where it was stored.
 
+        Args:
+            message: The message.
+            order_key: Messages with the same key go to one queue, in the order of their sends.
+            timeout: Seconds for all attempts together; None: ``config.send_timeout``. With it the
+                message is sent at once, also if ``config.linger`` collects others.
+
         Raises:
+            ConfigurationError: ``order_key`` or ``timeout`` cannot be used; nothing was sent.
             MessageTooLargeError: Body or properties are above their limit.
             RouteNotFoundError: No broker serves the topic, and none would create it.
             AccessDeniedError: This client may not send to the topic, or its key is unknown.
@@ -171,7 +193,11 @@ class TransactionProducerCalls(Facade[TransactionProducer]):
         """
 
     def send_batch(
-        self, messages: Sequence[Message], *, order_key: str | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        order_key: str | None = None,
+        timeout: float | None = None,
     ) -> SendResult:
         """Send messages of one topic to one queue in one request; all are stored or none.
 

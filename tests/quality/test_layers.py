@@ -44,6 +44,7 @@ ROOMS = {
         "message",
         "client/net",
     },
+    "client/producing": {"config", "message", "client/net"},
     "client/threads": {"admin", "consumer", "errors", "producer", "transaction", "client/net"},
     "client/transactional": {"config", "daemon_thread", "errors", "message", "client/net"},
     "store/files": {"config", "errors", "store/format"},

@@ -7,17 +7,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from halfmq.client.blocking import Decision, Message, TransactionProducer
+from halfmq.client.blocking import ClientConfig, Decision, Message, TransactionProducer
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.documents import ROOT, comparable, examples
 from tests.support.patience import PATIENCE_S
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "docs/client.md"]
+PAGES = ["README.md", "docs/client.md", "docs/producer.md"]
 SHORT_LINES = [*PAGES, "docs/architecture.md"]
 LINE_MAX = 100
 
@@ -174,3 +175,19 @@ def test_the_audit_line_runs_on_the_live_directory(broker: BrokerProcess, tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert "committed   1" in done.stdout
     assert "anomalies     0" in done.stdout
+
+
+def test_the_settings_of_producers_are_as_documented() -> None:
+    """Each has its name and its default in the table."""
+    page = (ROOT / "docs/producer.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|", page, re.MULTILINE)
+    stated = [
+        (name, default.strip('"` '))
+        for names, defaults in rows
+        for name, default in zip(re.findall(r"\w+", names), defaults.split(", "), strict=False)
+        if hasattr(ClientConfig, name)
+    ]
+
+    assert len(stated) == 11
+    defaults = {one.name: str(one.default) for one in fields(ClientConfig)}
+    assert stated == [(name, defaults[name]) for name, _ in stated]

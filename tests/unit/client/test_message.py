@@ -16,6 +16,7 @@ import zstandard
 from halfmq.client import (
     ClientConfig,
     ClientError,
+    ConfigurationError,
     InvalidMessageError,
     Message,
     MessageQueue,
@@ -23,6 +24,7 @@ from halfmq.client import (
     MessageView,
     UnreadableBodyError,
 )
+from halfmq.client.config import Compression
 from halfmq.client.net.compression import DECOMPRESSED_SIZE_MAX
 from halfmq.client.net.message_encoding import (
     encode_half_message,
@@ -339,6 +341,30 @@ def test_a_body_is_read_however_it_was_compressed(
     view = MessageView(record(compress(b"hello" * 100), sys_flag=sys_flag), "broker-a")
 
     assert view.body == b"hello" * 100
+
+
+@pytest.mark.parametrize(("name", "sys_flag"), [("zlib", 0x1), ("lz4", 0x101), ("zstd", 0x201)])
+def test_a_compression_is_chosen_by_name(name: Compression, sys_flag: int) -> None:
+    """The flags say which, as Java clients write them, and every client reads it."""
+    config = ClientConfig(compression=name)
+    sent = encode_message(Message("orders", b"hello" * 1000), "ID", config)
+
+    assert (sent.sys_flag, len(sent.body) < 1000) == (sys_flag, True)
+    assert MessageView(record(sent.body, sys_flag=sys_flag), "broker-a").body == b"hello" * 1000
+
+
+@pytest.mark.parametrize("name", ["gzip", None, 1, [], "ZSTD"])
+def test_an_unknown_compression_is_an_error(name: Compression) -> None:
+    """It is found when the configuration is made."""
+    with pytest.raises(ConfigurationError, match="zlib, lz4 or zstd"):
+        ClientConfig(compression=name)
+
+
+def test_a_compression_tells_what_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is sent."""
+    monkeypatch.setattr("halfmq.client.config.find_spec", lambda _name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'halfmq\[compression\]'"):
+        ClientConfig(compression="zstd")
 
 
 @pytest.mark.parametrize(("module", "sys_flag"), [("lz4.frame", 0x101), ("zstandard", 0x201)])

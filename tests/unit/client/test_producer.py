@@ -14,6 +14,7 @@ from halfmq.client import (
     BrokerRefusedError,
     ClientClosedError,
     ClientConfig,
+    ConfigurationError,
     ConnectError,
     ConnectionLostError,
     Decision,
@@ -529,6 +530,25 @@ async def test_tasks_that_need_the_same_route_share_one_question() -> None:
         await asyncio.gather(*(producer.send(MESSAGE) for _ in range(50)))
 
         assert len(broker.requests_of(ROUTE)) == before + 1
+
+
+@in_steady_time
+async def test_a_send_may_have_its_own_time_limit() -> None:
+    """For all attempts together; the others keep ``send_timeout``."""
+    async with fake_broker() as broker, Producer("g", namesrv=broker.address) as producer:
+        broker.fail(SEND, Ignore())
+        with pytest.raises(SendTimeoutError, match=r"within 0\.2 s"):
+            await producer.send(MESSAGE, timeout=0.2)
+        broker.fail(RequestCode.SEND_BATCH_MESSAGE, Ignore())
+        with pytest.raises(SendTimeoutError, match=r"within 0\.1 s"):
+            await producer.send_batch([MESSAGE], timeout=0.1)
+        await producer.send(MESSAGE, timeout=PATIENCE_S)
+        sent = len(broker.requests_of(SEND))
+        for wrong in (0, -1, float("inf"), "1", True):
+            with pytest.raises(ConfigurationError, match="timeout"):
+                await producer.send(MESSAGE, timeout=wrong)  # type: ignore[arg-type]
+
+    assert len(broker.requests_of(SEND)) == sent
 
 
 async def test_a_cancelled_send_leaves_the_producer_whole() -> None:

@@ -1,0 +1,1 @@
+"""What producers do beside sending: batches that fill by themselves."""
