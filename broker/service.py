@@ -21,7 +21,7 @@ from halfmq.store.config import FlushMode
 from halfmq.store.files.disk import sync_data
 from halfmq.store.files.worker import ThreadWorker, WorkerFactory
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
-from halfmq.store.format.topics import SCHEDULE_TOPIC, reply_topic
+from halfmq.store.format.topics import DELAYED_TOPICS, reply_topic
 from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery.recovery import RecoveryReport
@@ -33,7 +33,6 @@ from .config_file import LoadedConfig
 from .delay.delivery import DelayService
 from .delay.levels import DelayLevels, parse_delay_levels
 from .delay.timer_records import TimerRule
-from .delay.timers import TimerService
 from .disk.disk_limits import DiskLimits, Space, space_of
 from .disk.retention_policy import RetentionPolicy
 from .disk.send_refusal import SendRefusal
@@ -146,7 +145,8 @@ class Broker:
         self._decision_time = Histogram(LONG_BOUNDS_S)
         self._on_lost = on_lost
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
-        self._levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
+        self._levels = DelayLevels(parse_delay_levels(config.delay.levels))
+        self._timer_rule = TimerRule(config.delay.timer_delay_s_max * 1_000, now_ms=now_ms)
         self._store_config = config.store.store_config(self._levels.levels_ms)
         self._store = MessageStore(
             self._store_config,
@@ -176,10 +176,8 @@ class Broker:
         self._tables.registry.on_producer(
             lambda _group, _connection: self._transaction_ticker.wake()
         )
-        self._delay = self._make_delay()
-        self._delay_ticker = Ticker("delay", self._delay.tick)
-        self._timers = self._make_timers()
-        self._timer_ticker = Ticker("timers", self._timers.tick)
+        self._delays = self._make_delays()
+        self._delay_ticker = Ticker("delays", self._delays.tick)
         self._retention = self._make_retention()
         self._retention_ticker = Ticker("retention", self._retention.tick)
         self._access = self._make_access()
@@ -249,11 +247,7 @@ class Broker:
         return TransactionService(
             self._store,
             self._tables.registry,
-            Destinations(
-                self._tables.topics,
-                self._levels.after_commit,
-                now_ms=self._now_ms,
-            ),
+            Destinations(self._tables.topics, self._timer_rule.after_commit),
             self.config.transaction,
             broker_name=self.config.topics.broker_name,
             store_host=self._host,
@@ -267,11 +261,12 @@ class Broker:
             may_see=may_see,
         )
 
-    def _make_delay(self) -> DelayService:
+    def _make_delays(self) -> DelayService:
         return DelayService(
             self._store,
             self._levels,
-            self._table_path("delayOffset.json"),
+            self.config.store.root / "config",
+            scan=self._store.reader.scan,
             now_ms=self._now_ms,
             monotonic_ms=self._monotonic_ms,
             fetch=self._fetches.begin,
@@ -279,32 +274,13 @@ class Broker:
             wake=self._wake_delivery,
         )
 
-    def _make_timers(self) -> TimerService:
-        max_delay_ms = self.config.delay.timer_delay_s_max * 1_000
-        return TimerService(
-            self._store,
-            self._table_path("halfmqTimers.json"),
-            scan=self._store.reader.scan,
-            rule=TimerRule(max_delay_ms, now_ms=self._now_ms),
-            broker_name=self.config.topics.broker_name,
-            queue_of=CurrentQueues(self._tables.topics).find,
-            now_ms=self._now_ms,
-            monotonic_ms=self._monotonic_ms,
-            fetch=self._fetches.begin,
-            wake=self._wake_timers,
-        )
-
-    def _oldest_delayed_offset(self) -> int | None:
-        found = self._delay.oldest_waiting_offset(), self._timers.oldest_waiting_offset()
-        return min((offset for offset in found if offset is not None), default=None)
-
     def _make_retention(self) -> RetentionPolicy:
         return RetentionPolicy(
             self._store,
             self.config.store,
             oldest_pending=lambda: self.transactions.oldest_pending_offset,
-            oldest_delayed=self._oldest_delayed_offset,
-            copy_forward=self._timers.copy_forward,
+            oldest_delayed=self._delays.oldest_waiting_offset,
+            copy_forward=self._delays.copy_forward,
             on_blocked=self.transactions.on_retention_blocked,
             is_scarce=lambda: self._disk_limits.is_scarce,
             now_ms=self._now_ms,
@@ -345,7 +321,7 @@ class Broker:
             tables.groups,
             tables.brokers,
             tables.kv_config,
-            self._timers,
+            self._delays,
             self.transactions,
             *([] if self._http is None else [self._http]),
         ]
@@ -378,8 +354,7 @@ class Broker:
                 tables.load,
                 partial(tables.topics.hide_deleted, self._store.queues.hide),
                 self._complete_tables,
-                self._delay.load,
-                self._timers.load,
+                self._delays.load,
                 self.transactions.rebuild,
             ],
             before_close=[
@@ -388,8 +363,7 @@ class Broker:
                 tables.groups.save,
                 tables.offsets.persist,
             ],
-            # Saves positions only as far as the copies are durable.
-            after_close=[self._delay.persist, self._timers.persist],
+            after_close=[self._delays.persist],
         )
 
     def _complete_tables(self) -> None:
@@ -422,6 +396,7 @@ class Broker:
             self._levels,
             tables.locks,
             self._refusal,
+            require_room=self._delays.require_room,
             sync_flush=self._sync_flush,
             now_ms=self._now_ms,
             count=self._statistics.sent_back,
@@ -444,7 +419,9 @@ class Broker:
             TransactionHandler(self.transactions.decisions, self._group, store.reader.lacking),
             OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
             QueryHandlers(store),
-            TimerHandlers(self._timers, tables.topics.get),
+            TimerHandlers(
+                self._delays, tables.topics.get, broker_name=self.config.topics.broker_name
+            ),
             LockHandlers(tables.locks),
             AssignmentHandlers(
                 tables.topics, tables.brokers, tables.registry, self.config.topics.broker_name
@@ -464,7 +441,7 @@ class Broker:
             ),
             StatisticsHandlers(self._statistics, self._make_runtime_info()),
             CleaningHandlers(self._retention.request_deletion, self._store.deletion.clean_queues),
-            TableHandlers(tables.offsets, self._delay.saved_offsets),
+            TableHandlers(tables.offsets, self._delays.positions),
             *admin_handlers(
                 tables,
                 store,
@@ -520,7 +497,7 @@ class Broker:
             "retention": self._retention.metrics,
             "recovery": self._store_service.recovery_metrics,
             "access": self._access.metrics,
-            "delays": self._delay.metrics,
+            "delays": self._delays.metrics,
         }
 
     def _make_console(self) -> list[Service]:
@@ -596,7 +573,9 @@ class Broker:
             self._refusal,
             delayed=self._levels.delayed,
             retried=send_back.retried,
-            timers=self._timers,
+            timer_rule=self._timer_rule,
+            require_room=self._delays.require_room,
+            broker_name=self.config.topics.broker_name,
             cluster_name=self.config.topics.cluster_name,
             max_message_size=self.config.store.max_message_size,
             sync_flush=self._sync_flush,
@@ -623,7 +602,6 @@ class Broker:
             Ticker("statistics", self._statistics.tick, pause=PAUSE_S),
             self._transaction_ticker,
             self._delay_ticker,
-            self._timer_ticker,
             self._retention_ticker,
             Ticker("disk", self._disk_tick),
             self._members_ticker,
@@ -641,8 +619,7 @@ class Broker:
                     tables.topics.persist_job,
                     tables.groups.persist_job,
                     tables.offsets.persist_job,
-                    self._delay.persist_job,
-                    self._timers.persist_job,
+                    self._delays.persist_job,
                 ]
             ),
         ]
@@ -720,8 +697,8 @@ class Broker:
 
     def _appended(self, group: Sequence[AppendRequest]) -> None:
         for request in group:
-            if request.topic == SCHEDULE_TOPIC:
-                self._delay.on_stored(request.queue_id)
+            if request.topic in DELAYED_TOPICS:
+                self._delays.on_stored(request)
         if self._polling.waiting:
             self._polling.mark_arrivals([(one.topic, one.queue_id) for one in group])
         if self._sync_flush:
@@ -749,9 +726,6 @@ class Broker:
 
     def _wake_members(self) -> None:
         self._members_ticker.wake()
-
-    def _wake_timers(self) -> None:
-        self._timer_ticker.wake()
 
     def _wake_delivery(self) -> None:
         self._delay_ticker.wake()

@@ -1,10 +1,7 @@
 """Delay levels: the delay that a message requests, and its form while it waits.
 
 A delayed message is stored in ``SCHEDULE_TOPIC_XXXX``, in the queue of its level, with its real
-topic and queue in two properties. A committed message may request any time of delivery; it waits in
-the longest level that is not too long, then in the next one, and so on. The first waiting record is
-the final message of its transaction, which is the decision; the following ones are copies and link
-to no half.
+topic and queue in two properties.
 
 Source: RocketMQ ``ScheduleMessageService``, ``HookUtils.transformDelayLevelMessage``.
 """
@@ -12,7 +9,7 @@ Source: RocketMQ ``ScheduleMessageService``, ``HookUtils.transformDelayLevelMess
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -23,9 +20,6 @@ from halfmq.store.format.properties import (
     PROPERTY_DELAY,
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
-    PROPERTY_TRANSACTION_DELAY_MS,
-    PROPERTY_TRANSACTION_DELIVER_MS,
-    PROPERTY_TRANSACTION_HALF_ID,
     get_property,
     tags_code,
     without_properties,
@@ -35,20 +29,12 @@ from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
 LEVELS_MAX: Final = 64
-"""Levels that may be configured; each is a queue that is read many times per second."""
+"""Levels that may be configured; each is a queue."""
 
 DELAY_MS_MAX: Final = 40 * 86_400_000
-"""Longest delay of a level, ms. A message that waits longer than the log is kept (three days by
-default) is deleted before it is due, so a longer delay is a mistake."""
+"""Longest delay of a level, and of a commit, ms. Each three days a message that waits is stored
+again, so a longer delay is a mistake."""
 
-COMMIT_DELAY_PREFIX: Final = b"TRANSACTION_DEL"
-"""How both properties begin by which a transactional message requests a delay from its commit on;
-one quick search finds either."""
-
-_DELAY_NAMES: Final = (PROPERTY_TRANSACTION_DELAY_MS, PROPERTY_TRANSACTION_DELIVER_MS)
-_DELAY_MARK, DELIVER_MARK = (name.encode() + b"\x01" for name in _DELAY_NAMES)
-COMMITTED_MARK: Final = PROPERTY_TRANSACTION_HALF_ID.encode() + b"\x01"
-_DIGITS_MAX: Final = 18  # of a number in a property; the largest has room in 64 bits
 _LEVEL: Final = re.compile(r"[+-]?[0-9]{1,9}")
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -89,9 +75,8 @@ def _parse_delay(part: str, level: int) -> int:
 class DelayLevels:
     """The configured levels, and how messages are rewritten for the schedule topic."""
 
-    def __init__(self, levels_ms: Sequence[int], *, now_ms: Callable[[], int]) -> None:
+    def __init__(self, levels_ms: Sequence[int]) -> None:
         self.levels_ms = tuple(levels_ms)
-        self._now_ms = now_ms
 
     def delay_ms(self, level: int) -> int:
         """Return the delay of a level; a level beyond the last has that of the last."""
@@ -103,9 +88,8 @@ class DelayLevels:
         Without a positive level it is returned unchanged. A level beyond the last becomes the last.
         """
         level = min(delay_level(message.properties), len(self.levels_ms))
-        return message if level <= 0 else self._in_level(message, level)
-
-    def _in_level(self, message: AppendRequest, level: int) -> AppendRequest:
+        if level <= 0:
+            return message
         return replace(
             message,
             topic=SCHEDULE_TOPIC,
@@ -118,55 +102,7 @@ class DelayLevels:
                     (PROPERTY_REAL_QID, str(message.queue_id)),
                 ),
             ),
-            # The queue entry of a waiting message holds its due time instead of a tag.
-            tags_code=self._now_ms() + self.delay_ms(level),
         )
-
-    def after_commit(self, final: AppendRequest, now_ms: int) -> AppendRequest:
-        """Return the final message of a transaction as a commit at ``now_ms`` must store it.
-
-        It is the deciding record also if it is stored in the schedule topic.
-        """
-        left_ms = left_to_wait_ms(final.properties, waited_ms=0, now_ms=now_ms)
-        return self.waiting(final, left_ms) if left_ms > 0 else delivered(final)
-
-    def waiting(self, message: AppendRequest, remaining_ms: int) -> AppendRequest:
-        """Return the request to store a message in the longest level within ``remaining_ms``."""
-        fitting = [ms for ms in self.levels_ms if ms <= remaining_ms]
-        level = self.levels_ms.index(max(fitting) if fitting else min(self.levels_ms)) + 1
-        return self._in_level(message, level)
-
-    def wait_again(self, message: AppendRequest, left_ms: int) -> AppendRequest:
-        """Return the request to store a message in its next level."""
-        if _DELAY_MARK in message.properties:
-            left = ((PROPERTY_TRANSACTION_DELAY_MS, str(left_ms)),)
-            message = replace(message, properties=with_properties(message.properties, left))
-        return self.waiting(message, left_ms)
-
-
-def left_to_wait_ms(properties: bytes, *, waited_ms: int, now_ms: int) -> int:
-    """Return the milliseconds until a committed message is due; 0 or less: deliver it now.
-
-    An invalid number counts as absent: this broker refuses prepares with it, so another broker
-    wrote the half.
-
-    Args:
-        properties: As stored.
-        waited_ms: Milliseconds since the record with these properties was stored.
-        now_ms: Time by the wall clock.
-    """
-    deliver = get_property(properties, PROPERTY_TRANSACTION_DELIVER_MS.encode())
-    if deliver is not None:
-        return int(deliver) - now_ms if is_milliseconds(deliver) else 0
-    delay = get_property(properties, PROPERTY_TRANSACTION_DELAY_MS.encode())
-    if delay is None or not is_milliseconds(delay):
-        return 0
-    return min(int(delay), DELAY_MS_MAX) - waited_ms
-
-
-def is_milliseconds(value: str | bytes) -> bool:
-    """Return whether a property is a valid number of ms: decimal digits, not too many."""
-    return len(value) <= _DIGITS_MAX and value.isascii() and value.isdigit()
 
 
 def delay_level(properties: bytes) -> int:
@@ -223,10 +159,3 @@ def copy_of(record: Record, topic: str, queue_id: int) -> AppendRequest:
         store_host=record.store_host,
         reconsume_times=record.reconsume_times,
     )
-
-
-def delivered(message: AppendRequest) -> AppendRequest:
-    """Return a message without its delay, so that a retry does not wait again."""
-    if _DELAY_MARK not in message.properties and DELIVER_MARK not in message.properties:
-        return message
-    return replace(message, properties=without_properties(message.properties, _DELAY_NAMES))

@@ -1,4 +1,7 @@
-"""The records of timer messages: waiting, stored again, and recalled.
+"""The records of messages with a time of delivery: waiting, stored again, and recalled.
+
+Such are plain messages with RocketMQ's ``TIMER_*``, and commits with a delay of halfmq's. The final
+message of a delayed commit waits as a timer message, and is the decision all the same.
 
 Source: RocketMQ ``HookUtils.transformTimerMessage``, ``RecallMessageProcessor``.
 """
@@ -12,12 +15,16 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from halfmq.store.format.properties import (
+    PROPERTY_DELAY,
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TAGS,
     PROPERTY_TIMER_DEL_UNIQKEY,
+    PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TIMER_OUT_MS,
+    PROPERTY_TRANSACTION_DELAY_MS,
+    PROPERTY_TRANSACTION_DELIVER_MS,
     PROPERTY_UNIQ_KEY,
     get_property,
     without_properties,
@@ -27,10 +34,15 @@ from halfmq.store.format.timers import TIMER_UNITS_MS, timer_due_ms, timer_out_m
 from halfmq.store.format.topics import TIMER_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
-from .levels import copy_of, with_properties
+from .levels import DELAY_MS_MAX, copy_of, with_properties
+from .waiting import TIMER_QUEUE
 
-QUEUE: Final = 0  # of the timer topic; RocketMQ uses this one alone
+COMMIT_DELAY_PREFIX: Final = b"TRANSACTION_DEL"
+"""How both properties begin by which a transactional message requests a delay from its commit on;
+one quick search finds either."""
 
+_COMMIT_DELAYS: Final = (PROPERTY_TRANSACTION_DELAY_MS, PROPERTY_TRANSACTION_DELIVER_MS)
+_MS_DIGITS_MAX: Final = 18  # of a number in one of them; the largest has room in 64 bits
 _SHOWN_MAX: Final = 40  # characters of a value in a refusal
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 _DIGITS_MAX: Final = 19  # of a 64-bit number, with its sign
@@ -45,7 +57,6 @@ class Waiting(NamedTuple):
 
     request: AppendRequest
     due_ms: int  # by the wall clock
-    wait_ms: int | None  # of a relative delay
 
 
 class TimerRule:
@@ -78,66 +89,94 @@ class TimerRule:
         if wait_ms <= 0:
             return None
         due_ms = now_ms + wait_ms
-        changed = (
-            (PROPERTY_TIMER_OUT_MS, str(timer_out_ms(due_ms))),
-            (PROPERTY_REAL_TOPIC, message.topic),
-            (PROPERTY_REAL_QID, str(message.queue_id)),
-        )
-        request = replace(
-            message,
-            topic=TIMER_TOPIC,
-            queue_id=QUEUE,
-            properties=with_properties(message.properties, changed),
-        )
-        return Waiting(request, due_ms, wait_ms if is_relative else None)
+        return Waiting(_in_timer_topic(message, message.properties, due_ms), due_ms)
+
+    def after_commit(self, final: AppendRequest) -> AppendRequest:
+        """Return the final message of a transaction as a commit must store it now.
+
+        An invalid number counts as none: this broker refuses prepares with it, so another broker
+        wrote the half.
+        """
+        delay, deliver = (get_property(final.properties, one.encode()) for one in _COMMIT_DELAYS)
+        properties = without_properties(final.properties, _COMMIT_DELAYS)
+        now_ms = self._now_ms()
+        if deliver is not None and is_milliseconds(deliver):
+            name, value, due_ms = PROPERTY_TIMER_DELIVER_MS, int(deliver), int(deliver)
+        elif deliver is None and delay is not None and is_milliseconds(delay):
+            value = min(int(delay), DELAY_MS_MAX)
+            name, due_ms = PROPERTY_TIMER_DELAY_MS, now_ms + value
+        else:
+            return replace(final, properties=properties)
+        if due_ms <= now_ms:
+            return replace(final, properties=properties)
+        return _in_timer_topic(final, with_properties(properties, ((name, str(value)),)), due_ms)
 
 
-def due_ms_of(record: Record) -> int:
-    """Return when a waiting record is due; 0 if it does not say."""
-    return timer_due_ms(record.properties, record.store_timestamp) or 0
+def is_milliseconds(value: str | bytes) -> bool:
+    """Return whether a commit's delay is a valid number of ms: decimal digits, not too many."""
+    return len(value) <= _MS_DIGITS_MAX and value.isascii() and value.isdigit()
 
 
-def link_of(queue_offset: int) -> int:
-    """Return field 14 of a record that delivers, or recalls, the message at a timer queue offset.
+def _in_timer_topic(message: AppendRequest, properties: bytes, due_ms: int) -> AppendRequest:
+    changed = (
+        (PROPERTY_TIMER_OUT_MS, str(timer_out_ms(due_ms))),
+        (PROPERTY_REAL_TOPIC, message.topic),
+        (PROPERTY_REAL_QID, str(message.queue_id)),
+    )
+    return replace(
+        message,
+        topic=TIMER_TOPIC,
+        queue_id=TIMER_QUEUE,
+        properties=with_properties(properties, changed),
+    )
+
+
+def link_of(place: int) -> int:
+    """Return field 14 of a record that delivers, or recalls, the message at a place.
 
     Negative, so that it is no link to a half message. Clients cannot set this field.
     """
-    return -1 - queue_offset
+    return -1 - place
 
 
-def again(record: Record) -> AppendRequest:
+def again(record: Record, place: int, due_ms: int) -> AppendRequest:
     """Return the request to store a waiting record again, for the same time of delivery.
 
     A relative delay would begin again, so it becomes a time.
     """
-    timers = ((PROPERTY_TIMER_DELIVER_MS, str(due_ms_of(record))),)
+    timers = (
+        (PROPERTY_TIMER_DELIVER_MS, str(due_ms)),
+        (PROPERTY_TIMER_OUT_MS, str(timer_out_ms(due_ms))),
+    )
+    kept = without_properties(record.properties, (*TIMER_UNITS_MS, PROPERTY_DELAY))
     return replace(
-        copy_of(record, TIMER_TOPIC, QUEUE),
-        properties=with_properties(without_properties(record.properties, TIMER_UNITS_MS), timers),
-        prepared_transaction_offset=link_of(record.queue_offset),
+        copy_of(record, TIMER_TOPIC, TIMER_QUEUE),
+        properties=with_properties(kept, timers),
+        prepared_transaction_offset=link_of(place),
     )
 
 
-def recall_of(record: Record) -> AppendRequest:
+def recall_of(record: Record, place: int) -> AppendRequest:
     """Return the record of the recall of a waiting record; RocketMQ understands it, too."""
+    due_ms = timer_due_ms(record.properties, record.store_timestamp) or 0
     changed = (
         (PROPERTY_TAGS, "_RECALL_TAG_"),
         (PROPERTY_TIMER_DEL_UNIQKEY, text_of(record, PROPERTY_UNIQ_KEY)),
-        (PROPERTY_TIMER_DELIVER_MS, str(due_ms_of(record))),
+        (PROPERTY_TIMER_DELIVER_MS, str(due_ms)),
     )
     kept = (PROPERTY_UNIQ_KEY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID, PROPERTY_TIMER_OUT_MS)
     properties = "".join(f"{name}\x01{text_of(record, name)}\x02" for name in kept)
     return replace(
-        copy_of(record, TIMER_TOPIC, QUEUE),
+        copy_of(record, TIMER_TOPIC, TIMER_QUEUE),
         body=b"0",
         properties=with_properties(properties.encode(), changed),
-        prepared_transaction_offset=link_of(record.queue_offset),
+        prepared_transaction_offset=link_of(place),
     )
 
 
-def is_recall(record: Record) -> bool:
-    """Return whether a record of the timer topic recalls another."""
-    return get_property(record.properties, PROPERTY_TIMER_DEL_UNIQKEY.encode()) is not None
+def is_recall(properties: bytes) -> bool:
+    """Return whether a record of the timer topic with these properties recalls another."""
+    return get_property(properties, PROPERTY_TIMER_DEL_UNIQKEY.encode()) is not None
 
 
 def text_of(record: Record, name: str) -> str:

@@ -209,11 +209,11 @@ KV_CHARACTERS: Final = _limit(
     "refused",
     code=ResponseCode.NO_PERMISSION,
 )
-TIMERS: Final = _limit(
-    "timers",
-    "messages that wait for their time of delivery, 57 bytes each",
+DELAYED: Final = _limit(
+    "delayed",
+    "messages that wait for their delay or time of delivery, 57 bytes each",
     1_000_000,
-    "refused",
+    "refused, and retries are kept by their consumer; commits never are",
     code=ResponseCode.SYSTEM_BUSY,
 )
 FINAL_MESSAGE_BYTES: Final = _limit(

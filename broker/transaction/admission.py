@@ -23,23 +23,24 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.format.record import record_size
 from halfmq.store.format.timers import TIMER_UNITS_MS
-from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.format.topics import HALF_TOPIC, TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
 from ..config import TransactionConfig
-from ..delay.levels import DELAY_MS_MAX, delay_level, is_milliseconds
+from ..delay.levels import DELAY_MS_MAX, delay_level
+from ..delay.timer_records import is_milliseconds
 from ..errors import REFUSAL_FIELDS, RequestRefusedError
 
 FINAL_RESERVE: Final = 512
-"""Bytes of properties that a half leaves free for what decisions and checks add: ids, the delay
-level and time of delivery, the reason for parking, the number of the check."""
+"""Bytes of properties that a half leaves free for what decisions and checks add: ids, the time
+of delivery, the reason for parking, the number of the check."""
 
 GROUP_RESERVE: Final = 2_048
 """The same for a message of a group, whose final may name 63 other halves of 20 digits each."""
 
 DECISION_RESERVE: Final = 192
 """Bytes that the stored half, which holds its topic and a second copy of its key, leaves free: for
-the id of the half (77), the level and time of delivery (46), a CRC (20); or the parked reason."""
+the id of the half (77), the time of delivery (46), a CRC (20); or the parked reason."""
 
 GROUP_DECISION_RESERVE: Final = DECISION_RESERVE + 1_408
 """The same for a message of a group: the offsets of 63 halves."""
@@ -57,7 +58,7 @@ BROKER_PROPERTIES: Final = (
 )
 """Properties that only the broker sets; consumers and the broker itself trust them."""
 
-_OTHER_TOPIC_SIZE: Final = max(map(len, (HALF_TOPIC, SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)))
+_OTHER_TOPIC_SIZE: Final = max(map(len, (HALF_TOPIC, TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)))
 """Bytes of the longest topic, other than its own, under which a message is stored."""
 
 _FIXED_SIZE: Final = record_size(0, 0, 0, born_host_size=0, store_host_size=0, version_2=True)

@@ -13,9 +13,9 @@ from attrs import define
 
 from halfmq.store.errors import StoreError
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
-from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from halfmq.store.format.topics import HALF_TOPIC, TIMER_TOPIC
 
-from ..delay.levels import COMMIT_DELAY_PREFIX
+from ..delay.timer_records import COMMIT_DELAY_PREFIX
 from .half import StoredHalf, group_membership, is_copy, real_topic, unique_key
 from .half_reader import ReadHalf
 from .log_port import TransactionLog
@@ -25,10 +25,6 @@ from .state.state_machine import State
 
 INDEX_HITS_MAX: Final = 64
 """Records read to find an old decision: those with the same unique key, in practice one."""
-
-DELAYED_HITS_MAX: Final = 1_000
-"""Records read to find the decision of a delayed message. The message is stored once per level in
-which it waited, 480 times for the longest delay with the default levels."""
 
 _COMMIT: Final = int(TransactionType.COMMIT)
 
@@ -93,7 +89,7 @@ class DecisionLookup:
             final = self._log.reader.record_at(position)
             if (
                 final is not None
-                and final.topic in {topic, SCHEDULE_TOPIC}
+                and final.topic in {topic, TIMER_TOPIC}
                 and final.sys_flag & TRANSACTION_MASK == _COMMIT
                 and self._is_link_to(first, final.prepared_transaction_offset, half, key)
             ):
@@ -112,20 +108,19 @@ class DecisionLookup:
         found = self.indexed(topic, key, half.store_timestamp)
         all_seen = len(found) < INDEX_HITS_MAX
         if COMMIT_DELAY_PREFIX in half.properties:
-            # The first of the delayed records is the decision.
-            delayed = self.indexed(SCHEDULE_TOPIC, key, half.store_timestamp, DELAYED_HITS_MAX)
-            all_seen = all_seen and len(delayed) < DELAYED_HITS_MAX
+            delayed = self.indexed(TIMER_TOPIC, key, half.store_timestamp)
+            all_seen = all_seen and len(delayed) < INDEX_HITS_MAX
             found += delayed
         return found, all_seen
 
-    def indexed(
-        self, topic: str, key: str, since_ms: int, hits_max: int = INDEX_HITS_MAX
-    ) -> list[int]:
+    def indexed(self, topic: str, key: str, since_ms: int) -> list[int]:
         """Return the offsets of indexed records with a key, stored since a time in ms."""
         # Index times are whole seconds from the file's first entry, and clocks may step.
         # The newest record may have been stored while the wall clock was ahead.
         newest_ms = max(self._now_ms(), self._log.index.last_update[0])
-        return self._log.index.query(topic, key, hits_max, since_ms - 60_000, newest_ms + 60_000)
+        return self._log.index.query(
+            topic, key, INDEX_HITS_MAX, since_ms - 60_000, newest_ms + 60_000
+        )
 
     def _leader_of(self, member: StoredHalf, leader_key: str) -> StoredHalf | None:
         """Return the leader of a member: the last leader with its key before it in the log."""

@@ -1,4 +1,4 @@
-"""The destination of a committed message: its topic and queue, or the schedule if it is delayed."""
+"""The destination of a committed message: its topic and queue, or the timer topic if it waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
-from ..delay.levels import COMMIT_DELAY_PREFIX
+from ..delay.timer_records import COMMIT_DELAY_PREFIX
 from ..tables.current_queues import CurrentQueues
 from ..tables.topic_table import TopicTable
 
@@ -18,15 +18,12 @@ class Destinations:
     def __init__(
         self,
         topics: TopicTable,
-        delayed: Callable[[AppendRequest, int], AppendRequest],
-        *,
-        now_ms: Callable[[], int],
+        delayed: Callable[[AppendRequest], AppendRequest],
     ) -> None:
-        """Wire it; ``delayed`` returns what a commit at a time stores for a delayed message."""
+        """Wire it; ``delayed`` returns what a commit stores now for a delayed message."""
         self._topics = topics
         self._queue_of = CurrentQueues(topics).of
         self._delayed = delayed
-        self._now_ms = now_ms
 
     def resolve(self, final: AppendRequest) -> AppendRequest:
         """Return a final message as its commit must store it now.
@@ -37,7 +34,7 @@ class Destinations:
         final.queue_id = self._queue_of(final.topic, final.queue_id)
         if final.properties.rfind(COMMIT_DELAY_PREFIX) < 0:
             return final
-        return self._delayed(final, self._now_ms())
+        return self._delayed(final)
 
     def ensure_parked_topic(self) -> None:
         """Create the topic of parked messages if it does not exist."""

@@ -45,7 +45,5 @@ def _is_retry(record: Record) -> bool:
 
 
 def _was_delayed(record: Record) -> bool:
-    """Return whether the record is the delivery of one from the schedule topic."""
-    level = get_property(record.properties, b"DELAY")
-    topic = get_property(record.properties, b"REAL_TOPIC")
-    return level not in {None, b"0"} and topic == record.topic.encode()
+    """Return whether the record names the one that it delivers; clients cannot set that."""
+    return record.prepared_transaction_offset < 0

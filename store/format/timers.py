@@ -2,14 +2,14 @@
 
 A waiting timer message lies in ``rmq_sys_wheel_timer`` with its real topic and queue in two
 properties, as RocketMQ stores it. ``TIMER_OUT_MS`` is the due time, cut to a second below; the
-sender's property has the exact one. Entries of that queue hold the due time instead of a tag, so
-that a start reads the waiting messages from the queue alone.
+sender's property has the exact one. Entries of that queue hold the due time instead of a tag, and
+whether it is relative, so that a start reads the waiting messages from the queue alone.
 
 Source: RocketMQ ``HookUtils.transformTimerMessage``, ``TimerMessageStore``, ``TimerCheckpoint``.
 """
 
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from .properties import (
     PROPERTY_TIMER_DELAY_MS,
@@ -36,9 +36,29 @@ _DELIVER: Final = PROPERTY_TIMER_DELIVER_MS.encode()
 _HASH_MAX: Final = (1 << 31) - 1
 
 
-def is_due_time(tags_code: int) -> bool:
-    """Return whether a queue entry holds a due time; RocketMQ's hold the hash of the tag."""
-    return tags_code > _HASH_MAX
+_RELATIVE: Final = 1 << 60  # added to the due time of a message that asks for a delay
+
+
+class EntryTime(NamedTuple):
+    """What the queue entry of a waiting timer message says."""
+
+    due_ms: int
+    is_relative: bool  # whether the message asks for a delay, not for a time by the clock
+
+
+def entry_time(tags_code: int) -> EntryTime | None:
+    """Return the due time in a queue entry; None if RocketMQ wrote it: that is a tag's hash."""
+    if tags_code <= _HASH_MAX:
+        return None
+    return EntryTime(tags_code & ~_RELATIVE, tags_code >= _RELATIVE)
+
+
+def entry_code(properties: bytes, store_timestamp: int) -> int | None:
+    """Return what the queue entry of a timer message holds; None for any other message."""
+    due_ms = timer_due_ms(properties, store_timestamp)
+    if due_ms is None or timer_delay_ms(properties) is None:
+        return due_ms
+    return due_ms | _RELATIVE
 
 
 def timer_out_ms(due_ms: int) -> int:
@@ -62,6 +82,15 @@ def timer_due_ms(properties: bytes, store_timestamp: int) -> int | None:
             due_ms = int(value) * unit + (0 if name == _DELIVER else store_timestamp)
             return min(max(due_ms, out_ms + 1), out_ms + PRECISION_MS)
     return out_ms + PRECISION_MS
+
+
+def timer_delay_ms(properties: bytes) -> int | None:
+    """Return the delay that a timer message asks for; None if it asks for a time by the clock."""
+    for name, unit in _UNITS:
+        value = get_property(properties, name)
+        if value is not None and value.isdigit():
+            return None if name == _DELIVER else int(value) * unit
+    return None
 
 
 # Time of the last slot that was read, end of the timer log, offset in the timer queue (twice), and

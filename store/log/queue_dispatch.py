@@ -10,7 +10,7 @@ from typing import Final
 from ..format.filler import FILLER_TAGS_CODE, is_filler
 from ..format.properties import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM, get_property, tags_code
 from ..format.record import store_timestamp
-from ..format.timers import timer_due_ms
+from ..format.timers import entry_code as timer_entry_code
 from ..format.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from .log_scan import Found
 
@@ -49,9 +49,9 @@ def delivery_time(properties: bytes, store_timestamp: int, delay_levels_ms: Sequ
 
 
 def timer_code(properties: bytes, store_timestamp: int) -> int:
-    """Return when a timer message is due, in ms; its tags code if the properties do not say."""
-    due_ms = timer_due_ms(properties, store_timestamp)
-    return tags_code(properties) if due_ms is None else due_ms
+    """Return the due time of a timer message; its tags code if the properties do not say."""
+    code = timer_entry_code(properties, store_timestamp)
+    return tags_code(properties) if code is None else code
 
 
 def inner_batch_size(properties: bytes, queue_offset: int) -> int:

@@ -22,7 +22,7 @@ from ..files.mapped_file_queue import MappedFileQueue
 from ..format.filler import FILLER_BIT, is_filler
 from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entries
 from ..format.record import RECORD_SIZE_MIN, decode_record
-from ..format.timers import is_due_time
+from ..format.timers import entry_time
 from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 from ..integrity.expected_entries import ExpectedEntries, find_batch_queues
 from ..log.resync import Damage
@@ -182,7 +182,7 @@ class QueueCheck:
             kind = WRONG if (there.tags_code - wanted.tags_code) % _SECOND else RIGHT
         elif there[:2] == wanted[:2] and queue.topic == TIMER_TOPIC:
             # RocketMQ's entries hold the tag.
-            kind = WRONG if is_due_time(there.tags_code) else RIGHT
+            kind = RIGHT if entry_time(there.tags_code) is None else WRONG
         elif there[:2] == wanted[:2]:
             codes = there.tags_code, wanted.tags_code
             if is_extension(self._root, queue.topic, queue.queue_id, *codes):

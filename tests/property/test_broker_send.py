@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from halfmq.broker.delay.timers import TimerService
+from halfmq.broker.delay.timer_records import TimerRule
 from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.handlers.messages.send import SendHandler
@@ -136,7 +135,9 @@ def _handler(
         SendRefusal(),
         delayed=lambda draft: draft,
         retried=lambda _header, draft, _version: draft,
-        timers=Mock(TimerService, pending=0),
+        timer_rule=TimerRule(40 * 86_400_000, now_ms=lambda: 1_700_000_000_000),
+        require_room=lambda: None,
+        broker_name="broker-a",
         cluster_name="C",
         max_message_size=10_000,
         sync_flush=sync_flush,

@@ -67,7 +67,7 @@ ROOMS = {
     "broker/access": {"errors", "lifecycle", "ports", "settings"},
     "broker/tables": {"config", "errors", "ports", "broker/limits", "broker/loop"},
     "broker/disk": {"config", "errors", "broker/loop"},
-    "broker/delay": {"ports", "broker/limits", "broker/loop", "broker/tables"},
+    "broker/delay": {"ports", "errors", "broker/limits", "broker/loop", "broker/tables"},
     "broker/net": {
         "config",
         "errors",

@@ -15,10 +15,10 @@ BROKER: Final = Path(__file__).parents[2] / "broker"
 
 NOT_KEPT: Final[dict[str, str]] = {
     "work in one pass, one answer, or one request": """
-        delay/timers.BATCH_COUNT_MAX delay/timers.COPIES_MAX delay/timers.LOG_BYTES_MAX
+        delay/delivery.COPIES_MAX delay/done_file.LOG_BYTES_MAX delay/waiting.QUEUES_MAX
         handlers/messages/recall.PAGE_BYTES_MAX handlers/messages/recall.TIMERS_MAX
-        delay/delivery.BATCH_BYTES_MAX delay/delivery.BATCH_COUNT_MAX delay/delivery.FETCHES_MAX
-        delay/resume.RESUME_BYTES_MAX delay/resume.RESUME_RECORDS_MAX filters/grammar.TOKENS_MAX
+        delay/delivery.BATCH_COUNT_MAX delay/delivery.FETCHES_MAX
+        filters/grammar.TOKENS_MAX
         handlers/admin/consume_queue.ENTRIES_MAX handlers/admin/consumption.ROWS_MAX
         handlers/admin/group_offsets.RESET_CLIENTS_MAX handlers/admin/groups.GROUPS_PER_REQUEST_MAX
         handlers/admin/consumer_relays.ANSWER_BYTES_MAX
@@ -30,7 +30,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         handlers/messages/queries.ANSWER_BYTES_MAX handlers/messages/queries.HITS_MAX
         handlers/messages/queries.MESSAGES_MAX handlers/messages/queries.UNIQUE_KEY_MESSAGES_MAX
         net/connection.FETCHES_MAX net/group_append.GROUP_MAX net/reply_release.READY_BYTES_MAX
-        transaction/decision_lookup.DELAYED_HITS_MAX transaction/decision_lookup.INDEX_HITS_MAX
+        transaction/decision_lookup.INDEX_HITS_MAX
         transaction/deduplication.REFILL_BYTES_MAX transaction/deduplication.REFILL_COUNT_MAX
         access/tls_listener.READ_MAX""",
     "a time or a number": """
@@ -45,7 +45,8 @@ NOT_KEPT: Final[dict[str, str]] = {
         http/app.HEAD_SIZE_MAX http/families.SERIES_MAX
         access/plain_acl.FILES_MAX access/plain_acl.FILE_SIZE_MAX access/users.ENTRIES_MAX
         access/users.TEXT_MAX access/users.USERS_MAX delay/levels.LEVELS_MAX
-        delay/levels._DIGITS_MAX delay/timer_records._DIGITS_MAX delay/timer_records._SHOWN_MAX
+        delay/timer_records._MS_DIGITS_MAX delay/timer_records._DIGITS_MAX
+        delay/timer_records._SHOWN_MAX
         filters/expressions.CONTAINS_LENGTH_MAX
         filters/expressions.DEPTH_MAX filters/expressions.OPERATORS_MAX
         filters/expressions.TEXT_MAX filters/values.NUMBER_LENGTH_MAX
@@ -65,7 +66,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         net/reply_release.UNFLUSHED_DECISIONS_MAX tables/awaited_save.WAITING_MAX
         tables/client_registry.CLIENT_IDS_MAX tables/client_registry.REPLACED_MAX""",
     "a few megabytes at most": """
-        access/tls_listener.UNDECIDED_MAX delay/arrivals.RECORDS_MAX delay/delivery.DEFERRED_MAX
+        access/tls_listener.UNDECIDED_MAX
         handlers/messages/pull.COLD_READS_MAX tables/message_statistics.COUNTERS_MAX
         tables/message_statistics.PULLED_QUEUES_MAX transaction/checks/checker.COLD_READS_MAX
         transaction/checks/checker.STALE_MAX transaction/state/pending._SHARED_MAX""",

@@ -11,8 +11,8 @@
   undecided.
 * Every acknowledged half is in the log, and is decided, pending or parked.
 * Consumers get all or none of several messages in one transaction.
-* Nothing is delivered early. A waiting message is written again only when it changes its delay
-  level.
+* Nothing is delivered early. Of a message that waits, one record at most says that it was
+  delivered, recalled or stored again, and nobody gets one whose recall was answered.
 * The queue offsets of a queue have no gap, and its entries lead to its records.
 * The table of undecided transactions equals the one that the log gives.
 * A consumer sees the same half id in every delivery of a message, and none in messages that were
@@ -29,7 +29,6 @@ The log is read here by separate code, so that a mistake of the store's reader i
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -40,7 +39,7 @@ from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.queue_entry import ENTRY_SIZE, unpack_entry
 from halfmq.store.format.record import MAGIC_BLANK, PREFIX, Record, decode_record
-from halfmq.store.format.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
+from halfmq.store.format.topics import HALF_TOPIC, RETRY_PREFIX, TIMER_TOPIC
 from halfmq.store.tools.state import StoreState
 from halfmq.store.tools.verify import verify
 from tests.support.broker_parts import pending_of
@@ -52,9 +51,6 @@ if TYPE_CHECKING:
 
 _MASK, _COMMIT, _ROLLBACK = 0xC, 0x8, 0xC
 _NO_QUEUE: Final = frozenset({0x4, 0xC})
-WAITS_MAX: Final = {0.2: 2, 3.0: 4, 20.0: 8}
-"""By delay in seconds: how often a message may be written before it is delivered, by one broker.
-For 20 s that is in levels of 10 s and 5 s, and five times in that of 1 s."""
 
 
 class Log(NamedTuple):
@@ -141,7 +137,8 @@ def undelivered(world: World) -> list[str]:
     records = world.records
     if _may_be_ahead(world) or not world.scenario.fenced:
         return []
-    wanted = [*_committed(world), *records.plain_acknowledged]
+    plain = [key for key in records.plain_acknowledged if key not in records.recall_tried]
+    wanted = [*_committed(world), *plain]
     missing = [body for body in wanted if not records.delivered[body]]
     if not missing or not records.archive:
         return missing
@@ -280,18 +277,19 @@ def _check_acknowledged(world: World, log: Log) -> None:
 
 
 def _check_delays(world: World, log: Log) -> None:
-    """Check that a waiting message is written again only when it changes its delay level."""
-    starts, attempts = world.records.log_starts, world.records.attempts
-    waiting = Counter(
-        (_body(record), bisect_right(starts, record.physical_offset))
-        for record in log.records
-        if record.topic == SCHEDULE_TOPIC
-        and not (get_property(record.properties, b"REAL_TOPIC") or b"").startswith(b"%")
-    )
-    for (body, run), count in waiting.items():
-        attempt = attempts.get(body.partition("/")[0])
-        if attempt is not None and count > WAITS_MAX[attempt.delay_s]:
-            world.violate(f"{body} was written {count} times while it waited, in run {run}")
+    """Check that one record at most says what became of a message that waited."""
+    ends = Counter[int]()
+    recalled = set(world.records.recalled.values())
+    for record in log.records:
+        link = record.prepared_transaction_offset
+        if link >= 0 or link == -1 - record.physical_offset:  # which names its own place: a filler
+            continue
+        ends[-1 - link] += 1
+        if -1 - link in recalled and record.topic != TIMER_TOPIC:
+            world.violate(f"{_body(record)} was recalled, and then delivered")
+    for place, count in ends.items():
+        if count > 1:
+            world.violate(f"the message that waited at {place:#x} was delivered {count} times")
 
 
 def _check_queues(world: World, log: Log) -> None:

@@ -15,9 +15,9 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
-from halfmq.broker.delay import levels
-from halfmq.broker.delay.arrivals import Arrivals
-from halfmq.broker.delay.levels import DELAY_MS_MAX
+from halfmq.broker.delay import find_waiting
+from halfmq.broker.delay.done_file import DoneFile
+from halfmq.broker.delay.due_times import DueTimes
 from halfmq.broker.disk.retention_policy import RetentionPolicy
 from halfmq.broker.handlers.messages import batch_units, send, sent_properties
 from halfmq.broker.net.connection import ClientConnection
@@ -231,28 +231,18 @@ def _age_may_be_negative(_original: Any) -> Any:
     return schedule_again
 
 
-def _stored_in_future(original: Any) -> Any:
-    def stored_ms(self: Any, physical_offset: int, store_timestamp: int) -> Any:
-        if physical_offset < self._start_end:
-            return self._start_ms - (self._start_wall_ms - store_timestamp)
-        return original(self, physical_offset, store_timestamp)
-
-    return stored_ms
+def _by_wall_clock(_original: Any) -> Any:
+    """Count delays by the wall clock."""
+    return lambda self, wait_ms, place: self.add_at(_wall_ms() + wait_ms, place)
 
 
-def _future_timestamp_is_due(_original: Any) -> Any:
-    """Use the wall clock, and treat a message with a timestamp in the future as due."""
+def _done_before_durable(original: Any) -> Any:
+    """Save at once what was delivered, though its record is not on disk."""
 
-    def stored_ms(_self: Any, _physical_offset: int, store_timestamp: int) -> int:
-        waited_ms = _wall_ms() - store_timestamp
-        now_ms = int(time.monotonic() * 1_000)
-        return now_ms - (DELAY_MS_MAX if waited_ms < 0 else waited_ms)
+    def mark(self: Any, places: Any, state: int, log_start: int, _log_end: int) -> None:
+        original(self, places, state, log_start, 0)
 
-    return stored_ms
-
-
-def _whole_delay_begins_again(_original: Any) -> Any:
-    return lambda levels, draft, left_ms: levels.waiting(draft, left_ms)
+    return mark
 
 
 def _property_is_trusted(original: Any) -> Any:
@@ -345,15 +335,21 @@ MUTATIONS: Final = {
     ),
     "ahead": Mutation(
         "a start delivers what waits within its delay, also if the clock was set back",
-        (Patch(Arrivals, "stored_ms", _stored_in_future),),
+        (Patch(find_waiting, "_limited", lambda _original: lambda wait_ms, _delay_ms: wait_ms),),
     ),
-    "arrivals": Mutation(
-        "delays count on the monotonic clock",
-        (Patch(Arrivals, "stored_ms", _future_timestamp_is_due),),
+    "clocks": Mutation(
+        "delays count on the monotonic clock", (Patch(DueTimes, "add_after", _by_wall_clock),)
     ),
-    "left": Mutation(
-        "of a delay that is longer than its level, the rest is waited for",
-        (Patch(levels.DelayLevels, "wait_again", _whole_delay_begins_again),),
+    "repeated": Mutation(
+        "a start knows what was delivered before a kill",
+        (Patch(find_waiting, "_read_log", _returns()),),
+    ),
+    "delivered": Mutation(
+        "a delivery is done when it is durable", (Patch(DoneFile, "mark", _done_before_durable),)
+    ),
+    "recalled": Mutation(
+        "a recall is durable before it is confirmed",
+        (Patch(ClientConnection, _REPLY, _reply_at_once("recall")),),
     ),
     "forged": Mutation(
         "properties that only the broker may set are removed, and not trusted",

@@ -119,6 +119,9 @@ class Records:
     plain_due: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Of delayed ones: when they were sent, and before when they must not be delivered."""
     plain_acknowledged: dict[str, None] = field(default_factory=dict)
+    recall_tried: dict[str, None] = field(default_factory=dict)
+    recalled: dict[str, int] = field(default_factory=dict)
+    """Of messages whose recall was answered: their offsets in the timer queue, by key."""
     operator_rollbacks: dict[str, None] = field(default_factory=dict)
     resumed: dict[int, None] = field(default_factory=dict)
     """Offsets of parked halves that the operator has resumed."""

@@ -43,9 +43,18 @@ def test_no_seed_loses_doubles_or_undoes_a_transaction() -> None:
     for world in worlds:
         events += world.records.events
     print(f"steps={sum(world.loop.steps for world in worlds)} events={dict(events)}")
-    assert {"power cut", "killed", "restart", "cut", "check", "local failure"} <= events.keys()
+    assert {
+        "power cut",
+        "killed",
+        "restart",
+        "cut",
+        "check",
+        "local failure",
+        "recall",
+    } <= events.keys()
     assert {"clock step", "cancelled", "failed after commit", "cold read"} <= events.keys()
     assert {"sync failed", "i/o error", "no space", "batch", "log file deleted"} <= events.keys()
+    assert "recall" in events
     assert sum(sum(world.records.delivered.values()) for world in worlds) > 200
 
 
@@ -94,11 +103,13 @@ def test_a_seed_replays_exactly() -> None:
     assert first == again
 
 
-QUICK = ["sync", "tail", "undecided", "exception", "arrivals", "forged"]
+QUICK = ["sync", "tail", "undecided", "exception", "clocks", "forged"]
 SLOWER = [
     "age",
     "ahead",
-    "left",
+    "repeated",
+    "delivered",
+    "recalled",
     "room",
     "halves",
     "opposite",

@@ -541,6 +541,8 @@ def _make_small(broker: Broker, scenario: Scenario) -> None:
     # In steps finer than settings have: hours are too long for a seed.
     broker._retention._reserved_ms = int(scenario.reserved_s * 1_000)
     broker._retention._hours = frozenset(range(24 if scenario.deletes else 0))
+    # So that most kills find a file that is some deliveries old.
+    broker._delays._done._saves._interval_ms = 300
     transactions = broker.transactions
     # So that a short log has snapshots, and a cache forgets.
     transactions._snapshots._log_bytes_min = scenario.snapshot_bytes

@@ -31,7 +31,7 @@ def pending_of(broker: Broker) -> PendingTable:
 
 
 def delays_of(broker: Broker) -> DelayService:
-    return broker._delay
+    return broker._delays
 
 
 def release_of(broker: Broker) -> ReplyRelease:

@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
-from halfmq.broker.delay.timers import TimerService
+from halfmq.broker.delay.timer_records import TimerRule
 from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.handlers.messages.send import SendHandler
 from halfmq.broker.handlers.transactions.prepare import PrepareHandler
@@ -78,7 +77,9 @@ class Prepares:
             self.overload,
             delayed=lambda draft: draft,
             retried=lambda _header, draft, _version: draft,
-            timers=Mock(TimerService, pending=0),
+            timer_rule=TimerRule(40 * 86_400_000, now_ms=lambda: START_MS),
+            require_room=lambda: None,
+            broker_name="broker-a",
             cluster_name="C",
             max_message_size=BODY_MAX,
             sync_flush=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from halfmq.broker.config import TransactionConfig
-from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
+from halfmq.broker.delay.timer_records import TimerRule
 from halfmq.broker.loop.fetches import Fetch
 from halfmq.broker.ports import ACK_S, OnAnswer, SendablePart
 from halfmq.broker.transaction.checks.checker import Checker
@@ -379,8 +379,7 @@ class Placed(Destinations):
     """Destinations that are the prepared topic and queue, unless the test sets another."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
-        self._levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=now_ms)
-        self._now_ms = now_ms
+        self._rule = TimerRule(40 * 86_400_000, now_ms=now_ms)
         self.elsewhere: dict[tuple[str, int], tuple[str, int]] = {}
         self.error: Exception | None = None
 
@@ -391,7 +390,7 @@ class Placed(Destinations):
         final.topic, final.queue_id = self.elsewhere.get(place, place)
         if b"TRANSACTION_DEL" not in final.properties:
             return final
-        return self._levels.after_commit(final, self._now_ms())
+        return self._rule.after_commit(final)
 
     def ensure_parked_topic(self) -> None:
         """It exists."""

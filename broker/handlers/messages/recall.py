@@ -23,8 +23,8 @@ from halfmq.remoting.recall_handle import RecallHandle, parse_recall_handle
 from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.properties import PROPERTY_REAL_TOPIC
 
+from ...delay.delivery import DelayService
 from ...delay.timer_records import TimerError, text_of
-from ...delay.timers import TimerService
 from ...errors import RequestRefusedError
 from ...logs import EACH
 from ...ports import Connection, Handler
@@ -43,9 +43,14 @@ class TimerHandlers:
     """Serves requests about messages that wait for their time of delivery."""
 
     def __init__(
-        self, timers: TimerService, get_topic: Callable[[str], TopicConfig | None]
+        self,
+        delays: DelayService,
+        get_topic: Callable[[str], TopicConfig | None],
+        *,
+        broker_name: str,
     ) -> None:
-        self._timers = timers
+        self._delays = delays
+        self._broker_name = broker_name
         self._get_topic = get_topic
 
     def handlers(self) -> dict[int, Handler]:
@@ -64,7 +69,7 @@ class TimerHandlers:
                 f"recall failed, the topic[{header.topic}] not exist",
             )
         try:
-            recalled = self._timers.recall(self._named(header))
+            recalled = self._delays.recall(self._named(header))
         except TimerError as error:
             raise RequestRefusedError(ResponseCode.ILLEGAL_OPERATION, str(error)) from error
         logger.info(
@@ -86,7 +91,7 @@ class TimerHandlers:
             ) from None
         if handle.topic != header.topic:
             raise TimerError("recall failed, topic not match: the handle is of another topic")
-        if handle.broker_name != self._timers.broker_name:
+        if handle.broker_name != self._broker_name:
             raise TimerError("recall failed, the handle is of another broker")
         return handle
 
@@ -98,7 +103,7 @@ class TimerHandlers:
                 ResponseCode.INVALID_PARAMETER,
                 f"maxCount is {header.max_count}, expected 1 to {TIMERS_MAX}",
             )
-        page = self._timers.page(header.after, header.max_count, PAGE_BYTES_MAX)
+        page = self._delays.page(header.after, header.max_count, PAGE_BYTES_MAX)
         found = [
             encoded
             for record, encoded in page.records

@@ -43,11 +43,9 @@ from halfmq.store.log.append_request import AppendRequest
 
 from ...access import requirements
 from ...delay.levels import is_level, with_properties
-from ...delay.timer_records import TimerError, Waiting
-from ...delay.timers import TimerService
+from ...delay.timer_records import TimerError, TimerRule, Waiting
 from ...disk.send_refusal import SendRefusal
 from ...errors import REFUSAL_FIELDS, RequestRefusedError
-from ...limits.kept import TIMERS
 from ...net.group_append import GroupAppend
 from ...ports import AppendLog, Connection, Handler
 from ...tables.topic_config import TopicConfig
@@ -89,7 +87,9 @@ class SendHandler:
         *,
         delayed: Delay,
         retried: Retry,
-        timers: TimerService,
+        timer_rule: TimerRule,
+        require_room: Callable[[], None],
+        broker_name: str,
         cluster_name: str,
         max_message_size: int,
         sync_flush: bool,
@@ -101,7 +101,9 @@ class SendHandler:
         self._prepares = prepares
         self._refusal = refusal
         self._delayed, self._retried = delayed, retried
-        self._timers = timers
+        self._timer_rule = timer_rule
+        self._require_room = require_room
+        self._broker_name = broker_name
         self._max_message_size = max_message_size
         self._sync_flush = sync_flush
         self._new_key = unique_keys.create
@@ -192,8 +194,8 @@ class SendHandler:
                         message.queue_id,
                         sent.waits and self._sync_flush,
                         message.topic,
-                        waiting,
-                        self._timers,
+                        waiting.due_ms,
+                        self._broker_name,
                     )
         return StagedMessage(
             (message,),
@@ -300,6 +302,7 @@ class SendHandler:
             if sent.timer is not None:  # the level counts. Source: HookUtils#handleScheduleMessage
                 sent.timer = None
                 message.properties = without_properties(message.properties, TIMER_UNITS_MS)
+            self._require_room()
             message = self._delayed(message)
         return message
 
@@ -309,14 +312,9 @@ class SendHandler:
         Raises:
             RequestRefusedError: The time is invalid, or too many messages wait.
         """
-        if self._timers.pending >= TIMERS.most:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY,
-                f"{TIMERS.most} messages wait for their time of delivery: send it later",
-                REFUSAL_FIELDS,
-            )
+        self._require_room()
         try:
-            return self._timers.rule.waiting(message, name, value)
+            return self._timer_rule.waiting(message, name, value)
         except TimerError as error:
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL, str(error), REFUSAL_FIELDS

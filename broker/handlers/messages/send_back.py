@@ -87,6 +87,7 @@ class SendBackHandler:
         locks: QueueLocks,
         refusal: SendRefusal,
         *,
+        require_room: Callable[[], None],
         sync_flush: bool,
         now_ms: Callable[[], int],
         count: Callable[[str, str], None] = lambda _topic, _group: None,
@@ -98,6 +99,7 @@ class SendBackHandler:
         self._levels = levels
         self._locks = locks
         self._refusal = refusal
+        self._require_room = require_room
         self._sync_flush = sync_flush
         self._now_ms = now_ms
         self._count = count
@@ -110,7 +112,8 @@ class SendBackHandler:
         """Store the record at an offset again for its group.
 
         Raises:
-            RequestRefusedError: There is no such record or group, or the disk is too slow or full.
+            RequestRefusedError: There is no such record or group, the disk is too slow or full, or
+                too many messages wait.
                 The consumer then keeps the message and consumes it again a little later.
         """
         if self._refusal.refusing:
@@ -169,6 +172,7 @@ class SendBackHandler:
         return config
 
     def _retry(self, message: AppendRequest, config: GroupConfig) -> AppendRequest:
+        self._require_room()
         topic = _writable(self._topics.ensure_retry(config.name, config.retry_queue_nums))
         queue_id = random.randrange(config.retry_queue_nums)  # noqa: S311  # spreads load, no secret
         return self._levels.delayed(replace(message, topic=topic.name, queue_id=queue_id))

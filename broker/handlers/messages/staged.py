@@ -14,8 +14,6 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.timers import timer_out_ms
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 
-from ...delay.timer_records import Waiting
-from ...delay.timers import TimerService
 from ...ports import Connection
 from ...transaction.prepares import Prepares
 
@@ -50,17 +48,16 @@ class StagedTimer(StagedMessage, gc=False):
     """A message that waits for its time of delivery."""
 
     topic: str  # its real one
-    waiting: Waiting
-    timers: TimerService
+    due_ms: int
+    broker_name: str
 
     def appended(self, results: Sequence[AppendResult]) -> None:
-        """Add the message to those that wait, and answer the request with its recall handle."""
+        """Answer the request with the recall handle."""
         result, command = results[0], self.command
-        self.timers.stored(self.waiting, result.queue_offset)
         handle = RecallHandle(
             self.topic,
-            self.timers.broker_name,
-            timer_out_ms(self.waiting.due_ms) + 1,
+            self.broker_name,
+            timer_out_ms(self.due_ms) + 1,
             self.unique_key,
             result.queue_offset,
         )

@@ -80,12 +80,11 @@ def opened(tmp_path: Path, clock: Clock) -> Iterator[Open]:
 
 
 def delays(store: MessageStore, root: Path, clock: Clock) -> DelayService:
-    levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
-    path = config_path(root, "delayOffset.json")
     made = DelayService(
         store,
-        levels,
-        path,
+        DelayLevels(parse_delay_levels(DEFAULT_LEVELS)),
+        root / "config",
+        scan=store.reader.scan,
         now_ms=clock,
         monotonic_ms=clock.monotonic,
         fetch=fetch_nothing,
@@ -141,10 +140,11 @@ def test_a_new_delayed_message_is_stored_and_delivered(opened: Open, clock: Cloc
     golden, store = opened("delay-retry-dlq")
     service = delays(store, golden.root, clock)
     service.tick()
-    levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
+    levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS))
     before = store.queues.bounds("delay_t", 0)[1]
-    store.append([levels.delayed(draft("delay_t", 0, b"ours", b"TAGS\x01A\x02DELAY\x012\x02"))])
-    service.on_stored(1)
+    waiting = levels.delayed(draft("delay_t", 0, b"ours", b"TAGS\x01A\x02DELAY\x012\x02"))
+    store.append([waiting])
+    service.on_stored(waiting)
     clock.now += 4_999
     service.tick()
     assert store.queues.bounds("delay_t", 0)[1] == before
@@ -236,10 +236,18 @@ def test_messages_of_a_real_store_are_viewed_and_sent_back(opened: Open, clock: 
 
     topics = TopicTable(config_path(golden.root, "topics.json"), identity(), now_ms=clock)
     groups = GroupTable(config_path(golden.root, "g.json"), auto_create=True, now_ms=clock)
-    levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
+    levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS))
     locks = QueueLocks(now_ms=clock)
     back = SendBackHandler(
-        store, topics, groups, levels, locks, SendRefusal(), sync_flush=False, now_ms=clock
+        store,
+        topics,
+        groups,
+        levels,
+        locks,
+        SendRefusal(),
+        require_room=lambda: None,
+        sync_flush=False,
+        now_ms=clock,
     )
     offset = golden.messages[0]["commitLogOffset"]
     for wrong in (offset + 1, store.write_offset, store.write_offset + 10_000, 1 << 60):

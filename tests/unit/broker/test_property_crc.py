@@ -17,6 +17,7 @@ from halfmq.store.format.topics import (
     HALF_TOPIC,
     OP_TOPIC,
     SCHEDULE_TOPIC,
+    TIMER_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 from tests.support.peers import COMMIT, ROLLBACK, Half, Peer
@@ -29,6 +30,7 @@ TOPICS = {
     HALF_TOPIC,
     OP_TOPIC,
     SCHEDULE_TOPIC,
+    TIMER_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
     "%RETRY%billing",
     "%DLQ%billing",

@@ -1,4 +1,4 @@
-"""Delayed messages that are not in memory, or cannot be read."""
+"""Waiting messages that are not in memory, or cannot be read."""
 
 from __future__ import annotations
 
@@ -6,164 +6,130 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from halfmq.broker.delay import delivery
-from halfmq.broker.delay.delivery import RETRY_AFTER_ERROR_MS, DelayService
-from halfmq.store.files.page_cache import NotInMemoryError
+from halfmq.broker.delay.delivery import RETRY_AFTER_ERROR_MS
+from halfmq.store.files.page_cache import Missing, NotInMemoryError, waiting
 from halfmq.store.format.topics import SCHEDULE_TOPIC
-from halfmq.store.log.append_request import AppendRequest
-from tests.support.broker_doubles import (
-    Clock,
-    FakeLog,
-)
-from tests.support.delays import (
-    delayed,
-    service,
-)
+from tests.support.delays import Rig
+from tests.support.stores import flush
 
 
-class Threads:
-    """Fetching threads that wait for the test; counts how often they wake the delivery."""
+class ColdRig(Rig):
+    """Some records are not in memory; fetching threads wait for the test."""
 
-    def __init__(self, log: FakeLog) -> None:
-        self._log = log
+    def __init__(self, root: Path) -> None:
         self.fetches: list[tuple[NotInMemoryError, Callable[[bool], None]]] = []
-        self.wakes = 0
+        self.cold: set[int] = set()  # offsets of records that must be fetched
+        self.broken: set[int] = set()  # that no fetch gets
+        self.stays_cold = False  # whether what was fetched is evicted at once
+        self.waits = 0  # reads that waited for the disk
+        super().__init__(root, fetch=lambda *fetch: self.fetches.append(fetch))
 
-    def fetch(self, missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
-        self.fetches.append((missing, on_fetched))
+    def start(self) -> None:
+        super().start()
+        read = self.store.reader.record_bytes
 
-    def wake(self) -> None:
-        self.wakes += 1
+        def record_bytes(physical_offset: int, end: int | None = None) -> bytes | None:
+            if physical_offset in self.broken and waiting.is_allowed:
+                raise OSError("the disk gives nothing")
+            if physical_offset in self.cold | self.broken:
+                if not waiting.is_allowed:
+                    raise NotInMemoryError([Missing(Path("log"), physical_offset, 0)])
+                self.waits += 1
+            return read(physical_offset, end)
 
-    def end(self) -> None:
-        """End all fetches; those that the disk refuses have failed."""
+        self.store.reader.record_bytes = record_bytes  # type: ignore[method-assign]
+
+    def end_fetches(self) -> None:
         fetches, self.fetches = self.fetches, []
         for missing, on_fetched in fetches:
-            on_fetched(not self._log.refused & {one.position for one in missing.missing})
+            wanted = {one.position for one in missing.missing}
+            if not self.stays_cold:
+                self.cold -= wanted
+            on_fetched(not wanted & self.broken)
 
-    def deliver(self, delays: DelayService) -> None:
-        """Deliver everything that can be delivered at this time."""
-        while delays.tick() == 0 or self.fetches:
-            self.end()
-
-
-def numbered(clock: Clock, level: int, number: int) -> AppendRequest:
-    return replace(delayed(clock, level), body=b"%d" % number)
-
-
-def bodies(log: FakeLog) -> list[bytes]:
-    return [record.body for record in log.queue("orders", 3)]
+    def run(self) -> None:
+        while self.delays.tick() == 0 or self.fetches:
+            self.end_fetches()
+            flush(self.store)
+        flush(self.store)
 
 
-def test_the_loop_does_not_wait_for_messages_that_are_not_in_memory(tmp_path: Path) -> None:
-    """They are delivered in order after a fetch; other levels continue meanwhile."""
-    clock = Clock()
-    log = FakeLog(clock)
-    threads = Threads(log)
-    delays = service(tmp_path, log, clock, fetch=threads.fetch, wake=threads.wake)
-    log.append([numbered(clock, 2, n) for n in range(3)])
-    clock.now += 4_000
-    log.append([numbered(clock, 1, n) for n in range(3, 5)])
-    clock.now += 1_000
-    log.refused = {record.physical_offset for record in log.queue(SCHEDULE_TOPIC, 1)}
-    before = log.cold_reads
-    delays.tick()
-    delays.tick()
-    assert bodies(log) == [b"3", b"4"]
-    assert len(threads.fetches) == 1
-    assert threads.wakes == 0
-
-    log.refused = set()
-    threads.end()
-    assert threads.wakes == 1
-    log.append([numbered(clock, 2, 5)])
-    delays.tick()
-    clock.now += 5_000
-    delays.tick()
-
-    assert bodies(log) == [b"3", b"4", b"0", b"1", b"2", b"5"]
-    assert log.cold_reads == before
+@pytest.fixture
+def rig(tmp_path: Path) -> ColdRig:
+    return ColdRig(tmp_path / "store")
 
 
-def test_messages_that_are_evicted_after_each_fetch_are_read_from_the_disk(tmp_path: Path) -> None:
-    """With very little memory a level must not wait forever."""
-    clock = Clock()
-    log = FakeLog(clock)
-    threads = Threads(log)
-    delays = service(tmp_path, log, clock, fetch=threads.fetch)
-    log.append([delayed(clock, 1)])
-    before = log.cold_reads
-    clock.now += 1_000
-    log.cold = True
+def _offsets(rig: ColdRig) -> list[int]:
+    return [one.physical_offset for one in rig.records(SCHEDULE_TOPIC)]
+
+
+def test_the_loop_does_not_wait_for_messages_that_are_not_in_memory(rig: ColdRig) -> None:
+    """They are delivered in order after one fetch; those after them do not overtake them."""
+    for number in range(5):
+        rig.delay(str(number), 1)
+    rig.cold = set(_offsets(rig)[1:3])
+    rig.clocks.advance(1_000)
+    woken = rig.wakes
+    rig.delays.tick()
+    assert rig.delays.tick() == pytest.approx(1.0)
+    flush(rig.store)
+    assert rig.bodies() == ["0"]
+    assert len(rig.fetches) == 1
+
+    rig.end_fetches()
+    assert rig.wakes == woken + 1
+    rig.run()
+
+    assert rig.bodies() == ["0", "1", "2", "3", "4"]
+    assert rig.waits == 0
+    rig.stop()
+
+
+def test_messages_that_are_evicted_after_each_fetch_are_read_from_the_disk(rig: ColdRig) -> None:
+    """With very little memory they must not wait forever."""
+    rig.delay("late", 1)
+    rig.cold, rig.stays_cold = set(_offsets(rig)), True
+    rig.clocks.advance(1_000)
     for _ in range(delivery.FETCHES_MAX):
-        delays.tick()
-        assert len(threads.fetches) == 1
-        threads.end()
-    assert log.cold_reads == before
-    delays.tick()
+        rig.delays.tick()
+        assert len(rig.fetches) == 1
+        rig.end_fetches()
+    assert rig.waits == 0
+    rig.delays.tick()
+    flush(rig.store)
 
-    assert len(log.queue("orders", 3)) == 1
-    assert log.cold_reads == before + 1
-    assert not threads.fetches
+    assert rig.waits == 1
+    assert not rig.fetches
+    rig.cold = set()
+    assert rig.bodies() == ["late"]
+    rig.stop()
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_an_unreadable_message_delays_no_other_and_is_not_lost(tmp_path: Path, stops: bool) -> None:
-    """It is retried until it can be read, also after a stop."""
-    clock = Clock()
-    log = FakeLog(clock)
-    threads = Threads(log)
-    delays = service(tmp_path, log, clock, fetch=threads.fetch)
-    log.append([numbered(clock, 1, n) for n in range(5)])
-    clock.now += 1_000
-    bad = log.queue(SCHEDULE_TOPIC, 0)[2].physical_offset
-    log.refused = {bad}
-    threads.deliver(delays)
-    assert bodies(log) == [b"0", b"1", b"3", b"4"]
-    log.append([numbered(clock, 1, 5)])
-    clock.now += RETRY_AFTER_ERROR_MS
-    threads.deliver(delays)
-    assert bodies(log) == [b"0", b"1", b"3", b"4", b"5"]
-    assert delays.waiting == 1
-    oldest = delays.oldest_waiting_offset()
+def test_an_unreadable_message_delays_no_other_and_is_not_lost(rig: ColdRig, stops: bool) -> None:
+    """It is retried until it can be read, also after a stop; no other comes twice."""
+    for number in range(5):
+        rig.delay(str(number), 1)
+    bad = _offsets(rig)[2]
+    rig.broken = {bad}
+    rig.after(1_000)
+    assert rig.delivered().keys() == {"0", "1", "3", "4"}
+    rig.delay("5", 1)
+    rig.after(RETRY_AFTER_ERROR_MS)
+    assert rig.delivered().keys() == {"0", "1", "3", "4", "5"}
+    assert rig.delays.metrics() == {"waiting": 1, "put_off": 1}
+    oldest = rig.delays.oldest_waiting_offset()
     assert oldest is not None
     assert oldest <= bad
 
-    log.refused = set()
+    rig.broken = set()
     if stops:
-        delays.persist()
-        delays = service(tmp_path, log, clock, fetch=threads.fetch)
-    clock.now += RETRY_AFTER_ERROR_MS
-    threads.deliver(delays)
+        rig.restart()
+    rig.after(RETRY_AFTER_ERROR_MS)
 
-    assert set(bodies(log)) == {b"0", b"1", b"2", b"3", b"4", b"5"}
-    assert bodies(log).count(b"2") == 1
-    assert len(bodies(log)) == 6 or stops
-    assert delays.waiting == 0
-    assert delays.oldest_waiting_offset() is None
-
-
-def test_the_number_of_deferred_messages_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With more the level waits; all are delivered when the disk can be read again."""
-    monkeypatch.setattr(delivery, "DEFERRED_MAX", 4)
-    clock = Clock()
-    log = FakeLog(clock)
-    threads = Threads(log)
-    delays = service(tmp_path, log, clock, fetch=threads.fetch)
-    log.append([numbered(clock, 1, n) for n in range(10)])
-    clock.now += 1_000
-    log.refused = {record.physical_offset for record in log.queue(SCHEDULE_TOPIC, 0)}
-    for _ in range(5):
-        threads.deliver(delays)
-        clock.now += RETRY_AFTER_ERROR_MS
-    assert bodies(log) == []
-    # Nothing public shows how many messages are deferred.
-    assert len(delays._queues[0].deferred) == 4
-    log.refused = set()
-    threads.deliver(delays)
-
-    assert sorted(bodies(log)) == [b"%d" % n for n in range(10)]
+    assert rig.delivered().keys() == {"0", "1", "2", "3", "4", "5"}
+    assert rig.delays.waiting == 0
+    assert rig.delays.oldest_waiting_offset() is None
+    rig.stop()

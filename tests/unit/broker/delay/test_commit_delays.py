@@ -1,171 +1,150 @@
-"""Delays and times of delivery that count from a commit."""
+"""Commits that are delivered some time later: their waiting record is the decision."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from halfmq.broker.delay import delivery
-from halfmq.broker.delay.levels import DelayLevels
-from halfmq.store.format.topics import SCHEDULE_TOPIC
-from tests.support.broker_doubles import (
-    START_MS,
-    Clock,
-    FakeLog,
-    draft,
-)
-from tests.support.delays import (
-    DAY_MS,
-    LEVELS,
-    delayed,
-    final,
-    next_due_ms,
-    service,
-)
+from halfmq.broker.delay.levels import DELAY_MS_MAX
+from halfmq.broker.delay.timer_records import TimerRule
+from halfmq.store.format.properties import decode_properties
+from halfmq.store.format.topics import TIMER_TOPIC
+from tests.support.broker_doubles import START_MS
+from tests.support.delays import DAY_MS, HALF_ID, Rig, delayed, final
+from tests.support.stores import append_durably
+
+DELAY, DELIVER = "TRANSACTION_DELAY_MS", "TRANSACTION_DELIVER_MS"
 
 
-@given(
-    delays_ms=st.lists(
-        st.one_of(st.integers(1, 20_000), st.integers(1, 50_000_000)), min_size=1, max_size=4
-    ),
-    restart_every=st.integers(1, 40),
-    killed=st.booleans(),
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "store")
+    yield rig
+    rig.stop()
+
+
+@pytest.mark.parametrize(
+    ("delay", "timer"),
+    [
+        (f"{DELAY}\x017000", {"TIMER_DELAY_MS": "7000"}),
+        (f"{DELIVER}\x01{START_MS + 7_000}", {"TIMER_DELIVER_MS": str(START_MS + 7_000)}),
+    ],
 )
-def test_a_commit_is_delivered_once_never_early_and_at_most_the_shortest_level_late(
-    delays_ms: list[int], restart_every: int, killed: bool, tmp_path_factory: pytest.TempPathFactory
+def test_a_commit_waits_as_a_timer_message_and_is_the_decision(
+    delay: str, timer: dict[str, str]
 ) -> None:
-    """For any delay, with stops and kills; its copies link to no half."""
-    root = tmp_path_factory.mktemp("commit")
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(root, log, clock)
-    levels = DelayLevels(LEVELS, now_ms=clock)
-    due = {}
-    for number, delay_ms in enumerate(delays_ms):
-        message = final(f"TRANSACTION_DELAY_MS\x01{delay_ms}")
-        message.body = b"%d" % number
-        due[message.body] = clock.now + delay_ms
-        log.append([levels.after_commit(message, clock.now)])
-    steps = 0
-    while clock.now <= max(due.values()) + LEVELS[0]:
-        steps += 1
-        assert steps < 5_000, "the message goes round and round"
-        if steps % restart_every == 0:
-            if not killed:
-                delays.persist()
-            delays = service(root, log, clock)
-        clock.now += int(delays.tick() * 1_000)
-        clock.now = max(clock.now, next_due_ms(delays))
+    """An Apache RocketMQ that takes the store over delivers it at its time."""
+    waiting = TimerRule(1, now_ms=lambda: START_MS).after_commit(final(delay))
 
-    arrived = log.queue("orders", 3)
-    assert sorted(one.body for one in arrived) == sorted(due)
-    for record in arrived:
-        late_ms = record.store_timestamp - due[record.body]
-        assert 0 <= late_ms <= LEVELS[0] + 1_000 * delivery.TICK_S_MIN
-        assert (record.sys_flag, record.prepared_transaction_offset) == (0, 0)
-    linked = [one for one in log.records.values() if one.prepared_transaction_offset]
-    assert len(linked) == len(due)
+    assert (waiting.topic, waiting.queue_id) == (TIMER_TOPIC, 0)
+    assert (waiting.sys_flag, waiting.prepared_transaction_offset) == (0x8, 77)
+    assert decode_properties(waiting.properties) == {
+        "TAGS": "x",
+        "TRANSACTION_HALF_ID": HALF_ID,
+        "TIMER_OUT_MS": str(START_MS + 6_000),
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "3",
+        **timer,
+    }
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [
+        f"{DELAY}\x010",
+        f"{DELIVER}\x01{START_MS}",
+        f"{DELIVER}\x0112",
+        f"{DELIVER}\x01soon\x02{DELAY}\x017000",
+        f"{DELAY}\x01soon",
+        f"{DELAY}\x01" + "9" * 5_000,
+        "OTHER\x01x",
+    ],
+)
+def test_a_commit_whose_time_has_come_is_delivered_at_once(delay: str) -> None:
+    """So is one with an invalid time, which no prepare of halfmq accepts."""
+    committed = TimerRule(1, now_ms=lambda: START_MS).after_commit(final(delay))
+
+    assert (committed.topic, committed.queue_id) == ("orders", 3)
+    assert b"TRANSACTION_DEL" not in committed.properties  # its retries must not wait for it
+
+
+@pytest.mark.parametrize("delay_ms", [1, 7_321, DELAY_MS_MAX, 10**17])
+def test_a_commit_is_delivered_in_its_millisecond_and_decides_nothing_again(
+    rig: Rig, delay_ms: int
+) -> None:
+    """Stored twice in all; at most 40 days after the commit."""
+    rig.commit("late", DELAY, delay_ms)
+    due_ms = min(delay_ms, DELAY_MS_MAX)
+
+    rig.after(due_ms - 1)
+    assert rig.bodies() == []
+    rig.after(1)
+
+    (record,) = rig.records()
+    assert record.store_timestamp == START_MS + due_ms
+    assert record.sys_flag == 0
+    assert record.prepared_transaction_offset < 0  # which names no half
+    assert len(rig.records(TIMER_TOPIC)) == 1
 
 
 @pytest.mark.parametrize("step_ms", [-50 * DAY_MS, -900, 900, 10 * DAY_MS])
-def test_a_long_delay_is_stored_again_once_for_each_level(tmp_path: Path, step_ms: int) -> None:
-    """Also if the wall clock steps: 18 s are waits of 10, 5, 1, 1 and 1 s."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    levels = DelayLevels(LEVELS, now_ms=clock)
-    log.append([levels.after_commit(final("TRANSACTION_DELAY_MS\x0118000"), clock.now)])
-    clock.now += 2_000
-    clock.step(step_ms)
-    while clock.monotonic() < START_MS + 18_000:
-        assert log.queue("orders", 3) == []
-        clock.now += 50
-        delays.tick()
-
-    (record,) = log.queue("orders", 3)
-    assert b"TRANSACTION_DELAY_MS" not in record.properties
-    waits = [one.queue_id for one in log.records.values() if one.topic == SCHEDULE_TOPIC]
-    assert waits == [2, 1, 0, 0, 0]
+def test_a_step_of_the_wall_clock_moves_no_delay_and_each_time(rig: Rig, step_ms: int) -> None:
+    """A time of delivery is one by the broker's clock."""
+    rig.commit("delay", DELAY, 18_000)
+    rig.commit("time", DELIVER, START_MS + 18_000)
+    rig.after(2_000)
+    rig.clocks.wall += step_ms
+    rig.after(15_999)
+    assert rig.bodies() == (["time"] if step_ms > 0 else [])
+    rig.after(1)
+    assert set(rig.bodies()) == {"delay"} | ({"time"} if step_ms > 0 else set())
+    rig.after(max(-step_ms, 0))
+    assert set(rig.bodies()) == {"delay", "time"}
 
 
 @pytest.mark.parametrize("step_ms", [-50 * DAY_MS, -5_000])
-def test_a_delay_begins_again_at_most_after_a_restart(tmp_path: Path, step_ms: int) -> None:
-    """If the clock was set back meanwhile, the limit is the time left when it was stored."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    levels = DelayLevels(LEVELS, now_ms=clock)
-    log.append([levels.after_commit(final("TRANSACTION_DELAY_MS\x0118000"), clock.now)])
-    clock.now += 10_000
-    delays.tick()  # 8 s are left, and the next wait begins
-    clock.now += 1_000
-    clock.step(step_ms)
-    delays = service(tmp_path, log, clock)
-    begun = clock.monotonic()
-    while not log.queue("orders", 3):
-        clock.now += 50
-        delays.tick()
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_delay_begins_again_at_most_after_a_restart(rig: Rig, step_ms: int, killed: bool) -> None:
+    """If the clock was set back meanwhile; a time of delivery waits for the clock."""
+    rig.commit("delay", DELAY, 18_000)
+    rig.commit("time", DELIVER, START_MS + 18_000)
+    rig.after(10_000)
+    rig.clocks.wall += step_ms
+    if killed:
+        rig.kill()
+    else:
+        rig.restart()
+    rig.after(min(18_000, 8_000 - step_ms) - 1)
+    assert rig.bodies() == []
+    rig.after(1)
 
-    assert 8_000 <= clock.monotonic() - begun <= 8_000 + LEVELS[0]
-
-
-@pytest.mark.parametrize("step_ms", [-50 * DAY_MS, -5_000, 5_000, 7_000, 10 * DAY_MS])
-def test_a_time_of_delivery_follows_the_wall_clock(tmp_path: Path, step_ms: int) -> None:
-    """It is not early if the clock is set back, nor late if it is set forward."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    levels = DelayLevels(LEVELS, now_ms=clock)
-    at_ms = START_MS + 8_000
-    log.append([levels.after_commit(final(f"TRANSACTION_DELIVER_MS\x01{at_ms}"), clock.now)])
-    delays.tick()
-    clock.now += 2_000
-    clock.step(step_ms)
-    while clock.now < max(at_ms, START_MS + 2_000 + step_ms):
-        assert log.queue("orders", 3) == []
-        wait_ms = int(delays.tick() * 1_000)
-        clock.now += max(wait_ms, next_due_ms(delays) - clock.monotonic())
-    clock.now += 1_000  # within which a step is noticed
-    delays.tick()
-
-    assert len(log.queue("orders", 3)) == 1
+    assert "delay" in rig.bodies()
+    assert ("time" in rig.bodies()) == (step_ms == -5_000)
 
 
-def test_the_retry_of_a_delayed_message_waits_for_its_level(tmp_path: Path) -> None:
+def test_the_retry_of_a_delayed_commit_waits_for_its_level(rig: Rig) -> None:
     """It does not wait for the time of the first delivery, even if the clock is set back."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    levels = DelayLevels(LEVELS, now_ms=clock)
-    at_ms = START_MS + 1_000
-    log.append([levels.after_commit(final(f"TRANSACTION_DELIVER_MS\x01{at_ms}"), clock.now)])
-    clock.now += 1_000
-    delays.tick()
-    (record,) = log.queue("orders", 3)
-    clock.step(-10 * DAY_MS)
-    properties = record.properties + b"DELAY\x013\x02"
-    log.append([levels.delayed(draft("%RETRY%g", 0, b"late", properties))])
-    clock.now += 9_999
-    delays.tick()
-    assert log.queue("%RETRY%g", 0) == []
-    clock.now += 1
-    delays.tick()
+    rig.commit("late", DELIVER, START_MS + 1_000)
+    rig.after(1_000)
+    (record,) = rig.records()
+    rig.clocks.wall -= 10 * DAY_MS
+    retry = delayed("late", 3, "%RETRY%g", 0)
+    retry.properties = record.properties + b"DELAY\x013\x02"
+    append_durably(rig.store, rig.levels.delayed(retry))
+    rig.after(9_999)
+    assert rig.bodies("%RETRY%g") == []
+    rig.after(1)
 
-    assert len(log.queue("%RETRY%g", 0)) == 1
+    assert rig.bodies("%RETRY%g") == ["late"]
 
 
-def test_a_plain_message_cannot_request_a_time_of_delivery(tmp_path: Path) -> None:
+def test_a_plain_message_cannot_request_a_delay_from_its_commit(rig: Rig) -> None:
     """The property is not validated there, and could keep the log forever."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    waiting = delayed(clock, 1)
-    waiting.properties += b"TRANSACTION_DELIVER_MS\x01999999999999999\x02"
-    log.append([waiting])
-    clock.now += 1_000
-    delays.tick()
+    message = delayed("late", 1)
+    message.properties += b"TRANSACTION_DELIVER_MS\x01999999999999999\x02"
+    append_durably(rig.store, rig.levels.delayed(message))
+    rig.after(1_000)
 
-    assert len(log.queue("orders", 3)) == 1
+    assert rig.bodies() == ["late"]

@@ -1,310 +1,278 @@
-"""Delivery of delayed messages: on time, once, after stops and kills."""
+"""Delivery of waiting messages of all kinds: on time, once, after stops and kills."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from halfmq.broker.delay import delivery
-from halfmq.broker.delay.arrivals import RECORDS_MAX, Arrivals
-from halfmq.broker.delay.delivery import PERSIST_INTERVAL_MS, RETRY_AFTER_ERROR_MS
+from halfmq.broker.delay import delivery, done_file
+from halfmq.broker.delay.delivery import BATCH_COUNT_MAX, RETRY_AFTER_ERROR_MS
 from halfmq.broker.delay.levels import DelayLevels
-from halfmq.broker.loop import slices
+from halfmq.broker.delay.timer_records import TimerError
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.limits.kept import DELAYED
+from halfmq.remoting.recall_handle import RecallHandle
 from halfmq.store.errors import DiskFullError, RecordTooLargeError
 from halfmq.store.format.properties import tag_hash
 from halfmq.store.format.topics import SCHEDULE_TOPIC
 from halfmq.store.log.append_request import AppendRequest, AppendResult
-from tests.support.broker_doubles import (
-    START_MS,
-    Clock,
-    FakeLog,
-    config_path,
+from tests.support.broker_doubles import START_MS
+from tests.support.delays import DAY_MS, Rig, after, at, delayed
+from tests.support.seeds import run_seed
+from tests.support.stores import (
+    append_durably,
     draft,
+    flush,
+    unflushed,
 )
-from tests.support.delays import (
-    DAY_MS,
-    delayed,
-    service,
-)
-from tests.support.golden_store import unpack
 from tests.support.tables import load_table
 
 
-def test_a_message_is_delivered_when_it_is_due_and_not_before(tmp_path: Path) -> None:
-    """To its own topic and queue, complete."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    log.append([delayed(clock, 2)])
-    assert delays.tick() == pytest.approx(1.0)  # other levels are empty
-    assert delays.waiting == 1
-    clock.now += 4_999
-    assert delays.tick() == pytest.approx(delivery.TICK_S_MIN)
-    assert log.queue("orders", 3) == []
-    clock.now += 1
-    delays.tick()
-
-    (record,) = log.queue("orders", 3)
-    assert record.body == b"late"
-    assert record.born_timestamp == START_MS - 5
-    assert record.property_map["DELAY"] == "2"
-    assert record.property_map["REAL_TOPIC"] == "orders"
-    assert delays.waiting == 0
-    delays.tick()
-    assert len(log.queue("orders", 3)) == 1
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "store")
+    yield rig
+    rig.stop()
 
 
-def test_the_filter_code_of_a_delivered_message_is_its_tag(tmp_path: Path) -> None:
-    """While it waited, the code was its due time."""
-    clock = Clock()
-    log = FakeLog(clock)
-    appended: list[AppendRequest] = []
-    delays = service(tmp_path, log, clock)
-    log.append([delayed(clock, 1)])
-    clock.now += 1_000
-    append = log.append
-
-    def noted(group: Sequence[AppendRequest], *, contiguous: bool = False) -> list[AppendResult]:
-        appended.extend(group)
-        return append(group, contiguous=contiguous)
-
-    log.append = noted  # type: ignore[method-assign]
-    delays.tick()
-
-    assert [one.tags_code for one in appended] == [tag_hash("x")]
+def _positions(root: Path) -> object:
+    saved = load_table(root / "config" / "delayOffset.json")
+    return None if saved is None else saved["offsetTable"]
 
 
-def test_a_delivered_commit_decides_nothing(tmp_path: Path) -> None:
-    """The record that was stored first is the commit; its copy must not look like another."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    waiting = delayed(clock, 1)
-    waiting.sys_flag = 0x8 | 0x1
-    log.append([waiting])
-    clock.now += 1_000
-    delays.tick()
+def test_a_message_is_delivered_when_its_level_is_over_and_not_before(rig: Rig) -> None:
+    """To its own topic and queue, complete; filters see its tag, and no due time."""
+    rig.delay("late", 2)
+    assert rig.delays.tick() == pytest.approx(1.0)  # the longest pause
+    rig.after(4_999)
+    assert rig.delays.tick() == pytest.approx(0.001)
+    assert rig.bodies() == []
+    rig.after(1)
 
-    assert log.queue("orders", 3)[0].sys_flag == 0x1
+    (record,) = rig.records()
+    assert (record.queue_id, record.body, record.born_timestamp) == (1, b"late", START_MS - 5)
+    assert record.property_map == {
+        "TAGS": "x",
+        "DELAY": "2",
+        "KEYS": "k",
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "1",
+    }
+    (entry,) = rig.store.queues.entries("orders", 1, 0, 1)
+    assert entry.tags_code == tag_hash("x")
+    assert rig.delays.waiting == 0
+    rig.run()
+    assert rig.bodies() == ["late"]
+
+
+def test_the_messages_of_a_level_keep_their_order(rig: Rig) -> None:
+    """More than one batch of them, also after a start."""
+    sent = [str(number) for number in range(2 * BATCH_COUNT_MAX + 3)]
+    for body in sent:
+        rig.delay(body, 1)
+    assert rig.wakes == 1
+    rig.clocks.advance(1_000)
+    assert rig.delays.tick() == 0
+    flush(rig.store)
+    assert len(rig.bodies()) == BATCH_COUNT_MAX  # others are served in between
+    rig.restart()
+    rig.run()
+
+    assert rig.bodies() == sent
+
+
+def test_overdue_messages_come_in_the_order_of_their_times(rig: Rig) -> None:
+    """After a stop, whatever their levels; those by one clock do not hold up the others."""
+    for body, level in (("10 s", 3), ("1 s", 1), ("5 s", 2)):
+        rig.delay(body, level)
+    for number in range(4 * BATCH_COUNT_MAX):
+        rig.send(f"timer {number}", *at(10))
+    rig.stop()
+    rig.clocks.advance(60_000)
+    rig.start()
+    rig.delays.tick()
+    rig.delays.tick()
+    flush(rig.store)
+    of_levels = [body for body in rig.bodies() if "timer" not in body]
+    rig.run()
+
+    assert of_levels == ["1 s", "5 s", "10 s"]
+    assert len(rig.bodies()) == 3 + 4 * BATCH_COUNT_MAX
 
 
 @pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -900, 900, 10 * DAY_MS])
-@pytest.mark.parametrize("looked", [False, True])
-def test_a_step_of_the_wall_clock_moves_no_delay(
-    tmp_path: Path, step_ms: int, looked: bool
-) -> None:
+def test_a_step_of_the_wall_clock_moves_no_level(rig: Rig, step_ms: int) -> None:
     """Neither of waiting messages, nor of those stored while timestamps do not advance."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    log.append([delayed(clock, 3)])
-    if looked:
-        delays.tick()
-    clock.now += 4_000
-    clock.step(step_ms)
-    log.append([delayed(clock, 3)])
-    delivered = []
+    rig.delay("before", 3)
+    rig.after(4_000)
+    rig.clocks.wall += step_ms
+    rig.delay("then", 3)
+    arrived = []
     for _ in range(12_000 // 50):
-        clock.now += 50
-        delays.tick()
-        delivered.append(len(log.queue("orders", 3)))
+        rig.after(50)
+        arrived.append(len(rig.bodies()))
 
-    assert delivered == [0] * 119 + [1] * 80 + [2] * 41
+    assert arrived == [0] * 119 + [1] * 80 + [2] * 41
 
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -3_000])
-def test_a_clock_set_back_while_the_broker_was_down_makes_no_delay_longer(
-    tmp_path: Path, step_ms: int, killed: bool
+def test_a_clock_set_back_while_the_broker_was_down_makes_no_level_longer(
+    rig: Rig, step_ms: int, killed: bool
 ) -> None:
     """Messages are delivered by their store time, or after one more delay at the latest."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    log.append([delayed(clock, 3)])
-    clock.now += 4_000
-    if not killed:
-        delays.persist()
-    clock.step(step_ms)
-    delays = service(tmp_path, log, clock)
-    clock.now += min(10_000, 6_000 - step_ms) - 1
-    delays.tick()
-    assert log.queue("orders", 3) == []
-    clock.now += 1
-    delays.tick()
+    rig.delay("late", 3)
+    rig.clocks.advance(4_000)
+    rig.clocks.wall += step_ms
+    if killed:
+        rig.kill()
+    else:
+        rig.restart()
+    rig.after(min(10_000, 6_000 - step_ms) - 1)
+    assert rig.bodies() == []
+    rig.after(1)
 
-    assert len(log.queue("orders", 3)) == 1
+    assert rig.bodies() == ["late"]
 
 
-def test_a_clock_set_forward_while_the_broker_was_down_counts(tmp_path: Path) -> None:
+def test_a_clock_set_forward_while_the_broker_was_down_counts(rig: Rig) -> None:
     """The broker cannot distinguish it from passed time."""
-    clock = Clock()
-    log = FakeLog(clock)
-    service(tmp_path, log, clock)
-    log.append([delayed(clock, 18)])
-    clock.step(7_200_000)
-    service(tmp_path, log, clock).tick()
+    rig.delay("late", 18)
+    rig.clocks.wall += 7_200_000
+    rig.restart()
+    rig.run()
 
-    assert len(log.queue("orders", 3)) == 1
+    assert rig.bodies() == ["late"]
 
 
-@pytest.mark.parametrize("step_ms", [-10 * DAY_MS, 10 * DAY_MS])
-def test_steps_of_the_wall_clock_repeat_no_delivery_after_a_kill(
-    tmp_path: Path, step_ms: int
-) -> None:
-    """The delivered copies are found, whatever their timestamps."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
+@pytest.mark.parametrize("queues", [4, 1])
+@pytest.mark.parametrize("step_ms", [-10 * DAY_MS, 0, 10 * DAY_MS])
+def test_a_kill_repeats_no_delivery(rig: Rig, step_ms: int, queues: int) -> None:
+    """Of a level, a retry, a commit, a time: equal ones, after steps, to a queue that replaced."""
+    rig.queues = queues
     for number in range(3):
-        waiting = delayed(clock, 3)
-        waiting.properties += b"UNIQ_KEY\x01K%d\x02" % number
-        log.append([waiting])
-        clock.now += 500
-    clock.step(step_ms)
-    clock.now += 9_000
-    delays.tick()
-    assert len(log.queue("orders", 3)) == 2
+        rig.delay("level", 3, queue_id=3)
+        rig.delay(f"retry {number}", 3, "%RETRY%a", 0)
+        rig.delay(f"retry {number}", 3, "%RETRY%b", 0)
+        rig.commit(f"commit {number}", "TRANSACTION_DELAY_MS", 10_000)
+        rig.send(f"timer {number}", *after(10_000))
+        rig.clocks.advance(500)
+    rig.clocks.wall += step_ms
+    rig.after(9_000)
+    assert Counter(rig.bodies())["level"] == 2
+    rig.kill()
+    rig.after(30_000)
+    rig.kill()
+    rig.after(30_000)
 
-    delays = service(tmp_path, log, clock)
-    clock.now += 30_000
-    delays.tick()
-
-    assert len(log.queue("orders", 3)) == 3
-
-
-def test_the_retry_of_another_group_is_no_copy(tmp_path: Path) -> None:
-    """After a kill each group gets its own retry, even if the messages differ in nothing else."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    retries = [delayed(clock, 3, topic, 0) for topic in ("%RETRY%a", "%RETRY%a", "%RETRY%b")]
-    for retry, key in zip(retries, (b"1", b"2", b"1"), strict=True):
-        retry.properties += b"UNIQ_KEY\x01%b\x02" % key
-        log.append([retry])
-        clock.now += 400
-    clock.now += 9_200
-    delays.tick()
-    assert log.names() == [(SCHEDULE_TOPIC, 2), ("%RETRY%a", 0)]
-    clock.now += 10_000
-
-    service(tmp_path, log, clock).tick()
-
-    assert (len(log.queue("%RETRY%a", 0)), len(log.queue("%RETRY%b", 0))) == (2, 1)
+    numbered = {f"{kind} {number}": 1 for kind in ("commit", "timer") for number in range(3)}
+    assert Counter(rig.bodies()) == {"level": 3, **numbered}
+    for topic in "%RETRY%a", "%RETRY%b":
+        assert rig.bodies(topic) == ["retry 0", "retry 1", "retry 2"]
+    assert rig.delays.waiting == 0
 
 
-def test_the_times_of_very_many_messages_take_bounded_memory() -> None:
-    """Messages seem younger by a small part of their delay at most, and never older."""
-    delay_ms = 2 * RECORDS_MAX
-    arrivals = Arrivals(0, delay_ms, now_ms=START_MS, monotonic_ms=7)
-    for offset in range(4 * delay_ms):
-        arrivals.add(offset + 1, offset + 7)
-        # Nothing public shows how many records are kept.
-        assert len(arrivals._times) <= 2 * RECORDS_MAX + 8
-    for offset in range(3 * delay_ms, 4 * delay_ms, 977):
-        assert offset + 7 <= arrivals.stored_ms(offset, START_MS) < offset + 7 + 2
-    assert arrivals.stored_ms(0, START_MS) <= 3 * delay_ms + 7
+def test_a_restart_continues_at_the_saved_position(rig: Rig) -> None:
+    """RocketMQ's file says where."""
+    rig.delay("first", 1)
+    rig.after(1_000)
+    rig.stop()
+    assert _positions(rig.root) == {"1": 1}
+    rig.start()
+    rig.delay("second", 1)
+    rig.after(1_000)
+
+    assert rig.bodies() == ["first", "second"]
 
 
-def test_a_restart_continues_at_the_saved_position(tmp_path: Path) -> None:
-    """After an orderly stop nothing is delivered twice or omitted."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    log.append([delayed(clock, 1)])
-    clock.now += 1_000
-    delays.tick()
-    delays.persist()
-    log.append([delayed(clock, 1)])
-    clock.now += 1_000
-    service(tmp_path, log, clock).tick()
-
-    assert len(log.queue("orders", 3)) == 2
-    saved = load_table(config_path(tmp_path, "delayOffset.json"))
-    assert saved is not None
-    assert saved["offsetTable"] == {"1": 1}
-
-
-def test_positions_are_saved_only_as_far_as_copies_are_durable(tmp_path: Path) -> None:
-    """Otherwise a power cut would lose a copy whose original counts as delivered."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    log.append([delayed(clock, 1)])
-    log.held_durable = log.write_offset
-    clock.now += 1_000
-    delays.tick()
-    delays.persist()
-    assert load_table(config_path(tmp_path, "delayOffset.json")) is None
-    log.held_durable = None
-    delays.persist()
-
-    saved = load_table(config_path(tmp_path, "delayOffset.json"))
-    assert saved is not None
-    assert saved["offsetTable"] == {"1": 1}
-
-
-def test_positions_are_written_at_most_every_interval(tmp_path: Path) -> None:
-    """A busy schedule does not write the file for each message."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock, (1,))
-    path = config_path(tmp_path, "delayOffset.json")
-    log.append([delayed(clock, 1)])
-    clock.now += PERSIST_INTERVAL_MS - 1
-    delays.tick()
-    assert delays.persist_job() is None
-    clock.now += 1
-    job = delays.persist_job()
+def test_positions_are_saved_only_as_far_as_deliveries_are_durable(rig: Rig) -> None:
+    """Otherwise a power cut would lose a message that counts as delivered."""
+    rig.delay("late", 1)
+    rig.clocks.advance(1_000)
+    with unflushed(rig.store):
+        rig.delays.tick()
+        rig.delays.persist()
+        assert _positions(rig.root) == {"1": 0}
+        assert rig.delays.oldest_waiting_offset() == 0
+    flush(rig.store)
+    rig.clocks.advance(done_file.SAVE_INTERVAL_MS)
+    rig.delay("other", 2)
+    rig.after(5_000)
+    job = rig.delays.persist_job()
     assert job is not None
     job()
-    assert path.exists()
+
+    assert _positions(rig.root) == {"1": 1, "2": 1}
 
 
-def test_delivery_is_retried_after_the_store_refused(tmp_path: Path) -> None:
-    """A full disk delays delivery and loses nothing."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    log.append([delayed(clock, 1)])
-    clock.now += 1_000
-    log.failure = DiskFullError(tmp_path, "full")
-    assert delays.tick() > 0
-    log.failure = None
-    clock.now += RETRY_AFTER_ERROR_MS - 1
-    assert delays.tick() == pytest.approx(0.001)
-    clock.now += 1
-    delays.tick()
-
-    assert len(log.queue("orders", 3)) == 1
+def test_positions_are_written_at_most_every_interval(rig: Rig) -> None:
+    """A busy schedule does not write the files for each message."""
+    rig.delay("late", 1)
+    rig.after(1_000)
+    rig.clocks.advance(done_file.SAVE_INTERVAL_MS - 1_001)
+    assert rig.delays.persist_job() is None
+    rig.clocks.advance(1)
+    assert rig.delays.persist_job() is not None
 
 
-def test_a_message_that_no_longer_fits_delays_no_other(tmp_path: Path) -> None:
+def test_what_is_done_is_forgotten_under_steady_load(rig: Rig) -> None:
+    """Also if some delivery always waits for the disk."""
+    for number in range(50):
+        rig.delay(str(number), 1)
+        rig.after(1_000)
+    with unflushed(rig.store):
+        rig.store.append([rig.levels.delayed(delayed("last", 1))])
+        positions, _ = rig.delays.positions()
+
+    assert positions == {"1": 50}
+
+
+def test_a_store_that_refuses_delays_delivery_and_loses_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk; the order stays."""
+    sent = [str(number) for number in range(BATCH_COUNT_MAX + 3)]
+    for body in sent:
+        rig.delay(body, 1)
+    rig.clocks.advance(1_000)
+    with monkeypatch.context() as patch:
+
+        def full(*_args: object, **_named: object) -> None:
+            raise DiskFullError(rig.root, "no space")
+
+        patch.setattr(rig.store, "append", full)
+        rig.delays.tick()
+        assert rig.delays.tick() > 0
+    rig.clocks.advance(RETRY_AFTER_ERROR_MS - 1)
+    assert rig.delays.tick() == pytest.approx(0.001)
+    rig.after(1)
+
+    assert rig.bodies() == sent
+
+
+def test_a_message_that_no_longer_fits_delays_no_other(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A limit lowered between two starts loses that message, with an error in the log."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    big, small = delayed(clock, 1), delayed(clock, 1)
-    big.body = b"x" * 100
-    log.append([small, big, small])
-    clock.now += 1_000
-    append = log.append
+    for body in ("small", "big" * 40, "other"):
+        rig.delay(body, 1)
+    rig.clocks.advance(1_000)
+    append = rig.store.append
 
     def bounded(group: Sequence[AppendRequest], *, contiguous: bool = False) -> list[AppendResult]:
         if any(len(one.body) > 50 for one in group):
             raise RecordTooLargeError("body", 100, 50)
         return append(group, contiguous=contiguous)
 
-    log.append = bounded  # type: ignore[method-assign]
-    delays.tick()
+    monkeypatch.setattr(rig.store, "append", bounded)
+    rig.run()
 
-    assert [one.body for one in log.queue("orders", 3)] == [b"late", b"late"]
-    assert delays.waiting == 0
+    assert rig.bodies() == ["small", "other"]
+    assert rig.delays.waiting == 0
 
 
 @pytest.mark.parametrize(
@@ -312,212 +280,158 @@ def test_a_message_that_no_longer_fits_delays_no_other(tmp_path: Path) -> None:
     [b"", b"REAL_TOPIC\x01T\x02", b"REAL_TOPIC\x01T\x02REAL_QID\x01x\x02",
      b"REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010\x02"],
 )  # fmt: skip
-def test_a_message_without_a_destination_is_skipped(tmp_path: Path, properties: bytes) -> None:
+def test_a_message_without_a_destination_is_skipped(rig: Rig, properties: bytes) -> None:
     """The schedule topic gives no access to the half topic either."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    log.append([draft(SCHEDULE_TOPIC, 0, properties=properties), delayed(clock, 1)])
-    clock.now += 1_000
-    delays.tick()
+    append_durably(rig.store, draft(SCHEDULE_TOPIC, 0, properties=properties))
+    append_durably(rig.store, draft(SCHEDULE_TOPIC, 999, properties=properties))
+    rig.delay("late", 1)
+    rig.after(1_000)
 
-    assert len(log.queue("orders", 3)) == 1
-    assert log.names() == [(SCHEDULE_TOPIC, 0), ("orders", 3)]
+    assert rig.bodies() == ["late"]
+    assert rig.delays.metrics() == {"waiting": 0, "put_off": 0}
 
 
-def test_a_message_whose_topic_cannot_be_created_waits_and_delays_no_other(
-    tmp_path: Path,
-) -> None:
+def test_a_message_whose_topic_cannot_be_created_waits_and_delays_no_other(rig: Rig) -> None:
     """It is counted until then, and delivered as soon as its topic can be created."""
-    clock, full = Clock(), True
+    rig.gone = {"deleted"}
+    for topic in ("orders", "deleted", "orders"):
+        rig.delay(topic, 1, topic)
+    rig.after(1_000)
+    assert rig.bodies() == ["orders", "orders"]
+    assert rig.delays.metrics() == {"waiting": 1, "put_off": 1}
+    assert rig.delays.oldest_waiting_offset() is not None
 
-    def queue_of(topic: str, queue_id: int) -> int | None:
-        return None if full and topic == "deleted" else queue_id % 2
-
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock, queue_of=queue_of)
-    log.append([delayed(clock, 1, topic) for topic in ("orders", "deleted", "orders")])
-    clock.now += 1_000
-    for _ in range(3):
-        delays.tick()
-    assert len(log.queue("orders", 1)) == 2
-    assert delays.metrics() == {"waiting": 1, "put_off": 1}
-    assert delays.oldest_waiting_offset() is not None
-
-    clock.now += RETRY_AFTER_ERROR_MS
-    delays.tick()
-    full = False
-    assert delays.metrics()["put_off"] == 1
-    clock.now += RETRY_AFTER_ERROR_MS
-    delays.tick()
-    assert len(log.queue("deleted", 1)) == 1
-    assert delays.metrics() == {"waiting": 0, "put_off": 0}
+    rig.after(RETRY_AFTER_ERROR_MS)
+    rig.gone.clear()
+    assert rig.delays.metrics()["put_off"] == 1
+    rig.after(RETRY_AFTER_ERROR_MS)
+    assert rig.bodies("deleted") == ["deleted"]
+    assert rig.delays.metrics() == {"waiting": 0, "put_off": 0}
 
 
-def test_a_damaged_record_is_skipped(tmp_path: Path) -> None:
+def test_the_more_messages_are_put_off_the_rarer_are_the_attempts(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million of them must not take all of the processor."""
+    monkeypatch.setattr(delivery, "DEFERRED_PER_WAIT", 2)
+    rig.gone = {"deleted"}
+    for _ in range(6):
+        rig.delay("late", 1, "deleted")
+    rig.after(1_000)
+    rig.gone.clear()
+    arrived = []
+    for _ in range(4):
+        rig.after(RETRY_AFTER_ERROR_MS)
+        arrived.append(len(rig.bodies("deleted")))
+
+    assert arrived == [1, 3, 5, 6]
+
+
+def test_a_damaged_record_is_skipped(rig: Rig) -> None:
     """The messages after it are delivered."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    first, second = log.append([delayed(clock, 1), delayed(clock, 1)])
-    log.damaged.add(first.physical_offset)
-    clock.now += 1_000
-    delays.tick()
-    delays.tick()
+    rig.delay("damaged", 1)
+    rig.delay("whole", 1)
+    rig.kill(damaged=range(90, 120))
+    rig.after(1_000)
 
-    assert len(log.queue("orders", 3)) == 1
-    assert second.queue_offset == 1
-
-
-def test_messages_deleted_by_age_are_skipped(tmp_path: Path) -> None:
-    """A queue may begin after the saved position."""
-    clock = Clock()
-    log = FakeLog(clock)
-    log.start_queue_at(SCHEDULE_TOPIC, 0, 5)
-    log.append([delayed(clock, 1)])
-    delays = service(tmp_path, log, clock)
-    clock.now += 1_000
-    delays.tick()
-
-    assert len(log.queue("orders", 3)) == 1
+    assert rig.bodies() == ["whole"]
+    assert rig.delays.waiting == 0
 
 
 def test_messages_of_a_removed_level_are_delivered(tmp_path: Path) -> None:
     """After the delay of the last level."""
-    clock = Clock()
-    log = FakeLog(clock)
-    log.append([delayed(clock, 18)])
-    delays = service(tmp_path, log, clock, (1_000, 5_000))
-    clock.now += 5_000
-    delays.tick()
+    rig = Rig(tmp_path / "store")
+    rig.delay("late", 18)
+    rig.levels = DelayLevels((1_000, 5_000))
+    rig.restart()
+    rig.after(5_000)
 
-    assert len(log.queue("orders", 3)) == 1
-
-
-def test_a_long_queue_is_delivered_in_batches(tmp_path: Path) -> None:
-    """Other work is served in between, and the next call is requested at once."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    count = delivery.BATCH_COUNT_MAX + 1
-    log.append([delayed(clock, 1) for _ in range(count)])
-    clock.now += 1_000
-    assert delays.tick() == 0
-    assert len(log.queue("orders", 3)) == delivery.BATCH_COUNT_MAX
-    delays.tick()
-
-    assert len(log.queue("orders", 3)) == count
+    assert rig.bodies() == ["late"]
+    rig.stop()
 
 
-def test_levels_take_turns_slice_by_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a stop all levels may be overdue, with very many messages each."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    for level in (1, 2):
-        log.append([delayed(clock, level) for _ in range(2 * delivery.BATCH_COUNT_MAX)])
-    clock.now += 10_000
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one batch each
-    sizes = []
-    while delays.waiting:
-        assert delays.tick() == 0
-        sizes.append(len(log.queue("orders", 3)))
-    assert {later - before for before, later in pairwise([0, *sizes])} <= {
-        0,
-        delivery.BATCH_COUNT_MAX,
-    }
-    assert sizes[-1] == 4 * delivery.BATCH_COUNT_MAX
+def test_waiting_messages_are_limited(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is the memory that they take; a commit is never refused."""
+    monkeypatch.setattr(delivery, "DELAYED", DELAYED._replace(most=2))
+    rig.delay("one", 1)
+    rig.delays.require_room()
+    rig.commit("two", "TRANSACTION_DELAY_MS", 1_000)
+    with pytest.raises(RequestRefusedError, match="2 messages wait"):
+        rig.delays.require_room()
+    rig.after(1_000)
+
+    rig.delays.require_room()
 
 
-def test_after_a_kill_only_messages_without_a_copy_are_delivered(tmp_path: Path) -> None:
-    """As many equal messages as are missing, also those that a power cut removed."""
-    clock = Clock()
-    log = FakeLog(clock)
-    delays = service(tmp_path, log, clock)
-    for _ in range(3):
-        log.append([delayed(clock, 1), delayed(clock, 1, "payments")])
-        clock.now += 400
-    clock.now += 200
-    delays.tick()
-    clock.now += 1_000
-    assert (len(log.queue("orders", 3)), len(log.queue("payments", 3))) == (2, 2)
-    log.cut_queue("payments", 3, 1)
-
-    delays = service(tmp_path, log, clock)
-    assert delays.waiting == 3
-    delays.tick()
-
-    # The first message that had lost its copy is delivered again, and all after it.
-    assert (len(log.queue("orders", 3)), len(log.queue("payments", 3))) == (3, 3)
-    delays.persist()
-    assert service(tmp_path, log, clock).waiting == 0
+def test_no_stop_kill_or_clock_step_loses_or_repeats_a_message(tmp_path: Path) -> None:
+    """Random runs against a model: what was due is delivered once, what was recalled never."""
+    seed = run_seed()
+    print(f"seed={seed}")
+    for number in range(4):
+        _random_run(tmp_path / str(number), random.Random(f"{seed} {number}"))
 
 
-def test_positions_found_in_the_log_are_saved(tmp_path: Path) -> None:
-    """The next start has less to read."""
-    clock = Clock()
-    log = FakeLog(clock)
-    log.append([delayed(clock, 1)])
-    clock.now += 1_000
-    service(tmp_path, log, clock).tick()
-    service(tmp_path, log, clock).persist()
+def _random_run(root: Path, chance: random.Random) -> None:
+    rig = Rig(root / "store", levels=(1_000, 2_000, 5_000))
+    handles: dict[str, RecallHandle] = {}
+    since: dict[str, int] = {}  # by the monotonic clock
+    recalled: set[str] = set()
 
-    saved = load_table(config_path(tmp_path, "delayOffset.json"))
-    assert saved is not None
-    assert saved["offsetTable"] == {"1": 1}
+    def new(ms: int) -> str:
+        body = str(len(since))
+        since[body] = rig.clocks.monotonic + ms
+        return body
 
+    def send() -> None:
+        ms = chance.randrange(1, 5_000)
+        body = new(ms)
+        times = [("TIMER_DELAY_MS", ms), ("TIMER_DELIVER_MS", rig.clocks.wall + ms)]
+        handle = rig.send(body, *chance.choice(times))
+        assert handle is not None
+        handles[body] = handle
 
-@given(
-    steps=st.lists(
-        st.one_of(
-            st.integers(1, 4).map(lambda level: ("send", level)),
-            st.integers(0, 3_000).map(lambda elapsed: ("wait", elapsed)),
-            st.just(("restart", 0)),
-            st.just(("kill", 0)),
-        ),
-        max_size=30,
-    )
-)
-def test_every_message_arrives_on_time_and_once(
-    steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """For any sequence of sends, stops and kills."""
-    root = tmp_path_factory.mktemp("delay")
-    clock = Clock()
-    log = FakeLog(clock)
-    levels = (1_000, 2_000, 5_000)
-    delays = service(root, log, clock, levels)
-    due: list[tuple[int, bytes]] = []
-    for number, (kind, value) in enumerate(steps):
-        if kind == "send":
-            message = draft(body=b"%d" % number, properties=b"DELAY\x01%d\x02" % value)
-            log.append([DelayLevels(levels, now_ms=clock).delayed(message)])
-            due.append((clock.now + levels[min(value, 3) - 1], message.body))
-        elif kind == "wait":
-            clock.now += value
-        else:
-            if kind == "restart":
-                delays.persist()
-            delays = service(root, log, clock, levels)
-        delays.tick()
-        arrived = [one.body for one in log.queue("orders", 0)]
-        assert sorted(arrived) == sorted(body for at, body in due if at <= clock.now)
+    def delay() -> None:
+        level = chance.randrange(1, 4)
+        rig.delay(new(rig.levels.delay_ms(level)), level)
 
+    def commit() -> None:
+        ms = chance.randrange(1, 5_000)
+        rig.commit(new(ms), "TRANSACTION_DELAY_MS", ms)
 
-def test_the_positions_of_a_real_broker_are_read(tmp_path: Path) -> None:
-    """Its file has integer keys: level 16 waits from the start, level 1 continues at 6."""
-    golden = unpack("delay-retry-dlq", tmp_path)
-    clock = Clock()
-    log = FakeLog(clock)
-    for level, offset in golden.truth["delayOffsets"].items():
-        log.start_queue_at(SCHEDULE_TOPIC, int(level) - 1, offset)
-    log.append([delayed(clock, 1), delayed(clock, 16)])
-    delays = service(golden.root, log, clock)
+    def recall() -> None:
+        body = chance.choice([*since, "x"])
+        if body in handles:
+            try:
+                rig.delays.recall(handles[body])
+                recalled.add(body)
+            except TimerError:
+                assert body in recalled or body in rig.delivered()
 
-    assert delays.waiting == 2
-    clock.now += 1_000
-    delays.tick()
-    delays.persist()
-    saved = load_table(config_path(golden.root, "delayOffset.json"))
-    assert saved is not None
-    assert saved["offsetTable"] == {"1": 7, "2": 1, "3": 2, "16": 0}
+    def pass_time() -> None:
+        rig.after(chance.randrange(3_000))
+        early = [body for body in rig.delivered() if since[body] > rig.clocks.monotonic]
+        assert not early
+
+    def persist() -> None:
+        rig.clocks.advance(done_file.SAVE_INTERVAL_MS)
+        job = rig.delays.persist_job()
+        if job is not None:
+            job()
+
+    def copy() -> None:
+        rig.delays.copy_forward(chance.randrange(rig.store.write_offset + 1))
+
+    actions: list[Callable[[], object]] = [
+        *(send, send, delay, delay, commit, pass_time, pass_time),
+        *(recall, persist, copy, rig.restart, rig.kill),
+    ]
+    for _ in range(60):
+        chance.choice(actions)()
+        flush(rig.store)
+    rig.after(10_000)
+    delivered = rig.delivered()
+    assert rig.delays.waiting == 0
+    assert rig.delays.oldest_waiting_offset() is None
+    rig.stop()
+
+    assert delivered.keys() == since.keys() - recalled

@@ -5,20 +5,16 @@ from __future__ import annotations
 import pytest
 
 from halfmq.broker.delay import levels
-from halfmq.broker.delay.levels import DELAY_MS_MAX, DelayLevels, parse_delay_levels
+from halfmq.broker.delay.levels import DelayLevels, parse_delay_levels
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.topics import SCHEDULE_TOPIC
-from tests.support.broker_doubles import (
-    START_MS,
-    Clock,
-    draft,
-)
-from tests.support.delays import (
-    HALF_ID,
-    LEVELS,
-    delayed,
-    final,
-)
+from halfmq.store.log.append_request import AppendRequest
+from tests.support.delays import LEVELS, delayed
+from tests.support.stores import draft
+
+
+def _waiting(level: str | int) -> AppendRequest:
+    return DelayLevels(LEVELS).delayed(delayed("late", level))
 
 
 def test_the_default_levels_are_those_of_rocketmq() -> None:
@@ -44,24 +40,22 @@ def test_the_number_of_levels_is_limited() -> None:
 
 
 def test_a_delayed_message_waits_in_the_queue_of_its_level() -> None:
-    """Properties and due time are where Apache RocketMQ stores them."""
-    clock = Clock()
-    waiting = delayed(clock, 3)
+    """Its properties are those that Apache RocketMQ stores."""
+    waiting = _waiting(3)
 
     assert (waiting.topic, waiting.queue_id) == (SCHEDULE_TOPIC, 2)
-    assert waiting.tags_code == clock.now + 10_000
     assert decode_properties(waiting.properties) == {
         "TAGS": "x",
         "KEYS": "k",
         "DELAY": "3",
         "REAL_TOPIC": "orders",
-        "REAL_QID": "3",
+        "REAL_QID": "1",
     }
 
 
 def test_a_level_beyond_the_last_becomes_the_last() -> None:
     """Also in the stored property."""
-    waiting = delayed(Clock(), 25)
+    waiting = _waiting(25)
 
     assert waiting.queue_id == 17
     assert decode_properties(waiting.properties)["DELAY"] == "18"
@@ -73,68 +67,12 @@ def test_without_a_level_nothing_is_delayed(level: str | int) -> None:
     properties = f"DELAY\x01{level}\x02".encode()
     message = draft(properties=properties)
 
-    assert DelayLevels(LEVELS, now_ms=Clock()).delayed(message) is message
+    assert DelayLevels(LEVELS).delayed(message) is message
 
 
 def test_a_second_delay_keeps_the_latest_topic() -> None:
     """The message goes to the topic of its latest send."""
-    clock = Clock()
-    again = DelayLevels(LEVELS, now_ms=clock).delayed(
-        draft("%RETRY%g", 0, properties=delayed(clock, 1).properties)
-    )
+    again = DelayLevels(LEVELS).delayed(draft("%RETRY%g", 0, properties=_waiting(1).properties))
 
     assert decode_properties(again.properties)["REAL_TOPIC"] == "%RETRY%g"
     assert again.properties.count(b"REAL_TOPIC") == 1
-
-
-@pytest.mark.parametrize(
-    ("delay_ms", "level"),
-    [(1, 1), (999, 1), (1_000, 1), (4_999, 1), (5_000, 2), (3_600_000, 17), (DELAY_MS_MAX, 18)],
-)
-def test_a_commit_waits_in_the_longest_level_that_is_not_too_long(
-    delay_ms: int, level: int
-) -> None:
-    """Or in the shortest one; it stays the deciding record, and holds the time left."""
-    clock = Clock()
-    levels = DelayLevels(LEVELS, now_ms=clock)
-    waiting = levels.after_commit(final(f"TRANSACTION_DELAY_MS\x01{delay_ms}"), clock.now)
-
-    assert (waiting.topic, waiting.queue_id) == (SCHEDULE_TOPIC, level - 1)
-    assert (waiting.sys_flag, waiting.prepared_transaction_offset) == (0x8, 77)
-    assert decode_properties(waiting.properties) == {
-        "TAGS": "x",
-        "DELAY": str(level),
-        "REAL_TOPIC": "orders",
-        "REAL_QID": "3",
-        "TRANSACTION_DELAY_MS": str(delay_ms),
-        "TRANSACTION_HALF_ID": HALF_ID,
-    }
-
-
-@pytest.mark.parametrize(
-    "delay",
-    [
-        "TRANSACTION_DELAY_MS\x010",
-        f"TRANSACTION_DELIVER_MS\x01{START_MS}",
-        "TRANSACTION_DELIVER_MS\x0112",
-        "TRANSACTION_DELAY_MS\x01soon",
-        "TRANSACTION_DELAY_MS\x01" + "9" * 5_000,
-        "OTHER\x01x",
-    ],
-)
-def test_a_commit_whose_time_has_come_is_delivered_at_once(delay: str) -> None:
-    """So is one with an invalid time, which no prepare of halfmq accepts."""
-    message = final(delay)
-
-    committed = DelayLevels(LEVELS, now_ms=Clock()).after_commit(message, START_MS)
-
-    assert (committed.topic, committed.queue_id) == ("orders", 3)
-    assert b"TRANSACTION_DEL" not in committed.properties  # its retries must not wait for it
-
-
-def test_levels_need_not_ascend() -> None:
-    """The setting may name them in any order."""
-    levels = DelayLevels((60_000, 1_000, 5_000), now_ms=Clock())
-
-    assert levels.waiting(draft(), 7_000).queue_id == 2
-    assert levels.waiting(draft(), 10).queue_id == 1

@@ -208,12 +208,12 @@ def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) ->
     clock = Clock()
     store = MessageStore(small_config(tmp_path), now_ms=clock)
     store.open()
-    levels = DelayLevels(parse_delay_levels("1s 10s 1h"), now_ms=clock)
-    path = tmp_path / "delayOffset.json"
+    levels = DelayLevels(parse_delay_levels("1s 10s 1h"))
     service = DelayService(
         store,
         levels,
-        path,
+        tmp_path / "config",
+        scan=store.reader.scan,
         now_ms=clock,
         monotonic_ms=clock,
         fetch=fetch_nothing,
@@ -225,7 +225,7 @@ def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) ->
     def delayed(level: int) -> int:
         message = levels.delayed(draft("T", properties={"DELAY": str(level)}))
         (appended,) = append_durably(store, message)
-        service.on_stored(level - 1)
+        service.on_stored(message)
         return appended.physical_offset
 
     short, long, medium = delayed(1), delayed(3), delayed(2)
@@ -251,22 +251,24 @@ def test_a_scan_fetches_queue_entries_that_are_not_in_memory(
     clock = Clock(NOW_MS)
     store = MessageStore(small_config(tmp_path), now_ms=clock)
     store.open()
-    levels = DelayLevels(parse_delay_levels("1s 10s 1h"), now_ms=clock)
-    path = tmp_path / "delayOffset.json"
+    levels = DelayLevels(parse_delay_levels("1s 10s 1h"))
     delays = DelayService(
         store,
         levels,
-        path,
+        tmp_path / "config",
+        scan=store.reader.scan,
         now_ms=clock,
         monotonic_ms=clock,
         fetch=fetch_nothing,
         queue_of=same_queue,
     )
     delays.load()
-    oldest, *_ = (
-        append_durably(store, levels.delayed(draft("T", properties={"DELAY": level})))[0]
-        for level in "312"
-    )
+    stored = []
+    for level in "312":
+        waiting = levels.delayed(draft("T", properties={"DELAY": level}))
+        stored += append_durably(store, waiting)
+        delays.on_stored(waiting)
+    oldest = stored[0]
     queue_files(store).close()  # what was just written is read from the map
     one = Scheduled()
     fetches: list[tuple[NotInMemoryError, Callable[[bool], None]]] = []

@@ -140,7 +140,7 @@ class Broker:
         self.registry = ClientRegistry(now_ms=clock)
         self.locks = QueueLocks(now_ms=clock)
         self.offsets = ConsumerOffsetTable(config_path(root, "o.json"), now_ms=clock)
-        levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
+        levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS))
         parts = (
             ClientHandlers(
                 self.registry,
@@ -160,6 +160,7 @@ class Broker:
                 levels,
                 self.locks,
                 SendRefusal(),
+                require_room=lambda: None,
                 sync_flush=False,
                 now_ms=clock,
             ),

@@ -8,7 +8,7 @@ import pytest
 
 from halfmq.broker.transaction.errors import DecidedOtherwiseError
 from halfmq.broker.transaction.state.state_machine import TransactionEvent
-from halfmq.store.format.topics import SCHEDULE_TOPIC
+from halfmq.store.format.topics import TIMER_TOPIC
 from halfmq.store.log.append_request import AppendResult
 from tests.support.transactions import Broker
 
@@ -27,22 +27,22 @@ def _committed(broker: Broker, delay_ms: int) -> AppendResult:
 
 
 def test_a_delay_counts_from_the_commit(broker: Broker) -> None:
-    """The final message waits in the schedule topic, and is the decision."""
+    """The final message waits in the timer topic, and is the decision."""
     half = _committed(broker, 7_000)
 
     (waiting,) = broker.finals_of(half)
-    assert (waiting.topic, waiting.queue_id) == (SCHEDULE_TOPIC, 1)  # five seconds
-    assert waiting.property_map["TRANSACTION_DELAY_MS"] == "7000"  # left when it was stored
+    assert (waiting.topic, waiting.queue_id) == (TIMER_TOPIC, 0)
+    assert waiting.property_map["TIMER_DELAY_MS"] == "7000"
     assert broker.service.metrics()["pending"] == 0
     assert broker.records_of("orders") == []
 
 
 def test_a_rollback_of_a_delayed_message_delivers_nothing(broker: Broker) -> None:
-    """Nothing is stored in the schedule topic."""
+    """Nothing is stored in the timer topic."""
     half = broker.prepare(TRANSACTION_DELAY_MS="7000")
     broker.end(half, TransactionEvent.ROLLBACK)
 
-    assert broker.records_of(SCHEDULE_TOPIC) == broker.records_of("orders") == []
+    assert broker.records_of(TIMER_TOPIC) == broker.records_of("orders") == []
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -12,7 +12,7 @@ from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import decode_properties
-from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
+from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TIMER_TOPIC
 from halfmq.store.log.append_request import AppendResult
 from tests.support.transactions import HOST, Broker, Connected, end_now, message
 
@@ -341,14 +341,14 @@ def test_a_group_is_parked_and_decided_by_its_leader(broker: Broker) -> None:
 
 @pytest.mark.parametrize("restart", [True, False])
 def test_every_message_of_a_group_may_be_delayed(broker: Broker, restart: bool) -> None:
-    """The deciding records are in the schedule topic, and a start completes them there too."""
+    """The deciding records are in the timer topic, and a start completes them there too."""
     halves = broker.prepare_group(3, TRANSACTION_DELAY_MS="5000")
     broker.log.flush()
     broker.end(halves[0], TransactionEvent.COMMIT)
     if restart:
         broker.restart(survivors=1)
 
-    waiting = broker.records_of(SCHEDULE_TOPIC)
+    waiting = broker.records_of(TIMER_TOPIC)
 
     assert [one.prepared_transaction_offset for one in waiting] == [
         half.physical_offset for half in halves

@@ -447,7 +447,7 @@ class Topics(TopicTable):
 
 
 def _resolved(topics: Topics, topic: str, queue_id: int) -> tuple[str, int]:
-    destinations = Destinations(topics, lambda final, _now_ms: final, now_ms=lambda: 0)
+    destinations = Destinations(topics, lambda final: final)
     final = destinations.resolve(message(topic, queue_id=queue_id))
     return final.topic, final.queue_id
 

@@ -9,7 +9,7 @@ from halfmq.broker.config import TransactionConfig
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.limits.kept import FINAL_MESSAGE_BYTES
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.decision_lookup import DELAYED_HITS_MAX, INDEX_HITS_MAX
+from halfmq.broker.transaction.decision_lookup import INDEX_HITS_MAX
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     DecisionForgottenError,
@@ -22,7 +22,7 @@ from halfmq.store.errors import StoreError
 from halfmq.store.format.topics import (
     HALF_TOPIC,
     OP_TOPIC,
-    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 from halfmq.store.log.append_request import AppendResult
@@ -332,8 +332,8 @@ def test_no_decision_is_concluded_if_too_many_records_have_the_key(
     half = broker.prepare(key="K", TRANSACTION_DELAY_MS=delay)
     plain = replace(message(key="K"), sys_flag=0)
     if delayed:
-        plain = replace(plain, topic=SCHEDULE_TOPIC)
-    broker.log.append([plain] * (DELAYED_HITS_MAX if delayed else INDEX_HITS_MAX))
+        plain = replace(plain, topic=TIMER_TOPIC)
+    broker.log.append([plain] * INDEX_HITS_MAX)
     broker.end(half, TransactionEvent.COMMIT)
     for _ in range(4):
         broker.end(broker.prepare(), TransactionEvent.COMMIT)

@@ -56,7 +56,7 @@ class Parts:
         )
         self.groups.load()
         self.locks = QueueLocks(now_ms=self.clock)
-        levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=self.clock)
+        levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS))
         self.refusal = SendRefusal()
         self.handler = SendBackHandler(
             self.log,
@@ -65,6 +65,7 @@ class Parts:
             levels,
             self.locks,
             self.refusal,
+            require_room=lambda: None,
             sync_flush=sync_flush,
             now_ms=self.clock,
         )

@@ -13,7 +13,7 @@ from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.remoting.codes import HeaderType, ResponseCode
 from halfmq.remoting.transaction_bodies import GROUP_MESSAGES_MAX, PreparedMessage, PreparedResult
 from halfmq.store.format.ids import parse_offset_message_id
-from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from halfmq.store.format.topics import HALF_TOPIC, TIMER_TOPIC
 from tests.support.prepares import Prepares, part
 from tests.support.transactions import end_now
 
@@ -80,7 +80,7 @@ def test_each_message_may_have_its_own_delay(sends: Prepares) -> None:
     _end(sends, leader, TransactionEvent.COMMIT)
 
     assert len(sends.broker.records_of("orders")) == 1
-    (waiting,) = sends.broker.records_of(SCHEDULE_TOPIC)
+    (waiting,) = sends.broker.records_of(TIMER_TOPIC)
     assert waiting.property_map["UNIQ_KEY"] == "K1"
 
 
