@@ -8,7 +8,7 @@
 * A half has at most one final message in the log, and none after an accepted rollback.
 * So has a message, however often its producer sent it: duplicates are one transaction.
 * A broker that starts knows every confirmed decision, and no transaction with missing halves is
-  undecided.
+  undecided. It knows which messages wait for their time.
 * Every acknowledged half is in the log, and is decided, pending or parked.
 * Consumers get all or none of several messages in one transaction.
 * Nothing is delivered early. Of a message that waits, one record at most says that it was
@@ -33,16 +33,23 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from halfmq.broker.delay.waiting import place_of
 from halfmq.client import Decision
 from halfmq.store.config import FlushMode
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.queue_entry import ENTRY_SIZE, unpack_entry
 from halfmq.store.format.record import MAGIC_BLANK, PREFIX, Record, decode_record
-from halfmq.store.format.topics import HALF_TOPIC, RETRY_PREFIX, TIMER_TOPIC
+from halfmq.store.format.topics import (
+    DELAYED_TOPICS,
+    HALF_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+)
 from halfmq.store.tools.state import StoreState
 from halfmq.store.tools.verify import verify
-from tests.support.broker_parts import pending_of
+from tests.support.broker_parts import pending_of, waits_of
 
 from .scenario import ROW
 
@@ -185,6 +192,7 @@ def check_start(world: World) -> None:
     """Check that a broker that has just started knows every confirmed decision."""
     assert world.broker is not None
     log = check_table(world)
+    _check_waiting(world, log)
     undecided = set(log.undecided())
     for leader in undecided:
         if len(log.halves_of(leader)) != log.sizes[leader]:
@@ -276,20 +284,36 @@ def _check_acknowledged(world: World, log: Log) -> None:
             world.violate(f"consumers of {body} saw the halves {seen}, there are {halves}")
 
 
+def _ended(log: Log) -> Counter[int]:
+    """Return how many records say what became of the message that waited at a place."""
+    links = ((one.prepared_transaction_offset, one.physical_offset) for one in log.records)
+    # A filler names its own place in the log.
+    return Counter(-1 - link for link, offset in links if link < 0 and -1 - link != offset)
+
+
 def _check_delays(world: World, log: Log) -> None:
-    """Check that one record at most says what became of a message that waited."""
-    ends = Counter[int]()
-    recalled = set(world.records.recalled.values())
-    for record in log.records:
-        link = record.prepared_transaction_offset
-        if link >= 0 or link == -1 - record.physical_offset:  # which names its own place: a filler
-            continue
-        ends[-1 - link] += 1
-        if -1 - link in recalled and record.topic != TIMER_TOPIC:
-            world.violate(f"{_body(record)} was recalled, and then delivered")
-    for place, count in ends.items():
+    """Check that nothing was delivered twice, or after its recall."""
+    for place, count in _ended(log).items():
         if count > 1:
             world.violate(f"the message that waited at {place:#x} was delivered {count} times")
+    links = {-1 - place for place in world.records.recalled.values()}
+    for record in log.records:
+        if record.prepared_transaction_offset in links and record.topic != TIMER_TOPIC:
+            world.violate(f"{_body(record)} was recalled, and then delivered")
+
+
+def _check_waiting(world: World, log: Log) -> None:
+    """Check that a broker that has just started knows which messages wait."""
+    assert world.broker is not None
+    ended, waits = _ended(log), waits_of(world.broker)
+    for record in log.records:
+        if record.topic not in DELAYED_TOPICS or b"TIMER_DEL_UNIQKEY" in record.properties:
+            continue
+        number = record.queue_id + 1 if record.topic == SCHEDULE_TOPIC else 0
+        place = place_of(number, record.queue_offset)
+        if waits(place) == (place in ended):
+            state = "waits, and was" if place in ended else "does not wait, and was not"
+            world.violate(f"{_body(record)} {state} delivered")
 
 
 def _check_queues(world: World, log: Log) -> None:

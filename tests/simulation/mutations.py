@@ -347,10 +347,6 @@ MUTATIONS: Final = {
     "delivered": Mutation(
         "a delivery is done when it is durable", (Patch(DoneFile, "mark", _done_before_durable),)
     ),
-    "recalled": Mutation(
-        "a recall is durable before it is confirmed",
-        (Patch(ClientConnection, _REPLY, _reply_at_once("recall")),),
-    ),
     "forged": Mutation(
         "properties that only the broker may set are removed, and not trusted",
         (

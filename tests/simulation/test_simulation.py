@@ -103,13 +103,12 @@ def test_a_seed_replays_exactly() -> None:
     assert first == again
 
 
-QUICK = ["sync", "tail", "undecided", "exception", "clocks", "forged"]
+QUICK = ["sync", "tail", "undecided", "exception", "repeated", "forged"]
 SLOWER = [
     "age",
     "ahead",
-    "repeated",
+    "clocks",
     "delivered",
-    "recalled",
     "room",
     "halves",
     "opposite",

@@ -6,8 +6,11 @@ answers that clients got. They get the parts here, and use no private name of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from halfmq.broker.access.build import AccessSetup
 from halfmq.broker.delay.delivery import DelayService
+from halfmq.broker.delay.waiting import PENDING
 from halfmq.broker.net.connection import ClientConnection
 from halfmq.broker.net.reply_release import ReplyRelease
 from halfmq.broker.net.router import Router
@@ -32,6 +35,11 @@ def pending_of(broker: Broker) -> PendingTable:
 
 def delays_of(broker: Broker) -> DelayService:
     return broker._delays
+
+
+def waits_of(broker: Broker) -> Callable[[int], bool]:
+    """Return whether the message at a place waits."""
+    return lambda place: broker._delays._state(place) == PENDING
 
 
 def release_of(broker: Broker) -> ReplyRelease:
