@@ -86,6 +86,11 @@ FETCHES_MAX: Final = 32
 """Fetches for one batch; then it is read even if that blocks on the disk, because fetched bytes may
 be evicted before they are used."""
 
+COPIES_FOUND_MAX: Final = 64
+"""Records read to find a message that was stored again: one for each time that this was done."""
+
+INDEX_MARGIN_MS: Final = 60_000  # the index keeps whole seconds, and clocks may step
+
 DEFERRED_PER_WAIT: Final = 256
 """Messages that are put off for `RETRY_AFTER_ERROR_MS`; twice as many wait twice as long."""
 
@@ -313,9 +318,7 @@ class DelayService:
             NotInMemoryError: It must be read from the disk first.
             StoreError: The recall could not be stored, and the message waits on.
         """
-        place = place_of(TIMER_QUEUE, handle.queue_offset)
-        state = self._queues[TIMER_QUEUE].state(handle.queue_offset)
-        record = None if state == DELIVERED else self._record(place)
+        record = self._named(handle)
         if (
             record is None
             or handle.unique_key != text_of(record, PROPERTY_UNIQ_KEY)
@@ -325,11 +328,27 @@ class DelayService:
                 "recall failed, timestamp invalid: no such message waits; it has been delivered, "
                 "or was recalled before"
             )
-        if state == RECALLED:  # the answer to the first request was lost
+        place = place_of(TIMER_QUEUE, record.queue_offset)
+        if self._state(place) == RECALLED:  # the answer to the first request was lost
             return Recalled(handle.unique_key, self._store.write_offset)
         (appended,) = self._store.append([recall_of(record, place)])
         self._finish([place], RECALLED, appended.physical_offset, appended.end)
         return Recalled(handle.unique_key, appended.end)
+
+    def _named(self, handle: RecallHandle) -> Record | None:
+        """Return the waiting, or recalled, record that a handle names, or its latest copy."""
+        state = self._queues[TIMER_QUEUE].state
+        if state(handle.queue_offset) != DELIVERED:
+            return self._record(place_of(TIMER_QUEUE, handle.queue_offset))
+        index = self._store.index
+        end_ms = max(self._now_ms(), index.last_update[0]) + INDEX_MARGIN_MS
+        for offset in index.query(TIMER_TOPIC, handle.unique_key, COPIES_FOUND_MAX, 0, end_ms):
+            record = self._store.reader.record_at(offset)
+            if record is None or is_recall(record.properties):
+                continue
+            if record.prepared_transaction_offset < 0 and state(record.queue_offset) != DELIVERED:
+                return record
+        return None
 
     # --- what operators see
 

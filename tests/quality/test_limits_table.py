@@ -15,7 +15,8 @@ BROKER: Final = Path(__file__).parents[2] / "broker"
 
 NOT_KEPT: Final[dict[str, str]] = {
     "work in one pass, one answer, or one request": """
-        delay/delivery.COPIES_MAX delay/done_file.LOG_BYTES_MAX delay/waiting.QUEUES_MAX
+        delay/delivery.COPIES_FOUND_MAX delay/delivery.COPIES_MAX delay/done_file.LOG_BYTES_MAX
+        delay/waiting.QUEUES_MAX
         handlers/messages/recall.PAGE_BYTES_MAX handlers/messages/recall.TIMERS_MAX
         delay/delivery.BATCH_COUNT_MAX delay/delivery.FETCHES_MAX
         filters/grammar.TOKENS_MAX

@@ -128,6 +128,14 @@ class Rig:
         """Store the final message of a transaction with a delay, as its commit does."""
         append_durably(self.store, self.rule.after_commit(final(f"{name}\x01{value}", body)))
 
+    def copy_forward(self, end: int) -> bool:
+        """Store again what waits before an offset of the log, and let the index know."""
+        copied = self.delays.copy_forward(end)
+        flush(self.store)
+        while self.store.tick():
+            pass
+        return copied
+
     def run(self) -> None:
         """Deliver all that is due."""
         while self.delays.tick() == 0:

@@ -419,7 +419,7 @@ def _random_run(root: Path, chance: random.Random) -> None:
             job()
 
     def copy() -> None:
-        rig.delays.copy_forward(chance.randrange(rig.store.write_offset + 1))
+        rig.copy_forward(chance.randrange(rig.store.write_offset + 1))
 
     actions: list[Callable[[], object]] = [
         *(send, send, delay, delay, commit, pass_time, pass_time),

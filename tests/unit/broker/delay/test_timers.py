@@ -246,6 +246,26 @@ def test_messages_that_wait_longer_than_the_log_is_kept_are_stored_again(rig: Ri
     assert rig.delivered().keys() == {"far", "farther"}
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_message_that_was_stored_again_can_be_recalled(rig: Rig, killed: bool) -> None:
+    """With the handle that its sender has got, also after a second time and a start."""
+    handle = rig.send("recalled", *after(30 * DAY_MS))
+    rig.send("kept", *after(30 * DAY_MS))
+    assert handle is not None
+    for _ in range(2):
+        rig.clocks.advance(3 * DAY_MS)
+        assert rig.copy_forward(rig.store.write_offset)
+    if killed:
+        rig.kill()
+    assert rig.delays.recall(handle).unique_key == "recalled"
+    assert rig.delays.recall(handle).unique_key == "recalled"
+    rig.after(30 * DAY_MS)
+
+    assert rig.delivered().keys() == {"kept"}
+    with pytest.raises(TimerError, match="recall failed"):
+        rig.delays.recall(handle._replace(unique_key="kept"))
+
+
 def test_the_log_is_kept_for_what_waits_and_until_its_delivery_is_on_disk(rig: Rig) -> None:
     """A power cut must not take both."""
     rig.send("late", *after(10))
