@@ -23,7 +23,9 @@ class CurrentQueues:
     def __init__(self, topics: TopicTable) -> None:
         self._topics = topics
         self._get = topics.get
-        self._logged: set[str] = set()  # topics of which a queue was replaced; all exist, or did
+        # All of these exist, or did.
+        self._logged: set[str] = set()  # topics of which a queue was replaced
+        self._lacking: set[str] = set()  # topics that could not be created
 
     def of(self, name: str, queue_id: int) -> int:
         """Return the queue for a message; another one if its topic does not have it any more.
@@ -40,6 +42,7 @@ class CurrentQueues:
             of_group = name.startswith(RETRY_PREFIX)
             known = self._topics.ensure(name, 1 if of_group else self._topics.default_queue_nums)
             self._logged.discard(name)
+            self._lacking.discard(name)
         # A topic without write queues still has read queues for its consumers.
         queue = queue_id % (known.write_queue_nums or known.read_queue_nums or 1)
         if name not in self._logged:  # it is the same for many thousands of messages
@@ -54,9 +57,14 @@ class CurrentQueues:
         return queue
 
     def find(self, name: str, queue_id: int) -> int | None:
-        """Return the queue for a message; None if there is none now: try later."""
+        """Return the queue for a message; None if there is none now: try later.
+
+        The reason is logged once for each topic, since each of its messages is tried for ever.
+        """
         try:
             return self.of(name, queue_id)
         except RequestRefusedError as refusal:
-            logger.warning("event=destination_lacking topic=%s reason=%s", name, refusal)
+            if name not in self._lacking:
+                self._lacking.add(name)
+                logger.warning("event=destination_lacking topic=%s reason=%s", name, refusal)
             return None
