@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -352,7 +353,7 @@ class Broker:
             load=[
                 partial(make_tables_directory, self.config.store.root / "config"),
                 tables.load,
-                partial(tables.topics.hide_deleted, self._store.queues.hide),
+                self._settle_deleted_topics,
                 self._complete_tables,
                 self._delays.load,
                 self.transactions.rebuild,
@@ -365,6 +366,11 @@ class Broker:
             ],
             after_close=[self._delays.persist],
         )
+
+    def _settle_deleted_topics(self) -> None:
+        tables, store = self._tables, self._store
+        for name in tables.topics.settle_deleted(store.min_offset, store.write_offset):
+            deque(tables.offsets.forget(topic=name), maxlen=0)  # a kill may have left them
 
     def _complete_tables(self) -> None:
         report = self._store_service.report

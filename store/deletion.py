@@ -159,7 +159,7 @@ class Deletion:
                 continue
             paths = queue.begin_at(begin)
             if paths:
-                self._enqueue(self._queue_deletion_job(paths))
+                self._enqueue(self._queue_deletion_job(queue, paths))
         while self._requests and self._requests[0][1] <= durable_offset:
             self._delete(self._requests.pop(0)[0])
 
@@ -272,10 +272,11 @@ class Deletion:
         if begin > queue.min_offset or queue.has_obsolete_files:
             self._new_begins.append((queue, begin))
 
-    def _queue_deletion_job(self, paths: list[Path]) -> Callable[[], bool]:
+    def _queue_deletion_job(self, queue: ConsumeQueue, paths: list[Path]) -> Callable[[], bool]:
         def delete(path: Path) -> None:
-            disk.remove(path)
-            self.deleted.queue_files += 1
+            if not queue.is_deleted:  # otherwise the file may be that of a new topic
+                disk.remove(path)
+                self.deleted.queue_files += 1
 
         paths.reverse()  # they are popped from the end
         return lambda: _in_pieces(paths, delete)

@@ -17,6 +17,7 @@ import logging
 import resource
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -41,6 +42,8 @@ from .log.append_request import AppendRequest, AppendResult
 from .log.commit_log import CommitLog
 from .log.flusher import Flusher
 from .log.log_reader import LogReader
+from .queue.consume_queue import ConsumeQueue
+from .queue.deleted_topics import TopicDeletion, load_deleted_topics
 from .queue.pull_selection import GetResult, GetStatus
 from .queue.queue_ends import QueueEnds
 from .queue.queue_reader import QueueReader
@@ -151,6 +154,9 @@ class MessageStore:
         self._queues_durable = 0  # physical offset up to which the queues are on disk
         self._queued_record = -1  # last record at the last flush of the queues
         self._queue_ends = QueueEnds()
+        self._topic_deletion = TopicDeletion(
+            config.root / "consumequeue", self._queue_table, forget=self._forget_queues
+        )
         self._opened = False
         self.recovery = Progress()  # progress of ``open``; for other threads
 
@@ -222,6 +228,8 @@ class MessageStore:
             )
         rebuild = rebuild_marker(self._config.root, "consumequeue")
         self._queue_table.load(rebuild=rebuild.is_set())
+        deleted = load_deleted_topics(self._config.root)
+        self._topic_deletion.finish(deleted)
         remove_obsolete_files(self._config)
         clean = not self._abort.is_set()
         # From here on files change; a crash during recovery must not look like a clean stop.
@@ -237,6 +245,7 @@ class MessageStore:
             self.reader,
             self.recovery,
             repair_log=self._integrity.repair_log,
+            deleted_topics=deleted,
         )
         durable_offset = self._durable_mark.load() if self._checkpoint.is_ours else -1
         report = recovery.run(self._checkpoint, clean=clean, durable_offset=durable_offset)
@@ -306,7 +315,7 @@ class MessageStore:
     def _start(self) -> None:
         self._integrity.start(self.index.extents())
         self._maintenance = Maintenance(
-            prepare=self._log.prepare_ahead,
+            prepare=self._prepare,
             maintain=self._maintain,
             interval_ms=self._config.flush_interval_consume_queue_ms,
             worker=self._worker,
@@ -332,6 +341,7 @@ class MessageStore:
         if self.directory_lost:  # its files may be another broker's
             self._lock.release()
             return
+        self._topic_deletion.work()
         try:
             clean = self.failure is None and self._close_derived() and clean
         except (OSError, StoreError) as error:
@@ -359,6 +369,28 @@ class MessageStore:
         self._log.close_files()
         self.reader.close()
         self._durable_mark.close()
+
+    def delete_topic(self, topic: str) -> Future[None]:
+        """Delete the queues of a topic whose deletion the topic table has on disk.
+
+        The result is there when their files are removed; nothing may be appended to the topic
+        before. If it is an OSError, some are left: delete the topic again, or restart.
+        """
+        self._check_usable()
+        assert self._maintenance is not None
+        done = self._topic_deletion.begin(topic)
+        self._maintenance.wake()
+        return done
+
+    def _forget_queues(self, queues: Sequence[ConsumeQueue]) -> None:
+        self._queue_ends.forget(queues)
+        self._integrity.forget(queues)
+
+    def _prepare(self) -> None:
+        """Do what the loop thread has asked for; called on the maintenance thread."""
+        if not self.directory_lost and self._topic_deletion.work():
+            self._maintain()  # a start after a kill rebuilds all queues until the next checkpoint
+        self._log.prepare_ahead()
 
     def _maintain(self) -> None:
         """Flush queues and index and write the checkpoint; called on the maintenance thread."""

@@ -159,14 +159,20 @@ class ConsumerOffsetTable:
         return self._offsets.get(f"{topic}@{group}", {})
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> Iterator[None]:
-        """Remove the offsets of a topic or of a group, in steps."""
+        """Remove the offsets of a topic or of a group, in steps.
+
+        A consumer that still runs begins at 0 if the topic is created again.
+        """
         for reset in list(self._resets):
             if topic in (None, reset[1]) and group in (None, reset[0]):
                 del self._resets[reset]
         for number, key in enumerate(list(self._offsets)):
             of_topic, _, of_group = key.partition("@")
             if topic in (None, of_topic) and group in (None, of_group):
-                self._count -= len(self._offsets.pop(key, ()))
+                queues = self._offsets.pop(key, {})
+                self._count -= len(queues)
+                if topic is not None and len(self._resets) < self._offsets_max:
+                    self._resets |= {(of_group, of_topic, queue_id): 0 for queue_id in queues}
                 self._file.next_version()
                 self._saves.dirty = True
             if number % KEYS_PER_STEP == 0:

@@ -5,8 +5,8 @@ them. The first message to an unknown topic creates it, if the setting allows. T
 the topics that it needs itself (retry topics, dead letters, parked transactions). A change is on
 disk before its request is answered: if a crash lost a topic, consumers could not find its messages.
 
-The messages of a deleted topic stay in the log. The ends of its queues are saved with the topics,
-so that each start hides the messages from readers; a new topic of that name continues there.
+The messages of a deleted topic stay in the log. How far they reach is saved with the topics, so
+that a start leaves them out of the queues (`store/queue/deleted_topics.py`).
 
 Source: RocketMQ `TopicConfigManager`.
 """
@@ -35,6 +35,7 @@ from halfmq.store.format.topics import (
     validate_group,
     validate_topic,
 )
+from halfmq.store.queue.deleted_topics import DELETED_KEY, deleted_topics_of
 
 from ..config import TopicDefaults
 from ..errors import NotYetError, RequestRefusedError
@@ -46,7 +47,6 @@ from .table_file import (
     JsonObject,
     PeriodicSave,
     TableFile,
-    as_integer,
     as_object,
 )
 from .topic_config import (
@@ -63,11 +63,6 @@ logger = logging.getLogger(__name__)
 
 QUEUES_MAX: Final = 1_024
 """Queues of one topic that a request may create; each costs a file when it is first used."""
-
-_DELETED: Final = "halfmqDeletedQueues"
-"""Key of the file: deleted topic → queue id → queue offset below which messages are hidden.
-RocketMQ ignores the key and drops it when it writes the file. Then the messages become readable
-again if a topic of the same name is created."""
 
 
 class TopicTable:
@@ -91,7 +86,7 @@ class TopicTable:
         otherwise the save blocks.
         """
         self._file = TableFile(
-            path, now_ms, derived=[_DELETED, CreatedNames.KEY], table_key="topicConfigTable"
+            path, now_ms, derived=[DELETED_KEY, CreatedNames.KEY], table_key="topicConfigTable"
         )
         self._now_ms = now_ms
         self._is_group = is_group
@@ -103,7 +98,8 @@ class TopicTable:
         self._topics_max = topics_max
         self._topics = built_in_topics(identity, delay_levels)
         self._built_in = frozenset(self._topics)
-        self._deleted: dict[str, Mapping[int, int]] = {}  # see _DELETED
+        self._deleted: dict[str, int] = {}  # see DELETED_KEY
+        self._deleting: set[str] = set()  # no topic of that name may be created
         self._texts = EntryTexts(TopicConfig.to_json)
         self._saves = PeriodicSave(0, now_ms)  # whenever it is dirty
         self._version = 0
@@ -130,10 +126,7 @@ class TopicTable:
         """Read the file; its entries override the built-in topics."""
         content = self._file.load()
         self.unused.load(content)
-        self._deleted = {
-            name: {as_integer(one, -1): as_integer(end, 0) for one, end in as_object(ends).items()}
-            for name, ends in as_object(content.get(_DELETED)).items()
-        }
+        self._deleted = deleted_topics_of(content)
         for name, entry in as_object(content.get("topicConfigTable")).items():
             if isinstance(entry, dict):
                 self._topics[name] = TopicConfig.from_json(name, entry)
@@ -155,9 +148,7 @@ class TopicTable:
         made = [
             self._completed(topic, count)
             for topic, count in sorted(counts.items())
-            if validate_topic(topic) is None
-            and not topic.startswith(SYSTEM_PREFIX)
-            and (topic in self._topics or topic not in self._deleted)
+            if validate_topic(topic) is None and not topic.startswith(SYSTEM_PREFIX)
         ]
         lost = [topic for topic in made if self._topics.get(topic.name) != topic]
         if not lost:
@@ -180,20 +171,17 @@ class TopicTable:
             write_queue_nums=max(known.write_queue_nums, count),
         )
 
-    def hide_deleted(self, hide: Callable[[str, Mapping[int, int]], Mapping[int, int]]) -> None:
-        """Call ``hide`` (``QueueReader.hide``) for each deleted topic; for a start.
+    def settle_deleted(self, log_start: int, log_end: int) -> list[str]:
+        """Forget deletions that the log has outlived; for a start. Return the deleted topics.
 
         Raises:
-            OSError: A power cut removed the last messages of a topic, and that cannot be saved.
+            OSError: The log has lost its end, and that cannot be saved.
         """
         before = self._deleted
-        self._deleted = {name: left for name, ends in before.items() if (left := hide(name, ends))}
-        if any(
-            left[queue_id] < before[name][queue_id]
-            for name, left in self._deleted.items()
-            for queue_id in left
-        ):
-            self.save()  # the next start must not hide messages of a new topic of that name
+        self._deleted = {name: min(end, log_end) for name, end in before.items() if end > log_start}
+        if any(end < before[name] for name, end in self._deleted.items()):
+            self.save()  # the next start must not leave out messages of a new topic of that name
+        return [name for name in self._deleted if name not in self._topics]
 
     @property
     def is_created_automatically(self) -> bool:
@@ -383,29 +371,34 @@ class TopicTable:
         self._topics[name] = made
         self._version += 1
 
-    async def delete(self, name: str, ends: Mapping[int, int]) -> None:
-        """Remove a topic at once; return when that is on disk.
+    async def delete(self, name: str, end: int) -> None:
+        """Remove a topic at once; return when that is on disk, with ``end`` of its records' part.
 
-        ``ends`` maps queue ids to the queue offsets below which messages are to be hidden.
+        ``end`` is the physical offset below which its records lie. No topic of that name can be
+        created until ``end_deletion``.
 
         Raises:
             RequestRefusedError: It cannot be saved, and the topic still exists.
         """
-        removed, before = self._topics.pop(name, None), self._deleted.get(name, {})
-        if removed is None and not ends:
-            return
         self._check_deletions(name)
+        removed, before = self._topics.pop(name, None), self._deleted.get(name)
+        # A message may have requested the same topic meanwhile; its request is refused.
+        self._new.pop(name, None)
+        self._being_saved.pop(name, None)
+        self._deleting.add(name)
         self.unused.used(name)
-        self._deleted[name] = {**before, **ends}
+        self._deleted[name] = end
         self._file.next_version()
         self._version += 1
         try:
             await self._save_on_thread()
         except RequestRefusedError:
-            self._deleted[name] = before
+            self._deleted.pop(name)
+            self._deleted |= {} if before is None else {name: before}
             if removed is not None:
                 self._topics.setdefault(name, removed)
             self._version += 1
+            self.end_deletion(name)
             raise
 
     def expire(self, name: str) -> None:
@@ -416,6 +409,14 @@ class TopicTable:
         self._version += 1
         self._saves.dirty = True
         logger.info("event=unused_topic_removed topic=%s", name)
+
+    def is_deleting(self, name: str) -> bool:
+        """Return whether a deletion is not finished."""
+        return name in self._deleting
+
+    def end_deletion(self, name: str) -> None:
+        """Let a topic of that name be created: nothing is left of the deleted one."""
+        self._deleting.discard(name)
 
     def save(self) -> None:
         """Write the file; block on the disk.
@@ -433,8 +434,7 @@ class TopicTable:
 
     def _content(self, *, patient: bool = False) -> Callable[[], JsonObject]:
         topics = self._topics | self._being_saved | self._changing
-        deleted = {name: ends for name, ends in self._deleted.items() if ends}
-        kept: dict[str, object] = {_DELETED: deleted} if deleted else {}
+        kept: dict[str, object] = {DELETED_KEY: dict(self._deleted)} if self._deleted else {}
         kept |= self.unused.content()
         return lambda: {"topicConfigTable": self._texts.encode(topics, patient=patient), **kept}
 
@@ -467,8 +467,8 @@ class TopicTable:
             for made in wanted
             if made.name not in self._new and made.name not in self._being_saved
         ]
-        if new:
-            self._check_room(new[0], len(new))
+        for made in new:
+            self._check_room(made, len(new))
         for made in new:
             self._new[made.name] = made
             self.unused[made.name] = self._now_ms()
@@ -487,6 +487,11 @@ class TopicTable:
             self._publish_saved(name)
 
     def _check_room(self, made: TopicConfig, count: int = 1, *, reserve: int = 0) -> None:
+        if made.name in self._deleting:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_BUSY,
+                f"topic[{made.name}] is being deleted: try again; if this stays, delete it again",
+            )
         limit = self._topics_max - reserve
         total = len(self._topics) + len(self._new) + len(self._being_saved) + count
         if total > limit and not self._is_own(made.name) and total - self._own_count() > limit:

@@ -122,9 +122,9 @@ class Notes:
                 yield Remark("clock_step", [after["physicalOffset"]], detail)
 
     def deleted_topics(self) -> Iterator[Remark]:
-        """Name the topics that were deleted while the log still has messages of them."""
-        for topic in sorted(self._store.deleted_ends):
-            detail = f"the topic {topic} was deleted; the log still has messages of it"
+        """Name the topics that were deleted while the log may still have messages of them."""
+        for topic in sorted(self._store.deleted_topics):
+            detail = f"the topic {topic} was deleted; the log may still have messages of it"
             yield Remark("deleted_topic", [], detail)
 
     def findings(self) -> Iterator[Found]:

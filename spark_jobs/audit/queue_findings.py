@@ -64,10 +64,11 @@ class Log(NamedTuple):
 
 def all_of(ranges: DataFrame, log: Log, *, compare: bool = True) -> list[DataFrame]:
     """Find everything that is wrong with queues; ``compare``: also consume queues, if there are."""
+    ranges = not_deleted(ranges, log.store.deleted_topics)
     numbered = runs(ranges)
     found = [out_of_order(numbered), gaps(numbered, log.bounds)]
     if log.store.queue_counts is not None:
-        found.append(unknown_queues(ranges, log.store.queue_counts, log.store.deleted_ends))
+        found.append(unknown_queues(ranges, log.store.queue_counts))
     if compare and log.store.consume_queues is not None:
         found += compared(numbered, log)
     return found
@@ -119,22 +120,24 @@ def gaps(runs: DataFrame, bounds: LogBounds) -> DataFrame:
     return _finding(found, Kind.QUEUE_GAP, F.col("around"), detail)
 
 
-def unknown_queues(
-    ranges: DataFrame, counts: Mapping[str, int], deleted: Mapping[str, Mapping[int, int]]
-) -> DataFrame:
-    """Find records in topics or queues that the broker does not know: nobody reads them.
+def not_deleted(ranges: DataFrame, deleted: Mapping[str, int]) -> DataFrame:
+    """Leave out records of deleted topics, below these physical offsets: no queue has them."""
+    if not deleted:
+        return ranges
+    ends = ranges.sparkSession.createDataFrame(
+        list(deleted.items()), "topic string, deletedEnd bigint"
+    )
+    is_left = "deletedEnd is null or physicalOffset >= deletedEnd"
+    return ranges.join(F.broadcast(ends), "topic", "left").where(is_left).drop("deletedEnd")
 
-    Those of a deleted topic, below the ends that its queues had, are as they should be.
-    """
+
+def unknown_queues(ranges: DataFrame, counts: Mapping[str, int]) -> DataFrame:
+    """Find records in topics or queues that the broker does not know: nobody reads them."""
     spark = ranges.sparkSession
-    ends = [(topic, one, end) for topic, queues in deleted.items() for one, end in queues.items()]
-    ends_frame = spark.createDataFrame(ends, "topic string, partition int, deletedEnd bigint")
     known = spark.createDataFrame(list(counts.items()), "topic string, queues int")
     is_system = F.col("topic").isin(*SYSTEM_TOPICS) | F.col("topic").startswith(SYSTEM_PREFIX)
     found = (
-        ranges.join(F.broadcast(ends_frame), list(_QUEUE), "left")
-        .where("deletedEnd is null or endOffset > deletedEnd")
-        .groupBy(*_QUEUE)
+        ranges.groupBy(*_QUEUE)
         .agg(F.sum("records").alias("records"), F.min("physicalOffset").alias("first"),
              F.max("lastPhysicalOffset").alias("last"))
         .where(~is_system)

@@ -92,17 +92,15 @@ class StoreFiles:
         return None
 
     @cached_property
-    def deleted_ends(self) -> Mapping[str, Mapping[int, int]]:
-        """Below which queue offset messages are of a deleted topic, by its name and queue id.
+    def deleted_topics(self) -> Mapping[str, int]:
+        """Below which physical offset messages are of a deleted topic, by its name.
 
         halfmq notes it in ``topics.json``; RocketMQ does not.
         """
         for table in self._tables("topics.json"):
             with suppress(ValueError, TypeError, AttributeError):
-                return {
-                    topic: {int(queue_id): int(end) for queue_id, end in ends.items()}
-                    for topic, ends in table.get("halfmqDeletedQueues", {}).items()
-                }
+                deleted = table.get("halfmqDeletedTopics", {})
+                return {topic: int(end) for topic, end in deleted.items()}
         return {}
 
     @cached_property

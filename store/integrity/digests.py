@@ -101,6 +101,17 @@ class QueueEndDigests:
         """Set the digest of the last file of a queue."""
         self._packed[_name(queue, base)] = digest.pack()
 
+    def remove(self, queues: Sequence[ConsumeQueue]) -> None:
+        """Remove those of some queues from the file."""
+        gone = {f"{queue.topic}/{queue.queue_id}" for queue in queues}
+        kept = {
+            name: digest
+            for name, digest in self._packed.items()
+            if name[: name.rfind("/")] not in gone
+        }
+        if len(kept) < len(self._packed):
+            replace_file(self._path, pack_digests(kept))
+
     def save(self, queues: Iterable[ConsumeQueue]) -> None:
         """Write those of the last files of these queues; they are not flushed."""
         names = [_name(queue, base) for queue in queues for base in queue.files.bases[-1:]]
@@ -145,6 +156,15 @@ class QueueDigests:
                 self._covered[queue] = end if closing else full * per_file
         if ends is not None and closing:
             ends.save(self._queues.values())
+
+    def forget(self, queues: Sequence[ConsumeQueue]) -> None:
+        """Delete the digests of deleted queues; new ones may have files of their names."""
+        for queue in queues:
+            self._covered.pop(queue, None)
+            directory = digest_path(self._root, queue.files.directory)
+            for path in disk.files(directory) if disk.is_directory(directory) else ():
+                disk.remove(path)
+        QueueEndDigests(self._root).remove(queues)
 
     def _extend_file(self, queue: ConsumeQueue, base: int, end: int, ends: QueueEndDigests) -> None:
         """Extend the digest of a file; its older part may not have been compared yet."""

@@ -15,7 +15,7 @@ A batch of RocketMQ's batch queues takes as many queue offsets as it has message
 to its one record here: the last one has the entry, the others are skipped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -133,6 +133,7 @@ class ExpectedEntries(Generic[Q]):
         log_start: int,
         delay_levels_ms: Sequence[int],
         batch_queues: frozenset[tuple[str, int]] = frozenset(),
+        deleted_topics: Mapping[str, int],
         transactions: TransactionRanges | None = None,
         on_left_out: Callable[[int, str], None] = lambda physical_offset, reason: None,
     ) -> None:
@@ -141,11 +142,13 @@ class ExpectedEntries(Generic[Q]):
         It raises ValueError if no queue can have such a name. ``transactions`` collects the
         transaction records. ``on_left_out`` gets the physical offset of a record that has no
         entry, and the reason.
+        Records of ``deleted_topics`` have none below these physical offsets.
         """
         self._begin = begin
         self._log_start = log_start
         self._levels = delay_levels_ms
         self._batch_queues = batch_queues
+        self._deleted = {topic.encode(): end for topic, end in deleted_topics.items()}
         self._scans: dict[tuple[bytes, int], QueueScan[Q]] = {}
         self._collected = 0  # entries
         self._tags_codes = TagsCodeCache()
@@ -205,7 +208,9 @@ class ExpectedEntries(Generic[Q]):
         if sys_flag & NO_QUEUE_ENTRY and is_text(topic):
             self._leave_out(chunk_offset + position, f"queue offset {queue_offset} instead of none")
             return
-        if scan is None:
+        if scan is None:  # so each queue is looked up until its first record of a living topic
+            if topic in self._deleted and chunk_offset + position < self._deleted[topic]:
+                return
             try:
                 scan = QueueScan(self._begin(topic.decode(), queue_id, queue_offset))
             except ValueError:

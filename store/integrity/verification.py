@@ -15,6 +15,7 @@ from ..files.checkpoint import rebuild_marker
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.index import slot_position
 from ..log.resync import Damage
+from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_table import QueueTable
 from .digests import IndexDigests, IndexExtent, LogDigests, QueueDigests, remove_all, remove_orphans
 from .scrub import (
@@ -128,6 +129,10 @@ class Integrity:
         for one in self._passes:
             for _ in islice(one, ROUND_BLOCKS):
                 pass
+
+    def forget(self, queues: Sequence[ConsumeQueue]) -> None:
+        """Delete the digests of deleted queues; called on the helper thread, or by a start."""
+        self._attempt(lambda: self._queues.forget(queues))
 
     def close(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
         """Complete digests at a stop, when everything is on disk and nothing is written."""

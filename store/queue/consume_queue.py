@@ -114,7 +114,7 @@ class ConsumeQueue:
         "appended_bytes",
         "counted_offset",
         "flushed_offset",
-        "hidden_end",
+        "is_deleted",
         "kept_end",
         "last_end",
         "limit",
@@ -153,7 +153,7 @@ class ConsumeQueue:
 
         self.next_offset = 0  # queue offset of the next entry
         self.min_offset = 0
-        self.hidden_end = 0  # entries below belong to a deleted topic of this name
+        self.is_deleted = False  # with its topic; a new queue may use its files' names
         self.last_end = 0  # physical offset after the newest record
         self.counted_offset = 0  # entries below are counted, see ``QueueReader.take_appended``
         self.appended_bytes = 0  # of the records of the entries from there on
@@ -320,11 +320,6 @@ class ConsumeQueue:
     # Reading -------------------------------------------------------------------------------
 
     @property
-    def begin(self) -> int:
-        """The queue offset of the first entry that readers are given."""
-        return max(self.min_offset, self.hidden_end)
-
-    @property
     def first_offset(self) -> int:
         """The queue offset of the first entry of the first file, blank or not."""
         bases = self._files.bases
@@ -334,7 +329,7 @@ class ConsumeQueue:
         """Return the queue offset after the last entry whose record may be read."""
         if self.last_end <= readable_offset:
             return self.next_offset
-        low, high = max(self.begin, self._visible_end), self.next_offset
+        low, high = max(self.min_offset, self._visible_end), self.next_offset
         while low < high:
             middle = (low + high) // 2
             physical_offset, size, _ = self.entry(middle)

@@ -81,7 +81,7 @@ def select(
     """
     if queue is None:
         return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, [], 0, 0)
-    low, high = queue.begin, queue.visible_end(readable_offset)
+    low, high = queue.min_offset, queue.visible_end(readable_offset)
     if not low <= offset < high:
         status, following = _outside(offset, low, high)
         return GetResult(status, following, low, high, [], 0, 0)

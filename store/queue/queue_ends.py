@@ -39,6 +39,11 @@ class QueueEnds:
             if known != queue.flushed_offset:
                 self._set(queue, queue.first_at_or_after(physical_offset, known))
 
+    def forget(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Leave out deleted queues."""
+        for queue in queues:
+            self.checksum -= checksum(queue, self._ends.pop(queue, 0))
+
     def _set(self, queue: ConsumeQueue, end: int) -> None:
         self.checksum += checksum(queue, end) - checksum(queue, self._ends.get(queue, 0))
         self._ends[queue] = end

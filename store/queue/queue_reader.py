@@ -1,7 +1,7 @@
 """Reading consume queues: which messages a queue has, and which a pull gets."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from ..format.queue_entry import PRE_BLANK, QueueEntry, unpack_entries
 from ..ports import LogOffsets
@@ -30,20 +30,7 @@ class QueueReader:
         queue = self._table.get((topic, queue_id))
         if queue is None:
             return 0, 0
-        return queue.begin, queue.visible_end(self._log.readable_offset)
-
-    def start(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset of the first message that a queue ever had.
-
-        It is not 0 if a topic of this name was deleted: offsets continue after its messages.
-        """
-        queue = self._table.get((topic, queue_id))
-        return queue.hidden_end if queue else 0
-
-    def ends(self, topic: str, queue_ids: Iterable[int]) -> dict[int, int]:
-        """Return the next queue offset of each of these queues that has, or had, messages."""
-        found = ((one, self._table.get((topic, one))) for one in queue_ids)
-        return {one: queue.next_offset for one, queue in found if queue and queue.next_offset}
+        return queue.min_offset, queue.visible_end(self._log.readable_offset)
 
     def take_appended(self) -> Iterator[tuple[str, int, int]]:
         """Yield topic, messages and bytes appended to each queue since the previous call.
@@ -54,26 +41,6 @@ class QueueReader:
             messages, size = queue.next_offset - queue.counted_offset, queue.appended_bytes
             queue.counted_offset, queue.appended_bytes = queue.next_offset, 0
             yield queue.topic, messages, size
-
-    def hide(self, topic: str, ends: Mapping[int, int]) -> dict[int, int]:
-        """Give readers no message of a topic below these queue offsets, by queue id.
-
-        Call it at each start: the records stay in the log until retention deletes them, and a
-        recovery rebuilds their entries. So the offsets of a queue continue if a topic of the same
-        name is created, and no consumer takes a new message for one that it knows.
-
-        Return the offsets that must be remembered. They are lower than given if a power cut has
-        taken the last messages, and left out if retention has deleted all of them.
-        """
-        left = {}
-        for queue_id, wanted in ends.items():
-            queue = self._table.get((topic, queue_id))
-            if queue is None:
-                continue
-            end = min(wanted, queue.next_offset)
-            if end > queue.min_offset:
-                left[queue_id] = queue.hidden_end = end
-        return left
 
     def get(
         self,
@@ -110,7 +77,7 @@ class QueueReader:
         if queue is None:
             return []
         end = min(offset + count, queue.visible_end(self._log.readable_offset))
-        if not queue.begin <= offset < end:
+        if not queue.min_offset <= offset < end:
             return []
         return list(unpack_entries(queue.entries(offset, end - offset)))
 
@@ -120,10 +87,10 @@ class QueueReader:
         """Return whether the entry at a queue offset is that of a record in the log.
 
         Only then the record was appended: bytes inside of a message's body may look like a record
-        of any queue, but no entry points there. Deleted and hidden entries do not count.
+        of any queue, but no entry points there. Deleted entries do not count.
         """
         queue = self._table.get((topic, queue_id))
-        if queue is None or not queue.begin <= offset < queue.next_offset:
+        if queue is None or not queue.min_offset <= offset < queue.next_offset:
             return False
         return queue.entry(offset)[:2] == (physical_offset, size)
 
@@ -149,7 +116,7 @@ class QueueReader:
         queue = self._table.get((topic, queue_id))
         if queue is None:
             return 0
-        low, high = queue.begin, queue.visible_end(self._log.readable_offset)
+        low, high = queue.min_offset, queue.visible_end(self._log.readable_offset)
         following = low + bisect_left(
             range(low, high),
             timestamp + upper,
@@ -162,7 +129,7 @@ class QueueReader:
         queue = self._table.get((topic, queue_id))
         if queue is None:
             return -1
-        if not queue.begin <= offset < queue.visible_end(self._log.readable_offset):
+        if not queue.min_offset <= offset < queue.visible_end(self._log.readable_offset):
             return -1
         if queue.entry(offset).size == PRE_BLANK.size:
             return -1

@@ -1,6 +1,7 @@
 """All consume queues of a store, by topic and queue id."""
 
 import logging
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -98,6 +99,18 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
             for queue in changed:
                 flushing.enter_context(queue.flushing())
             disk.sync_file_system(self._fd)
+
+    def drop(self, topic: str, end: int = sys.maxsize) -> list[ConsumeQueue]:
+        """Forget the queues of a topic whose records lie below ``end``; their files stay.
+
+        A new queue begins at queue offset 0.
+        """
+        dropped = [one for (name, _), one in self.items() if name == topic and one.last_end <= end]
+        for queue in dropped:
+            queue.is_deleted = True
+            queue.close()
+            del self[topic, queue.queue_id]
+        return dropped
 
     def close(self) -> None:
         """Close all files."""

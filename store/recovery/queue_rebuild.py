@@ -7,7 +7,7 @@ blank, and consumers skip it. The end of a queue is restored in the same way, fr
 the queue had: a queue offset that a consumer may have seen is not used again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ..format.queue_entry import QueueEntry, unpack_entries
@@ -47,6 +47,7 @@ class QueueRebuild:
         held: Callable[[ConsumeQueue], int],
         delay_levels_ms: Sequence[int],
         batch_queues: frozenset[tuple[str, int]],
+        deleted_topics: Mapping[str, int],
         before: dict[ConsumeQueue, LastEntries],
         ends_checked: bool,
     ) -> None:
@@ -67,6 +68,7 @@ class QueueRebuild:
             log_start=log_start,
             delay_levels_ms=delay_levels_ms,
             batch_queues=batch_queues,
+            deleted_topics=deleted_topics,
             transactions=self.transactions,
         )
 

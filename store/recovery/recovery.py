@@ -26,7 +26,7 @@ Source: RocketMQ ``CommitLog.java`` (``recoverNormally``, ``recoverAbnormally``)
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,6 +96,7 @@ class Recovery:
         progress: Progress,
         *,
         repair_log: Callable[[int], int],
+        deleted_topics: Mapping[str, int],
     ) -> None:
         """``repair_log`` repairs flipped bits in the log from a physical offset on.
 
@@ -107,6 +108,7 @@ class Recovery:
         self._reader = reader
         self._progress = progress
         self._repair_log = repair_log
+        self._deleted_topics = deleted_topics
         self._must_rebuild = rebuild_marker(config.root, "consumequeue")
         self._scan_start = 0
         self._log_start = 0
@@ -302,6 +304,7 @@ class Recovery:
             held=self._held,
             delay_levels_ms=self._config.delay_levels_ms,
             batch_queues=self._batch_queues,
+            deleted_topics=self._deleted_topics,
             before=self._before,
             ends_checked=ends_checked,
         )

@@ -27,6 +27,7 @@ from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 from ..integrity.expected_entries import ExpectedEntries, find_batch_queues
 from ..log.resync import Damage
 from ..queue.consume_queue import is_directory_name
+from ..queue.deleted_topics import load_deleted_topics
 from ..queue.queue_extension import is_extension
 from .data_files import list_files, list_queues
 from .findings import Findings
@@ -103,6 +104,7 @@ class QueueCheck:
             log_start=log_start,
             delay_levels_ms=DELAY_LEVELS_MS,
             batch_queues=self._batch_queues,
+            deleted_topics=load_deleted_topics(root),
             on_left_out=self._report_record,
         )
         self.entries = 0

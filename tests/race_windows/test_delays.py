@@ -69,8 +69,9 @@ async def _shrink(rig: Rig) -> None:
 
 
 async def _delete(rig: Rig) -> None:
-    await rig.tables.topics.delete("orders", {})
-    await rig.tables.topics.delete("%RETRY%billing", {})
+    for name in ("orders", "%RETRY%billing"):
+        await rig.tables.topics.delete(name, 0)
+        rig.tables.topics.end_deletion(name)
 
 
 @pytest.mark.parametrize("change", [_shrink, _delete], ids=["shrunk", "deleted"])

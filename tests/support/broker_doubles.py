@@ -235,9 +235,6 @@ class FakeLog:
     def names(self) -> list[tuple[str, int]]:
         return list(self._queues)
 
-    def start(self, topic: str, queue_id: int) -> int:
-        return 0
-
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         first = self._first.get((topic, queue_id), 0)
         return first, first + len(self._queues.get((topic, queue_id), ()))

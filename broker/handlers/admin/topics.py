@@ -8,6 +8,7 @@ Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `DefaultRequestProcessor` of the 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -154,12 +155,19 @@ class TopicHandlers:
         self._changes.make(change, f"deleted topic {name}", request, connection)
 
     async def _delete(self, name: str) -> None:
-        known = self._topics.get(name)
-        counts = (0, 0) if known is None else (known.read_queue_nums, known.write_queue_nums)
-        ends = self._store.queues.ends(name, range(max(QUEUES_MAX, *counts)))
-        await self._topics.delete(name, ends)
-        self._store.queues.hide(name, ends)
+        has_queues = any(topic == name for topic, _ in self._store.queues.names())
+        if not (name in self._topics or has_queues or self._topics.is_deleting(name)):
+            return
+        await self._topics.delete(name, self._store.write_offset)
+        try:
+            await asyncio.wrap_future(self._store.delete_topic(name))
+        except OSError as error:
+            raise RequestRefusedError(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"topic[{name}] is deleted, but not its queue files: {error}; delete it again",
+            ) from error
         await in_slices(self._offsets.forget(topic=name))
+        self._topics.end_deletion(name)
         await self._offsets.save_now()
 
     def delete_route(self, request: RemotingCommand, _connection: Connection) -> bytes:

@@ -69,7 +69,7 @@ class OffsetHandlers:
         }
 
     def query_consumer_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with the committed offset; a new group begins at the start of a young queue."""
+        """Answer with the committed offset; a new group begins at 0 in a young queue."""
         header = request.header_as(QueryConsumerOffsetRequestHeader)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset < 0:
@@ -83,7 +83,7 @@ class OffsetHandlers:
                     ResponseCode.QUERY_NOT_FOUND,
                     "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
                 )
-            offset = self._store.queues.start(header.topic, header.queue_id)
+            offset = 0
         return encode_reply(request, header=QueryConsumerOffsetResponseHeader(offset=offset))
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
@@ -92,11 +92,10 @@ class OffsetHandlers:
         Otherwise a group that begins at the end of a new topic would miss the messages sent before
         its first consumer started.
         """
-        start = self._store.queues.start(topic, queue_id)
         first, end = self._store.queues.bounds(topic, queue_id)
-        if first > start or end <= start:
+        if first > 0 or end <= 0:
             return False
-        ranges = self._store.queues.get(topic, queue_id, start, max_count=1).ranges
+        ranges = self._store.queues.get(topic, queue_id, 0, max_count=1).ranges
         return bool(ranges) and self._store.write_offset - ranges[0][0] <= self._young_bytes
 
     def update_consumer_offset(self, request: RemotingCommand, connection: Connection) -> bytes:

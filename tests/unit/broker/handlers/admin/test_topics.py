@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from halfmq.remoting.headers import (
 from tests.support.broker_doubles import ext
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
+from tests.support.usual_headers import pull_header
 
 
 async def create(peer: Peer, name: str = "orders", **fields: Any) -> RemotingCommand:
@@ -210,35 +213,125 @@ async def test_a_deleted_topic_is_gone_with_its_offsets(rig: Rig) -> None:
         assert unknown.code == ResponseCode.TOPIC_NOT_EXIST
 
 
-@pytest.mark.parametrize("end", ["kill", "stop"])
-@windowed()
-async def test_a_topic_of_the_same_name_shows_no_message_of_the_deleted_one(
-    rig: Rig, end: str
-) -> None:
-    """Not even after a start that rebuilds the queues from the log; their offsets go on.
+def without_queues(root: Path) -> None:
+    """Let the next start rebuild all queues from the log."""
+    shutil.rmtree(root / "consumequeue")
 
-    A new group begins with its first message, as at 0 in RocketMQ.
+
+async def end(rig: Rig, how: str) -> Peer:
+    """Stop or kill the broker, and return a peer of the next one."""
+    if how == "stop":
+        await rig.restart()
+    else:
+        await rig.kill(tamper=without_queues if how == "lost queues" else lambda _root: None)
+    return await rig.peer()
+
+
+async def committed(peer: Peer, group: str) -> RemotingCommand:
+    """Ask for the offset of a group in queue 0."""
+    question = QueryConsumerOffsetRequestHeader(consumer_group=group, topic="orders", queue_id=0)
+    return await peer.call(RequestCode.QUERY_CONSUMER_OFFSET, question)
+
+
+@pytest.mark.parametrize("after", ["kill", "stop", "lost queues"])
+@pytest.mark.parametrize("before", ["", "kill", "stop", "lost queues"])
+@windowed()
+async def test_a_topic_of_the_same_name_begins_at_0(rig: Rig, before: str, after: str) -> None:
+    """As in RocketMQ: empty, and its first message is the first of old and new groups.
+
+    That holds after starts that rebuild the queues from the log, which still has the old messages.
     """
     peer = await rig.peer()
     await create(peer, read_queue_nums=1, write_queue_nums=1)
     for number in range(3):
         await peer.plain(f"K{number}")
-    await delete(peer)
+    rig.tables.groups.ensure("old")
+    rig.tables.offsets.commit("old", "orders", 0, 3)
+    assert (await delete(peer)).code == 0
+    assert rig.bodies() == []
+    if before:
+        peer = await end(rig, before)
     await create(peer, read_queue_nums=1, write_queue_nums=1)
-    assert await bounds(peer) == {0: (3, 3)}
-    await peer.plain("K3", b"new")
-    assert rig.bodies() == [b"new"]
-    new_group = QueryConsumerOffsetRequestHeader(consumer_group="new", topic="orders", queue_id=0)
-    answer = await peer.call(RequestCode.QUERY_CONSUMER_OFFSET, new_group)
-    assert (answer.code, ext(answer)) == (0, {"offset": "3"})
+    assert await bounds(peer) == {0: (0, 0)}
 
-    await (rig.kill() if end == "kill" else rig.restart())
-    again = await rig.peer()
-    assert await bounds(again) == {0: (3, 4)}
-    assert rig.bodies() == [b"new"]
+    await peer.plain("K3", b"new")
+    for group in ("old", "new"):
+        answer = await committed(peer, group)
+        assert (answer.code, ext(answer)) == (0, {"offset": "0"})
+
+    if not before:  # and a consumer of the old topic runs on
+        running = pull_header(consumer_group="old", queue_offset=1)
+        told = await peer.call(RequestCode.PULL_MESSAGE, running)
+        assert (told.code, ext(told)["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "0")
+
+    peer = await end(rig, after)
+    assert await bounds(peer) == {0: (0, 1)}
+    await peer.plain("K4", b"newer")
+    assert rig.bodies() == [b"new", b"newer"]
+    assert await bounds(peer) == {0: (0, 2)}
     first = GetMinOffsetRequestHeader(topic="orders", queue_id=0)
-    answer = await again.call(RequestCode.GET_MIN_OFFSET, first)
-    assert response_header(answer, GetMinOffsetResponseHeader).offset == 3
+    answer = await peer.call(RequestCode.GET_MIN_OFFSET, first)
+    assert response_header(answer, GetMinOffsetResponseHeader).offset == 0
+
+
+@windowed()
+async def test_a_kill_during_a_deletion_leaves_no_offset_of_a_group(rig: Rig) -> None:
+    """Otherwise the group would skip the first messages of a new topic of that name."""
+    peer = await rig.peer()
+    await create(peer, read_queue_nums=1, write_queue_nums=1)
+    await peer.plain("K0")
+    rig.tables.groups.ensure("old")
+    rig.tables.offsets.commit("old", "orders", 0, 1)
+    await rig.tables.offsets.save_now()
+    await rig.tables.topics.delete("orders", rig.store.write_offset)
+
+    peer = await end(rig, "kill")
+    await create(peer, read_queue_nums=1, write_queue_nums=1)
+    await peer.plain("K1", b"new")
+    assert ext(await committed(peer, "old")) == {"offset": "0"}
+    assert rig.bodies() == [b"new"]
+
+
+@windowed()
+async def test_a_topic_is_created_again_after_its_deletion(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while files of its queues are left: its messages would go among the old ones."""
+    peer = await rig.peer()
+    await create(peer, read_queue_nums=1, write_queue_nums=1)
+    await peer.plain("K0", b"old")
+
+    def fail(_directories: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("halfmq.store.queue.deleted_topics._remove_files", fail)
+        answer = await delete(peer)
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "is deleted, but not its queue files" in (answer.remark or "")
+    refused = await create(peer, read_queue_nums=1, write_queue_nums=1)
+    assert (refused.code, "is being deleted" in (refused.remark or "")) == (2, True)
+
+    assert (await delete(peer)).code == 0
+    assert (await create(peer, read_queue_nums=1, write_queue_nums=1)).code == 0
+    await peer.plain("K1", b"new")
+    assert await bounds(peer) == {0: (0, 1)}
+
+
+@windowed()
+async def test_a_power_cut_after_a_deletion_takes_no_message_of_the_new_topic(rig: Rig) -> None:
+    """The log may end before the place that the deletion names; what follows is not deleted."""
+    peer = await rig.peer()
+    await create(peer, read_queue_nums=1, write_queue_nums=1)
+    await peer.plain("K0", b"x" * 2_000)
+    await rig.tables.topics.delete("orders", rig.store.write_offset)
+
+    await rig.kill(tamper=lambda _root: rig.cut_log(0))
+    peer = await rig.peer()
+    await create(peer, read_queue_nums=1, write_queue_nums=1)
+    await peer.plain("K1", b"new")
+    await end(rig, "lost queues")
+    assert rig.bodies() == [b"new"]
 
 
 @windowed()

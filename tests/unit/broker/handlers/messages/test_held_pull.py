@@ -40,7 +40,7 @@ async def _group(tables: Tables, **changed: Any) -> None:
 CHANGES: Final[dict[str, tuple[Callable[[Tables], Awaitable[None]], int]]] = {
     "only written to": (lambda it: _topic(it, perm=PERM_WRITE), ResponseCode.NO_PERMISSION),
     "fewer queues": (lambda it: _topic(it, read_queue_nums=0), ResponseCode.INVALID_PARAMETER),
-    "topic deleted": (lambda it: it.topics.delete("orders", {}), ResponseCode.TOPIC_NOT_EXIST),
+    "topic deleted": (lambda it: it.topics.delete("orders", 0), ResponseCode.TOPIC_NOT_EXIST),
     "group disabled": (lambda it: _group(it, consume_enable=False), ResponseCode.NO_PERMISSION),
     "topic forbidden": (
         lambda it: it.groups.forbid_reading("pg", "orders", forbidden=True),
