@@ -73,6 +73,7 @@ from .message import (
 from .threads.calls import AdminCalls, ConsumerCalls, ProducerCalls, TransactionProducerCalls
 from .transaction import Transaction, TransactionListener
 from .transactional.check_back import Checker, as_decision, call_user_function
+from .transactional.owned_transaction import BlockingOwnedBlock
 
 __all__ = [
     "Acl",
@@ -136,11 +137,27 @@ class TransactionProducer(TransactionProducerCalls):
     """Sends transactional messages; see ``halfmq.client.TransactionProducer``."""
 
     def transaction(
-        self, messages: Message | Sequence[Message], *, order_key: OrderKeys = None
+        self,
+        messages: Message | Sequence[Message],
+        *,
+        order_key: OrderKeys = None,
+        session: object = None,
     ) -> contextlib.AbstractContextManager[Transaction]:
-        """Return the context manager of one local transaction; its block runs in this thread."""
+        """Return the context manager of one local transaction; its block runs in this thread.
+
+        With ``session`` (SQLAlchemy's ``Session`` or ``Connection``, or a connection of a driver)
+        the producer owns the database transaction too: see the asynchronous one.
+        """
         transaction = self.asynchronous.transaction(messages, order_key=order_key)
-        return _BlockingTransaction(self, transaction)
+        block = _BlockingTransaction(self, transaction)
+        if session is None:
+            return block
+        return BlockingOwnedBlock(block, transaction, self.asynchronous.ledger, session)
+
+    @property
+    def ledger(self) -> Any:
+        """The ledger of the checker; see ``halfmq.client.TransactionProducer.ledger``."""
+        return self.asynchronous.ledger
 
     def send_in_transaction(
         self,

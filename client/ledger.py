@@ -151,13 +151,28 @@ class TransactionLedger:
         self._table = table
         self._paramstyle = paramstyle
 
+    @property
+    def table(self) -> str:
+        """The table's name."""
+        return self._table
+
+    @property
+    def create_statement(self) -> str:
+        """The statement that creates the table if it is missing, for migrations."""
+        return self._sql(
+            "create table if not exists TABLE (id varchar(128) not null primary key, "
+            "state varchar(16) not null, recorded_at bigint not null)"
+        )
+
     def create_table(self, connection: Target) -> None:
         """Create the table if it is missing, and commit."""
-        self._run_blocking(connection, self._create_table, "`await ledger.create_table_async(…)`")
+        self.run_blocking_work(
+            connection, self._create_table, "`await ledger.create_table_async(…)`"
+        )
 
     async def create_table_async(self, connection: object) -> None:
         """As :meth:`create_table`, for an asynchronous connection."""
-        await self._run_async(connection, self._create_table)
+        await self.run_async(connection, self._create_table)
 
     def record(self, target: Target, transaction_id: str) -> None:
         """Insert the row that is committed together with the local transaction.
@@ -174,7 +189,7 @@ class TransactionLedger:
         """
         check_text("transaction_id", transaction_id)
         insert = partial(self._record, transaction_id)
-        self._run_blocking(target, insert, "`await ledger.record_async(…)`")
+        self.run_blocking_work(target, insert, "`await ledger.record_async(…)`")
 
     async def record_async(self, target: object, transaction_id: str) -> None:
         """As :meth:`record`, for asynchronous sessions, connections and cursors.
@@ -183,7 +198,7 @@ class TransactionLedger:
         and connections and cursors of psycopg, aiosqlite, aiomysql and asyncmy.
         """
         check_text("transaction_id", transaction_id)
-        await self._run_async(target, partial(self._record, transaction_id))
+        await self.run_async(target, partial(self._record, transaction_id))
 
     def statement(self, transaction_id: str, paramstyle: str) -> Statement:
         """Return the statement of :meth:`record`, for drivers that it does not support.
@@ -215,7 +230,7 @@ class TransactionLedger:
             check_blocking(opening, "`ledger.async_checker(connect)`")
             closes = hasattr(opening, "close")
             with contextlib.closing(opening) if closes else opening as connection:
-                return self._run_blocking(connection, work, "`ledger.async_checker(connect)`")
+                return self.run_blocking_work(connection, work, "`ledger.async_checker(connect)`")
 
         def check(message: MessageView) -> Decision:
             transaction_id, prepared_ms = _transaction_of(message)
@@ -227,7 +242,7 @@ class TransactionLedger:
         def look(transaction_id: str) -> bool:
             return connected(partial(self._look, transaction_id, connect))
 
-        return attach_look(check, LedgerLook(self._table, look))
+        return attach_look(check, LedgerLook(self._table, look, self))
 
     def async_checker(
         self,
@@ -244,7 +259,7 @@ class TransactionLedger:
 
         async def connected(work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
             async with managed_connection(connect()) as connection:
-                return await self._run_async(connection, work)
+                return await self.run_async(connection, work)
 
         async def check(message: MessageView) -> Decision:
             transaction_id, prepared_ms = _transaction_of(message)
@@ -256,7 +271,7 @@ class TransactionLedger:
         async def look(transaction_id: str) -> bool:
             return await connected(partial(self._look, transaction_id, connect))
 
-        return attach_look(check, LedgerLook(self._table, look))
+        return attach_look(check, LedgerLook(self._table, look, self))
 
     def prune(self, connection: Target, older_than: timedelta = timedelta(days=30)) -> int:
         """Delete rows older than ``older_than``, commit, and return how many were deleted.
@@ -270,29 +285,39 @@ class TransactionLedger:
             ConfigurationError: ``older_than`` is less than a day.
         """
         prune = partial(self._prune, _checked_age_ms(older_than))
-        return self._run_blocking(connection, prune, "`await ledger.prune_async(…)`")
+        return self.run_blocking_work(connection, prune, "`await ledger.prune_async(…)`")
 
     async def prune_async(
         self, connection: object, older_than: timedelta = timedelta(days=30)
     ) -> int:
         """As :meth:`prune`, for an asynchronous connection."""
-        return await self._run_async(connection, partial(self._prune, _checked_age_ms(older_than)))
+        return await self.run_async(connection, partial(self._prune, _checked_age_ms(older_than)))
+
+    # -- statements of a transaction that a producer owns; see `owned_transaction`
+
+    async def insert_row(self, transaction_id: str, database: Database) -> None:
+        """Insert the row of a transaction; called by the producer."""
+        await self._record(transaction_id, database)
+
+    async def has_row(self, transaction_id: str, database: Database) -> bool:
+        """Return whether the row is visible in this transaction; called by the producer."""
+        return await self._state(database, transaction_id) == COMMITTED
 
     # -- blocking and asynchronous connections
 
-    def _run_blocking(
+    def run_blocking_work(
         self, target: Any, work: Callable[[Database], Coroutine[Any, Any, T]], remedy: str
     ) -> T:
+        """Run statements in a blocking session or connection; called by the producer."""
         check_blocking(target, remedy)
 
         return run_blocking(self._run(target, work))
 
-    async def _run_async(
-        self, target: Any, work: Callable[[Database], Coroutine[Any, Any, T]]
-    ) -> T:
+    async def run_async(self, target: Any, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
+        """Run statements in an asynchronous session or connection; called by the producer."""
         target = getattr(target, "registry", lambda: target)()  # of async_scoped_session
         if hasattr(target, "run_sync"):  # SQLAlchemy's, which awaits for blocking code
-            result: T = await target.run_sync(self._run_blocking, work, "")
+            result: T = await target.run_sync(self.run_blocking_work, work, "")
             return result
         return await self._run(target, work)
 
@@ -306,12 +331,7 @@ class TransactionLedger:
     # -- statements in a connection
 
     async def _create_table(self, database: Database) -> None:
-        await database.execute(
-            self._sql(
-                "create table if not exists TABLE (id varchar(128) not null primary key, "
-                "state varchar(16) not null, recorded_at bigint not null)"
-            )
-        )
+        await database.execute(self.create_statement)
         await database.commit()
 
     async def _record(self, transaction_id: str, database: Database) -> None:

@@ -29,9 +29,10 @@ import logging
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, overload
 from weakref import WeakValueDictionary
 
 from halfmq.remoting.codes import RequestCode
@@ -74,6 +75,7 @@ from .transactional.check_back import (
 )
 from .transactional.decisions import DecisionSender, Ending, OnSettled
 from .transactional.multi_message_prepare import check_messages, check_supported, prepare_messages
+from .transactional.owned_transaction import OwnedTransaction
 from .transactional.recorded_transactions import (
     Recordings,
     begin_recordings,
@@ -227,6 +229,11 @@ class Transaction:
             on_settled,
         )
 
+    @property
+    def chosen(self) -> Decision | None:
+        """What :meth:`decide` or :meth:`rollback` has set; None: the end of the block decides."""
+        return self._explicit
+
     def decide(self, decision: Decision) -> None:
         """Set the decision, however the block ends. UNKNOWN leaves it to the broker's check.
 
@@ -369,10 +376,34 @@ class TransactionProducer(Producer):
             checker.check_local_transaction if isinstance(checker, TransactionListener) else checker
         )
 
+    @overload
     def transaction(
         self, messages: Message | Sequence[Message], *, order_key: OrderKeys = None
-    ) -> Transaction:
+    ) -> Transaction: ...
+
+    @overload
+    def transaction(
+        self,
+        messages: Message | Sequence[Message],
+        *,
+        order_key: OrderKeys = None,
+        session: object,
+    ) -> AbstractAsyncContextManager[Transaction]: ...
+
+    def transaction(
+        self,
+        messages: Message | Sequence[Message],
+        *,
+        order_key: OrderKeys = None,
+        session: object = None,
+    ) -> AbstractAsyncContextManager[Transaction]:
         """Return the context manager of one local transaction; see :class:`Transaction`.
+
+        With ``session`` (SQLAlchemy's ``AsyncSession`` or ``AsyncConnection``, a connection of
+        asyncpg, psycopg, aiosqlite or aiomysql), halfmq owns the database transaction too: it
+        begins it, writes the ledger's row, and commits it at the end of the block, just before the
+        message. The session must be in no transaction, and the checker that of a ledger. What is
+        raised before the commit rolls back both; do not commit in the block.
 
         Several messages, also to several topics, are all delivered or none. They must go to one
         halfmq broker; the limits are 64 messages and 16 MiB together.
@@ -392,7 +423,32 @@ class TransactionProducer(Producer):
         """
         if self._check_back.checker is None:
             raise ConfigurationError("checker", None, "a function that answers the broker's checks")
-        return Transaction(self, messages, order_key)
+        transaction = Transaction(self, messages, order_key)
+        if session is None:
+            return transaction
+        ledger = self.ledger
+        owned = OwnedTransaction(
+            transaction,
+            ledger,
+            session,
+            enter=transaction.__aenter__,
+            leave=transaction.__aexit__,
+            run=partial(ledger.run_async, session),
+        )
+        return _OwnedBlock(transaction, owned)
+
+    @property
+    def ledger(self) -> Any:
+        """The ledger of the checker, for transactions whose session the producer owns.
+
+        Raises:
+            ConfigurationError: The checker does not belong to a ledger.
+        """
+        look = look_of(self._check_back.checker)
+        if look is None:
+            expected = "ledger.checker(…) or ledger.async_checker(…), since session= needs a ledger"
+            raise ConfigurationError("checker", self._check_back.checker, expected)
+        return look.ledger
 
     async def send_in_transaction(
         self,
@@ -688,6 +744,25 @@ class TransactionProducer(Producer):
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # if the caller was cancelled, nobody has retrieved it
+
+
+class _OwnedBlock(AbstractAsyncContextManager[Transaction]):
+    """The context manager of a transaction whose session the producer owns."""
+
+    def __init__(self, transaction: Transaction, owned: OwnedTransaction) -> None:
+        self._transaction, self._owned = transaction, owned
+
+    async def __aenter__(self) -> Transaction:
+        await self._owned.begin()
+        return self._transaction
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._owned.end(kind, error, trace)
 
 
 def _wake(waiter: asyncio.Future[None], _task: asyncio.Task[Any]) -> None:

@@ -117,6 +117,12 @@ class Database(Protocol):
     async def fetch(self, sql: str, *values: object) -> Sequence[Any]:
         """Execute a query and return its rows."""
 
+    async def begin(self) -> None:
+        """Begin a transaction, unless the next statement does; none is open."""
+
+    async def flush(self) -> None:
+        """Execute what the session has kept back; errors of it are raised here."""
+
     async def commit(self) -> None:
         """End the transaction, if one is open."""
 
@@ -131,6 +137,23 @@ class Database(Protocol):
 
     async def close(self) -> None:
         """Close what was opened for these statements; the connection is its owner's."""
+
+
+def has_open_transaction(target: Any) -> bool:
+    """Return whether a session or connection is in a transaction, its own or somebody else's.
+
+    False also if its driver does not tell.
+    """
+    target = getattr(target, "registry", lambda: target)()  # of a scoped_session
+    target = getattr(target, "sync_session", None) or getattr(target, "sync_connection", target)
+    if _driver_of(target) == "asyncpg":
+        return bool(target.is_in_transaction())
+    if hasattr(target, "get_transaction"):  # SQLAlchemy's Session or Connection
+        bind = getattr(target, "bind", None)  # of a Session; a Connection has its own transaction
+        outer = getattr(bind, "in_transaction", lambda: False)
+        return bool(target.in_transaction()) or bool(outer())
+    connection = target if hasattr(target, "commit") else getattr(target, "connection", target)
+    return _in_transaction(_DRIVERS.get(_driver_of(connection)), connection)
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
@@ -211,6 +234,13 @@ class _Dbapi:
         rows: Sequence[Any] = await _await_if_needed(self._cursor.fetchall())
         return rows
 
+    async def begin(self) -> None:
+        if await self.autocommits():
+            await self.execute("begin")
+
+    async def flush(self) -> None:
+        """Nothing was kept back."""
+
     async def commit(self) -> None:
         await _await_if_needed(self._connection.commit())
 
@@ -250,6 +280,12 @@ class _Asyncpg:
     def _render(self, sql: str, values: tuple[object, ...]) -> tuple[object, ...]:
         text, parameters = render(sql, values, "numeric_dollar")
         return text, *parameters
+
+    async def begin(self) -> None:
+        await self._connection.execute("begin")
+
+    async def flush(self) -> None:
+        """Nothing was kept back."""
 
     async def commit(self) -> None:
         if self._connection.is_in_transaction():
@@ -295,6 +331,14 @@ class _SqlAlchemy:
     async def fetch(self, sql: str, *values: object) -> Sequence[Any]:
         rows: Sequence[Any] = self._execute(sql, values).fetchall()
         return rows
+
+    async def begin(self) -> None:
+        """It has begun with the first look at its connection."""
+
+    async def flush(self) -> None:
+        flush = getattr(self._target, "flush", None)  # a Session's
+        if flush is not None:
+            flush()
 
     async def commit(self) -> None:
         self._target.commit()

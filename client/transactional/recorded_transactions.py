@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 C = TypeVar("C")
@@ -27,6 +27,8 @@ class LedgerLook:
     table: str
     is_committed: Callable[[str], bool | Awaitable[bool]]
     """Returns whether the row with this transaction id is committed; a plain function blocks."""
+    ledger: Any
+    """The ``TransactionLedger`` itself, for transactions that the producer owns."""
 
 
 def attach_look(checker: C, look: LedgerLook) -> C:

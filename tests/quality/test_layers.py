@@ -18,6 +18,7 @@ ALLOWED = {
     "client": {"remoting", "store.format"},
     "command": {"client", "console", "store"},
     "console": {"client"},
+    "integrations": {"client"},
     "broker": {"remoting", "store", "store.format"},
     "spark_jobs": {"store.format"},
     "conf": set(),
@@ -112,6 +113,7 @@ THIRD_PARTY = {
     "client": {"msgspec", "uvloop"},
     "command": {"rich", "typer"},
     "console": {"nicegui"},
+    "integrations": {"django"},
     "broker": {
         "attrs",
         "lark",

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("broker", "client", "command", "conf", "console", "remoting", "spark_jobs", "store")
+FOLDERS = (
+    *("broker", "client", "command", "conf", "console", "integrations", "remoting", "spark_jobs"),
+    "store",
+)
 
 
 def _run(*command: str, cwd: Path, **environment: str) -> str:

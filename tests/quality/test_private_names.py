@@ -35,7 +35,6 @@ READ: Final = (
     ("tests/spark/test_reconcile.py", "_jvm", FOREIGN),
     ("tests/support/*_parts.py", "*", PARTS),
     ("tests/support/cpp_client.py", "_CConsumeStatus _handle _register_callback", FOREIGN),
-    ("tests/support/ledger_books.py", "_run_async", PARTS),
     ("tests/support/race_windows.py", "_fdatasync _flusher", MOMENT),
     ("tests/support/stores.py", "*", PARTS),
     ("tests/support/transactions.py", "*", PARTS),

@@ -109,7 +109,7 @@ class Books:
         self, connection: Any, work: Callable[[Database], Coroutine[Any, Any, Any]]
     ) -> Any:
         """Do what no ledger is for the way it has each driver do it."""
-        return await self.ledger._run_async(connection, work)
+        return await self.ledger.run_async(connection, work)
 
     async def order(self, connection: Any, transaction_id: str) -> None:
         """The local transaction, not yet committed."""

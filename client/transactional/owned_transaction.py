@@ -1,0 +1,217 @@
+"""A database transaction that halfmq begins and commits, around the user's block.
+
+The order is: half message, BEGIN, ledger row, the block, flush, a look at the ledger row by its
+key, COMMIT, decision. The look is the last statement before COMMIT: it fails, or finds nothing, if
+a statement of the block has failed unseen, or if a savepoint took the row with it.
+
+* What is raised before COMMIT is sent rolls back, and decides ROLLBACK: nobody else commits.
+* What is raised by COMMIT, and a cancellation from there on, leaves it open whether the row is
+  committed. The producer's checker decides, as at the end of any block.
+* If the block has ended the transaction itself, or the driver does not tell whether it has, the row
+  decides too: by a look after a normal end, by the checker after an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, suppress
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from ..errors import ConfigurationError, TransactionNotCommittedError
+from ..message import Decision
+from .databases import Database, check_blocking, has_open_transaction, run_blocking
+from .recorded_transactions import StillOpen, says_open
+
+T = TypeVar("T")
+
+Work = Callable[[Database], Coroutine[Any, Any, T]]
+
+
+class LedgerRows(Protocol):
+    """The statements of a ledger; see ``TransactionLedger``."""
+
+    async def insert_row(self, transaction_id: str, database: Database) -> None:
+        """Insert the row of a transaction."""
+
+    async def has_row(self, transaction_id: str, database: Database) -> bool:
+        """Return whether its own transaction sees the row."""
+
+
+class HalfTransaction(Protocol):
+    """The half message and its decision; see ``halfmq.client.Transaction``."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def chosen(self) -> Decision | None: ...
+
+    def decide(self, decision: Decision) -> None: ...
+
+
+H = TypeVar("H", bound=HalfTransaction)
+
+
+class OwnedTransaction:
+    """Enters and exits both transactions; the same code for blocking and asynchronous drivers."""
+
+    def __init__(
+        self,
+        half: HalfTransaction,
+        ledger: LedgerRows,
+        session: object,
+        *,
+        enter: Callable[[], Awaitable[object]],
+        leave: Callable[..., Awaitable[object]],
+        run: Callable[[Work[Any]], Awaitable[Any]],
+    ) -> None:
+        """Refuse a session that cannot be owned; nothing is sent.
+
+        Args:
+            half: The half message.
+            ledger: For the row that proves the database transaction.
+            session: The user's session or connection.
+            enter: Stores the half message.
+            leave: Sends the decision: ``__aexit__`` of the half's context manager.
+            run: Runs statements in the session.
+
+        Raises:
+            ConfigurationError: The session has a transaction already, perhaps somebody else's.
+        """
+        if has_open_transaction(session):
+            raise ConfigurationError(
+                "session",
+                session,
+                "one without an open transaction, since halfmq commits it: end that one first, "
+                "take another session, or leave out session= and record in the ledger",
+            )
+        self._half, self._ledger = half, ledger
+        self._enter, self._leave, self._run = enter, leave, run
+        self._still_open: StillOpen = lambda: False
+        self._driver_tells = False
+
+    async def begin(self) -> None:
+        """Store the half message, begin, and insert the ledger's row."""
+        await self._enter()
+        try:
+            await self._run(self._begin)
+        except BaseException as error:
+            self._half.decide(Decision.ROLLBACK)
+            await self._leave(type(error), error, error.__traceback__)
+            raise
+
+    async def _begin(self, database: Database) -> None:
+        await database.begin()
+        try:
+            await self._ledger.insert_row(self._half.id, database)
+            self._still_open = database.transaction_watch()
+            self._driver_tells = says_open(self._still_open)
+        except BaseException:
+            with suppress(Exception):
+                await database.rollback()
+            raise
+
+    async def end(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Commit or roll back, and send the decision.
+
+        Raises:
+            TransactionNotCommittedError: The row is not in the transaction; it is rolled back.
+        """
+        ended_by_block = self._driver_tells and not says_open(self._still_open)
+        if ended_by_block or isinstance(error, GeneratorExit):
+            await self._leave(kind, error, trace)
+            return
+        failure = error
+        if failure is None and self._half.chosen is not Decision.ROLLBACK:
+            failure = await self._failure_before_commit()
+        if failure is not None or self._half.chosen is Decision.ROLLBACK:
+            await self._roll_back(failure)
+            if failure is not error and failure is not None:
+                raise failure
+            return
+        try:
+            await self._run(_commit)
+        except BaseException as unknown:
+            with suppress(Exception):
+                await self._run(_roll_back)
+            await self._leave(type(unknown), unknown, unknown.__traceback__)
+            raise
+        if self._half.chosen is None:
+            self._half.decide(Decision.COMMIT)
+        await self._leave(None, None, None)
+
+    async def _failure_before_commit(self) -> BaseException | None:
+        """Return why the transaction must not be committed; None if it may be."""
+        try:
+            if not await self._run(self._look):
+                return TransactionNotCommittedError(self._half.id, still_open=False)
+        except BaseException as failure:  # noqa: BLE001 -- raised when all is rolled back
+            return failure
+        return None
+
+    async def _look(self, database: Database) -> bool:
+        await database.flush()
+        return await self._ledger.has_row(self._half.id, database)
+
+    async def _roll_back(self, failure: BaseException | None) -> None:
+        """Roll back; decide ROLLBACK if the driver tells that this ended the block's work."""
+        may_decide = self._driver_tells
+        try:
+            await self._run(_roll_back)
+        except BaseException:  # noqa: BLE001 -- the connection is lost: the checker decides
+            may_decide = False
+        if may_decide:
+            self._half.decide(Decision.ROLLBACK)
+        trace = None if failure is None else failure.__traceback__
+        await self._leave(None if failure is None else type(failure), failure, trace)
+
+
+async def _commit(database: Database) -> None:
+    await database.commit()
+
+
+async def _roll_back(database: Database) -> None:
+    await database.rollback()
+
+
+class BlockingOwnedBlock(AbstractContextManager[H]):
+    """The context manager of a transaction whose blocking session the producer owns."""
+
+    def __init__(
+        self, block: AbstractContextManager[Any], half: H, ledger: Any, session: object
+    ) -> None:
+        """``block`` is the context manager of the half message.
+
+        Raises what `OwnedTransaction` raises.
+        """
+        check_blocking(session, "`halfmq.client.TransactionProducer`, the asynchronous one")
+
+        async def enter() -> None:
+            block.__enter__()
+
+        async def leave(*error: Any) -> None:
+            block.__exit__(*error)
+
+        async def run(work: Work[Any]) -> Any:
+            return ledger.run_blocking_work(session, work, "")
+
+        self._half = half
+        self._owned = OwnedTransaction(half, ledger, session, enter=enter, leave=leave, run=run)
+
+    def __enter__(self) -> H:
+        run_blocking(self._owned.begin())
+        return self._half
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        run_blocking(self._owned.end(kind, error, trace))

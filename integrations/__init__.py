@@ -1,0 +1,1 @@
+"""Adapters for frameworks. Each module needs an extra of its own name."""
