@@ -4,6 +4,7 @@ import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from ..access import Acl, AclEntry, PolicyType, User
 from ..admin import Admin
@@ -146,6 +147,14 @@ class TransactionProducerCalls(Facade[TransactionProducer]):
 
         Raises:
             ConfigurationError: An argument cannot be used; says which.
+        """
+
+    @property
+    def ledger(self) -> Any:
+        """The ledger of the checker, for transactions whose session the producer owns.
+
+        Raises:
+            ConfigurationError: The checker does not belong to a ledger.
         """
 
     def pending(self) -> list[PendingTransaction]:

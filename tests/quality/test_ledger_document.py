@@ -18,7 +18,9 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "ledger.md").read_text(encoding
 WAIT_S = 60
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize(
+    "number", [0, 2, 3], ids=["in five lines", "recorded, blocking", "recorded, asynchronous"]
+)
 def test_the_examples_commit_a_row_and_its_message(number: int, tmp_path: Path) -> None:
     """Pasted as they stand, with nothing but SQLAlchemy installed and a broker running."""
     pytest.importorskip("sqlalchemy", reason="needs SQLAlchemy: pip install -e '.[test]'")
