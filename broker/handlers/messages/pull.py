@@ -33,7 +33,7 @@ from ...ports import Connection, Handler
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.message_statistics import Statistics
 from .pull_admission import PullAdmission
-from .sql_search import Search, Searcher
+from .sql_search import SqlSearch
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class PullHandler:
         assert isinstance(header, PullMessageRequestHeader)
         self._admission.admit(header, connection)
         wanted = self._admission.wanted(header, connection)
-        if (reset := self._reset(request, is_held=False)) is not None:
+        if (reset := self._reset(request, header, is_held=False)) is not None:
             return reset
         if header.sys_flag & COMMIT_OFFSET_FLAG:
             self._offsets.commit(
@@ -139,16 +139,16 @@ class PullHandler:
                 header.commit_offset,
                 end=self._store.queues.bounds(header.topic, header.queue_id)[1],
             )
-        return self._find(request, connection, wanted)
+        return self._find(request, connection, header, wanted)
 
-    def _reset(self, request: RemotingCommand, *, is_held: bool) -> bytes | None:
+    def _reset(
+        self, request: RemotingCommand, header: PullMessageRequestHeader, *, is_held: bool
+    ) -> bytes | None:
         """Send the consumer to the offset to which an operator has reset it; None if not reset.
 
         A held pull was sent before the reset, perhaps by an earlier owner of the queue. So it does
         not end the reset, even if it waits at this offset.
         """
-        header = request.header
-        assert isinstance(header, PullMessageRequestHeader)
         queue = header.consumer_group, header.topic, header.queue_id
         offset = self._offsets.pending_reset(*queue)
         if offset is None:
@@ -173,6 +173,7 @@ class PullHandler:
         self,
         request: RemotingCommand,
         connection: Connection,
+        header: PullMessageRequestHeader,
         wanted: Wanted,
         *,
         wait: bool = False,
@@ -180,29 +181,48 @@ class PullHandler:
     ) -> bytes | None:
         if paced:  # it has waited for the disk, or for other consumers
             self._admission.admit_again(request, connection)
-        if isinstance(wanted, CompiledFilter):
-            return self._search(request, connection, wanted, wait=wait, paced=paced)
-        header = request.header
-        assert isinstance(header, PullMessageRequestHeader)
         readable_offset = self._store.readable_offset
-        result = self._store.queues.get(
-            header.topic,
-            header.queue_id,
-            header.queue_offset,
-            max_count=min(max(header.max_msg_nums, 1), MESSAGES_MAX),
-            max_bytes=BYTES_MAX,
-            tag_codes=wanted,
-            wait=wait,
-        )
+        search = None
+        if isinstance(wanted, CompiledFilter):
+            self._take_turn(request, connection, paced=paced)
+            search = self._search(header, header.queue_offset, wanted, wait=wait)
+            result = search.result
+        else:
+            result = self._get(header, header.queue_offset, wanted, wait)
         if result.status is _FOUND:
             if not paced and not self._admits(result, request, connection, wanted):
                 return None
-            self._delivered(header.topic, header.consumer_group, header.queue_id, result)
-            return self._send_found(request, connection, result, at_once=paced)
+            if search is None:
+                self._delivered(header.topic, header.consumer_group, header.queue_id, result)
+                return self._send_found(request, connection, result, at_once=paced)
+            search.search()
+            if search.is_cold and not search.records:
+                self._search_on_disk(request, connection, search)
+                return None
+            result = search.result
+            if search.next_offset != header.queue_offset or result.status is _FOUND:
+                return self._matching(request, search)
         if result.status is GetStatus.NOT_IN_MEMORY:
             self._warm(request, connection, wanted)
             return None
         return self._not_found(request, connection, wanted, result, readable_offset)
+
+    def _get(
+        self,
+        header: PullMessageRequestHeader,
+        offset: int,
+        tags: frozenset[int] | None,
+        wait: bool,  # for the disk
+    ) -> GetResult:
+        return self._store.queues.get(
+            header.topic,
+            header.queue_id,
+            offset,
+            max_count=min(max(header.max_msg_nums, 1), MESSAGES_MAX),
+            max_bytes=BYTES_MAX,
+            tag_codes=tags,
+            wait=wait,
+        )
 
     def _not_found(
         self,
@@ -214,8 +234,7 @@ class PullHandler:
     ) -> bytes | None:
         """Hold the pull if its client wants that and messages may arrive; otherwise answer it."""
         self._missed.times += 1
-        header = request.header
-        assert isinstance(header, PullMessageRequestHeader)
+        header = request.header_as(PullMessageRequestHeader)
         code, next_offset = _code_and_offset(result, header.queue_offset)
         if code is ResponseCode.PULL_NOT_FOUND and header.sys_flag & SUSPEND_FLAG:
             held = HeldPull(
@@ -248,102 +267,65 @@ class PullHandler:
 
     def _find_later(self, request: RemotingCommand, connection: Connection, wanted: Wanted) -> None:
         if not connection.closed:
-            serve(partial(self._find, wanted=wanted, paced=True), request, connection)
+            header = request.header_as(PullMessageRequestHeader)
+            find = partial(self._find, header=header, wanted=wanted, paced=True)
+            serve(find, request, connection)
 
     # --- SQL92 filters
 
-    def _search(
-        self,
-        request: RemotingCommand,
-        connection: Connection,
-        wanted: CompiledFilter,
-        *,
-        wait: bool,
-        paced: bool,
-    ) -> bytes | None:
+    def _take_turn(self, request: RemotingCommand, connection: Connection, *, paced: bool) -> None:
+        """Let a search begin in a turn of its own.
+
+        Searches of hundreds of consumers would follow each other in one pass of the loop.
+        """
         if not paced and connection.unfinished is not request:
-            # Searches of hundreds of consumers would follow each other in one pass of the loop.
             connection.unfinished = request
             raise UnfinishedError
         connection.unfinished = None
-        header = request.header
-        assert isinstance(header, PullMessageRequestHeader)
-        readable_offset = self._store.readable_offset
-        searcher = self._searcher(header, wanted)
-        found = searcher.begin(header.queue_offset, wait=wait)
-        if (
-            found.result.status is _FOUND
-            and not paced
-            and not self._admits(found.result, request, connection, wanted)
-        ):
-            return None
-        searcher.search(found, wait=wait)
-        if found.records:
-            return self._matching(request, found)
-        if found.is_cold:
-            self._search_on_disk(request, connection, wanted, found)
-            return None
-        if found.next_offset != header.queue_offset or found.result.status is _FOUND:
-            return _retry(request, found.result, found.next_offset)
-        if found.result.status is GetStatus.NOT_IN_MEMORY:
-            self._warm(request, connection, wanted)
-            return None
-        return self._not_found(request, connection, wanted, found.result, readable_offset)
 
-    def _searcher(self, header: PullMessageRequestHeader, wanted: CompiledFilter) -> Searcher:
+    def _search(
+        self,
+        header: PullMessageRequestHeader,
+        offset: int,
+        wanted: CompiledFilter,
+        *,
+        wait: bool = False,
+    ) -> SqlSearch:
         max_count = min(max(header.max_msg_nums, 1), MESSAGES_MAX)
-        return Searcher(self._store, header, wanted, max_count=max_count, max_bytes=BYTES_MAX)
+        return SqlSearch(
+            *(self._store, header, offset, wanted),
+            max_count=max_count,
+            max_bytes=BYTES_MAX,
+            wait=wait,
+        )
 
     def _search_on_disk(
-        self,
-        request: RemotingCommand,
-        connection: Connection,
-        wanted: CompiledFilter,
-        found: Search,
+        self, request: RemotingCommand, connection: Connection, search: SqlSearch
     ) -> None:
         """Read the next messages on a thread, then answer with those that match."""
-        header = request.header
-        assert isinstance(header, PullMessageRequestHeader)
 
         def answer(content: bytes) -> bytes:
-            self._searcher(header, wanted).take(found, content)
-            if found.records:
-                return self._matching(request, found)
-            return _retry(request, found.result, found.next_offset)
+            search.take(content)
+            return self._matching(request, search)
 
-        self._read_on_disk(request, connection, result=found.result, answer=answer)
+        self._read_on_disk(request, connection, result=search.result, answer=answer)
 
-    def _matching(self, request: RemotingCommand, found: Search) -> bytes:
-        header = request.header
-        assert isinstance(header, PullMessageRequestHeader)
+    def _matching(self, request: RemotingCommand, search: SqlSearch) -> bytes:
+        """Answer with the messages that match; without any, the client pulls on at once."""
+        if not search.records:
+            return _retry(request, search.result, search.next_offset)
+        header = request.header_as(PullMessageRequestHeader)
         result = GetResult(
             _FOUND,
-            found.next_offset,
-            found.result.min_offset,
-            found.result.max_offset,
+            search.next_offset,
+            search.result.min_offset,
+            search.result.max_offset,
             [],  # the records are here already
-            len(found.records),
-            found.size,
+            len(search.records),
+            search.size,
         )
         self._delivered(header.topic, header.consumer_group, header.queue_id, result)
-        return b"".join([_found_head(request, result), *found.records])
-
-    def _answer_held_search(
-        self, held: HeldPull, wanted: CompiledFilter, timed_out: bool
-    ) -> bytes | None:
-        """Search again for a held pull with an SQL92 filter; see `_answer_held`."""
-        request = held.command
-        header = request.header
-        assert isinstance(header, PullMessageRequestHeader)
-        searcher = self._searcher(header, wanted)
-        found = searcher.begin(held.next_offset)
-        searcher.search(found)
-        if found.records:
-            return self._matching(request, found)
-        held.next_offset, status = found.next_offset, found.result.status
-        if status is _FOUND or status is GetStatus.NOT_IN_MEMORY:  # the search is not complete
-            return _retry(request, found.result, held.next_offset)
-        return self._nothing_new(held, found.result, timed_out)
+        return b"".join([_found_head(request, result), *search.records])
 
     # --- answers
 
@@ -433,11 +415,10 @@ class PullHandler:
         wanted: Wanted,
     ) -> None:
         """Read the queue's entries into memory on a thread, then answer the pull."""
-        header = request.header
-        assert isinstance(header, PullMessageRequestHeader)
+        header = request.header_as(PullMessageRequestHeader)
         topic, queue_id, offset = header.topic, header.queue_id, header.queue_offset
 
-        find = partial(self._find, wanted=wanted, wait=True, paced=True)
+        find = partial(self._find, header=header, wanted=wanted, wait=True, paced=True)
 
         def warmed(done: asyncio.Future[None]) -> None:
             self._cold_reads -= 1
@@ -466,8 +447,7 @@ class PullHandler:
         if error is None:
             reply = answer(done.result())
         elif isinstance(error, FileNotFoundError):  # retention has deleted the file meanwhile
-            header = request.header
-            assert isinstance(header, PullMessageRequestHeader)
+            header = request.header_as(PullMessageRequestHeader)
             reply = _retry(request, result, header.queue_offset)
         else:
             logger.error("event=cold_read_failed ranges=%s error=%r", result.ranges, error)
@@ -478,27 +458,23 @@ class PullHandler:
     def _answer_held(self, held: HeldPull, timed_out: bool) -> bytes | None:
         """Return the answer to a held pull; None if there is no message and it has time left."""
         request = held.command
-        header = request.header
-        assert isinstance(header, PullMessageRequestHeader)
+        header = request.header_as(PullMessageRequestHeader)
         try:
             self._admission.admit_again(request, held.connection)
         except RequestRefusedError as refusal:
             return refusal_reply(refusal, request, held.connection)
-        if (reset := self._reset(request, is_held=True)) is not None:
+        if (reset := self._reset(request, header, is_held=True)) is not None:
             return reset
         if isinstance(held.wanted, CompiledFilter):
-            return self._answer_held_search(held, held.wanted, timed_out)
-        result = self._store.queues.get(
-            header.topic,
-            header.queue_id,
-            held.next_offset,
-            max_count=min(max(header.max_msg_nums, 1), MESSAGES_MAX),
-            max_bytes=BYTES_MAX,
-            tag_codes=held.wanted,
-            wait=False,
-        )
-        if result.status is GetStatus.NOT_IN_MEMORY:
-            return _retry(request, result, held.next_offset)
+            search = self._search(header, held.next_offset, held.wanted)
+            search.search()
+            held.next_offset, result = search.next_offset, search.result
+            if search.records or result.status is _FOUND:
+                return self._matching(request, search)
+        else:
+            result = self._get(header, held.next_offset, held.wanted, False)
+            if result.status is GetStatus.NO_MATCHED_MESSAGE:
+                held.next_offset = result.next_offset
         if result.status is _FOUND:
             answer = self._store.reader.read(result.ranges, prefix=_found_head(request, result))
             # Recent messages are usually in memory; otherwise the client pulls again at once.
@@ -506,14 +482,13 @@ class PullHandler:
                 return _retry(request, result, held.next_offset)
             self._delivered(header.topic, header.consumer_group, header.queue_id, result)
             return answer
-        if result.status is GetStatus.NO_MATCHED_MESSAGE:
-            held.next_offset = result.next_offset
+        if result.status is GetStatus.NOT_IN_MEMORY:
+            return _retry(request, result, held.next_offset)
         return self._nothing_new(held, result, timed_out)
 
     def _nothing_new(self, held: HeldPull, result: GetResult, timed_out: bool) -> bytes | None:
         request = held.command
-        header = request.header
-        assert isinstance(header, PullMessageRequestHeader)
+        header = request.header_as(PullMessageRequestHeader)
         if not timed_out:
             return None
         if held.next_offset != header.queue_offset:

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Final
-
-import msgspec
 
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.format.errors import CorruptRecordError
@@ -30,54 +27,54 @@ READ_COUNT: Final = 64
 """Messages read in one step; a client wants up to 32 that match."""
 
 
-class Search(msgspec.Struct):
-    """The state of a search: the matches so far, and where it continues."""
-
-    next_offset: int  # the queue offset to continue at
-    result: GetResult  # of the latest read of the queue: why the search ended
-    records: list[bytes]  # whole records that match
-    size: int = 0  # bytes of `records`
-    is_cold: bool = False  # the messages at next_offset must be read from disk
-
-
-class Searcher:
-    """Searches one queue for one pull."""
+class SqlSearch:
+    """A search of one queue for one pull: the matches so far, and where it continues."""
 
     def __init__(
         self,
         store: MessageStore,
         header: PullMessageRequestHeader,
+        offset: int,
         wanted: CompiledFilter,
         *,
         max_count: int,
         max_bytes: int,
-        clock: Callable[[], float] = time.perf_counter,
+        wait: bool = False,
     ) -> None:
+        """Look up the first messages from a queue offset on; without ``wait`` do not read the disk.
+
+        ``result`` says whether there are any.
+        """
         self._store = store
         self._topic, self._queue_id = header.topic, header.queue_id
         self._wanted = wanted
         self._max_count, self._max_bytes = max_count, max_bytes
-        self._clock = clock
-        self._end = clock() + SEARCH_S
+        self._wait = wait
+        self.next_offset = offset  # the queue offset to continue at
+        self.records: list[bytes] = []  # whole records that match
+        self.size = 0  # bytes of `records`
+        self.is_cold = False  # the messages at next_offset must be read from disk
+        self.result = self._get(READ_COUNT)  # the latest read of the queue: why the search ended
 
-    def begin(self, offset: int, *, wait: bool = False) -> Search:
-        """Return a search that begins at a queue offset; without ``wait`` do not read the disk."""
-        return Search(offset, self._get(offset, READ_COUNT, wait=wait), [])
-
-    def search(self, found: Search, *, wait: bool = False) -> None:
+    def search(self) -> None:
         """Search until enough messages match, the time is over, or the queue ends."""
-        while found.result.status is GetStatus.FOUND:
-            chunk = self._store.reader.read(found.result.ranges)
+        end = time.perf_counter() + SEARCH_S
+        while self.result.status is GetStatus.FOUND:
+            chunk = self._store.reader.read(self.result.ranges)
             if chunk is None:
-                found.is_cold = True
+                self.is_cold = True
                 return
-            if not self.take(found, chunk):
+            if not self._take(chunk, end):
                 return
-            found.result = self._get(found.next_offset, READ_COUNT, wait=wait)
+            self.result = self._get(READ_COUNT)
 
-    def take(self, found: Search, chunk: bytes) -> bool:
-        """Add the matches in ``chunk``, the bytes of ``found.result``; return whether to go on."""
-        start, end = found.next_offset, found.result.next_offset
+    def take(self, chunk: bytes) -> None:
+        """Add the matches in ``chunk``, the bytes of ``result``, which were not in memory."""
+        self._take(chunk, time.perf_counter() + SEARCH_S)
+
+    def _take(self, chunk: bytes, deadline: float) -> bool:
+        """Add the matches in ``chunk``; return whether to go on."""
+        start, end = self.next_offset, self.result.next_offset
         position = 0
         while position < len(chunk):
             try:
@@ -86,45 +83,45 @@ class Searcher:
                 queue_offset = -1
             if not start <= queue_offset < end:
                 if position == 0:
-                    self._take_damaged(found, chunk)
+                    self._take_damaged(chunk)
                 return False
             if self._wanted.matches(properties):
-                if found.records and found.size + size > self._max_bytes:
+                if self.records and self.size + size > self._max_bytes:
                     return False
-                found.records.append(chunk[position : position + size])
-                found.size += size
+                self.records.append(chunk[position : position + size])
+                self.size += size
             position += size
-            found.next_offset = queue_offset + 1
-            if len(found.records) >= self._max_count or self._clock() >= self._end:
+            self.next_offset = queue_offset + 1
+            if len(self.records) >= self._max_count or time.perf_counter() >= deadline:
                 return False
-        found.next_offset = end
+        self.next_offset = end
         return True
 
-    def _take_damaged(self, found: Search, chunk: bytes) -> None:
+    def _take_damaged(self, chunk: bytes) -> None:
         """Add the damaged first message of a chunk, as a pull without filter would.
 
         The consumer reports that it cannot read it.
         """
-        if found.records:
+        if self.records:
             return  # the next pull begins with it
-        one = self._get(found.next_offset, 1, wait=True)
+        one = self._get(1, wait=True)
         logger.error(
             "event=damaged_record_not_filtered queue=%s:%d offset=%d log_offset=%d",
             self._topic,
             self._queue_id,
-            found.next_offset,
+            self.next_offset,
             one.ranges[0][0],
         )
-        found.records.append(chunk[: one.size])
-        found.size = one.size
-        found.next_offset = one.next_offset
+        self.records.append(chunk[: one.size])
+        self.size = one.size
+        self.next_offset = one.next_offset
 
-    def _get(self, offset: int, max_count: int, *, wait: bool) -> GetResult:
+    def _get(self, max_count: int, *, wait: bool = False) -> GetResult:
         return self._store.queues.get(
             self._topic,
             self._queue_id,
-            offset,
+            self.next_offset,
             max_count=max_count,
             max_bytes=self._max_bytes,
-            wait=wait,
+            wait=wait or self._wait,
         )
