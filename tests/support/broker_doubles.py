@@ -155,7 +155,6 @@ class FakeLog:
         self.cold = False
         self.refused: set[int] = set()
         """Where records lie that the disk does not give."""
-        self._from_the_beginning = False
         self.cold_reads = 0
         self.on_append: Callable[[Sequence[AppendRequest]], object] = lambda _group: None
 
@@ -215,10 +214,6 @@ class FakeLog:
     def add_key(self, topic: str, key: str, physical_offset: int) -> None:
         """Let a look-up of the key find a record."""
         self._keys.setdefault((topic, key), []).append(physical_offset)
-
-    def start_times_at_zero(self) -> None:
-        """Let every query by time find everything."""
-        self._from_the_beginning = True
 
     def start_queue_at(self, topic: str, queue_id: int, offset: int) -> None:
         """Pretend that everything before `offset` was deleted by age."""
@@ -295,8 +290,7 @@ class FakeLog:
         hits = [
             offset
             for offset in reversed(self._keys.get((topic, key), []))
-            if self._from_the_beginning
-            or begin_ms <= self.records[offset].store_timestamp <= end_ms
+            if begin_ms <= self.records[offset].store_timestamp <= end_ms
         ]
         return hits[:max_count]
 
