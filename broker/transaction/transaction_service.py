@@ -37,8 +37,8 @@ from .op_writer import OpWriter
 from .operator_actions import OperatorActions
 from .pending_view import PendingView
 from .prepares import Prepares
+from .replay.log_replay import replay
 from .replay.snapshot import LOG_BYTES_MIN, Snapshots
-from .replay.start import replay
 from .state.caches import DECIDED_REMEMBERED, FinalMessageCache
 from .state.counters import Counters
 from .state.pending import PendingTable

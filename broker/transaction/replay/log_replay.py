@@ -23,12 +23,18 @@ In a log written by halfmq these links suffice. A log written by Apache RocketMQ
 that refer to their half only by UNIQ_KEY. Keeping the key of every transaction takes more memory
 than everything else here, so it is done only on demand: ``ForeignRecordError`` requests a second
 replay of the whole log with ``by_key=True``.
+
+A damaged record must not hide the records after it: a half that is missing from the table counts as
+decided, so its message would be lost. The store's scan therefore continues at the next valid
+record. The content of the damaged record is lost, and the store logs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.properties import get_property
@@ -36,12 +42,16 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 from ..half import GroupMembership, group_membership, immunity_s, other_halves
+from ..log_port import TransactionLog
 from ..state.pending import MemberHalf, Pending, PendingTable
 from ..state.state_machine import State, TransactionEvent, Verdict, outcome, parked_reason_of
+from .snapshot_file import load_snapshot, remove_snapshot
 
 KEYS_OF_DECIDED: Final = 500_000
 """Keys of decided transactions kept for late copies, about 250 bytes each. RocketMQ copies a
 decided half only until it notices the decision, within some minutes."""
+
+logger = logging.getLogger(__name__)
 
 _PREPARED: Final = int(TransactionType.PREPARED)
 _COMMIT: Final = int(TransactionType.COMMIT)
@@ -306,3 +316,47 @@ class LogReplay:
     def _is_half_zero(self, record: Record) -> bool:
         key = get_property(record.properties, b"UNIQ_KEY")
         return key is not None and key == self._key_at_zero
+
+
+class Replayed(NamedTuple):
+    """What a replay found besides the table."""
+
+    position: int  # where the replay of the log began
+    without_op: Sequence[int]  # half queue offsets of decided transactions without an op message
+    incomplete: Sequence[int] = ()  # leaders of groups with missing halves
+    unfinished: Sequence[int] = ()  # halves whose leader is committed, without a final message
+
+
+def replay(log: TransactionLog, table: PendingTable, snapshot_path: Path) -> Replayed:
+    """Fill an empty table from the snapshot and the log."""
+    ops: list[int] = []
+    position = load_snapshot(snapshot_path, log, table, ops)
+    if position is None:
+        position = log.min_offset
+    try:
+        return _read(log, table, position, ops, by_key=False)
+    except ForeignRecordError as error:
+        logger.info("event=transactions_by_key reason=%r", str(error))
+    table.clear()
+    remove_snapshot(snapshot_path)
+    position = log.min_offset
+    return _read(log, table, position, (), by_key=True)
+
+
+def _read(
+    log: TransactionLog, table: PendingTable, position: int, ops: Iterable[int], *, by_key: bool
+) -> Replayed:
+    log_replay = LogReplay(table, by_key=by_key)
+    log_replay.without_op.update(dict.fromkeys(ops))
+    if 0 in table and (record := log.reader.record_at(0)) is not None:
+        key = get_property(record.properties, b"UNIQ_KEY")
+        if key is not None:
+            log_replay.set_key_at_zero(key)
+    for record in log.reader.scan_transactions(position):
+        log_replay.apply(record)
+    return Replayed(
+        position,
+        list(log_replay.without_op),
+        list(log_replay.incomplete),
+        list(log_replay.unfinished),
+    )

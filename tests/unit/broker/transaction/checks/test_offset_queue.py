@@ -6,7 +6,7 @@ import gc
 from collections import deque
 from random import Random, randrange
 
-from halfmq.broker.transaction.checks.offset_queue import PART_COUNT, OffsetQueue
+from halfmq.broker.transaction.checks.group_queues import PART_COUNT, OffsetQueue
 
 
 def test_offsets_are_returned_in_the_order_of_a_deque() -> None:
