@@ -38,6 +38,7 @@ from ..files.mapped_file_queue import MappedFileQueue
 from ..format.queue_entry import PRE_BLANK
 from ..format.record import PREFIX, Record
 from ..integrity.expected_entries import find_batch_queues, is_sound
+from ..integrity.holes import HoleSearch
 from ..log.log_reader import LogReader
 from ..log.log_scan import LogScan, Trust
 from ..log.resync import Damage
@@ -215,7 +216,7 @@ class Recovery:
             raise IncompleteError("another broker was here, and the log has fillers")
 
     def _check_extents(self, checkpoint: Checkpoint) -> None:
-        """Check that all queues begin and end where they did at the checkpoint.
+        """Check that all queues begin and end where they did at the checkpoint, without holes.
 
         Otherwise a lost file is not visible: the other queues reach the log's end, and its records
         may lie before the part that is scanned.
@@ -233,6 +234,10 @@ class Recovery:
         is_same_log = self._log_start == checkpoint.log_start  # nothing was deleted by age since
         if is_same_log and sum(one.min_offset for one in queues) > checkpoint.queue_begins:
             raise IncompleteError("queues begin elsewhere than at the checkpoint")
+        holes = HoleSearch(self._config.root)
+        for queue in queues:
+            if holes.has_hole(queue, queue.find_physical(offset)):
+                raise IncompleteError(f"{queue.topic}:{queue.queue_id} has zeros among its entries")
 
     # Where to start -------------------------------------------------------------------------
 

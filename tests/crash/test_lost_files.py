@@ -104,12 +104,19 @@ def damage(root: Path, chance: random.Random) -> list[str]:
     done = []
     for _ in range(chance.randrange(1, 4)):
         path = chance.choice(directories[chance.choice(sorted(directories))])
-        how = chance.choice(["remove", "cut", "zero"])
+        ways = ["remove", "cut", "zero"]
+        is_queue = path.relative_to(root).parts[0] == "consumequeue"
+        how = chance.choice([*ways, "zero a part", "zero a part"] if is_queue else ways)
         size = path.stat().st_size if path.exists() else 0
         if how == "remove":
             path.unlink(missing_ok=True)
         elif how == "cut" and size:
             os.truncate(path, chance.randrange(size))
+        elif how == "zero a part" and size:
+            start = chance.randrange(size)
+            with path.open("r+b") as file:
+                file.seek(start)
+                file.write(bytes(min(chance.randrange(40, 400), size - start)))
         elif size:
             path.write_bytes(bytes(size))
         done.append(f"{how} {path.relative_to(root)}")
