@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from attrs import define
+
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
@@ -21,19 +23,12 @@ from ...ports import Connection, Handler
 logger = logging.getLogger(__name__)
 
 
+@define(eq=False, repr=False)
 class CleaningHandlers:
     """Requests the deletion of files; answers at once, as RocketMQ does."""
 
-    def __init__(
-        self, delete_expired: Callable[[], None], delete_queue_files: Callable[[], None]
-    ) -> None:
-        """Wire it.
-
-        ``delete_expired`` starts the deletion of old files of the log, at any hour;
-        ``delete_queue_files`` deletes files of queues without messages.
-        """
-        self._delete_expired = delete_expired
-        self._delete_queue_files = delete_queue_files
+    _delete_expired: Callable[[], None]  # starts the deletion of old files of the log, at any hour
+    _delete_queue_files: Callable[[], None]  # deletes files of queues without messages
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""

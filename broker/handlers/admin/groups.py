@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.admin_bodies import (
     Entry,
     decode_entries,
@@ -65,27 +67,17 @@ _KEPT: Final = ("groupRetryPolicy", "subscriptionDataSet")
 """Fields that halfmq does not interpret and keeps for RocketMQ."""
 
 
+@define(eq=False, repr=False)
 class GroupHandlers:
     """Serves queries and changes of groups, and queries of their members."""
 
-    def __init__(
-        self,
-        groups: GroupTable,
-        topics: TopicTable,
-        offsets: ConsumerOffsetTable,
-        registry: ClientRegistry,
-        changes: ChangeQueue,
-        *,
-        now_ms: Callable[[], int],
-        monotonic_ms: Callable[[], int],
-    ) -> None:
-        """Wire it; ``monotonic_ms`` is the clock of the registry."""
-        self._groups = groups
-        self._topics = topics
-        self._offsets = offsets
-        self._registry = registry
-        self._changes = changes
-        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
+    _groups: GroupTable
+    _topics: TopicTable
+    _offsets: ConsumerOffsetTable
+    _registry: ClientRegistry
+    _changes: ChangeQueue
+    _now_ms: Callable[[], int]
+    _monotonic_ms: Callable[[], int]  # the clock of the registry
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""

@@ -15,6 +15,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
@@ -46,20 +48,14 @@ ACTIONS: Final = ("commit", "rollback", RESUME)
 STATES: Final = ("prepared", "parked")
 
 
+@define(eq=False, repr=False)
 class TransactionAdminHandlers:
     """Serves queries and decisions of undecided transactions."""
 
-    def __init__(
-        self,
-        view: PendingView,
-        actions: OperatorActions,
-        named_record: Callable[[int], bytes | None],
-        group: GroupAppend,
-    ) -> None:
-        self._view = view
-        self._actions = actions
-        self._named_record = named_record
-        self._group = group
+    _view: PendingView
+    _actions: OperatorActions
+    _named_record: Callable[[int], bytes | None]
+    _group: GroupAppend
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""

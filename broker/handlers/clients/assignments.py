@@ -13,6 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.bodies import (
     AssignmentQuery,
     MessageModel,
@@ -55,16 +57,14 @@ STRATEGIES: Final[Mapping[str, Callable[[int, int, int], range]]] = {
 """By the name that a client gives its strategy."""
 
 
+@define(eq=False, repr=False)
 class AssignmentHandlers:
     """Shares out the queues of a topic among the members of a group."""
 
-    def __init__(
-        self, topics: TopicTable, brokers: BrokerTable, registry: ClientRegistry, broker_name: str
-    ) -> None:
-        self._topics = topics
-        self._brokers = brokers
-        self._registry = registry
-        self._broker_name = broker_name
+    _topics: TopicTable
+    _brokers: BrokerTable
+    _registry: ClientRegistry
+    _broker_name: str
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.bodies import SUBSCRIBE_ALL, subscription_data
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -35,24 +37,16 @@ TAG_TYPES: Final = frozenset({None, "", "TAG"})
 """Expression types that mean tags. Source: `ExpressionType.isTagType`."""
 
 
+@define(eq=False, repr=False)
 class PullAdmission:
     """Decides which pulls are served, by the tables of topics, groups and clients."""
 
-    def __init__(
-        self,
-        topics: TopicTable,
-        groups: GroupTable,
-        registry: ClientRegistry,
-        filters: FiltersInUse,
-        *,
-        may_pull: Callable[[RemotingCommand, Connection], None] | None = None,
-    ) -> None:
-        """Wire it; ``may_pull`` raises RequestRefusedError if access control denies a pull."""
-        self._may_pull = may_pull
-        self._topics = topics
-        self._groups = groups
-        self._registry = registry
-        self._filters = filters
+    _topics: TopicTable
+    _groups: GroupTable
+    _registry: ClientRegistry
+    _filters: FiltersInUse
+    # Raises if access control denies a pull.
+    _may_pull: Callable[[RemotingCommand, Connection], None] | None = None
 
     def admit(self, header: PullMessageRequestHeader, connection: Connection) -> None:
         """Return if a group may pull this queue through this connection.

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
@@ -39,19 +41,13 @@ PAGE_BYTES_MAX: Final = 4 << 20
 """Bytes of records after which a page ends, a quarter of the largest frame."""
 
 
+@define(eq=False, repr=False)
 class TimerHandlers:
     """Serves requests about messages that wait for their time of delivery."""
 
-    def __init__(
-        self,
-        delays: DelayService,
-        get_topic: Callable[[str], TopicConfig | None],
-        *,
-        broker_name: str,
-    ) -> None:
-        self._delays = delays
-        self._broker_name = broker_name
-        self._get_topic = get_topic
+    _delays: DelayService
+    _get_topic: Callable[[str], TopicConfig | None]
+    _broker_name: str
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""

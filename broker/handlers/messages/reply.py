@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from attrs import define
 from msgspec.structs import replace
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -44,44 +45,19 @@ class StoredReply(NamedTuple):
 Validate = Callable[[SendMessageRequestHeader, bytes, Connection], AppendRequest]
 
 
+@define(eq=False, repr=False)
 class ReplyHandler:
     """Passes replies to the clients that wait for them."""
 
-    def __init__(
-        self,
-        log: AppendLog,
-        registry: ClientRegistry,
-        validate: Validate,
-        *,
-        append_staged: Callable[[], None],
-        refuse_sends: Callable[[], None],
-        topic: str,
-        stores: bool,
-        sync_flush: bool,
-        now_ms: Callable[[], int],
-    ) -> None:
-        """Wire it.
-
-        Args:
-            log: Where replies are stored.
-            registry: The connected clients.
-            validate: Returns a reply as it is stored; raises RequestRefusedError if it is invalid.
-            append_staged: Appends the records of earlier requests.
-            refuse_sends: Raises if the disk is too slow to accept more.
-            topic: The only topic for replies.
-            stores: Whether each reply is also stored as a message of that topic.
-            sync_flush: Whether answers wait for the disk.
-            now_ms: The wall clock.
-        """
-        self._log = log
-        self._registry = registry
-        self._validate = validate
-        self._append_staged = append_staged
-        self._refuse_sends = refuse_sends
-        self._topic = topic
-        self._stores = stores
-        self._sync_flush = sync_flush
-        self._now_ms = now_ms
+    _log: AppendLog  # where replies are stored
+    _registry: ClientRegistry
+    _validate: Validate  # returns a reply as it is stored, or raises RequestRefusedError
+    _append_staged: Callable[[], None]  # appends the records of earlier requests
+    _refuse_sends: Callable[[], None]  # raises if the disk is too slow to accept more
+    _topic: str  # the only topic for replies
+    _stores: bool  # whether each reply is also stored as a message of that topic
+    _sync_flush: bool  # whether answers wait for the disk
+    _now_ms: Callable[[], int]
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define
 from msgspec.structs import replace
 
 from halfmq.remoting.codes import VERSION, RequestCode, ResponseCode
@@ -75,34 +76,21 @@ _NEVER_CONSUMED: Final = DELAYED_TOPICS | {HALF_TOPIC, OP_TOPIC}
 """Topics that no consumer reads. Sending one of their records back would reveal a half message."""
 
 
+@define(eq=False, repr=False)
 class SendBackHandler:
     """Stores failed messages again for their group."""
 
-    def __init__(
-        self,
-        store: Store,
-        topics: TopicTable,
-        groups: GroupTable,
-        levels: DelayLevels,
-        locks: QueueLocks,
-        refusal: SendRefusal,
-        *,
-        require_room: Callable[[], None],
-        sync_flush: bool,
-        now_ms: Callable[[], int],
-        count: Callable[[str, str], None] = lambda _topic, _group: None,
-    ) -> None:
-        """Wire it; ``count`` is called with topic and group of each message sent back."""
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._levels = levels
-        self._locks = locks
-        self._refusal = refusal
-        self._require_room = require_room
-        self._sync_flush = sync_flush
-        self._now_ms = now_ms
-        self._count = count
+    _store: Store
+    _topics: TopicTable
+    _groups: GroupTable
+    _levels: DelayLevels
+    _locks: QueueLocks
+    _refusal: SendRefusal
+    _require_room: Callable[[], None]
+    _sync_flush: bool
+    _now_ms: Callable[[], int]
+    # Called with topic and group of each message.
+    _count: Callable[[str, str], None] = lambda _topic, _group: None
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from attrs import define
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -92,19 +93,13 @@ class Batch(msgspec.Struct):
         self.connection.respond(self.command, reply, self.position)
 
 
+@define(eq=False, repr=False)
 class EndBatches:
     """Serves END_TRANSACTIONS."""
 
-    def __init__(
-        self,
-        decisions: Decisions,
-        group: GroupAppend,
-        lacking: Callable[[Iterable[int]], NotInMemoryError],
-    ) -> None:
-        """Wire it; ``lacking`` is ``LogReader.lacking``."""
-        self._decisions = decisions
-        self._group = group
-        self._lacking = lacking
+    _decisions: Decisions
+    _group: GroupAppend
+    _lacking: Callable[[Iterable[int]], NotInMemoryError]  # ``LogReader.lacking``
 
     def end_transactions(self, request: RemotingCommand, connection: Connection) -> None:
         """Decide many transactions; answer when all decisions are on disk.

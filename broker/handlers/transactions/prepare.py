@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
@@ -42,32 +44,15 @@ _ALLOWED_BITS: Final = frozenset({int(TransactionType.NONE), int(TransactionType
 Validate = Callable[[SendMessageRequestHeader, bytes, Connection], tuple[AppendRequest, str]]
 
 
+@define(eq=False, repr=False)
 class PrepareHandler:
     """Stores transactions of several messages."""
 
-    def __init__(
-        self,
-        prepares: Prepares,
-        validate: Validate,
-        *,
-        append_staged: Callable[[], None],
-        refuse_sends: Callable[[], None],
-        log_file_size: int,
-    ) -> None:
-        """Wire it.
-
-        Args:
-            prepares: Stores halves.
-            validate: Returns one message, checked like a send, as it is to be stored.
-            append_staged: Appends the records of earlier requests.
-            refuse_sends: Raises if the disk is too slow to accept more.
-            log_file_size: Bytes of a file of the log; all halves of a transaction must fit into it.
-        """
-        self._prepares = prepares
-        self._validate = validate
-        self._append_staged = append_staged
-        self._refuse_sends = refuse_sends
-        self._log_file_size = log_file_size
+    _prepares: Prepares
+    _validate: Validate  # returns one message, checked like a send, as it is to be stored
+    _append_staged: Callable[[], None]  # appends the records of earlier requests
+    _refuse_sends: Callable[[], None]  # raises if the disk is too slow to accept more
+    _log_file_size: int  # bytes; all halves of a transaction must fit into one file
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
