@@ -64,6 +64,8 @@ class Attack(NamedTuple):
     settings: Mapping[str, Any] = {}
     peak_max_mb: int = 250
     """Resident memory of the broker, mapped files included, never exceeds this."""
+    descriptors: int = 0
+    """Of the broker's process; 0: as many as usual."""
     kept_max_mb: int = 20
     """Of its own memory, what the broker may have more of afterwards: pools of the allocator, which
     the next attack would use again. Many small objects leave more of them than a few large ones:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from halfmq.client.testing import BrokerProcess, broker_process
 
 from .attacker import Attack, Attacker
+from .machine import few_descriptors
 
 LOG_MAX: Final = 4 << 20
 """Characters that the broker may log during an attack; each line is short and says something."""
@@ -89,7 +91,9 @@ def _sum(result: Result, count: str) -> int:
 
 def run(name: str, attack: Attack, directory: Path, random: Random) -> Result:
     """Run one attack on a broker of its own."""
-    with broker_process(directory, **attack.settings) as broker:
+    with contextlib.ExitStack() as opened:
+        with few_descriptors(directory, attack.descriptors or 1 << 16):
+            broker = opened.enter_context(broker_process(directory, **attack.settings))
         return run_on(broker, {name: attack}, random)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from halfmq.broker.access.config import KeyPair
 from halfmq.broker.access.requirements import CLIENT_IDS
+from halfmq.broker.limits.kept import usage
 from halfmq.broker.logs import LINE_MAX, LineFormatter
 from halfmq.client import ClientConfig, blocking
 from halfmq.remoting.admin_headers import ConsumeMessageDirectlyRequestHeader
@@ -45,14 +46,16 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC
-from tests.support.access import PUBLISHER, STRANGER, Account, SignedPeer
-from tests.support.broker_parts import access_of
-from tests.support.guarded_broker import GuardedBroker
+from tests.support.access import PUBLISHER, STRANGER, Account, SignedPeer, signed_frame
+from tests.support.broker_parts import access_of, store_of
+from tests.support.guarded_broker import ADMIN, SUBSCRIBER, GuardedBroker
+from tests.support.guarded_broker import PUBLISHER as PUBLISHING
 from tests.support.guarded_rig import REFUSED, Guarded, guarded, names_the_missing_right
 from tests.support.patience import wait_until
 from tests.support.peers import COMMIT, Half
 from tests.support.race_windows import Rig, windowed
-from tests.support.usual_headers import send_header
+from tests.support.rocketmq_broker import Wire
+from tests.support.usual_headers import pull_header, send_header
 
 SECRET: Final = b"a message of somebody else"
 REACH: Final = 1_000
@@ -181,10 +184,44 @@ async def test_a_reply_needs_the_right_to_send_to_the_topic_of_replies(guarded: 
         topic="DefaultCluster_REPLY_TOPIC",
         properties=encode_properties({"REPLY_TO_CLIENT": requester.client_id}).decode(),
     )
-    for code in (RequestCode.SEND_REPLY_MESSAGE_V2,):
-        answer = await stranger.call(code, header, b"reply")
+    for _ in range(25):
+        answer = await stranger.call(RequestCode.SEND_REPLY_MESSAGE_V2, header, bytes(4 << 20))
         assert names_the_missing_right(answer, "Pub Topic:DefaultCluster_REPLY_TOPIC")
     assert guarded.rig.store.write_offset == before
+
+
+def test_a_held_pull_of_a_disabled_user_gets_no_message(tmp_path: Path) -> None:
+    """It was admitted before; the message comes after."""
+    broker = GuardedBroker(tmp_path, "users")
+    try:
+        account = Account(SUBSCRIBER["access_key"], SUBSCRIBER["secret_key"])
+        with ExitStack() as opened:
+            admin = opened.enter_context(blocking.Admin(namesrv=broker.address, **ADMIN))
+            sender = opened.enter_context(
+                blocking.Producer("shop", namesrv=broker.address, **PUBLISHING)
+            )
+            wires = [opened.enter_context(Wire(broker.address)) for _ in range(4)]
+            for queue_id, wire in enumerate(wires):
+                held = pull_header(
+                    consumer_group="billing",
+                    queue_id=queue_id,
+                    queue_offset=store_of(broker.broker).queues.bounds("orders", queue_id)[1],
+                    sys_flag=6,  # to be held, with a subscription
+                    suspend_timeout_millis=15_000,
+                )
+                wire.send(signed_frame(account, RequestCode.PULL_MESSAGE, held))
+
+            def are_held() -> bool:
+                return usage(broker.broker.keepers)["held_pull_bytes"]["used"] >= len(wires) << 10
+
+            wait_until(are_held, "the pulls wait")
+            admin.update_user(account.name, enabled=False)
+            sent = sender.send(blocking.Message("orders", SECRET))
+            (answer,) = wires[sent.queue.queue_id].receive()
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert SECRET not in answer.body
+    finally:
+        broker.close()
 
 
 def test_two_clients_with_one_id_are_both_warned(
