@@ -32,6 +32,7 @@ from .administration.topics import QueueRange
 from .config import ClientConfig
 from .consumer import Consumer
 from .consuming.filters import SqlFilter
+from .consuming.flow import QueuePosition
 from .consuming.runner import RetryPolicy, RunSummary
 from .credentials import Credentials, CredentialsSource
 from .errors import (
@@ -123,6 +124,7 @@ __all__ = [
     "PendingTransaction",
     "PolicyType",
     "Producer",
+    "QueuePosition",
     "QueueRange",
     "ReceivedMessage",
     "Redriven",

@@ -52,10 +52,12 @@ from .administration.group_offsets import GroupOffset, TimeSpan
 from .administration.groups import ConsumerGroup, GroupMember
 from .administration.running_consumers import ConsumedQueue, DirectConsumption, RunningConsumer
 from .administration.topics import QueueRange
-from .arguments import OrderKeys, check_callable, check_seconds
+from .arguments import OrderKeys, check_callable, check_count, check_seconds
 from .config import ClientConfig
+from .consumer import RECEIVE_MAX
 from .consuming.delivery import CONSUMER_CLOSED, Delivery, log_late_ack
 from .consuming.filters import SqlFilter
+from .consuming.flow import QueuePosition
 from .consuming.handover import Handover
 from .consuming.runner import RetryPolicy, RunSummary, ending_on_signals, is_async
 from .credentials import Credentials, CredentialsSource
@@ -101,6 +103,7 @@ __all__ = [
     "PendingTransaction",
     "PolicyType",
     "Producer",
+    "QueuePosition",
     "QueueRange",
     "ReceivedMessage",
     "Redriven",
@@ -331,6 +334,23 @@ class Consumer(ConsumerCalls):
         # No call may follow this one: a signal handler that raises there would lose the message.
         found = receive_any((self,), timeout)
         return None if found is None else found[1]
+
+    def receive_many(self, messages_max: int, timeout: float | None = None) -> list[MessageView]:
+        """Wait for a message, and return it with those that follow without waiting.
+
+        See ``halfmq.client.Consumer.receive_many``.
+        """
+        check_count("messages_max", messages_max, range(1, RECEIVE_MAX + 1))
+        found: list[MessageView] = []
+        try:
+            one = self.receive() if timeout is None else self.receive(timeout)
+            while one is not None:
+                found.append(one)
+                one = self.receive(0) if len(found) < messages_max else None
+        except ClientClosedError:
+            if not self.client_id:
+                raise
+        return found
 
     def run(
         self,

@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Self, overload
+from typing import Final, Self, overload
 
 from halfmq.remoting.bodies import ConsumeType, HeartbeatData, subscription_data
 from halfmq.remoting.codes import RequestCode
@@ -38,6 +38,7 @@ from .config import ClientConfig
 from .consuming.assignment import Assignment
 from .consuming.delivery import Delivery, DeliveryBuffer
 from .consuming.filters import SqlFilter
+from .consuming.flow import FlowCalls
 from .consuming.handover import Handover
 from .consuming.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom
 from .consuming.operator_requests import OperatorRequests
@@ -48,15 +49,17 @@ from .consuming.subscriptions import check_sql_filters, consumer_heartbeat, subs
 from .credentials import CredentialsSource
 from .errors import ClientClosedError, ConfigurationError
 from .events import ConsumerEvent
-from .message import MessageQueue, MessageView
-from .net.base_client import BaseClient
+from .message import DEAD_LETTER_LEVEL, MessageView
 from .net.connection import BrokerConnection
 from .net.session import Session, wall_clock_ms
 
 logger = logging.getLogger(__name__)
 
+RECEIVE_MAX: Final = 10_000
+"""Messages that one call returns; as many are unacknowledged together."""
 
-class Consumer(BaseClient):
+
+class Consumer(FlowCalls):
     """Consumes topics for a group.
 
     ::
@@ -78,6 +81,7 @@ class Consumer(BaseClient):
         start_from: StartFrom = "last",
         ack_timeout: float | None = 60.0,
         retries_max: int | None = None,
+        ordered: bool = False,
         broadcasting: bool = False,
         offsets_file: str | os.PathLike[str] | None = None,
         on_event: Callable[[ConsumerEvent], object] | None = None,
@@ -107,6 +111,10 @@ class Consumer(BaseClient):
             retries_max: Redeliveries before the broker moves a message to the dead letter queue,
                 the topic ``%DLQ%group``. None: the ``max_retries`` with which the group was
                 created, 16 by default.
+            ordered: Each queue is consumed in its order: a message is delivered when the one before
+                it was acknowledged or rejected, and one that is retried holds its queue. Members of
+                the group lock their queues, as orderly consumers of RocketMQ's clients do. With
+                ``retries_max=None`` retries do not end.
             broadcasting: Every member gets all messages, stores its own offsets, and has no retry
                 topic: only this consumer redelivers its unacknowledged messages.
             offsets_file: Where a broadcasting consumer stores its offsets. Without it, every run
@@ -137,6 +145,7 @@ class Consumer(BaseClient):
         self._start_from = start_from
         self._ack_timeout = ack_timeout
         self._retries_max = retries_max
+        self._ordered = ordered
         self._broadcasting = broadcasting
         self._on_event = on_event
         self._check_arguments(offsets_file)
@@ -164,12 +173,8 @@ class Consumer(BaseClient):
             self._refusals,
             self._emit,
             broadcasting=broadcasting,
+            ordered=ordered,
         )
-
-    @property
-    def assignment(self) -> list[MessageQueue]:
-        """The queues that are assigned to this consumer now."""
-        return sorted(self._assigned.pullers)
 
     @overload
     async def receive(self, timeout: None = None) -> MessageView: ...  # noqa: ASYNC109
@@ -198,6 +203,33 @@ class Consumer(BaseClient):
             async with asyncio.timeout(timeout):
                 return await self._take()
         return None
+
+    async def receive_many(
+        self,
+        messages_max: int,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> list[MessageView]:
+        """Wait for a message, and return it with those that follow without waiting.
+
+        The list is empty if there is none in ``timeout`` seconds, or once the consumer is stopped
+        or closed. Each message is acknowledged by itself.
+
+        Raises:
+            ConfigurationError: ``messages_max`` is not 1 to 10,000.
+            ClientError: Of ``receive``.
+        """
+        check_count("messages_max", messages_max, range(1, RECEIVE_MAX + 1))
+        if timeout is not None:
+            check_seconds("timeout", timeout, zero=True)
+        found: list[MessageView] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                message = await self._take()
+                while message is not None:
+                    found.append(message)
+                    more = len(found) < messages_max and self._buffer is not None
+                    message = self._buffer.take_ready() if more and self._buffer else None
+        return found
 
     async def _take(self) -> MessageView | None:
         if self._buffer is None:
@@ -317,6 +349,7 @@ class Consumer(BaseClient):
         if self._retries_max is not None:
             check_count("retries_max", self._retries_max, range(INT32.stop))
         check_kind("broadcasting", self._broadcasting, bool)
+        check_kind("ordered", self._ordered, bool)
         if self._on_event is not None:
             check_callable("on_event", self._on_event)
         if offsets_file is not None and not isinstance(offsets_file, str | os.PathLike):
@@ -341,7 +374,7 @@ class Consumer(BaseClient):
 
     def _operator_requests(self) -> OperatorRequests:
         properties = {
-            "PROP_CONSUMEORDERLY": "false",
+            "PROP_CONSUMEORDERLY": str(self._ordered).lower(),
             "PROP_CONSUMER_START_TIMESTAMP": str(wall_clock_ms()),
             "PROP_CONSUME_TYPE": ConsumeType.CONSUME_PASSIVELY,
             "PROP_NAMESERVER_ADDR": ";".join(self.config.namesrv_addresses),
@@ -367,7 +400,9 @@ class Consumer(BaseClient):
         await check_sql_filters(session, self.group, self._subscriptions)
         if self._start_from == "last":
             await self._assigned.commit_ends(session)
-        self._buffer = DeliveryBuffer(self.config, self._ack_timeout, self._send_back)
+        self._buffer = DeliveryBuffer(
+            self.config, self._ack_timeout, self._send_back, ordered=self._ordered
+        )
         self.handover = Handover(self._buffer)
         if self._stopping:
             self._buffer.stop()
@@ -396,6 +431,11 @@ class Consumer(BaseClient):
 
     async def _send_back(self, delivery: Delivery, delay_level: int) -> bool:
         """Send a message back to the broker for redelivery; return whether it was accepted."""
+        if self._ordered and delay_level >= 0:
+            failed = delivery.record.reconsume_times + delivery.attempts
+            if self._retries_max is None or failed <= self._retries_max:
+                return False  # it holds its queue
+            delay_level = DEAD_LETTER_LEVEL
         if self._broadcasting and delay_level < 0:
             logger.warning(
                 "event=message_dropped queue=%s offset=%d reason=%r",

@@ -36,6 +36,7 @@ from ..net.session import Session, expect_success
 from .delivery import DeliveryBuffer
 from .handover import Handover
 from .in_flight import InFlightWindow
+from .locks import LOCK_RENEWAL, HeldLocks
 from .offsets import OffsetStore, StartFrom, broker_address, commit_end
 from .pulling import QueuePuller
 from .rebalance import allocate_averagely
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 REBALANCE_RETRY: Final = 1.0
 """Seconds until the next attempt after a rebalance has failed."""
+HAND_OVER_SECONDS: Final = 10.0
+"""How long an ordered message in hand may delay that its queue moves to another member."""
 MISSING_TOPIC_INTERVAL: Final = 0.5
 """Seconds between two look-ups of a missing topic, so that its first message is not late."""
 MISSING_TOPIC_RATE: Final = 20
@@ -65,6 +68,7 @@ class Assignment:
         emit: Callable[[ConsumerEvent], None],
         *,
         broadcasting: bool,
+        ordered: bool,
     ) -> None:
         self._group = group
         self._config = config
@@ -74,6 +78,7 @@ class Assignment:
         self._refusals = refusals
         self._emit = emit
         self._broadcasting = broadcasting
+        self._locks = HeldLocks(group, self._lose) if ordered and not broadcasting else None
         self.pullers: dict[MessageQueue, tuple[QueuePuller, asyncio.Task[None]]] = {}
         self.rebalance_wanted = asyncio.Event()
         self.missing_topics: set[str] = set()
@@ -86,6 +91,11 @@ class Assignment:
         self._created_topics: set[str] = set()  # did not exist at the first look-up
         self._started_at = datetime.now(UTC)
         self._last_error = ""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All topics that are consumed, that of the retries too."""
+        return tuple(self._subscriptions)
 
     @property
     def windows(self) -> list[InFlightWindow]:
@@ -114,6 +124,8 @@ class Assignment:
 
     def abort(self) -> None:
         """Cancel what still runs."""
+        if self._locks is not None:
+            self._locks.close()
         for task in (*self._tasks, *(task for _, task in self.pullers.values())):
             task.cancel()
 
@@ -139,9 +151,10 @@ class Assignment:
                 settled = await self._rebalance(session, topic) and settled
             for topic in sorted(self.missing_topics - self._known_topics):
                 await self._report_missing(session, topic)
-            await self._wait(
-                session, self._config.rebalance_interval if settled else REBALANCE_RETRY
-            )
+            interval = self._config.rebalance_interval
+            if self._locks is not None:
+                interval = min(interval, LOCK_RENEWAL)
+            await self._wait(session, interval if settled else REBALANCE_RETRY)
 
     async def _wait(self, session: Session, seconds: float) -> None:
         """Wait until the next rebalance is due; look up missing topics meanwhile."""
@@ -171,9 +184,11 @@ class Assignment:
             self.missing_topics.discard(topic)
             self._known_topics.add(topic)
             await self.revoke(session, sorted(held.difference(assigned)))
-            await gather_all(
-                self._assign(session, queue) for queue in assigned if queue not in held
-            )
+            mine = set(assigned)
+            if self._locks is not None:
+                mine = await self._locks.lock(session, assigned)
+                await self.revoke(session, sorted(held.intersection(assigned) - mine))
+            await gather_all(self._assign(session, one) for one in sorted(mine - held))
         except ClientError as error:
             # The session reports a lost broker, in one line for all topics and queues.
             reported = isinstance(error, ConnectError | ConnectionLostError)
@@ -190,7 +205,7 @@ class Assignment:
             logger.info(
                 "event=assigned topic=%s queues=%d before=%d", topic, len(assigned), len(held)
             )
-        return True
+        return mine == set(assigned)  # otherwise another member has still to unlock a queue
 
     async def _report_missing(self, session: Session, topic: str) -> None:
         names = await session.routes.topic_names()
@@ -251,14 +266,20 @@ class Assignment:
         return asyncio.create_task(puller.run(), name=f"pull {puller.window.queue}")
 
     async def revoke(self, session: Session, queues: list[MessageQueue]) -> None:
-        """Stop pulling queues and commit their offsets."""
+        """Stop pulling queues and commit their offsets; ordered ones when nothing is in hand."""
         lost = [self.pullers.pop(queue) for queue in queues if queue in self.pullers]
         await cancel([task for _, task in lost])
+        if self._locks is not None and self._buffer is not None:
+            seconds = 0.0 if self._buffer.closed else HAND_OVER_SECONDS
+            settling = [self._buffer.settle(puller.window, seconds) for puller, _ in lost]
+            await asyncio.gather(*settling)
         for queue in queues:
             self._refusals.record_access(queue, None)
         errors = await asyncio.gather(
             *(self._release(session, puller.window) for puller, _ in lost)
         )
+        if self._locks is not None:
+            await self._locks.unlock(session, queues)
         failed = [error for error in errors if error is not None]
         if failed:
             logger.warning(
@@ -267,6 +288,15 @@ class Assignment:
                 len(failed),
                 str(failed[0]),
             )
+
+    def _lose(self, queue: MessageQueue) -> None:
+        """Give up a queue at once, without its lock."""
+        if queue in self.pullers:
+            puller, task = self.pullers.pop(queue)
+            task.cancel()
+            assert self._buffer is not None
+            self._buffer.drop(puller.window)
+            self.rebalance_wanted.set()
 
     async def _release(self, session: Session, window: InFlightWindow) -> ClientError | None:
         if self._buffer is not None:  # first, or what is acknowledged meanwhile would not count

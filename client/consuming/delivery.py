@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, TypeVar
 
 from halfmq.store.format.record import Record
@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+ORDERED_RETRY: Final = 1.0
+"""Seconds until an ordered message that failed comes again, as in official clients."""
+SETTLE_INTERVAL: Final = 0.02
+"""Seconds between two looks at a message in hand."""
 REDELIVERIES_MAX: Final = 32
 """Overdue messages that are sent back to brokers at one time."""
 
@@ -154,8 +158,16 @@ class DeliveryBuffer:
         config: ClientConfig,
         ack_timeout: float | None,
         send_back: Callable[[Delivery, int], Awaitable[bool]],
+        *,
+        ordered: bool = False,
     ) -> None:
         self._config = config
+        self._ordered = ordered
+        self._lines: dict[
+            InFlightWindow, deque[Delivery]
+        ] = {}  # of a queue, the first is delivered
+        self._paused: set[str | MessageQueue] = set()  # topics and queues
+        self._shelved: deque[Delivery] = deque()  # of what is paused
         self.ack_timeout = ack_timeout
         """Seconds after which a message that a loop or thread has is redelivered; None: never."""
         self._send_back = send_back
@@ -188,7 +200,9 @@ class DeliveryBuffer:
         """Add a pulled message; ignore one that the window has already seen."""
         if window.active and window.add(record.queue_offset, record.total_size):
             self._bytes += record.total_size
-            self._make_ready(Delivery(self, window, record))
+            delivery = Delivery(self, window, record)
+            if not self._ordered or self._is_next(delivery):
+                self._make_ready(delivery)
 
     def add_directly(self, queue: MessageQueue, record: Record) -> asyncio.Future[bool]:
         """Deliver a message before all others; the result is whether it was acknowledged."""
@@ -206,11 +220,35 @@ class DeliveryBuffer:
     def drop(self, window: InFlightWindow) -> None:
         """Remove the messages of a revoked queue."""
         self._bytes -= window.drop()
+        self._lines.pop(window, None)
         self._ready = deque(delivery for delivery in self._ready if delivery.pending)
+        self._shelved = deque(delivery for delivery in self._shelved if delivery.pending)
         for delivery in (*self._unacked, *self._extended):
             if not delivery.pending:
                 self._forget_deadline(delivery)
         self._capacity.set()
+
+    async def settle(self, window: InFlightWindow, seconds: float) -> None:
+        """Deliver no more messages of an ordered queue; wait until the one in hand is settled."""
+        line = self._lines.get(window, deque())
+        while len(line) > 1:
+            line.pop()
+        deadline = self._loop.time() + seconds
+        while line and line[0].held and self._loop.time() < deadline:  # noqa: ASYNC110 -- rare
+            await asyncio.sleep(SETTLE_INTERVAL)
+
+    def pause(self, places: Collection[str | MessageQueue]) -> None:
+        """Deliver no more messages of these topics and queues."""
+        self._paused.update(places)
+
+    def resume(self, places: Collection[str | MessageQueue] | None) -> None:
+        """Deliver the messages of these topics and queues again; None: of all."""
+        self._paused.difference_update(self._paused.copy() if places is None else places)
+        self._ready.extendleft(reversed(self._shelved))
+        self._shelved.clear()
+        self._capacity.set()
+        for _ in range(min(len(self._ready), len(self._receivers))):
+            self._wake_receiver()
 
     # -- the user's side
 
@@ -219,7 +257,7 @@ class DeliveryBuffer:
 
         Raises the error set by ``set_error``, if any.
         """
-        return await self.take_by(self._take_ready)
+        return await self.take_by(self.take_ready)
 
     async def take_by(self, take: Callable[[], T | None]) -> T | None:
         """Call ``take`` whenever messages may be ready, and return the first result but None.
@@ -263,6 +301,8 @@ class DeliveryBuffer:
         seconds = (
             DELAY_SECONDS[min(delay_level, len(DELAY_SECONDS)) - 1]
             if delay_level > 0
+            else min(ORDERED_RETRY, self._config.retry_delay)
+            if self._ordered
             else self._config.retry_delay
         )
         await self._return(delivery, delay_level, seconds)
@@ -329,10 +369,20 @@ class DeliveryBuffer:
     def _has_capacity(self, window: InFlightWindow) -> bool:
         config = self._config
         return (
-            len(window) < config.cached_messages_max
+            not self._is_paused(window.queue)
+            and len(window) < config.cached_messages_max
             and window.span < config.cached_span_max
             and self._bytes < config.cached_bytes_max
         )
+
+    def _is_paused(self, queue: MessageQueue) -> bool:
+        return bool(self._paused) and (queue in self._paused or queue.topic in self._paused)
+
+    def _is_next(self, delivery: Delivery) -> bool:
+        """Put a message of an ordered queue in line; return whether it is the first."""
+        line = self._lines.setdefault(delivery.window, deque())
+        line.append(delivery)
+        return len(line) == 1
 
     def _make_ready(self, delivery: Delivery) -> None:
         self._ready.append(delivery)
@@ -358,7 +408,8 @@ class DeliveryBuffer:
                 turn.set_result(None)
                 return
 
-    def _take_ready(self) -> MessageView | None:
+    def take_ready(self) -> MessageView | None:
+        """Take the next message if one is ready; None otherwise."""
         delivery = self.pop_ready()
         if delivery is None:
             return None
@@ -377,6 +428,11 @@ class DeliveryBuffer:
         while self._ready:
             delivery = self._ready.popleft()
             if delivery.pending:  # otherwise acknowledged late, after an earlier delivery
+                if self._is_paused(delivery.window.queue) and not isinstance(
+                    delivery, DirectDelivery
+                ):
+                    self._shelved.append(delivery)
+                    continue
                 delivery.attempts += 1
                 delivery.held = True
                 return delivery
@@ -453,6 +509,11 @@ class DeliveryBuffer:
         self._bytes -= size
         if not self._capacity.is_set():
             self._capacity.set()
+        line = self._lines.get(delivery.window)
+        if line:
+            line.popleft()
+            if line:
+                self._make_ready(line[0])
         return True
 
     def _forget_deadline(self, delivery: Delivery) -> None:

@@ -157,8 +157,12 @@ async def commit_end(session: Session, offsets: OffsetStore, queue: MessageQueue
         await offsets.commit(session, queue, start.offset)
 
 
-async def initial_offset(session: Session, queue: MessageQueue, start_from: StartFrom | int) -> int:
-    """Return where a group without a stored offset starts; a retry topic always at the beginning.
+async def initial_offset(
+    session: Session, queue: MessageQueue, start_from: StartFrom | int, *, of_retries: bool = False
+) -> int:
+    """Return where a group without a stored offset starts.
+
+    It starts a retry topic at the beginning, unless ``of_retries``.
 
     Raises:
         ClientError: The broker does not answer, or refuses.
@@ -167,7 +171,8 @@ async def initial_offset(session: Session, queue: MessageQueue, start_from: Star
         return start_from
     address = broker_address(session, queue)
     topic, queue_id = queue.topic, queue.queue_id
-    if topic.startswith(RETRY_PREFIX) or start_from == "first":
+    is_retry = topic.startswith(RETRY_PREFIX) and not of_retries
+    if is_retry or start_from == "first":
         minimum = GetMinOffsetRequestHeader(topic=topic, queue_id=queue_id)
         answer = await session.call(address, RequestCode.GET_MIN_OFFSET, minimum)
         return typed(expect_success(answer), GetMinOffsetResponseHeader, address).offset

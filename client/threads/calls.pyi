@@ -22,6 +22,7 @@ from ..administration.transactions import PAGE_SIZE, PendingTransaction, State
 from ..config import ClientConfig
 from ..consumer import Consumer
 from ..consuming.filters import SqlFilter
+from ..consuming.flow import QueuePosition
 from ..consuming.offsets import StartFrom
 from ..credentials import CredentialsSource
 from ..events import ConsumerEvent
@@ -234,6 +235,7 @@ class ConsumerCalls(Facade[Consumer]):
         start_from: StartFrom = "last",
         ack_timeout: float | None = 60.0,
         retries_max: int | None = None,
+        ordered: bool = False,
         broadcasting: bool = False,
         offsets_file: str | os.PathLike[str] | None = None,
         on_event: Callable[[ConsumerEvent], object] | None = None,
@@ -263,6 +265,10 @@ class ConsumerCalls(Facade[Consumer]):
             retries_max: Redeliveries before the broker moves a message to the dead letter queue,
                 the topic ``%DLQ%group``. None: the ``max_retries`` with which the group was
                 created, 16 by default.
+            ordered: Each queue is consumed in its order: a message is delivered when the one before
+                it was acknowledged or rejected, and one that is retried holds its queue. Members of
+                the group lock their queues, as orderly consumers of RocketMQ's clients do. With
+                ``retries_max=None`` retries do not end.
             broadcasting: Every member gets all messages, stores its own offsets, and has no retry
                 topic: only this consumer redelivers its unacknowledged messages.
             offsets_file: Where a broadcasting consumer stores its offsets. Without it, every run
@@ -293,6 +299,53 @@ class ConsumerCalls(Facade[Consumer]):
 
         Raises:
             ClientError: A broker did not accept an offset; the others were committed.
+        """
+
+    def pause(self, *where: str | MessageQueue) -> None:
+        """Deliver no more messages of some topics or queues, or of all, until ``resume``.
+
+        Messages in hand can be acknowledged. A queue stays paused if it is assigned anew. Messages
+        that were retried come from ``%RETRY%group``, a topic of its own.
+
+        Args:
+            where: Topics and queues; none: all topics, that of the retries too.
+
+        Raises:
+            ConfigurationError: A topic is not subscribed to; says which.
+            ClientClosedError: The consumer is not running.
+        """
+
+    def positions(self) -> list[QueuePosition]:
+        """Return how far this consumer is in each assigned queue, and where the queue ends now.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
+
+    def resume(self, *where: str | MessageQueue) -> None:
+        """Deliver the messages of paused topics and queues again, with none given of all.
+
+        A queue is resumed by what paused it: its topic, or itself.
+
+        Raises:
+            ConfigurationError: A topic is not subscribed to; says which.
+            ClientClosedError: The consumer is not running.
+        """
+
+    def seek(self, where: str | MessageQueue, to: int | StartFrom) -> dict[MessageQueue, int]:
+        """Continue a queue, or all assigned queues of a topic, elsewhere; return the new offsets.
+
+        Acknowledgements of messages in hand count no more. The group's offset moves with the next
+        commit, also if it moves back.
+
+        Args:
+            where: An assigned queue, or a topic.
+            to: ``"first"``, ``"last"``, a datetime: the first message stored then or later; or the
+                offset in one queue.
+
+        Raises:
+            ConfigurationError: An argument cannot be used, or the queue is not assigned; says why.
+            ClientError: A broker does not answer, or refuses; no queue was moved.
         """
 
 class AdminCalls(Facade[Admin]):

@@ -18,7 +18,7 @@ from tests.support.documents import ROOT, comparable, examples
 from tests.support.patience import PATIENCE_S
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "docs/client.md", "docs/producer.md"]
+PAGES = ["README.md", "docs/client.md", "docs/producer.md", "docs/consumer.md"]
 SHORT_LINES = [*PAGES, "docs/architecture.md"]
 LINE_MAX = 100
 

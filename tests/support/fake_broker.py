@@ -23,10 +23,13 @@ from halfmq.remoting.bodies import (
     ClusterInfo,
     HeartbeatData,
     QueueData,
+    QueueKey,
     TopicRouteData,
     decode_heartbeat,
+    decode_lock_batch,
     encode_cluster_info,
     encode_consumer_list,
+    encode_locked_queues,
     encode_route,
     encode_topic_list,
 )
@@ -181,6 +184,7 @@ class FakeBroker(FakeTransactions):
         self.requests: list[RemotingCommand] = []
         self.queues: dict[str, list[list[Record]]] = {}
         self.offsets: dict[tuple[str, str, int], int] = {}
+        self.locks: dict[QueueKey, str] = {}
         self.now_ms = 1_700_000_000_000
         self._log_end = 0
         self._faults: dict[int, deque[Fault]] = defaultdict(deque)
@@ -203,6 +207,8 @@ class FakeBroker(FakeTransactions):
             RequestCode.GET_MIN_OFFSET: self._min_offset,
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search_offset,
             RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back,
+            RequestCode.LOCK_BATCH_MQ: self._lock,
+            RequestCode.UNLOCK_BATCH_MQ: self._unlock,
             **self.transaction_handlers(),
         }
 
@@ -356,6 +362,22 @@ class FakeBroker(FakeTransactions):
             return encode_reply(command, ResponseCode.SYSTEM_ERROR, remark="no consumer")
         return encode_reply(command, body=encode_consumer_list(members))
 
+    def _lock(self, command: RemotingCommand, _peer: Peer) -> bytes:
+        body = decode_lock_batch(command.body)
+        held = [
+            queue
+            for queue in body.mq_set
+            if self.locks.setdefault(queue, body.client_id) == body.client_id
+        ]
+        return encode_reply(command, body=encode_locked_queues(held))
+
+    def _unlock(self, command: RemotingCommand, _peer: Peer) -> bytes:
+        body = decode_lock_batch(command.body)
+        for queue in body.mq_set:
+            if self.locks.get(queue) == body.client_id:
+                del self.locks[queue]
+        return encode_reply(command)
+
     # -- storing
 
     def store(self, record: Record) -> Record:
@@ -407,6 +429,8 @@ class FakeBroker(FakeTransactions):
         record = next(
             r for t in self.queues for r in self.messages(t) if r.physical_offset == header.offset
         )
+        if header.delay_level < 0:
+            return encode_reply(command)  # a dead letter, which no consumer gets
         properties = record.properties
         if not record.topic.startswith(RETRY_PREFIX):
             properties += b"RETRY_TOPIC\x01" + record.topic.encode() + b"\x02"
