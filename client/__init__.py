@@ -37,6 +37,7 @@ from .consuming.runner import RetryPolicy, RunSummary
 from .credentials import Credentials, CredentialsSource
 from .errors import (
     AccessDeniedError,
+    AlreadyProcessedError,
     AuthenticationError,
     AutocommitError,
     BadAnswerError,
@@ -80,12 +81,14 @@ from .message import (
 from .producer import Producer
 from .transaction import Transaction, TransactionListener, TransactionProducer
 from .transactional.check_back import Checker
+from .transactional.inbox import Inbox
 
 __all__ = [
     "AccessDeniedError",
     "Acl",
     "AclEntry",
     "Admin",
+    "AlreadyProcessedError",
     "AuthenticationError",
     "AutocommitError",
     "BadAnswerError",
@@ -116,6 +119,7 @@ __all__ = [
     "GroupMember",
     "GroupOffset",
     "HalfNotDurableError",
+    "Inbox",
     "InvalidMessageError",
     "Message",
     "MessageQueue",

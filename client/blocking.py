@@ -75,6 +75,7 @@ from .message import (
 from .threads.calls import AdminCalls, ConsumerCalls, ProducerCalls, TransactionProducerCalls
 from .transaction import Transaction, TransactionListener
 from .transactional.check_back import Checker, as_decision, call_user_function
+from .transactional.inbox import Inbox
 from .transactional.owned_transaction import BlockingOwnedBlock
 
 __all__ = [
@@ -97,6 +98,7 @@ __all__ = [
     "DirectConsumption",
     "GroupMember",
     "GroupOffset",
+    "Inbox",
     "Message",
     "MessageQueue",
     "MessageView",

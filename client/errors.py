@@ -27,6 +27,7 @@
     ├── TransactionNotFoundError   no broker knows the transaction
     ├── AutocommitError            the ledger's row would be committed by itself
     ├── TransactionFencedError     a check preceded the local transaction's row in the ledger
+    ├── AlreadyProcessedError         an inbox has the message: its work is done
     ├── TransactionNotCommittedError  a block ended normally; its row in the ledger is not committed
     │   └── TransactionNotRecordedError  … because it was not recorded at all
     ├── HalfNotDurableError        the half message may not be on disk            retriable
@@ -452,6 +453,17 @@ class TransactionFencedError(ClientError):
             f"transaction {self.transaction_id} cannot be recorded: a check of it was answered "
             "ROLLBACK before, or it was recorded before"
         )
+
+
+class AlreadyProcessedError(ClientError):
+    """An inbox has the message: its work is done. Roll back, and acknowledge it."""
+
+    def __init__(self, group: str, inbox_id: str) -> None:
+        super().__init__(group, inbox_id)
+        self.group, self.inbox_id = group, inbox_id
+
+    def __str__(self) -> str:
+        return f"group {self.group} has processed the message {self.inbox_id} before"
 
 
 class TransactionNotCommittedError(ClientError):

@@ -48,25 +48,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
-from .arguments import check_kind, check_optional_text, check_text
+from .arguments import check_kind, check_text
 from .errors import AutocommitError, ConfigurationError, TransactionFencedError
 from .message import Decision, MessageView
+from .transactional.database_table import DatabaseTable, Target
 from .transactional.databases import (
     MYSQL,
     PARAMSTYLES,
     POSTGRESQL,
     SQLITE,
-    Cursor,
     Database,
-    DbapiConnection,
     Statement,
     check_blocking,
     clock_of,
@@ -74,9 +72,7 @@ from .transactional.databases import (
     is_duplicate,
     is_missing_table,
     managed_connection,
-    open_database,
     render,
-    run_blocking,
 )
 from .transactional.recorded_transactions import LedgerLook, attach_look, mark_recorded
 
@@ -105,11 +101,8 @@ _INSERT_WITHIN: Final = (
 """The insert for PostgreSQL, with a lock timeout in milliseconds for its transaction. In autocommit
 mode the statement is a transaction by itself."""
 
-Target: TypeAlias = Cursor | DbapiConnection
-"""A cursor or connection of a driver, or SQLAlchemy's ``Session`` or ``Connection``."""
 
-
-class TransactionLedger:
+class TransactionLedger(DatabaseTable):
     """A database table with the local transactions that have committed.
 
     ::
@@ -142,19 +135,7 @@ class TransactionLedger:
         Raises:
             ConfigurationError: The name needs quoting, or the paramstyle is unknown.
         """
-        check_text("table", table, "a name that needs no quotes")
-        check_optional_text("paramstyle", paramstyle)
-        if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", table, re.ASCII):
-            raise ConfigurationError("table", table, "a name that needs no quotes")
-        if paramstyle is not None and paramstyle not in PARAMSTYLES:
-            raise ConfigurationError("paramstyle", paramstyle, ", ".join(PARAMSTYLES))
-        self._table = table
-        self._paramstyle = paramstyle
-
-    @property
-    def table(self) -> str:
-        """The table's name."""
-        return self._table
+        super().__init__(table, paramstyle)
 
     @property
     def create_statement(self) -> str:
@@ -163,16 +144,6 @@ class TransactionLedger:
             "create table if not exists TABLE (id varchar(128) not null primary key, "
             "state varchar(16) not null, recorded_at bigint not null)"
         )
-
-    def create_table(self, connection: Target) -> None:
-        """Create the table if it is missing, and commit."""
-        self.run_blocking_work(
-            connection, self._create_table, "`await ledger.create_table_async(…)`"
-        )
-
-    async def create_table_async(self, connection: object) -> None:
-        """As :meth:`create_table`, for an asynchronous connection."""
-        await self.run_async(connection, self._create_table)
 
     def record(self, target: Target, transaction_id: str) -> None:
         """Insert the row that is committed together with the local transaction.
@@ -303,36 +274,7 @@ class TransactionLedger:
         """Return whether the row is visible in this transaction; called by the producer."""
         return await self._state(database, transaction_id) == COMMITTED
 
-    # -- blocking and asynchronous connections
-
-    def run_blocking_work(
-        self, target: Any, work: Callable[[Database], Coroutine[Any, Any, T]], remedy: str
-    ) -> T:
-        """Run statements in a blocking session or connection; called by the producer."""
-        check_blocking(target, remedy)
-
-        return run_blocking(self._run(target, work))
-
-    async def run_async(self, target: Any, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
-        """Run statements in an asynchronous session or connection; called by the producer."""
-        target = getattr(target, "registry", lambda: target)()  # of async_scoped_session
-        if hasattr(target, "run_sync"):  # SQLAlchemy's, which awaits for blocking code
-            result: T = await target.run_sync(self.run_blocking_work, work, "")
-            return result
-        return await self._run(target, work)
-
-    async def _run(self, target: Any, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
-        database = await open_database(target, self._paramstyle)
-        try:
-            return await work(database)
-        finally:
-            await database.close()
-
     # -- statements in a connection
-
-    async def _create_table(self, database: Database) -> None:
-        await database.execute(self.create_statement)
-        await database.commit()
 
     async def _record(self, transaction_id: str, database: Database) -> None:
         if await database.autocommits():
@@ -440,10 +382,6 @@ class TransactionLedger:
         select = "select recorded_at from TABLE where id = {}"
         rows = await database.fetch(self._sql(select), _HORIZON)
         return int(rows[0][0]) if rows else None
-
-    def _sql(self, template: str, clock: str | None = None) -> str:
-        """Fill in the table, and the expression for the time; None: it is a value."""
-        return template.replace("NOW", clock or "{}").replace("TABLE", self._table, 1)
 
 
 def _checked_age_ms(older_than: timedelta) -> int:

@@ -47,7 +47,9 @@ ROOMS = {
     },
     "client/producing": {"config", "message", "client/net"},
     "client/threads": {"admin", "consumer", "errors", "producer", "transaction", "client/net"},
-    "client/transactional": {"config", "daemon_thread", "errors", "message", "client/net"},
+    "client/transactional": {
+        *("arguments", "config", "daemon_thread", "errors", "message", "client/net"),
+    },
     "store/files": {"config", "errors", "store/format"},
     "store/log": {"config", "errors", "ports", "store/files", "store/format", "store/queue"},
     "store/queue": {"errors", "ports", "store/files", "store/format"},

@@ -1,0 +1,122 @@
+"""Inbox: a table of processed messages, so that each is processed once.
+
+Messages are delivered at least once. A consumer that inserts a message's ``inbox_id`` in the local
+transaction that does its work notices a second delivery: the primary key refuses the row. A second
+delivery at the same time waits for the first one's transaction.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from ..arguments import check_kind, check_text
+from ..errors import AlreadyProcessedError, AutocommitError, ConfigurationError
+from ..message import ReceivedMessage
+from .database_table import DatabaseTable, Target
+from .databases import Database, clock_of, is_duplicate
+
+KEPT_MIN: Final = timedelta(days=1)
+"""The minimum age of pruned rows: a message may come again so much later."""
+
+
+class Inbox(DatabaseTable):
+    """The messages that a consumer group has processed.
+
+    ::
+
+        inbox = Inbox("shipping")
+
+        for message in consumer:
+            with suppress(AlreadyProcessedError), database:
+                inbox.record(database, message)
+                database.execute("insert into parcels …")
+            message.ack()
+
+    Groups that share a database may share the table. Use :meth:`record` with the same connections
+    and sessions as ``TransactionLedger.record``.
+    """
+
+    def __init__(
+        self, group: str, table: str = "halfmq_inbox", *, paramstyle: str | None = None
+    ) -> None:
+        """Create an inbox for a consumer group; nothing is executed yet.
+
+        Args:
+            group: The consumer group: other groups process the same messages, too.
+            table: Its table, with a schema if necessary.
+            paramstyle: As of ``TransactionLedger``.
+
+        Raises:
+            ConfigurationError: The table's name needs quoting, or the paramstyle is unknown.
+        """
+        check_text("group", group)
+        super().__init__(table, paramstyle)
+        self._group = group
+
+    @property
+    def create_statement(self) -> str:
+        """The statement that creates the table if it is missing, for migrations."""
+        return self._sql(
+            "create table if not exists TABLE (consumer_group varchar(255) not null, "
+            "id char(32) not null, recorded_at bigint not null, primary key (consumer_group, id))"
+        )
+
+    def record(self, target: Target, message: ReceivedMessage) -> None:
+        """Insert the message in the local transaction that does its work, as its first statement.
+
+        Raises:
+            AlreadyProcessedError: It was processed before: roll back, and acknowledge it.
+            AutocommitError: No transaction is open, so the row would be committed by itself.
+            ConfigurationError: ``target`` is asynchronous.
+        """
+        self.run_blocking_work(
+            target, partial(self._record, message), "`await inbox.record_async(…)`"
+        )
+
+    async def record_async(self, target: object, message: ReceivedMessage) -> None:
+        """As :meth:`record`, for asynchronous sessions and connections."""
+        await self.run_async(target, partial(self._record, message))
+
+    def prune(self, connection: Target, older_than: timedelta = timedelta(days=30)) -> int:
+        """Delete the group's rows older than that, commit, and return how many.
+
+        A message that comes again after its row is gone is processed again.
+
+        Raises:
+            ConfigurationError: ``older_than`` is less than a day.
+        """
+        work = partial(self._prune, older_than)
+        return self.run_blocking_work(connection, work, "`await inbox.prune_async(…)`")
+
+    async def prune_async(
+        self, connection: object, older_than: timedelta = timedelta(days=30)
+    ) -> int:
+        """As :meth:`prune`, for an asynchronous connection."""
+        return await self.run_async(connection, partial(self._prune, older_than))
+
+    async def _record(self, message: ReceivedMessage, database: Database) -> None:
+        if await database.autocommits():
+            raise AutocommitError(message.inbox_id)
+        clock = clock_of(database)
+        insert = "insert into TABLE (consumer_group, id, recorded_at) values ({}, {}, NOW)"
+        values = (self._group, message.inbox_id, *([] if clock else [int(time.time() * 1000)]))
+        try:
+            await database.execute(self._sql(insert, clock), *values)
+        except Exception as error:
+            if is_duplicate(error):
+                raise AlreadyProcessedError(self._group, message.inbox_id) from error
+            raise
+
+    async def _prune(self, older_than: timedelta, database: Database) -> int:
+        check_kind("older_than", older_than, timedelta)
+        if older_than < KEPT_MIN:
+            raise ConfigurationError("older_than", older_than, f"at least {KEPT_MIN}")
+        age_ms, clock = older_than // timedelta(milliseconds=1), clock_of(database)
+        delete = "delete from TABLE where consumer_group = {} and recorded_at < NOW - {}"
+        values = (*([] if clock else [int(time.time() * 1000)]), age_ms)
+        pruned = await database.execute(self._sql(delete, clock), self._group, *values)
+        await database.commit()
+        return pruned

@@ -1,0 +1,179 @@
+"""The inbox by every driver: the work of a message is committed once."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmq.client import (
+    AlreadyProcessedError,
+    AutocommitError,
+    ConfigurationError,
+    Consumer,
+    Inbox,
+    Message,
+    MessageView,
+    Producer,
+)
+from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.client_transactions import MESSAGE, LocalError, new_producer
+from tests.support.fake_broker import fake_broker
+from tests.support.ledger_books import Books, books_of
+from tests.support.ledger_drivers import USUAL, Driver
+from tests.support.ledger_endings import Work, opened
+from tests.support.patience import PATIENCE_S
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with broker_process(tmp_path_factory.mktemp("inbox")) as running:
+        yield running
+
+
+async def _message(broker: BrokerProcess, body: bytes) -> MessageView:
+    """A message of its own, as a consumer gets it."""
+    topic = f"inbox-{body.decode()}"
+    async with (
+        Producer("p", namesrv=broker.address) as producer,
+        Consumer(topic, {topic: "*"}, start_from="first", namesrv=broker.address) as consumer,
+    ):
+        await producer.send(Message(topic, body))
+        message = await consumer.receive(timeout=PATIENCE_S)
+        assert message is not None
+        return message
+
+
+async def fail() -> None:
+    raise LocalError
+
+
+class Desk:
+    """Processes messages with a driver."""
+
+    def __init__(self, books: Books, group: str = "shipping") -> None:
+        self.books = books
+        self.inbox = Inbox(group, f"inbox_{books.name}")
+
+    async def create(self) -> None:
+        await self.books.create()
+        async with self.books.connected() as connection:
+            if self.books.driver.awaited:
+                await self.inbox.create_table_async(connection)
+            else:
+                self.inbox.create_table(connection)
+
+    async def record(self, connection: Any, message: MessageView) -> None:
+        if self.books.driver.awaited:
+            await self.inbox.record_async(connection, message)
+        else:
+            self.inbox.record(connection, message)
+
+    async def process(self, connection: Any, message: MessageView, fails: bool = False) -> None:
+        try:
+            if self.books.driver.name == "asyncpg":
+                await self.books.run(connection, "begin")
+            await self.record(connection, message)
+            await Work(self.books, connection, "").order()
+            await (fail() if fails else self.books.commit(connection))
+        except BaseException:
+            await self.books.roll_back(connection)
+            raise
+
+
+@pytest.mark.parametrize("driver", USUAL, ids=str)
+async def test_work_is_committed_once(
+    driver: Driver, broker: BrokerProcess, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """After a failure it is done again; after a commit never, but by another group."""
+    desk = Desk(books_of(driver, request, tmp_path))
+    await desk.create()
+    message = await _message(broker, f"{driver}".replace("+", "-").encode())
+    async with opened(desk.books) as connection:
+        with pytest.raises(LocalError):
+            await desk.process(connection, message, fails=True)
+        await desk.process(connection, message)
+        for _ in range(2):
+            with pytest.raises(AlreadyProcessedError, match="shipping has processed"):
+                await desk.process(connection, message)
+        other = Desk(desk.books, "billing")
+        await other.process(connection, message)
+
+        assert await desk.books.orders() == ["first"] * 2
+        await desk.books.run(connection, f"update {desk.inbox.table} set recorded_at = 0")
+        await desk.books.commit(connection)
+        pruned = (
+            await desk.inbox.prune_async(connection)
+            if driver.awaited
+            else desk.inbox.prune(connection)
+        )
+        assert pruned == 1  # of its group
+        await desk.process(connection, message)
+
+
+@pytest.mark.parametrize("driver", USUAL, ids=str)
+async def test_consumed_written_and_published_in_one_step(
+    driver: Driver, broker: BrokerProcess, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A second delivery publishes nothing: the whole block is rolled back."""
+    desk = Desk(books_of(driver, request, tmp_path))
+    await desk.create()
+    message = await _message(broker, f"{driver}-steps".replace("+", "-").encode())
+    async with (
+        fake_broker() as fake,
+        opened(desk.books) as connection,
+        new_producer(fake, desk.books.checker()) as producer,
+    ):
+        fake.create_topic("orders")
+        done = 0
+        for _ in range(3):
+            try:
+                async with producer.transaction(MESSAGE, session=connection) as tx:
+                    await desk.record(connection, message)
+                    await Work(desk.books, connection, tx.id).order()
+            except AlreadyProcessedError:
+                continue
+            done += 1
+        assert done == 1
+        assert len(fake.messages("orders")) == 1
+    assert await desk.books.orders() == ["first"]
+
+
+async def test_deliveries_at_the_same_time_commit_once(
+    broker: BrokerProcess, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The second one waits for the first one's transaction."""
+    (driver,) = [one for one in USUAL if one.name == "asyncpg"]
+    desk = Desk(books_of(driver, request, tmp_path))
+    await desk.create()
+    message = await _message(broker, b"twice")
+
+    async def deliver() -> bool:
+        async with opened(desk.books) as connection:
+            try:
+                await desk.process(connection, message)
+            except AlreadyProcessedError:
+                return False
+            return True
+
+    assert sorted(await asyncio.gather(*(deliver() for _ in range(8)))) == [False] * 7 + [True]
+    assert await desk.books.orders() == ["first"]
+
+
+async def test_wrong_use_is_refused(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Without a transaction the row would stay if the work fails."""
+    inbox = Inbox("g")
+    message = await _message(broker, b"wrong")
+    connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
+    inbox.create_table(connection)
+    with pytest.raises(AutocommitError):
+        inbox.record(connection, message)
+    with pytest.raises(ConfigurationError, match="older_than"):
+        inbox.prune(connection, timedelta(hours=1))
+    with pytest.raises(ConfigurationError, match="group"):
+        Inbox(7)  # type: ignore[arg-type]
+    connection.close()
