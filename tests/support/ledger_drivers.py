@@ -204,7 +204,8 @@ def django_connections(database: str, place: Place) -> Callable[[], Any]:
     """Return what opens a connection of Django; skips the test without Django or its driver."""
     engine, name, user, modules = _DJANGO[database]
     for module in ("django", *modules):
-        pytest.importorskip(module, reason=f"needs {module}: pip install -e '.[test]'")
+        source = "mysqlclient" if module == "MySQLdb" else "-e '.[test]'"
+        pytest.importorskip(module, reason=f"needs {module}: pip install {source}")
     settings: Any = importlib.import_module("django.conf").settings
     if not settings.configured:
         settings.configure()
