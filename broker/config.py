@@ -209,6 +209,13 @@ class ConsumerConfig:
         "which takes official ones ten seconds.",
         live=True,
     )
+    retry_topic_v2: bool = setting(
+        "enableRetryTopicV2",
+        False,
+        SWITCH,
+        "Join group and topic by a + in the names of the retry topics of pop, so that no two are "
+        "equal. If false, they are joined by a _, as every RocketMQ 5 understands it.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

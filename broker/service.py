@@ -22,7 +22,7 @@ from halfmq.store.config import FlushMode
 from halfmq.store.files.disk import sync_data
 from halfmq.store.files.worker import ThreadWorker, WorkerFactory
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
-from halfmq.store.format.topics import DELAYED_TOPICS, reply_topic
+from halfmq.store.format.topics import DELAYED_TOPICS, reply_topic, revive_topic
 from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery.recovery import RecoveryReport
@@ -45,7 +45,7 @@ from .handlers.admin.cleaning import CleaningHandlers
 from .handlers.admin.consumer_relays import RelayHandlers
 from .handlers.admin.group_offsets import GroupOffsetHandlers
 from .handlers.admin.statistics import StatisticsHandlers
-from .handlers.admin.tables import TableHandlers
+from .handlers.admin.tables import RequestModeHandlers, TableHandlers
 from .handlers.admin.transactions import TransactionAdminHandlers
 from .handlers.administration import HandlerPart, admin_handlers
 from .handlers.clients.assignments import AssignmentHandlers
@@ -54,20 +54,21 @@ from .handlers.clients.clients import ClientHandlers
 from .handlers.clients.locks import LockHandlers
 from .handlers.clients.queue_offsets import OffsetHandlers
 from .handlers.clients.routes import RouteHandlers
+from .handlers.messages.pop import PopHandler
 from .handlers.messages.pull import PullHandler
 from .handlers.messages.pull_admission import PullAdmission
 from .handlers.messages.queries import QueryHandlers
 from .handlers.messages.recall import TimerHandlers
 from .handlers.messages.reply import ReplyHandler
 from .handlers.messages.send import SendHandler
-from .handlers.messages.send_back import SendBackHandler
+from .handlers.messages.send_back import SendBackHandler, retry_copy
 from .handlers.transactions.end import TransactionHandler
 from .handlers.transactions.prepare import PrepareHandler
 from .http.console_process import ConsoleProcess
 from .http.endpoint import OFF, HttpEndpoint
 from .http.histogram import LONG_BOUNDS_S, Histogram
 from .lifecycle import Service, ServiceStack
-from .limits.kept import Keeps, usage
+from .limits.kept import HELD_POP_BYTES, Keeps, usage
 from .live_settings import LiveSettings
 from .loop.fetches import Fetches
 from .loop.slices import PAUSE_S, PeriodicWork
@@ -78,6 +79,9 @@ from .net.registration import NameServerRegistration, parse_addresses
 from .net.reply_release import ReplyRelease
 from .net.router import Router
 from .net.server import Server
+from .pop.engine import PopEngine
+from .pop.records import PopRecords, is_from_timer
+from .pop.request_modes import RequestModes
 from .ports import Connection
 from .runtime_info import RuntimeInfo
 from .store_service import PersistTicker, StoreService, make_tables_directory
@@ -159,8 +163,9 @@ class Broker:
             worker=worker,
         )
         self._polling = LongPolling()
+        self._pop_polling = LongPolling(HELD_POP_BYTES)
         self._refusal = SendRefusal()
-        self._release = ReplyRelease(self._store, self._refusal, on_released=self._polling.wake)
+        self._release = ReplyRelease(self._store, self._refusal, on_released=self._wake_readers)
         self._group = GroupAppend(self._store, call_soon=self._release.before_replies)
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = make_tables(
@@ -179,6 +184,12 @@ class Broker:
         )
         self._delays = self._make_delays()
         self._delay_ticker = Ticker("delays", self._delays.tick)
+        self._queue_offsets = OffsetHandlers(
+            self._store, self._tables.offsets, self._tables.topics, self._tables.groups
+        )
+        self._pops = self._make_pops()
+        self._modes = RequestModes(self._table_path("messageRequestMode.json"), self._now_ms)
+        self._pop_ticker = Ticker("pop", self._pops.tick)
         self._retention = self._make_retention()
         self._retention_ticker = Ticker("retention", self._retention.tick)
         self._access = self._make_access()
@@ -275,6 +286,39 @@ class Broker:
             wake=self._wake_delivery,
         )
 
+    def _make_pops(self) -> PopEngine:
+        topics, tables = self.config.topics, self._tables
+        self._revive_topic = revive_topic(topics.cluster_name)
+        return PopEngine(
+            self._store,
+            tables.topics,
+            tables.groups,
+            tables.offsets,
+            PopRecords(self._revive_topic, topics.broker_name, self._host),
+            retry_copy=lambda record, host: retry_copy(record, 0, host),
+            is_young=self._queue_offsets.is_young,
+            version_2=self.config.consumers.retry_topic_v2,
+            now_ms=self._now_ms,
+            monotonic_ms=self._monotonic_ms,
+            fetch=self._fetches.begin,
+            wake=self._wake_pops,
+            visible=lambda topic: self._pop_polling.search_again([(topic, -1)]),
+        )
+
+    def _make_pop_handler(self) -> PopHandler:
+        return PopHandler(
+            self._store,
+            self._pops,
+            self._pull_admission,
+            self._tables.topics,
+            self._pop_polling,
+            self._statistics,
+            broker_name=self.config.topics.broker_name,
+            sync_flush=self._sync_flush,
+            now_ms=self._now_ms,
+            fetch=self._fetches.begin,
+        )
+
     def _make_retention(self) -> RetentionPolicy:
         return RetentionPolicy(
             self._store,
@@ -311,6 +355,7 @@ class Broker:
             self._server,
             self._release,
             self._polling,
+            self._pop_polling,
             self._pull,
             *(part for part in handlers if isinstance(part, RelayHandlers)),
             self._changes,
@@ -322,7 +367,9 @@ class Broker:
             tables.groups,
             tables.brokers,
             tables.kv_config,
+            self._modes,
             self._delays,
+            self._pops,
             self.transactions,
             *([] if self._http is None else [self._http]),
         ]
@@ -336,6 +383,7 @@ class Broker:
             self._pull,
             self._fetches,
             self._polling,
+            self._pop_polling,
             *self._make_housekeeping(),
             *self._access.services,
             *([] if self._tls is None else [Reloading(self._tls.reload)]),
@@ -356,6 +404,8 @@ class Broker:
                 self._settle_deleted_topics,
                 self._complete_tables,
                 self._delays.load,
+                self._modes.load,
+                self._pops.load,
                 self.transactions.rebuild,
             ],
             before_close=[
@@ -379,18 +429,21 @@ class Broker:
 
     def _make_pull_handler(self) -> PullHandler:
         tables = self._tables
+        self._pull_admission = PullAdmission(
+            tables.topics,
+            tables.groups,
+            tables.registry,
+            self._filters,
+            may_pull=self._access.admit,
+        )
         return PullHandler(
             self._store,
-            PullAdmission(
-                tables.topics,
-                tables.groups,
-                tables.registry,
-                self._filters,
-                may_pull=self._access.admit,
-            ),
+            self._pull_admission,
             tables.offsets,
             self._polling,
             self._statistics,
+            self._pops.popped,
+            self._pops.on_pull,
         )
 
     def _make_handlers(self) -> list[HandlerPart]:
@@ -423,15 +476,21 @@ class Broker:
             send_back,
             self._clients,
             TransactionHandler(self.transactions.decisions, self._group, store.reader.lacking),
-            OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
+            self._queue_offsets,
             QueryHandlers(store),
             TimerHandlers(
                 self._delays, tables.topics.get, broker_name=self.config.topics.broker_name
             ),
             LockHandlers(tables.locks),
             AssignmentHandlers(
-                tables.topics, tables.brokers, tables.registry, self.config.topics.broker_name
+                tables.topics,
+                tables.brokers,
+                tables.registry,
+                self.config.topics.broker_name,
+                self._modes,
             ),
+            RequestModeHandlers(self._modes, tables.topics, tables.groups, changes),
+            self._make_pop_handler(),
             RouteHandlers(tables.topics, tables.brokers, self.config.topics),
             BrokerHandlers(
                 tables.brokers,
@@ -608,6 +667,7 @@ class Broker:
             Ticker("statistics", self._statistics.tick, pause=PAUSE_S),
             self._transaction_ticker,
             self._delay_ticker,
+            self._pop_ticker,
             self._retention_ticker,
             Ticker("disk", self._disk_tick),
             self._members_ticker,
@@ -705,14 +765,19 @@ class Broker:
         for request in group:
             if request.topic in DELAYED_TOPICS:
                 self._delays.on_stored(request)
+            elif request.topic == self._revive_topic and is_from_timer(request.properties):
+                self._pops.arrived(request)
         if self._polling.waiting:
             self._polling.mark_arrivals([(one.topic, one.queue_id) for one in group])
+        if self._pop_polling.waiting:
+            self._pop_polling.mark_arrivals([(self._pops.topic_of(one.topic), -1) for one in group])
         if self._sync_flush:
             if len(group) >= LARGE_GROUP:
                 self._store.request_flush()
             self._release.request_flush()
         else:
             self._polling.wake_soon()
+            self._pop_polling.wake_soon()
 
     def _connection_lost(self, connection: Connection) -> None:
         self._clients.connection_lost(connection)
@@ -722,7 +787,7 @@ class Broker:
         self._group.append_staged()  # so that no check is sent for a transaction decided just now
         return self.transactions.tick()
 
-    # Four callbacks of parts that are created before what they call.
+    # Callbacks of parts that are created before what they call.
 
     def _durable(self, offset: int) -> None:
         self._release.durable_from_thread(offset)
@@ -732,6 +797,13 @@ class Broker:
 
     def _wake_members(self) -> None:
         self._members_ticker.wake()
+
+    def _wake_readers(self) -> None:
+        self._polling.wake()
+        self._pop_polling.wake()
+
+    def _wake_pops(self) -> None:
+        self._pop_ticker.wake()
 
     def _wake_delivery(self) -> None:
         self._delay_ticker.wake()

@@ -299,11 +299,11 @@ def decode_assignment_query(body: bytes) -> AssignmentQuery:
     return _convert(parse(body), AssignmentQuery)
 
 
-def encode_assignments(queues: Iterable[QueueKey] | None) -> bytes:
+def encode_assignments(queues: Iterable[QueueKey] | None, mode: str = "PULL") -> bytes:
     """Return the body of the answer to 400; None tells the client to keep what it has."""
     if queues is None:
         return dump({})
-    assignments = [{"messageQueue": queue, "mode": "PULL"} for queue in queues]
+    assignments = [{"messageQueue": queue, "mode": mode} for queue in queues]
     return dump({"messageQueueAssignments": assignments})
 
 

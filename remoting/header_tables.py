@@ -12,7 +12,13 @@ from typing import TypeVar
 import msgspec
 
 # Importing these declares their classes with ``request_header`` and ``answer_header``.
-from . import access_bodies, admin_headers, headers, transaction_headers  # noqa: F401
+from . import (  # noqa: F401
+    access_bodies,
+    admin_headers,
+    headers,
+    pop_headers,
+    transaction_headers,
+)
 from .command import RemotingCommand
 from .errors import HeaderError
 from .ext_fields import (

@@ -59,6 +59,10 @@ REQUEST_SIZES: Final[Mapping[int, RequestSize]] = {
     RequestCode.PREPARE_TRANSACTION: _MESSAGE,  # as many as fit into a frame
     RequestCode.PULL_MESSAGE: _FILTER,
     RequestCode.LITE_PULL_MESSAGE: _FILTER,
+    RequestCode.POP_MESSAGE: _FILTER,
+    RequestCode.NOTIFICATION: _FILTER,
+    RequestCode.BATCH_ACK_MESSAGE: RequestSize(_ANY_HEADER, 256 << 10),
+    RequestCode.SET_MESSAGE_REQUEST_MODE: RequestSize(_ANY_HEADER, 64 << 10),
     RequestCode.END_TRANSACTION: RequestSize(HEADER_MAX, _NO_BODY),  # the message's unique key
     # A client with 1,000 subscriptions sends 250 KB. Reading a megabyte would take 50 ms.
     RequestCode.HEART_BEAT: RequestSize(_ANY_HEADER, 512 << 10),

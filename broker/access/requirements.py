@@ -35,8 +35,8 @@ from halfmq.remoting.ext_fields import Name
 from halfmq.remoting.request_sizes import NAME_LENGTH_MAX
 from halfmq.remoting.transaction_bodies import decode_prepared_messages
 from halfmq.store.format.topics import (
-    CLIENTS_MAY_NOT_SEND,
     RETRY_PREFIX,
+    is_broker_only,
 )
 
 from .rules import Action, Requirement, Resource, ResourceKind
@@ -71,7 +71,7 @@ def topic(name: str, *actions: Action) -> Requirement:
     if name.startswith(RETRY_PREFIX):
         as_group = tuple(SUB if action is PUB else action for action in actions)
         return Requirement(Resource(ResourceKind.GROUP, name[len(RETRY_PREFIX) :]), as_group)
-    if name in CLIENTS_MAY_NOT_SEND:
+    if is_broker_only(name):
         return cluster(GET if PUB not in actions else UPDATE)
     return Requirement(Resource(ResourceKind.TOPIC, name), actions)
 
@@ -185,15 +185,12 @@ def _correction_offsets(header: Any, _body: bytes) -> Sequence[Requirement]:
 # -- rows of codes whose headers have no class yet, or whose names are in the body
 
 
-def _text(header: Any, name: str) -> str:
-    return str(header.get(name) or "")[:_CUT] if isinstance(header, dict) else ""
-
-
-def _pop(*actions: Action) -> Row:
-    return lambda header, _body: (
-        topic(_text(header, "topic"), *actions),
-        group(_text(header, "consumerGroup"), *actions),
-    )
+def _popped(header: Any, _body: bytes) -> Sequence[Requirement]:
+    """Require what popping the message needed: its retry topic belongs to group and topic."""
+    name = header.topic
+    for separator in "_+":
+        name = name.removeprefix(f"{RETRY_PREFIX}{header.consumer_group}{separator}")
+    return topic(name, SUB), group(header.consumer_group, SUB)
 
 
 class _Named(msgspec.Struct, rename="camel", gc=False):
@@ -265,11 +262,12 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.QUERY_TIMERS: _cluster(GET),
     RequestCode.SEND_REPLY_MESSAGE: _topic(PUB),  # the topic of all replies
     RequestCode.SEND_REPLY_MESSAGE_V2: _topic(PUB),
-    RequestCode.POP_MESSAGE: _pop(SUB),
-    RequestCode.ACK_MESSAGE: _pop(SUB),
-    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _pop(SUB),
-    RequestCode.NOTIFICATION: _pop(SUB),
-    RequestCode.POLLING_INFO: _pop(SUB, GET),
+    RequestCode.POP_MESSAGE: _group_and_topic("consumer_group", SUB),
+    RequestCode.PEEK_MESSAGE: _group_and_topic("consumer_group", SUB),
+    RequestCode.ACK_MESSAGE: _popped,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _popped,
+    RequestCode.NOTIFICATION: _group_and_topic("consumer_group", SUB),
+    RequestCode.POLLING_INFO: _group_and_topic("consumer_group", SUB, GET),
     RequestCode.BATCH_ACK_MESSAGE: _from_body(_decode_listed, _acknowledged),
     # -- transactions
     RequestCode.END_TRANSACTION: _signature,  # and PUB on the half's real topic
@@ -342,6 +340,7 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.QUERY_TOPICS_BY_CONSUMER: _group("group", GET),
     RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: _group_and_optional_topic("group", GET),
     RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: _group_and_topic("group", UPDATE),
+    RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: _cluster(GET, LIST),
     RequestCode.SET_MESSAGE_REQUEST_MODE: _from_body(
         _decode_named, lambda it: (topic(it.topic, UPDATE), group(it.consumer_group, UPDATE))
     ),

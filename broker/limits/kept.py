@@ -94,6 +94,16 @@ HELD_PULL_BYTES: Final = _limit(
     in_bytes=True,
     of_connection=8 << 20,  # a client has one for each of its queues
 )
+HELD_POP_BYTES: Final = _limit(
+    "held_pop_bytes",
+    "pops that wait for messages, 1 KiB each and their filters",
+    48 << 20,
+    "one connection, or a group with half of all, gets POLLING_FULL; then the address that has "
+    "most loses its largest connection",
+    code=ResponseCode.POLLING_FULL,
+    in_bytes=True,
+    of_connection=8 << 20,  # a client has some for each topic
+)
 REPLAYED_PULL_BYTES: Final = _limit(
     "replayed_pull_bytes",
     "pulls of consumers that replay and wait for their turn, 1 KiB each and their filters",
@@ -215,6 +225,20 @@ DELAYED: Final = _limit(
     1_000_000,
     "refused, and retries are kept by their consumer; commits never are",
     code=ResponseCode.SYSTEM_BUSY,
+)
+POP_IN_FLIGHT: Final = _limit(
+    "pop_in_flight",
+    "messages popped and not acknowledged, 200 bytes each; a fifth of them of one group",
+    500_000,  # they take 100 MB
+    "further pops get POLLING_FULL",
+    code=ResponseCode.POLLING_FULL,
+)
+REQUEST_MODES: Final = _limit(
+    "request_modes",
+    "groups and topics with a mode, pull or pop, 500 bytes each",
+    10_000,  # the file is rewritten for each change
+    "refused",
+    code=ResponseCode.NO_PERMISSION,
 )
 FINAL_MESSAGE_BYTES: Final = _limit(
     "final_message_bytes",

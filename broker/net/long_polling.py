@@ -29,7 +29,7 @@ from halfmq.remoting.command import RemotingCommand
 from ..errors import RequestRefusedError
 from ..filters.compiled_filter import CompiledFilter
 from ..limits.budget import Budget
-from ..limits.kept import HELD_PULL_BYTES, Kept
+from ..limits.kept import HELD_PULL_BYTES, Kept, Limit
 from ..loop.slices import Slice
 from ..ports import Connection, LogPositions
 
@@ -74,10 +74,11 @@ Answer = Callable[[HeldPull, bool], bytes | None]
 class LongPolling:
     """Holds waiting pulls and answers them when a message arrives or they time out."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: Limit = HELD_PULL_BYTES) -> None:
+        self._limit = limit
         self.waiting: dict[QueueKey, deque[HeldPull]] = {}  # read by the append path
         self._count = 0
-        self._budget = Budget(HELD_PULL_BYTES)
+        self._budget = Budget(self._limit)
         self._of_group: dict[str, int] = {}  # bytes
         self._arrived: dict[QueueKey, int] = {}  # marked queues: search until this is readable
         self._woken: dict[QueueKey, int] = {}  # marked queues to be searched now
@@ -108,7 +109,7 @@ class LongPolling:
         for state in (self.waiting, self._arrived, self._woken, self._to_sweep):
             state.clear()
         self._count = 0
-        self._budget = Budget(HELD_PULL_BYTES)
+        self._budget = Budget(self._limit)
         self._of_group.clear()
 
     @property
@@ -127,7 +128,7 @@ class LongPolling:
         Raises:
             RequestRefusedError: Its connection or its group holds too many.
         """
-        connection, limit = held.connection, HELD_PULL_BYTES
+        connection, limit = held.connection, self._limit
         of_connection = self._budget.held(connection) + held.size
         if of_connection > limit.of_connection:
             raise _too_many("this connection", of_connection, limit.of_connection)
@@ -254,7 +255,7 @@ class LongPolling:
 
     def kept(self) -> Kept:
         """Return how much of what it keeps for peers is used."""
-        return {HELD_PULL_BYTES: self._budget.used}
+        return {self._limit: self._budget.used}
 
 
 def size_of(request: RemotingCommand, wanted: Wanted) -> int:

@@ -20,7 +20,7 @@ class Unserved(NamedTuple):
 
 _NOT_IN_ROCKETMQ: Final = "RocketMQ 5.3.3 does not serve it either"
 _TIMER: Final = "there is no timer wheel; QUERY_TIMERS (9005) lists messages that wait"
-_POP: Final = "there is no pop; consumers pull from the queues that they share out"
+_POP: Final = "pops are not undone; CHANGE_MESSAGE_INVISIBLETIME makes a message visible again"
 _ROCKS: Final = "there is no RocksDB; tables are JSON files, and queues are those of RocketMQ"
 _REPLICAS: Final = "there is no replication; this broker is a master without slaves"
 _CONTROLLER: Final = "there is no controller; this broker has no replicas of which to elect one"
@@ -47,8 +47,6 @@ UNSERVED: Final[Mapping[int, Unserved]] = {
     302: Unserved("REGISTER_MESSAGE_FILTER_CLASS", _NOT_IN_ROCKETMQ),
     354: Unserved("CHECK_ROCKSDB_CQ_WRITE_PROGRESS", _ROCKS),
     355: Unserved("EXPORT_ROCKSDB_CONFIG_TO_JSON", _ROCKS),
-    401: Unserved("SET_MESSAGE_REQUEST_MODE", _POP),
-    402: Unserved("GET_ALL_MESSAGE_REQUEST_MODE", _POP),
     513: Unserved(
         "UPDATE_AND_CREATE_STATIC_TOPIC",
         "there are no static topics; each queue is one queue of this broker",
@@ -76,14 +74,7 @@ UNSERVED: Final[Mapping[int, Unserved]] = {
     2002: Unserved("REMOVE_COLD_DATA_FLOW_CTR_CONFIG", _COLD),
     2003: Unserved("GET_COLD_DATA_FLOW_CTR_INFO", _COLD),
     2004: Unserved("SET_COMMITLOG_READ_MODE", _COLD),
-    200050: Unserved("POP_MESSAGE", _POP),
-    200051: Unserved("ACK_MESSAGE", _POP),
-    200052: Unserved("PEEK_MESSAGE", _POP),
-    200053: Unserved("CHANGE_MESSAGE_INVISIBLETIME", _POP),
-    200054: Unserved("NOTIFICATION", _POP),
-    200055: Unserved("POLLING_INFO", _POP),
     200056: Unserved("POP_ROLLBACK", _POP),
-    200151: Unserved("BATCH_ACK_MESSAGE", _POP),
 }
 """By request code."""
 

@@ -8,7 +8,7 @@ Source: RocketMQ `ConsumerOffsetManager`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +53,8 @@ class ConsumerOffsetTable:
         # Offsets from which consumers must continue, and have not pulled yet; a restart drops them.
         self._resets: dict[tuple[str, str, int], int] = {}
         self._saves = PeriodicSave(PERSIST_INTERVAL_MS, now_ms)
+        self.on_forget: Callable[[str, str, Collection[int]], None] = lambda *_: None
+        """Called with group, topic and queue ids of offsets that `forget` has removed."""
 
     def load(self) -> None:
         """Read the file.
@@ -120,6 +122,11 @@ class ConsumerOffsetTable:
             )
         if offset > end or self.pending_reset(group, topic, queue_id) not in (None, offset):
             return False
+        self.keep(group, topic, queue_id, offset)
+        return True
+
+    def keep(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set an offset that no client commits; otherwise as `commit`."""
         key = f"{topic}@{group}"
         queues = self._offsets.get(key)
         if queues is None or queue_id not in queues:
@@ -129,7 +136,6 @@ class ConsumerOffsetTable:
         self._commits += 1
         if self._commits % COMMITS_PER_VERSION == 0:
             self._file.next_version()
-        return True
 
     def _make_room(self, key: str) -> dict[int, int]:
         if self._count >= self._offsets_max:
@@ -173,6 +179,7 @@ class ConsumerOffsetTable:
                 self._count -= len(queues)
                 if topic is not None and len(self._resets) < self._offsets_max:
                     self._resets |= {(of_group, of_topic, queue_id): 0 for queue_id in queues}
+                self.on_forget(of_group, of_topic, queues)
                 self._file.next_version()
                 self._saves.dirty = True
             if number % KEYS_PER_STEP == 0:

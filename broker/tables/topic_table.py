@@ -23,13 +23,13 @@ from typing import Final
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files.json_table import EntryTexts
 from halfmq.store.format.topics import (
-    CLIENTS_MAY_NOT_SEND,
     DEAD_LETTER_PREFIX,
     DEFAULT_TOPIC,
     RETRY_PREFIX,
     SYSTEM_PREFIX,
     SYSTEM_TOPICS,
     dead_letter_topic,
+    is_broker_only,
     is_system_topic,
     retry_topic,
     validate_group,
@@ -568,7 +568,7 @@ def _check_name(topic: str) -> None:
     reason = validate_topic(topic)
     if reason is not None:
         raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, reason)
-    if topic in CLIENTS_MAY_NOT_SEND:
+    if is_broker_only(topic):
         raise RequestRefusedError(
             ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden."
         )

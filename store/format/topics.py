@@ -74,6 +74,8 @@ CLIENTS_MAY_NOT_SEND: Final = frozenset(
     }
 )
 
+REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"  # before the name of the cluster
+
 _ALLOWED: Final = "^[%|a-zA-Z0-9_-]+$"
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
@@ -85,6 +87,16 @@ def is_internal_topic(topic: str, own_names: Collection[str]) -> bool:
     """
     of_group = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
     return of_group or is_system_topic(topic) or topic in own_names
+
+
+def revive_topic(cluster: str) -> str:
+    """Return the topic of the records of pops in a cluster."""
+    return f"{REVIVE_PREFIX}{cluster}"
+
+
+def is_broker_only(topic: str) -> bool:
+    """Return whether only the broker writes to a topic; its records decide what is delivered."""
+    return topic in CLIENTS_MAY_NOT_SEND or topic.startswith(REVIVE_PREFIX)
 
 
 def retry_topic(group: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,10 @@ def java(
     """A broker and a JVM, where all scenarios have been started."""
     kind = _kind(request.param)
     home = tmp_path_factory.mktemp("java")
-    scenarios = [*SCENARIOS, *(["assigned", "timers"] if kind.version == "5.3.3" else [])]
+    scenarios = [
+        *SCENARIOS,
+        *(["assigned", "timers", "popping"] if kind.version == "5.3.3" else []),
+    ]
     with java_scenarios(kind, home, scenarios, brokerName=BROKER_NAME, **SETTINGS) as running:
         yield running
 
@@ -71,6 +75,20 @@ def test_a_message_comes_at_its_time_unless_it_is_recalled(java: Java) -> None:
     (recalled,) = of(lines, "recalled")
     assert recalled["id"] == recalled["sent"]
     assert of(lines, "late")[0]["code"] == ResponseCode.ILLEGAL_OPERATION
+
+
+@feature("message by message (pop)", "Java 5.3.3")
+def test_members_that_pop_share_every_queue(java: Java) -> None:
+    """More members than queues; what one of them fails comes again, and nothing else does."""
+    if java.kind.version != "5.3.3":
+        pytest.skip("consumers pop since 5.0")
+    lines = of(java.seen("popping"), "consumed")
+
+    times = Counter(line["body"] for line in lines)
+    assert times == {f"p-{number}": 2 if number % 10 == 0 else 1 for number in range(24)}
+    assert len({line["consumer"] for line in lines}) > 1
+    again = {line["body"]: line["times"] for line in lines}
+    assert {again[name] for name in ("p-0", "p-10", "p-20")} == {1}
 
 
 @feature("compressed bodies: lz4, zstd")

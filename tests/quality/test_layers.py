@@ -71,6 +71,15 @@ ROOMS = {
     "broker/tables": {"config", "errors", "ports", "broker/limits", "broker/loop"},
     "broker/disk": {"config", "errors", "broker/loop"},
     "broker/delay": {"ports", "errors", "broker/limits", "broker/loop", "broker/tables"},
+    "broker/pop": {
+        "errors",
+        "ports",
+        "broker/delay",
+        "broker/limits",
+        "broker/loop",
+        "broker/net",
+        "broker/tables",
+    },
     "broker/net": {
         "config",
         "errors",

@@ -33,17 +33,20 @@ NOT_KEPT: Final[dict[str, str]] = {
         net/connection.FETCHES_MAX net/group_append.GROUP_MAX net/reply_release.READY_BYTES_MAX
         transaction/decision_lookup.INDEX_HITS_MAX
         transaction/deduplication.REFILL_BYTES_MAX transaction/deduplication.REFILL_COUNT_MAX
-        access/tls_listener.READ_MAX""",
+        access/tls_listener.READ_MAX
+        handlers/messages/pop.MESSAGES_MAX handlers/messages/pop.READS_MAX pop/engine.BATCH_MAX""",
     "a time or a number": """
         http/app.CONNECTION_S_MAX http/console_process.RESTART_S_MAX
         delay/levels.DELAY_MS_MAX filters/values.INTEGER_MAX filters/values.LONG_MAX
         handlers/admin/topics._PERM_MAX handlers/admin/consumer_relays._CODE_MAX
         handlers/admin/consume_queue._EXTENSION_MAX handlers/messages/pull.SUSPEND_MS_MAX
+        handlers/messages/pop.INVISIBLE_MS_MAX pop/engine.GROUP_MAX
         loop/ticker.EXTRA_PAUSE_S_MAX net/replay_pace.SLICE_S_MAX
         net/reply_release.STALLED_S_MAX transaction/checks/group_queues.REFUSALS_MAX
         transaction/checks/group_queues.REFUSED_RETRY_MS_MAX transaction/half.IMMUNITY_S_MAX""",
     "the size of one thing, whose number has a limit": """
         http/app.HEAD_SIZE_MAX http/families.SERIES_MAX
+        pop/engine.REPEATS_MAX
         access/plain_acl.FILES_MAX access/plain_acl.FILE_SIZE_MAX access/users.ENTRIES_MAX
         access/users.TEXT_MAX access/users.USERS_MAX delay/levels.LEVELS_MAX
         delay/timer_records._MS_DIGITS_MAX delay/timer_records._DIGITS_MAX

@@ -29,6 +29,7 @@ from tests.support.cache import cache_directory, forget_others
 
 SOURCES: Final = Path(__file__).parent / "java"
 SINCE_4_6: Final = ("LitePulling.java", "Replying.java", "Tracing.java")
+SINCE_5: Final = ("Popping.java",)
 """Programs that older clients do not have the classes for."""
 TOOLS: Final = ("java", "javac", "mvn")
 _FETCH_SECONDS: Final = 900.0  # about 80 jars on a first run
@@ -85,6 +86,8 @@ def class_path(version: str) -> str:
         with being_made(jars) as unfinished:
             _fetch(version, unfinished)
     sources = sorted(SOURCES.glob("*.java"))
+    if not version.startswith("5."):
+        sources = [source for source in sources if source.name not in SINCE_5]
     if not Kind(version).since_4_6:
         sources = [source for source in sources if source.name not in SINCE_4_6]
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()

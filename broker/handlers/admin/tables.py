@@ -1,6 +1,10 @@
 """Tables as other brokers and exports read them: offsets of consumers (43) and of delays (45).
 
-Source: RocketMQ 5.3.3 `AdminBrokerProcessor#getAllConsumerOffset`, `#getAllDelayOffset`.
+Also whether groups pull or pop topics: one is set by SET_MESSAGE_REQUEST_MODE (401), and 402 reads
+them all.
+
+Source: RocketMQ 5.3.3 `AdminBrokerProcessor#getAllConsumerOffset`, `#getAllDelayOffset`,
+`QueryAssignmentProcessor`.
 """
 
 from __future__ import annotations
@@ -11,11 +15,17 @@ from typing import Final
 from halfmq.remoting.admin_bodies import encode_member, encode_offset_members
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.pop_bodies import decode_request_mode
 from halfmq.remoting.replies import encode_reply
+from halfmq.store.format.topics import RETRY_PREFIX
 
 from ...errors import RequestRefusedError
+from ...pop.request_modes import RequestModes
 from ...ports import Connection, Handler
 from ...tables.consumer_offsets import ConsumerOffsetTable
+from ...tables.group_table import GroupTable
+from ...tables.topic_table import TopicTable
+from .change_queue import ChangeQueue
 from .long_answers import collect
 
 ANSWER_BYTES_MAX: Final = 16_000_000
@@ -66,3 +76,45 @@ class TableHandlers:
         offsets, version = self._delay_offsets()
         members = [encode_member(level, offset) for level, offset in offsets.items()]
         return encode_reply(request, body=encode_offset_members(members, version))
+
+
+class RequestModeHandlers:
+    """Serves the modes of groups."""
+
+    def __init__(
+        self, modes: RequestModes, topics: TopicTable, groups: GroupTable, changes: ChangeQueue
+    ) -> None:
+        self._modes, self._topics, self._groups, self._changes = modes, topics, groups, changes
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
+        return {
+            RequestCode.SET_MESSAGE_REQUEST_MODE: self.set_mode,
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.all_modes,
+        }
+
+    def set_mode(self, request: RemotingCommand, connection: Connection) -> None:
+        """Set whether a group pulls or pops a topic."""
+        mode = decode_request_mode(request.body)
+        if mode.topic.startswith(RETRY_PREFIX):
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode"
+            )
+        if self._topics.get(mode.topic) is None:
+            raise RequestRefusedError(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{mode.topic}] not exist"
+            )
+        if self._groups.ensure(mode.consumer_group) is None:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist"
+            )
+
+        async def change() -> None:
+            await self._modes.put(mode)
+
+        what = f"group {mode.consumer_group} gets {mode.topic} by {mode.mode}"
+        self._changes.make(change, what, request, connection)
+
+    def all_modes(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with the modes of all groups."""
+        return encode_reply(request, body=self._modes.encoded())

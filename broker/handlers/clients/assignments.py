@@ -1,7 +1,8 @@
 """Queues that the broker assigns to a consumer: QUERY_ASSIGNMENT (400).
 
 Consumers usually share out the queues of a topic themselves. A Java consumer of 5.x with
-`setClientRebalance(false)` asks the broker instead, every 20 s and when the group changes.
+`setClientRebalance(false)` asks the broker instead, every 20 s and when the group changes. The
+broker also tells it whether to pull these queues or to pop them.
 
 Source: RocketMQ 5.3.3 `QueryAssignmentProcessor`, `AllocateMessageQueueAveragely`,
 `AllocateMessageQueueAveragelyByCircle`.
@@ -28,6 +29,7 @@ from halfmq.remoting.errors import BodyError
 from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
+from ...pop.request_modes import RequestModes
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry
 from ...tables.registered_brokers import BrokerTable
@@ -65,10 +67,13 @@ class AssignmentHandlers:
     _brokers: BrokerTable
     _registry: ClientRegistry
     _broker_name: str
+    _modes: RequestModes
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
-        return {RequestCode.QUERY_ASSIGNMENT: self.assignment}
+        return {
+            RequestCode.QUERY_ASSIGNMENT: self.assignment,
+        }
 
     def assignment(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer which queues the client is to pull from.
@@ -84,8 +89,38 @@ class AssignmentHandlers:
             )
         queues = self._queues(query.topic)
         if queues and query.message_model is MessageModel.CLUSTERING:
+            mode = self._modes.get(query.topic, query.consumer_group)
+            if mode.mode == "POP":
+                popped = self._share_pops(query, queues, strategy, mode.pop_share_queue_num)
+                return encode_reply(request, body=encode_assignments(popped, "POP"))
             queues = self._share(query, queues, strategy)
         return encode_reply(request, body=encode_assignments(queues))
+
+    def _share_pops(
+        self,
+        query: AssignmentQuery,
+        queues: Sequence[QueueKey],
+        strategy: Callable[[int, int, int], range],
+        share: int,
+    ) -> Sequence[QueueKey] | None:
+        """Return what a member pops: all, or its queues and those of the next `share` members."""
+        members = self._registry.consumer_ids(query.consumer_group)
+        if not members:
+            return None
+        if share <= 0 or share >= len(members) - 1:
+            names = dict.fromkeys(queue.broker_name for queue in queues)
+            return [QueueKey(broker_name=name, queue_id=-1, topic=query.topic) for name in names]
+        if not self._registry.is_consumer(query.consumer_group, query.client_id):
+            return ()
+        index = bisect_left(members, query.client_id)
+        if len(members) > len(queues):
+            return [queues[index % len(queues)]]
+        numbers = {
+            number
+            for following in range(share + 1)
+            for number in strategy(len(queues), len(members), (index + following) % len(members))
+        }
+        return [queues[number] for number in sorted(numbers)]
 
     def _share(
         self,

@@ -78,7 +78,7 @@ class OffsetHandlers:
                     ResponseCode.QUERY_NOT_FOUND,
                     "Not found, do not set to zero, maybe this group boot first",
                 )
-            if not self._is_young(header.topic, header.queue_id):
+            if not self.is_young(header.topic, header.queue_id):
                 raise RequestRefusedError(
                     ResponseCode.QUERY_NOT_FOUND,
                     "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
@@ -86,7 +86,7 @@ class OffsetHandlers:
             offset = 0
         return encode_reply(request, header=QueryConsumerOffsetResponseHeader(offset=offset))
 
-    def _is_young(self, topic: str, queue_id: int) -> bool:
+    def is_young(self, topic: str, queue_id: int) -> bool:
         """Return whether the first message is still stored and recent.
 
         Otherwise a group that begins at the end of a new topic would miss the messages sent before

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import add
@@ -98,12 +98,16 @@ class PullHandler:
         offsets: ConsumerOffsetTable,
         long_polling: LongPolling,
         statistics: Statistics,
+        popped: Container[tuple[str, str]] = frozenset(),
+        on_pull: Callable[[str, str], None] = lambda _group, _topic: None,
     ) -> None:
+        """Wire it; ``on_pull`` is called before a pull of a group and a topic in ``popped``."""
         self._store = store
         self._admission = admission
         self._offsets = offsets
         self._long_polling = long_polling
         self._delivered = statistics.delivered
+        self._popped, self._on_pull = popped, on_pull
         self._missed = statistics.missed
         self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
         self._cold_reads = 0
@@ -129,6 +133,8 @@ class PullHandler:
         assert isinstance(header, PullMessageRequestHeader)
         self._admission.admit(header, connection)
         wanted = self._admission.wanted(header, connection)
+        if (header.consumer_group, header.topic) in self._popped:
+            self._on_pull(header.consumer_group, header.topic)
         if (reset := self._reset(request, header, is_held=False)) is not None:
             return reset
         if header.sys_flag & COMMIT_OFFSET_FLAG:

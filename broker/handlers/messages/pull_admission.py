@@ -105,8 +105,15 @@ class PullAdmission:
                 {"forbiddenType": "5"},
             )
 
-    def admit_again(self, request: RemotingCommand, connection: Connection) -> None:
+    def admit_again(
+        self,
+        request: RemotingCommand,
+        connection: Connection,
+        header: PullMessageRequestHeader | None = None,
+    ) -> None:
         """Return if a pull that has waited may still be answered with messages.
+
+        ``header`` stands for the request's own, if that is no pull.
 
         Raises:
             RequestRefusedError: Its topic, queue or group was changed or deleted meanwhile, or its
@@ -114,9 +121,9 @@ class PullAdmission:
         """
         if self._may_pull is not None:
             self._may_pull(request, connection)
-        header = request.header
-        assert isinstance(header, PullMessageRequestHeader)
-        self.admit(header, connection)
+        as_pull = request.header if header is None else header
+        assert isinstance(as_pull, PullMessageRequestHeader)
+        self.admit(as_pull, connection)
 
     def wanted(self, header: PullMessageRequestHeader, connection: Connection) -> Wanted:
         """Return what the consumer subscribes to, by this request or by its heartbeat.

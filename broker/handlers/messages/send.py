@@ -488,7 +488,7 @@ class SendHandler:
         topic = self._get_topic(header.topic)
         if topic is None:
             topic = self._create(header, connection)
-        elif header.topic in topic_names.CLIENTS_MAY_NOT_SEND:
+        elif topic_names.is_broker_only(header.topic):
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"Sending message to topic[{header.topic}] is forbidden.",

@@ -120,7 +120,7 @@ class SendBackHandler:
         limit = _delivery_limit(config, header.max_reconsume_times, request.version)
         is_dead = header.delay_level < 0 or record.reconsume_times >= limit
         level = header.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
-        copy = _retry_copy(record, 0 if is_dead else level, connection.store_host)
+        copy = retry_copy(record, 0 if is_dead else level, connection.store_host)
         if header.reason is not None:
             copy = _with_failure(copy, record, header.reason, self._now_ms())
         message = self._dead_letter(copy, config) if is_dead else self._retry(copy, config)
@@ -199,7 +199,7 @@ def _writable(topic: TopicConfig) -> TopicConfig:
     return topic
 
 
-def _retry_copy(record: Record, level: int, store_host: bytes) -> AppendRequest:
+def retry_copy(record: Record, level: int, store_host: bytes) -> AppendRequest:
     """Return the copy of a consumed record that is its retry, not yet in the retry topic."""
     properties = decode_properties(record.properties)
     changed = {

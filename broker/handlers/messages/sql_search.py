@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Final
+from typing import Final, Protocol
 
-from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.format.errors import CorruptRecordError
 from halfmq.store.format.record import properties_at
 from halfmq.store.message_store import GetResult, GetStatus, MessageStore
@@ -27,13 +26,23 @@ READ_COUNT: Final = 64
 """Messages read in one step; a client wants up to 32 that match."""
 
 
+class SearchedQueue(Protocol):
+    """The queue of a pull or a pop."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def queue_id(self) -> int: ...
+
+
 class SqlSearch:
     """A search of one queue for one pull: the matches so far, and where it continues."""
 
     def __init__(
         self,
         store: MessageStore,
-        header: PullMessageRequestHeader,
+        queue: SearchedQueue,
         offset: int,
         wanted: CompiledFilter,
         *,
@@ -46,7 +55,7 @@ class SqlSearch:
         ``result`` says whether there are any.
         """
         self._store = store
-        self._topic, self._queue_id = header.topic, header.queue_id
+        self._topic, self._queue_id = queue.topic, queue.queue_id
         self._wanted = wanted
         self._max_count, self._max_bytes = max_count, max_bytes
         self._wait = wait

@@ -50,9 +50,10 @@ public final class Driver {
         SCENARIOS.put("broadcasting", Consuming::broadcasting);
         SCENARIOS.put("sharing", Consuming::sharing);
         SCENARIOS.put("pull", Pulling::pull);
-        SCENARIOS.put("lite_pull", scope -> since46("LitePulling", "litePull", scope));
-        SCENARIOS.put("request_reply", scope -> since46("Replying", "requestReply", scope));
-        SCENARIOS.put("traced", scope -> since46("Tracing", "traced", scope));
+        SCENARIOS.put("lite_pull", scope -> newer("LitePulling", "litePull", scope));
+        SCENARIOS.put("request_reply", scope -> newer("Replying", "requestReply", scope));
+        SCENARIOS.put("traced", scope -> newer("Tracing", "traced", scope));
+        SCENARIOS.put("popping", scope -> newer("Popping", "popping", scope));
         SCENARIOS.put("sql", Filtering::sql);
         SCENARIOS.put("transactions", Transactions::transactions);
         SCENARIOS.put("leaving", Transactions::leaving);
@@ -98,8 +99,8 @@ public final class Driver {
         }
     }
 
-    /** The class is compiled only for clients that have what it uses (since 4.6). */
-    private static void since46(String name, String method, Scope scope) throws Exception {
+    /** The class is compiled only for clients that have what it uses (since 4.6, 5.0). */
+    private static void newer(String name, String method, Scope scope) throws Exception {
         Class.forName(name).getDeclaredMethod(method, Scope.class).invoke(null, scope);
     }
 }

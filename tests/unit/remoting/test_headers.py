@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from halfmq.remoting import access_bodies, admin_headers, headers, transaction_headers
+from halfmq.remoting import access_bodies, admin_headers, headers, pop_headers, transaction_headers
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import HeaderError
@@ -32,6 +32,9 @@ def full(kind: type[Header]) -> Header:
     return kind(**{field.attribute: SAMPLES[field.kind] for field in fields_of(kind)})
 
 
+INT16_MAX = 2**15 - 1  # of the code in a ROCKETMQ header
+
+
 def least(kind: type[Header]) -> Header:
     """Return a header with its required fields alone."""
     return kind(**{f.attribute: SAMPLES[f.kind] for f in fields_of(kind) if f.required})
@@ -47,7 +50,9 @@ def decode(frame: bytes) -> RemotingCommand:
 def test_every_request_header_survives_every_header_type(
     code: int, header_type: HeaderType
 ) -> None:
-    """A handler gets the same typed header from every encoding."""
+    """A handler gets the same typed header from every encoding; pop has no ROCKETMQ headers."""
+    if header_type == HeaderType.ROCKETMQ and code > INT16_MAX:
+        return
     kind = REQUEST_HEADERS[code]
     for header in (full(kind), least(kind)):
         command = decode(encode_request(code, opaque=1, header=header, header_type=header_type))
@@ -185,7 +190,7 @@ def test_every_public_header_class_is_in_a_table() -> None:
     used = {*REQUEST_HEADERS.values(), *RESPONSE_HEADERS.values()}
     classes = {
         value
-        for module in (access_bodies, admin_headers, headers, transaction_headers)
+        for module in (access_bodies, admin_headers, headers, pop_headers, transaction_headers)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Header) and value is not Header
     }

@@ -31,6 +31,7 @@ TEXTS = {
     *("subscription", "key", "attributes", "topicList", "filterGroups", "value"),
     *("msgId", "transactionId"),  # its unique key, which its producer may choose
     *("recallHandle", "statsKey", "reason", "bornHost", "storeHost"),
+    *("exp", "extraInfo"),
 }
 """Fields that may be longer than a name."""
 

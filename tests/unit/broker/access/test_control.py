@@ -341,7 +341,6 @@ def test_every_recorded_request_needs_a_right() -> None:
         (200, None, b'{"groupName":"g","consumeEnable":true}', ["Group:g Create"]),
         (225, None, b'{"groupConfigList":[{"groupName":"g"}]}', ["Group:g Create"]),
         (18, None, b'{"topicConfigList":[{"topicName":"t"}]}', ["Topic:t Create"]),
-        (200050, {"topic": "t", "consumerGroup": "g"}, b"", ["Topic:t Sub", "Group:g Sub"]),
         (200151, None, b'{"acks":[{"c":"g","t":"t"}]}', ["Topic:t Sub", "Group:g Sub"]),
         (400, None, b'{"topic":"t","consumerGroup":"g"}', ["Topic:t Sub", "Group:g Sub"]),
     ],

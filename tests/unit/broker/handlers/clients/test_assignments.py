@@ -17,6 +17,7 @@ from halfmq.broker.handlers.clients.assignments import (
     AssignmentHandlers,
 )
 from halfmq.broker.handlers.clients.brokers import BrokerHandlers
+from halfmq.broker.pop.request_modes import RequestModes
 from halfmq.broker.tables.client_registry import ClientRegistry
 from halfmq.broker.tables.kv_table import KvConfig
 from halfmq.broker.tables.registered_brokers import BrokerTable
@@ -39,9 +40,10 @@ class Parts:
         brokers = BrokerTable(clock.monotonic)
         self.registry = ClientRegistry(now_ms=clock)
         kv_config = KvConfig(config_path(tmp_path, "kvConfig.json"), clock)
+        modes = RequestModes(config_path(tmp_path, "messageRequestMode.json"), clock)
         self.handlers = {
             **BrokerHandlers(brokers, kv_config, names, "127.0.0.1").handlers(),
-            **AssignmentHandlers(topics, brokers, self.registry, "a").handlers(),
+            **AssignmentHandlers(topics, brokers, self.registry, "a", modes).handlers(),
         }
 
     def register(self, count: int) -> None:

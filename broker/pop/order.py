@@ -1,0 +1,107 @@
+"""Locks of queues that a group pops in order.
+
+A pop in order locks its queue: nobody else of the group gets messages of it until all of these are
+acknowledged, or all the others are visible again. A repeated pop with the same attempt id, whose
+answer was lost, gets the same messages. Locks are in memory only: after a start, the messages from
+the first unacknowledged one on come again.
+
+Source: RocketMQ ``ConsumerOrderInfoManager``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from .in_flight import PopQueue
+
+
+class OrderLock(msgspec.Struct):
+    """The messages of the last pop from a queue."""
+
+    pop_ms: int
+    invisible_ms: int
+    attempt_id: str | None
+    visible_ms: dict[int, int]  # by queue offset, of those not acknowledged; monotonic clock
+    times: dict[int, int]  # by queue offset: how often a message was delivered before
+    end: int  # queue offset after the last message
+    done: set[int]  # acknowledged, but not all before them
+
+    @property
+    def released_ms(self) -> int:
+        """When the lock ends by itself."""
+        return max(self.visible_ms.values(), default=0)
+
+
+class OrderLocks:
+    """Locks by group and queue."""
+
+    def __init__(self) -> None:
+        self._locks: dict[PopQueue, OrderLock] = {}
+
+    def is_blocked(self, queue: PopQueue, attempt_id: str | None, now_ms: int) -> bool:
+        """Return whether a pop gets nothing from this queue now."""
+        lock = self._locks.get(queue)
+        if lock is None or (attempt_id and attempt_id == lock.attempt_id):
+            return False
+        return lock.released_ms > now_ms
+
+    def lock(
+        self,
+        queue: PopQueue,
+        offsets: Sequence[int],
+        end: int,
+        *,
+        pop_ms: int,
+        invisible_ms: int,
+        attempt_id: str | None,
+        now_ms: int,
+    ) -> Mapping[int, int]:
+        """Lock a queue; return how often each message was delivered before."""
+        last = self._locks.get(queue)
+        more = 0 if last is not None and attempt_id and attempt_id == last.attempt_id else 1
+        before = {} if last is None else {one: last.times[one] + more for one in last.visible_ms}
+        times = {offset: before.get(offset, 0) for offset in offsets}
+        visible_ms = dict.fromkeys(offsets, now_ms + invisible_ms)
+        done = self.done(queue)
+        self._locks[queue] = OrderLock(
+            pop_ms, invisible_ms, attempt_id, visible_ms, times, end, done
+        )
+        return times
+
+    def done(self, queue: PopQueue) -> set[int]:
+        """Return the messages that are acknowledged, although not all before them are."""
+        lock = self._locks.get(queue)
+        return set() if lock is None else lock.done
+
+    def held(self, queue: PopQueue, offset: int, pop_ms: int, now_ms: int) -> OrderLock | None:
+        """Return the lock under which a message was popped; None if it has ended."""
+        lock = self._locks.get(queue)
+        if lock is None or lock.pop_ms != pop_ms or lock.visible_ms.get(offset, 0) <= now_ms:
+            return None
+        return lock
+
+    def acknowledge(self, queue: PopQueue, offset: int) -> int:
+        """Acknowledge a message of a lock; return where the group continues."""
+        lock = self._locks[queue]
+        del lock.visible_ms[offset]
+        lock.done.add(offset)
+        if lock.visible_ms:
+            return min(lock.visible_ms)
+        del self._locks[queue]
+        return lock.end
+
+    def release(self, queue: PopQueue) -> None:
+        """End a lock."""
+        self._locks.pop(queue, None)
+
+    def released(self, since_ms: int, now_ms: int) -> list[PopQueue]:
+        """Return the queues whose locks have ended by themselves after one time, up to another."""
+        locks = self._locks.items()
+        return [queue for queue, one in locks if since_ms < one.released_ms <= now_ms]
+
+    def next_release_ms(self, now_ms: int) -> int | None:
+        """Return when the next lock ends by itself."""
+        times = (one.released_ms for one in self._locks.values())
+        return min((one for one in times if one > now_ms), default=None)
