@@ -57,7 +57,7 @@ def waiting_messages(
     queues, log_offset = done.load(count)
     _read_log(queues, scan(log_offset))
     found = WaitingTimes([], [])
-    _read_timers(store, queues[TIMER_QUEUE], found, done.delivered_by_rocketmq_ms, now_ms)
+    _read_timers(store, queues[TIMER_QUEUE], found, done.delivered_by_rocketmq_ms(), now_ms)
     for queue in queues[TIMER_QUEUE + 1 :]:
         delay_ms = levels.delay_ms(queue.number)
         for queue_offset, entry in _pending(store, queue):
@@ -101,7 +101,7 @@ def _read_timers(
     store: Store,
     queue: WaitingQueue,
     found: WaitingTimes,
-    delivered_by_rocketmq_ms: Callable[[], int],
+    delivered_ms: int,
     now_ms: int,
 ) -> None:
     foreign: list[Record] = []
@@ -113,6 +113,8 @@ def _read_timers(
             record = store.reader.record_at(entry.physical_offset)
             queue.mark(queue_offset, DELIVERED, durable=True)
             foreign += [] if record is None else [record]
+        elif time.due_ms <= delivered_ms:  # by a RocketMQ that had taken the store over
+            queue.mark(queue_offset, DELIVERED, durable=True)
         elif time.is_relative:
             wait_ms = time.due_ms - now_ms
             delay_ms = _delay_ms(store, entry) if is_set_back else wait_ms
@@ -120,7 +122,7 @@ def _read_timers(
         else:
             found.at.append((time.due_ms, place))
     if foreign:
-        _add_foreign(queue, foreign, delivered_by_rocketmq_ms(), found)
+        _add_foreign(queue, foreign, delivered_ms, found)
 
 
 def _limited(wait_ms: int, delay_ms: int) -> int:

@@ -100,8 +100,14 @@ _CHECKPOINT_SIZE: Final = 4_096
 
 
 def delivered_ms(checkpoint: bytes) -> int:
-    """Return the time up to which RocketMQ has delivered messages, from its ``timercheck`` file."""
-    return int(_CHECKPOINT.unpack_from(checkpoint)[0]) if len(checkpoint) >= _CHECKPOINT.size else 0
+    """Return the time up to which RocketMQ has delivered messages, from its ``timercheck`` file.
+
+    A file that halfmq wrote, or a RocketMQ that has read nothing yet, has no end of a timer log.
+    """
+    if len(checkpoint) < _CHECKPOINT.size:
+        return 0
+    read_ms, log_end, *_ = _CHECKPOINT.unpack_from(checkpoint)
+    return int(read_ms) if log_end else 0
 
 
 def timer_checkpoint(now_ms: int, queue_offset: int) -> bytes:

@@ -13,6 +13,7 @@ from halfmq.broker.delay.delivery import RETRY_AFTER_ERROR_MS
 from halfmq.broker.delay.levels import DelayLevels
 from halfmq.broker.delay.timer_records import TimerError
 from halfmq.store.errors import DiskFullError
+from halfmq.store.format.timers import timer_checkpoint
 from halfmq.store.message_store import MessageStore
 from tests.support.broker_doubles import START_MS
 from tests.support.delays import (
@@ -275,6 +276,24 @@ def test_the_log_is_kept_for_what_waits_and_until_its_delivery_is_on_disk(rig: R
     rig.clocks.advance(10)
     rig.run()
     assert rig.delays.oldest_waiting_offset() is None
+
+
+def test_what_rocketmq_delivered_meanwhile_does_not_come_again(rig: Rig) -> None:
+    """It had taken the store over; its own file says how far it has come."""
+    for ms in 1_000, 9_000:
+        rig.send(str(ms), *after(ms))
+    rig.stop()
+    checkpoint = bytearray(timer_checkpoint(START_MS + 5_000, 0))
+    checkpoint[15] = 52  # the end of its timer log
+    (rig.root / "config").mkdir(exist_ok=True)
+    (rig.root / "config" / "timercheck").write_bytes(checkpoint)
+    rig.clocks.advance(6_000)
+    rig.start()
+    rig.run()
+    assert not rig.delivered()
+    rig.after(3_000)
+
+    assert rig.delivered().keys() == {"9000"}
 
 
 def test_messages_of_an_official_broker_are_delivered(tmp_path: Path) -> None:
