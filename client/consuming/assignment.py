@@ -299,6 +299,8 @@ class Assignment:
             self.rebalance_wanted.set()
 
     async def _release(self, session: Session, window: InFlightWindow) -> ClientError | None:
+        if self._handover is not None:  # what threads have acknowledged so far counts
+            self._handover.collect()
         if self._buffer is not None:  # first, or what is acknowledged meanwhile would not count
             self._buffer.drop(window)
         try:

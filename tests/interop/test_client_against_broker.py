@@ -725,3 +725,23 @@ def test_a_restart_keeps_address_and_messages(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="halfmq")
+
+
+def test_what_threads_acknowledge_just_before_the_close_counts(
+    served: BrokerProcess, topic: str
+) -> None:
+    """In every queue: acknowledgements of threads are collected before queues are given back."""
+    with blocking.Admin(namesrv=served.address) as admin:
+        admin.create_topic(topic, queues=4)
+        with blocking.Producer("p", namesrv=served.address) as producer:
+            for number in range(12):
+                producer.send(Message(topic, b"x", keys=str(number)))
+        with blocking.Consumer(
+            topic, {topic: "*"}, start_from="first", namesrv=served.address
+        ) as consumer:
+            for _ in range(12):
+                message = consumer.receive(PATIENCE_S)
+                assert message is not None
+                assert message.ack()
+
+        assert [one.lag for one in admin.offsets(topic, topic)] == [0, 0, 0, 0]
