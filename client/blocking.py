@@ -296,6 +296,13 @@ class MessageView(ReceivedMessage):
         except ClientClosedError:
             return False
 
+    def reply(self, body: bytes) -> None:
+        """Send a reply to the client that sent this message with ``request``, and waits for it.
+
+        See ``halfmq.client.MessageView.reply``.
+        """
+        self._consumer.wait(self._view().reply(body))
+
     def _view(self) -> aio_message.MessageView:
         return aio_message.MessageView(self.record, self.queue.broker_name, self._delivery)
 

@@ -40,7 +40,13 @@ from .consuming.delivery import Delivery, DeliveryBuffer
 from .consuming.filters import SqlFilter
 from .consuming.flow import FlowCalls
 from .consuming.handover import Handover
-from .consuming.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom
+from .consuming.offsets import (
+    BrokerOffsets,
+    LocalOffsets,
+    OffsetStore,
+    StartFrom,
+    broker_address,
+)
 from .consuming.operator_requests import OperatorRequests
 from .consuming.refusals import Refusals
 from .consuming.runner import RetryPolicy, Runner, RunSummary, ending_on_signals
@@ -52,6 +58,7 @@ from .events import ConsumerEvent
 from .message import DEAD_LETTER_LEVEL, MessageView
 from .net.connection import BrokerConnection
 from .net.session import Session, wall_clock_ms
+from .producing.send_reply import send_reply
 
 logger = logging.getLogger(__name__)
 
@@ -401,7 +408,11 @@ class Consumer(FlowCalls):
         if self._start_from == "last":
             await self._assigned.commit_ends(session)
         self._buffer = DeliveryBuffer(
-            self.config, self._ack_timeout, self._send_back, ordered=self._ordered
+            self.config,
+            self._ack_timeout,
+            self._send_back,
+            self._send_reply,
+            ordered=self._ordered,
         )
         self.handover = Handover(self._buffer)
         if self._stopping:
@@ -428,6 +439,11 @@ class Consumer(FlowCalls):
                 self._on_event(event)
             except Exception:
                 logger.exception("event=user_function_failed function=%r", str(self._on_event))
+
+    async def _send_reply(self, delivery: Delivery, body: bytes) -> None:
+        session, queue = self._session, delivery.window.queue
+        place = queue.broker_name, broker_address(session, queue)
+        await send_reply(session, self.config, self.group, delivery.record, *place, body)
 
     async def _send_back(self, delivery: Delivery, delay_level: int) -> bool:
         """Send a message back to the broker for redelivery; return whether it was accepted."""

@@ -16,6 +16,7 @@
     ├── ConnectionLostError        the connection ended before the answer        retriable
     ├── RequestTimeoutError        no answer in time                              retriable
     │   └── SendTimeoutError       no attempt of a send was answered in time      retriable
+    ├── ReplyTimeoutError          no consumer has replied to a request in time  retriable
     ├── BadAnswerError             the answer breaks the protocol
     ├── RouteNotFoundError         no broker serves this topic
     ├── BrokerRefusedError         the broker answered with an error code         by code
@@ -277,6 +278,22 @@ class SendTimeoutError(RequestTimeoutError):
     def __str__(self) -> str:
         times = "once" if self.attempts == 1 else f"{self.attempts} times"
         return f"sent {times} within {self.seconds:g} s, last to {self.address}: no answer in time"
+
+
+class ReplyTimeoutError(ClientError):
+    """No consumer has replied to a request in time; the message is stored."""
+
+    retriable = True
+
+    def __init__(self, topic: str, message_id: str, seconds: float) -> None:
+        super().__init__(topic, message_id, seconds)
+        self.topic, self.message_id, self.seconds = topic, message_id, seconds
+
+    def __str__(self) -> str:
+        return (
+            f"no reply to the request {self.message_id} within {self.seconds:g} s: does a consumer "
+            f"of {self.topic} call message.reply?"
+        )
 
 
 class BadAnswerError(ClientError):

@@ -526,6 +526,9 @@ class Deliverer(Protocol):
     def extend(self, seconds: float) -> bool:
         """Do not redeliver the message within ``seconds``; return False if it is too late."""
 
+    async def reply(self, body: bytes) -> None:
+        """Send the reply to a request."""
+
 
 class MessageView(ReceivedMessage):
     """A message for an async consumer or a transaction checker."""
@@ -607,6 +610,19 @@ class MessageView(ReceivedMessage):
         """
         check_seconds("seconds", seconds)
         return self.deliverer.extend(seconds)
+
+    async def reply(self, body: bytes) -> None:
+        """Send a reply to the client that sent this message with ``request``, and waits for it.
+
+        It settles nothing: acknowledge the message as any other. A request that is redelivered may
+        be replied to again; its client takes the first reply.
+
+        Raises:
+            InvalidMessageError: The message asks for no reply, or the body is not bytes.
+            BrokerRefusedError: The client that waits is not connected any more.
+            ClientError: The broker cannot be reached, or does not answer.
+        """
+        await self.deliverer.reply(body)
 
     async def _redeliver(self, delay_level: int, reason: str | None) -> None:
         deliverer, text = self.deliverer, _cut_reason(reason)

@@ -14,6 +14,7 @@ if the failed attempt may have stored it: the copy could be stored after its suc
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from collections.abc import Sequence
@@ -40,9 +41,10 @@ from .errors import (
     ClientError,
     ConfigurationError,
     InvalidMessageError,
+    ReplyTimeoutError,
     RouteNotFoundError,
 )
-from .message import Message, MessageQueue, SendResult, SendStatus
+from .message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from .net.base_client import BaseClient
 from .net.connection import ServerRequestHandler
 from .net.message_encoding import EncodedMessage, encode_message, encode_message_batch, join_units
@@ -51,6 +53,7 @@ from .net.retry import STALE_ROUTE_CODES, final_error, wait_before_retry
 from .net.routes import Route
 from .net.session import Session, typed, wall_clock_ms
 from .producing.batching import Batcher, CollectedBatch
+from .producing.replies import AwaitedReplies
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +107,7 @@ class Producer(BaseClient):
             config=config,
         )
         self._batcher: Batcher | None = None
+        self._replies = AwaitedReplies()
 
     async def send(
         self,
@@ -199,6 +203,38 @@ class Producer(BaseClient):
                 raise failures[-1]
             self._after_failure(session, failures[-1], topic)
 
+    async def request(
+        self,
+        message: Message,
+        *,
+        order_key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 -- of the request and its reply
+    ) -> ReceivedMessage:
+        """Send a message and return the reply of a consumer, which calls ``message.reply``.
+
+        Consumers of other clients of RocketMQ reply as well.
+
+        Args:
+            message: The request.
+            order_key: As of :meth:`send`.
+            timeout: Seconds until the reply must be here; None: ``config.request_timeout``.
+
+        Raises:
+            ReplyTimeoutError: The message is stored, but no reply came in time.
+            ClientError: As :meth:`send`.
+        """
+        session = self._session
+        _check_message(message, order_key, timeout)
+        seconds = timeout or self.config.request_timeout
+        encoded = encode_message(message, session.new_key(), self.config)
+        code, deadline = RequestCode.SEND_MESSAGE_V2, session.clock() + seconds
+        with self._replies.awaiting(encoded, session.client_id, seconds) as (request, reply):
+            await self._transmit(session, code, request, order_key, [], seconds)
+            await asyncio.wait([reply], timeout=deadline - session.clock())
+            if not reply.done():
+                raise ReplyTimeoutError(message.topic, encoded.unique_key, seconds)
+            return reply.result()
+
     async def recall(self, handle: str) -> str:
         """Keep a message from being delivered at its time, and return its id.
 
@@ -259,7 +295,7 @@ class Producer(BaseClient):
         return Session(self.config, self._make_heartbeat, self._handlers(), unregister_fields)
 
     def _handlers(self) -> dict[int, ServerRequestHandler]:
-        return {}
+        return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._replies.on_reply}
 
     def _make_heartbeat(self, client_id: str) -> HeartbeatData:
         groups = (ProducerData(group_name=self.group),)

@@ -720,7 +720,8 @@ class TransactionProducer(Producer):
     # -- wiring
 
     def _handlers(self) -> dict[int, ServerRequestHandler]:
-        return {RequestCode.CHECK_TRANSACTION_STATE: self._check_back.on_check_request}
+        code = RequestCode.CHECK_TRANSACTION_STATE
+        return {**super()._handlers(), code: self._check_back.on_check_request}
 
     async def _start_session(self, session: Session) -> None:
         self._starting = session

@@ -113,6 +113,12 @@ class Delivery:
         """Deliver the message again, before all others: nobody received it."""
         self._buffer.put_back(self)
 
+    async def reply(self, body: bytes) -> None:
+        """Send the reply to a request."""
+        self._buffer.binding.check()
+        assert self._buffer.send_reply is not None, "a consumer's buffer has it"
+        await self._buffer.send_reply(self, body)
+
 
 class DirectDelivery(Delivery):
     """A message that an operator has this consumer consume, outside of any queue's offset."""
@@ -158,6 +164,7 @@ class DeliveryBuffer:
         config: ClientConfig,
         ack_timeout: float | None,
         send_back: Callable[[Delivery, int], Awaitable[bool]],
+        send_reply: Callable[[Delivery, bytes], Awaitable[None]] | None = None,
         *,
         ordered: bool = False,
     ) -> None:
@@ -171,6 +178,8 @@ class DeliveryBuffer:
         self.ack_timeout = ack_timeout
         """Seconds after which a message that a loop or thread has is redelivered; None: never."""
         self._send_back = send_back
+        self.send_reply = send_reply
+        """Sends a reply to a message that is a request."""
         self._loop = asyncio.get_running_loop()
         self.binding = LoopBinding("the consumer")
         self._ready: deque[Delivery] = deque()

@@ -71,6 +71,23 @@ class ProducerCalls(Facade[Producer]):
             ClientError: As :meth:`send`; the message may be recalled nevertheless.
         """
 
+    def request(
+        self, message: Message, *, order_key: str | None = None, timeout: float | None = None
+    ) -> ReceivedMessage:
+        """Send a message and return the reply of a consumer, which calls ``message.reply``.
+
+        Consumers of other clients of RocketMQ reply as well.
+
+        Args:
+            message: The request.
+            order_key: As of :meth:`send`.
+            timeout: Seconds until the reply must be here; None: ``config.request_timeout``.
+
+        Raises:
+            ReplyTimeoutError: The message is stored, but no reply came in time.
+            ClientError: As :meth:`send`.
+        """
+
     def send(
         self, message: Message, *, order_key: str | None = None, timeout: float | None = None
     ) -> SendResult:
@@ -178,6 +195,23 @@ class TransactionProducerCalls(Facade[TransactionProducer]):
             ConfigurationError: This is no handle.
             BrokerRefusedError: ILLEGAL_OPERATION (604): the message has been delivered already.
             ClientError: As :meth:`send`; the message may be recalled nevertheless.
+        """
+
+    def request(
+        self, message: Message, *, order_key: str | None = None, timeout: float | None = None
+    ) -> ReceivedMessage:
+        """Send a message and return the reply of a consumer, which calls ``message.reply``.
+
+        Consumers of other clients of RocketMQ reply as well.
+
+        Args:
+            message: The request.
+            order_key: As of :meth:`send`.
+            timeout: Seconds until the reply must be here; None: ``config.request_timeout``.
+
+        Raises:
+            ReplyTimeoutError: The message is stored, but no reply came in time.
+            ClientError: As :meth:`send`.
         """
 
     def send(

@@ -104,6 +104,9 @@ async def producing() -> SendResult:
             raise ClientError(code, error.retriable) from error
         await producer.send_batch([message, message])
         await producer.send_oneway(message)
+        await producer.send(message, timeout=0.5)
+        reply: ReceivedMessage = await producer.request(message, timeout=1.0)
+        show(reply.body)
     queue: MessageQueue = result.queue
     status: SendStatus = result.status
     place: tuple[str, int, int] = (queue.broker_name, queue.queue_id, result.queue_offset)

@@ -45,7 +45,7 @@ ROOMS = {
         "message",
         "client/net",
     },
-    "client/producing": {"config", "message", "client/net"},
+    "client/producing": {"config", "errors", "message", "client/net"},
     "client/threads": {"admin", "consumer", "errors", "producer", "transaction", "client/net"},
     "client/transactional": {
         *("arguments", "config", "daemon_thread", "errors", "message", "client/net"),

@@ -188,6 +188,6 @@ def test_the_settings_of_producers_are_as_documented() -> None:
         if hasattr(ClientConfig, name)
     ]
 
-    assert len(stated) == 11
+    assert len(stated) == 12
     defaults = {one.name: str(one.default) for one in fields(ClientConfig)}
     assert stated == [(name, defaults[name]) for name, _ in stated]

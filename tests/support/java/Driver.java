@@ -52,6 +52,8 @@ public final class Driver {
         SCENARIOS.put("pull", Pulling::pull);
         SCENARIOS.put("lite_pull", scope -> newer("LitePulling", "litePull", scope));
         SCENARIOS.put("request_reply", scope -> newer("Replying", "requestReply", scope));
+        SCENARIOS.put("requesting", scope -> newer("Replying", "ask", scope));
+        SCENARIOS.put("replying", scope -> newer("Replying", "answer", scope));
         SCENARIOS.put("traced", scope -> newer("Tracing", "traced", scope));
         SCENARIOS.put("popping", scope -> newer("Popping", "popping", scope));
         SCENARIOS.put("sql", Filtering::sql);

@@ -39,6 +39,26 @@ final class Replying {
         await(replied);
     }
 
+    /** Sends requests to a consumer elsewhere. */
+    static void ask(Scope scope) throws Exception {
+        DefaultMQProducer requester = scope.producer();
+        requester.send(Scope.message(scope.topic(), "T", "founding"));  // makes the topic
+        CountDownLatch calledBack = new CountDownLatch(2);
+        for (String body : new String[] {"small", "large"}) {
+            requester.request(Scope.message(scope.topic(), "T", body),
+                telling(scope, body, calledBack), Scope.WAIT_MS);
+        }
+        await(calledBack);
+    }
+
+    /** Replies to two requests from elsewhere; the topic is there. */
+    static void answer(Scope scope) throws Exception {
+        CountDownLatch replied = new CountDownLatch(2);
+        replier(scope, replied);
+        scope.say("ready");
+        await(replied);
+    }
+
     private static void await(CountDownLatch latch) throws Exception {
         if (!latch.await(Scope.WAIT_MS, TimeUnit.MILLISECONDS)) {
             throw new IllegalStateException("a reply is missing");

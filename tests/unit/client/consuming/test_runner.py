@@ -85,6 +85,9 @@ class _Deliverer:
         self._source.extended.append(self._body)
         return True
 
+    async def reply(self, _body: bytes) -> None:
+        raise AssertionError
+
 
 def runner(handler: Callable[[Any], Any], **arguments: Any) -> Runner:
     defaults: dict[str, Any] = {
