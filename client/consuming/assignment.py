@@ -99,7 +99,9 @@ class Assignment:
 
     @property
     def windows(self) -> list[InFlightWindow]:
-        """The windows of the assigned queues."""
+        """The windows of the assigned queues, with all that threads have acknowledged."""
+        if self._handover is not None:
+            self._handover.collect()
         return [puller.window for puller, _ in self.pullers.values()]
 
     def start(self, session: Session, buffer: DeliveryBuffer, handover: Handover) -> None:

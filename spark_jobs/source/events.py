@@ -20,6 +20,7 @@ from halfmq.store.format.properties import (
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TAGS,
+    PROPERTY_TIMER_OUT_MS,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_DELAY_MS,
     PROPERTY_TRANSACTION_DELIVER_MS,
@@ -195,6 +196,8 @@ class _Reader:
         wait = self._numbers(PROPERTY_TRANSACTION_DELAY_MS, NOTHING)
         by_wait = np.where(wait >= 0, self.events["time"] + wait, 0)
         due = self._numbers(PROPERTY_TRANSACTION_DELIVER_MS, NOTHING)
+        in_timer_topic = self._numbers(PROPERTY_TIMER_OUT_MS, NOTHING)
+        due = np.where(in_timer_topic >= 0, in_timer_topic, due)
         self.events["dueTime"] = np.where(due >= 0, due, by_wait) * waits
 
     def named(self) -> Records:

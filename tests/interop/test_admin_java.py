@@ -35,7 +35,6 @@ REFUSED: Final = {
     903: "removeBrokerFromContainer",
     354: "checkRocksdbCqWriteProgress",
     355: "exportRocksDBConfigToJson",
-    401: "setMessageRequestMode",
     513: "createStaticTopic",
     907: "getBrokerHAStatus",
     908: "resetMasterFlushOffset",

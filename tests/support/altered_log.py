@@ -14,7 +14,7 @@ from halfmq.client import ClientConfig, Decision, Message, MessageView, Transact
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.spark_jobs.audit.model import Kind
 
-from .naive_audit import HALF, OP, SCHEDULE, Raw, read
+from .naive_audit import HALF, OP, TIMER, Raw, read
 
 SEGMENT = 1 << 20
 TRANSACTIONS = 240
@@ -81,7 +81,7 @@ class Altered:
             self._by_key[key].append(record)
         self._single = [one for one in self._by_key.values() if self._is(one, HALF, "orders")]
         self._several = [one for one in self._by_key.values() if sum(r.bits == 8 for r in one) > 1]
-        self._delayed = [one for one in self._by_key.values() if self._is(one, HALF, SCHEDULE)]
+        self._delayed = [one for one in self._by_key.values() if self._is(one, HALF, TIMER)]
         for some in (self._single, self._several, self._delayed):
             self._random.shuffle(some)
 

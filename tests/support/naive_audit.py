@@ -29,6 +29,7 @@ from halfmq.spark_jobs.source.parts import Part
 
 HALF, OP = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 PARKED, SCHEDULE = "TRANS_CHECK_MAX_TIME_TOPIC", "SCHEDULE_TOPIC_XXXX"
+TIMER = "rmq_sys_wheel_timer"
 Found = tuple[Kind, tuple[int, ...]]
 
 
@@ -184,12 +185,12 @@ def _part(one: Raw) -> Part | None:
     if one.topic.startswith(("%RETRY%", "%DLQ%")):
         return None
     is_ours = one.properties.get("TRAN_MSG") == "true" or "TRANSACTION_HALF_ID" in one.properties
-    if one.topic == SCHEDULE:
+    if one.topic in (SCHEDULE, TIMER):
         waits = is_ours and not one.properties["REAL_TOPIC"].startswith("%RETRY%")
         return Part.WAITING if waits else None
     if one.bits == 8 and (one.link or "DELAY" not in one.properties):
         return Part.COMMIT
-    return Part.DELIVERED if is_ours or one.link else None
+    return Part.DELIVERED if is_ours or one.link > 0 else None  # below 0: of a timer message
 
 
 def _key(one: Raw) -> str | None:
@@ -226,8 +227,9 @@ def _content(one: Raw, part: Part) -> MessageContent | None:
 
 
 def _due(one: Raw) -> int:
-    if "TRANSACTION_DELIVER_MS" in one.properties:
-        return int(one.properties["TRANSACTION_DELIVER_MS"])
+    for name in ("TIMER_OUT_MS", "TRANSACTION_DELIVER_MS"):
+        if name in one.properties:
+            return int(one.properties[name])
     wait = one.properties.get("TRANSACTION_DELAY_MS")
     return one.time + int(wait) if wait else 0
 
