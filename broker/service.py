@@ -106,6 +106,10 @@ INDEX_REST_S: Final = 0.004
 """Seconds between two slices while the index lags behind the log, perhaps by gigabytes. Slices then
 take at most a third of the loop's time, and the index still grows faster than the log."""
 
+DISK_TEST_BYTES: Final = 4 << 20
+"""Bytes of log after which the disk is tested although its ticker is not due: a busy loop may be
+late for that, and must not fill the room that is kept for decisions."""
+
 LARGE_GROUP: Final = 32
 """Records of a group for which a flush is requested at once, instead of at the end of the loop's
 pass: during its flush the next group is processed."""
@@ -149,6 +153,7 @@ class Broker:
         self._flush_time, self._loop_delay = Histogram(), Histogram()
         self._decision_time = Histogram(LONG_BOUNDS_S)
         self._on_lost = on_lost
+        self._disk_test_due = DISK_TEST_BYTES
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
         self._levels = DelayLevels(parse_delay_levels(config.delay.levels))
         self._timer_rule = TimerRule(config.delay.timer_delay_s_max * 1_000, now_ms=now_ms)
@@ -762,6 +767,9 @@ class Broker:
         return self._server.namesrv_address
 
     def _appended(self, group: Sequence[AppendRequest]) -> None:
+        if self._store.write_offset >= self._disk_test_due:
+            self._disk_test_due = self._store.write_offset + DISK_TEST_BYTES
+            self._disk_limits.tick()
         for request in group:
             if request.topic in DELAYED_TOPICS:
                 self._delays.on_stored(request)
