@@ -82,7 +82,7 @@ def _prepare(wire: Wire, number: int) -> EndTransactionRequestHeader:
     )
 
 
-@pytest.mark.campaign  # with 96 MiB it has failed once on a busy machine
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [96 << 20, 128 << 20])
 def test_decisions_pass_on_a_full_disk(tmp_path: Path, size: int) -> None:
     """Room for them and their queue files is kept back from messages."""
