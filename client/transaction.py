@@ -32,13 +32,12 @@ from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 from weakref import WeakValueDictionary
 
 from halfmq.remoting.codes import RequestCode
 from halfmq.store.format.ids import parse_offset_message_id
 
-from .admin import PendingTransaction, pending_pages
 from .arguments import OrderKeys, check_callable, check_kind, check_order_keys
 from .config import ClientConfig
 from .credentials import CredentialsSource
@@ -83,6 +82,9 @@ from .transactional.recorded_transactions import (
     look_of,
     says_open,
 )
+
+if TYPE_CHECKING:
+    from .administration.transactions import PendingTransaction
 
 logger = logging.getLogger(__name__)
 
@@ -500,6 +502,8 @@ class TransactionProducer(Producer):
             UnsupportedRequestError: A broker is not halfmq's.
             ClientError: A broker does not answer, or refuses.
         """
+        from .administration.transactions import pending_pages  # noqa: PLC0415 -- for operators
+
         pages = pending_pages(self._session, group=self.group)
         return [transaction async for page in pages for transaction in page]
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
@@ -68,10 +69,10 @@ def decode_request(raw: bytes, body: bytes) -> RemotingCommand:
     Raises:
         HeaderError: Not one UTF-8 JSON object, or a number of the envelope is no int32.
     """
-    decode_typed = _TYPED.get(raw[:_PEEK])
-    if decode_typed is not None:
+    code = _CODES.get(raw[:_PEEK])
+    if code is not None:
         try:
-            envelope = decode_typed(raw)
+            envelope = _typed_decoder(code)(raw)
             raw.isascii() or raw.decode()  # msgspec does not validate the keys that it skips
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _decode_tolerantly(raw, body)
@@ -149,6 +150,7 @@ def ext_texts(raw: bytes) -> dict[str, str]:
     return _texts(_parse(raw).get("extFields")) or {}
 
 
+@cache  # on first use: all of them take longer than most imports of a client
 def _typed_decoder(code: int) -> Callable[[bytes], Any]:
     kind = REQUEST_HEADERS[code]
     optional = not any(field.required for field in msgspec.structs.fields(kind))
@@ -171,8 +173,8 @@ def _prefix(code: int) -> bytes:
     return (b'{"code":%d,"' % code)[:_PEEK]
 
 
-_TYPED: Final = {
-    _prefix(code): _typed_decoder(code)
+_CODES: Final = {
+    _prefix(code): code
     for code in REQUEST_HEADERS
     if len(_prefix(code)) == _PEEK and code < 1000  # longer codes would share a prefix
 }

@@ -15,6 +15,7 @@ A signed request has two more elements: the access key, and the 20 bytes of its 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -61,10 +62,10 @@ def decode_request(raw: bytes, body: bytes) -> RemotingCommand:
     Raises:
         HeaderError: Not one MSGPACK array of this shape, or a number of the envelope is no int32.
     """
-    decode_typed = _TYPED.get(_peek_code(raw))
-    if decode_typed is not None:
+    code = _peek_code(raw)
+    if code in REQUEST_HEADERS:
         try:
-            envelope = decode_typed(raw)
+            envelope = _typed_decoder(code)(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return decode_response(raw, body)
         if not envelope.flag & FLAG_RESPONSE:
@@ -164,6 +165,7 @@ def _peek_code(raw: bytes) -> int:
     return raw[2] if first == _UINT8 else -1
 
 
+@cache  # on first use, as those for JSON
 def _typed_decoder(code: int) -> Callable[[bytes], Any]:
     kind = array_variant(REQUEST_HEADERS[code])
     envelope = msgspec.defstruct(
@@ -176,7 +178,6 @@ def _typed_decoder(code: int) -> Callable[[bytes], Any]:
     return msgspec.msgpack.Decoder(envelope, strict=False).decode
 
 
-_TYPED: Final = {code: _typed_decoder(code) for code in REQUEST_HEADERS}
 _decode_signed: Final = msgspec.msgpack.Decoder(_SignedEnvelope).decode
 _decode_raw: Final = msgspec.msgpack.Decoder(_RawEnvelope).decode
 _decode_map: Final = msgspec.msgpack.Decoder(Texts).decode
