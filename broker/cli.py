@@ -30,7 +30,7 @@ from .config import BrokerConfig, NetworkConfig
 from .config_file import LoadedConfig, load_config
 from .errors import AddressTakenError, BrokerConfigError
 from .http.endpoint import DEFAULT_PORT
-from .logs import configure_logging
+from .logs import LogLevel, configure_logging
 from .net.registration import parse_addresses
 from .service import Broker
 
@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 DESCRIPTORS_WANTED: Final = 65_536
 """Open files and sockets: 20,000 connections, 2,048 queues with two files each, and a reserve. Most
 systems have a soft limit of 1,024."""
-
-_LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class ExitCode(IntEnum):
@@ -58,11 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the broker until a signal stops it; return the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        loaded = load_config(options.conf, options.set)
+        level = [f"logLevel={options.log_level}"] if options.log_level else []
+        loaded = load_config(options.conf, [*options.set, *level])
     except BrokerConfigError as error:
         print(f"broker: {error}", file=sys.stderr)  # noqa: T201
         return ExitCode.CONFIGURATION
-    configure_logging(options.log_level)
+    configure_logging(loaded.config.logs.level, loaded.config.logs.form)
     for warning in loaded.warnings:
         logger.warning("event=config_warning warning=%s", warning)
     if options.print_config:
@@ -107,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         "--print-config", action="store_true", help="print every key with value, default and source"
     )
     parser.add_argument(
-        "--log-level", choices=_LOG_LEVELS, default="INFO", help="least level logged"
+        "--log-level", choices=[*LogLevel], help="least level logged; as --set logLevel=LEVEL"
     )
     return parser
 

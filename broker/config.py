@@ -15,6 +15,7 @@ from halfmq.store.config import FlushMode, StoreConfig
 from .access.addresses import EXPECTED, parse_address_pattern
 from .access.config import AccessConfig, TlsConfig
 from .delay.levels import DEFAULT_LEVELS, parse_delay_levels
+from .logs import LogFormat, LogLevel
 from .settings import (
     DIRECTORY,
     SWITCH,
@@ -128,6 +129,21 @@ class NetworkConfig:
             use = "listenPort" if port == self.listen_port else "the VIP port, listenPort - 2"
             return "namesrvListenPort", f"another port: {port} is {use}"
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """The log on standard error."""
+
+    level: LogLevel = setting(
+        "logLevel", LogLevel.INFO, choice(LogLevel), "Least level that is logged.", live=True
+    )
+    form: LogFormat = setting(
+        "logFormat",
+        LogFormat.TEXT,
+        choice(LogFormat),
+        "Lines of the log: event=… key=value …, or JSON objects with the same fields.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -444,6 +460,7 @@ class BrokerConfig:
     """All settings, in sections."""
 
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    logs: LogConfig = field(default_factory=LogConfig)
     topics: TopicDefaults = field(default_factory=TopicDefaults)
     consumers: ConsumerConfig = field(default_factory=ConsumerConfig)
     store: StoreSettings = field(default_factory=StoreSettings)
@@ -456,6 +473,7 @@ class BrokerConfig:
 
 SECTIONS: Final = {
     "network": NetworkConfig,
+    "logs": LogConfig,
     "topics": TopicDefaults,
     "consumers": ConsumerConfig,
     "store": StoreSettings,

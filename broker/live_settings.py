@@ -30,7 +30,14 @@ from halfmq.store.files import disk
 
 from .access.config import TlsMode
 from .config import BrokerConfig
-from .config_file import LoadedConfig, key_of_line, known_settings, unknown_key, with_value
+from .config_file import (
+    LoadedConfig,
+    Origin,
+    key_of_line,
+    known_settings,
+    unknown_key,
+    with_value,
+)
 from .errors import BrokerConfigError, RequestRefusedError
 
 logger = logging.getLogger(__name__)
@@ -67,7 +74,7 @@ class LiveSettings:
         the percentage of the log's disk that is in use.
         """
         self._config = loaded.config
-        self._origins = loaded.origins
+        self._origins = dict(loaded.origins)
         self._file = loaded.changes_file
         self._may_create = loaded.file is None
         self._apply = apply
@@ -76,14 +83,25 @@ class LiveSettings:
         """Counts the changes of this run, as RocketMQ does."""
 
     def text(self) -> str:
-        """Return ``key=value`` lines of all settings by name; secrets are hidden."""
+        """Return ``key=value`` lines of all settings by name; secrets are hidden.
+
+        A comment after each, ``#key=live|restart SOURCE``, says when a change takes effect, and
+        where the value is from: Java's reader of properties ignores it.
+        """
         shown = {
             key: item.kind.show(getattr(getattr(self._config, section), item.attribute))
             for key, (section, item) in known_settings().items()
         }
         tls = {"useTLS": str(self._config.tls.mode is not TlsMode.DISABLED).lower()}
         lines = sorted({**_FIXED, **tls, **shown}.items())
-        return "".join(f"{key}={value}\n" for key, value in lines)
+        return "".join(f"{key}={value}\n{self._described(key)}" for key, value in lines)
+
+    def _described(self, key: str) -> str:
+        if key not in known_settings():
+            return ""
+        origin = self._origins.get(key)
+        source = "default" if origin is None else origin.source
+        return f"#{key}={'live' if known_settings()[key][1].is_live else 'restart'} {source}\n"
 
     def check(self, wanted: Mapping[str, str]) -> BrokerConfig:
         """Return the configuration with the wanted values.
@@ -151,6 +169,7 @@ class LiveSettings:
                 ResponseCode.SYSTEM_ERROR, f"{file} cannot be written: {error}"
             ) from error
         for key, value in wanted.items():
+            self._origins[key] = Origin(value, str(file))
             section, item = known_settings()[key]
             old = item.kind.show(getattr(getattr(self._config, section), item.attribute))
             logger.warning(

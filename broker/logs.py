@@ -1,4 +1,4 @@
-"""Logs: one line per event on standard error, `time level logger event=… key=value …`.
+"""Logs: one line per event on standard error, `time level logger event=… key=value …`, or as JSON.
 
 A faulty client may cause ten thousand errors per second. So of lines that differ only in their
 values, only the first ones in each second are written. The number of omitted lines is logged before
@@ -11,11 +11,13 @@ characters of a line are escaped.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import re
 import sys
 import time
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Final, TextIO
 
 from halfmq.remoting.shown_text import VALUE_MAX, shown
@@ -30,6 +32,22 @@ EACH: Final = {"each": True}
 """``extra`` of a line that is always written: an operator's action, or what needs one."""
 
 logger = logging.getLogger(__name__)
+
+
+class LogLevel(StrEnum):
+    """The least level that is logged."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
+class LogFormat(StrEnum):
+    """How a line is written."""
+
+    TEXT = "TEXT"
+    JSON = "JSON"
 
 
 class LineFormatter(logging.Formatter):
@@ -51,6 +69,40 @@ class LineFormatter(logging.Formatter):
         return shown(super().format(record), LINE_MAX)
 
 
+class JsonFormatter(LineFormatter):
+    """Formats each record as one JSON object with a field for each of the line's; numbers stay."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line; a line of a library has the field ``message``."""
+        line: dict[str, object] = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+        }
+        line |= _fields(record) or {"message": shown(record.getMessage())}
+        if record.exc_info:
+            line["exception"] = shown(self.formatException(record.exc_info), LINE_MAX)
+        return json.dumps(line, default=str)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """Return the fields of a line ``event=… key=value …``; none of a line of another form."""
+    template, args = str(record.msg), record.args or ()
+    conversions = [found for found in _CONVERSION.finditer(template) if found[2] != "%"]
+    if not template.startswith("event=") or len(conversions) != len(args):
+        return {}
+    left, fields = list(args), dict[str, object]()
+    for key, text in _FIELD.findall(template):
+        own = [left.pop(0) for found in _CONVERSION.finditer(text) if found[2] != "%"]
+        is_value = len(own) == 1 and _CONVERSION.fullmatch(text)
+        if is_value and isinstance(own[0], int | float | None):
+            fields[key] = own[0]
+        else:
+            fields[key] = shown(str(own[0]) if is_value else text.strip("'") % tuple(own))
+    return fields
+
+
+_FIELD: Final = re.compile(r"([\w.]+)=('[^']*'|[^\s']+)")
 _CONVERSION: Final = re.compile(r"(=?)%[-+ #0-9.]*([a-zA-Z%])")
 _AMBIGUOUS: Final = re.compile(r"^$|[\s'\"]")  # a text that needs quotes to be one value
 
@@ -109,15 +161,21 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
                         logging.WARNING,
                         __file__,
                         0,
-                        "event=lines_left_out count=%d logger=%s like=%r",
+                        "event=lines_left_out count=%d of=%s like=%r",
                         (count - ALIKE_PER_SECOND_MAX, name, template.partition(" ")[0]),
                         None,
                     )
                 )
 
 
-def configure_logging(level: str) -> None:
-    """Send the log of the whole process to standard error."""
+def configure_logging(level: LogLevel, form: LogFormat) -> None:
+    """Send the log of the whole process to standard error, of libraries from WARNING on."""
     handler = BoundedHandler(sys.stderr)
-    handler.setFormatter(LineFormatter())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else LineFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    set_level(level)
+
+
+def set_level(level: LogLevel) -> None:
+    """Log from this level on."""
+    logging.getLogger("halfmq").setLevel(level)

@@ -70,6 +70,7 @@ from .http.histogram import LONG_BOUNDS_S, Histogram
 from .lifecycle import Service, ServiceStack
 from .limits.kept import HELD_POP_BYTES, Keeps, usage
 from .live_settings import LiveSettings
+from .logs import set_level
 from .loop.fetches import Fetches
 from .loop.slices import PAUSE_S, PeriodicWork
 from .loop.ticker import Ticker
@@ -721,6 +722,7 @@ class Broker:
     def configure(self, config: BrokerConfig) -> None:
         """Pass changed settings to the parts that use them."""
         self.config = config
+        set_level(config.logs.level)
         self._tables.configure(config)
         self._group_offsets.in_broker = config.consumers.server_side_reset
         self._retention.configure(config.store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated, Final
 
 import typer
@@ -18,8 +19,8 @@ CONSOLE_PORT: Final = 9_878
 """The one after that of metrics."""
 
 
-def add_nouns(app: typer.Typer) -> None:
-    """Add the nouns to the command."""
+def add_to(app: typer.Typer) -> None:
+    """Add what is here to the command."""
     brokers = noun(app, "broker", "brokers as a whole")
     verb(brokers, "metrics")(metrics)
     if sys.platform != "win32":  # the broker does not run there
@@ -96,18 +97,16 @@ async def list_(
     cli: Cli,
     filter: Annotated[str, typer.Option(metavar="TEXT", help="only keys that contain it")] = "",  # noqa: A002
 ) -> None:
-    """List the settings of each broker; secrets are hidden."""
-    found = await (await cli.admin()).settings()
-    shown = {
-        name: {key: value for key, value in table.items() if filter.lower() in key.lower()}
-        for name, table in found.items()
-    }
-    if cli.json:
-        print_json(shown)
-        return
-    for name, table in shown.items():
-        print_line(name)
-        print_pairs({f"  {key}": value for key, value in sorted(table.items())})
+    """List the settings of each broker, and when a change takes effect; secrets are hidden."""
+    rows = [
+        {"broker": name, "key": key, **one._asdict(), "value": _number(one.value)}
+        for name, table in (await (await cli.admin()).described_settings()).items()
+        for key, one in sorted(table.items())
+        if filter.lower() in key.lower()
+    ]
+    titles = ("BROKER", "KEY", "VALUE", "CHANGE", "SOURCE")
+    cells = [["-" if cell is None else cell for cell in one.values()] for one in rows]
+    cli.rows(rows, titles, cells, f"no setting has {filter} in its name")
 
 
 async def get(
@@ -118,7 +117,7 @@ async def get(
     values = {name: table[key] for name, table in found.items() if key in table}
     if not values:
         raise CommandError(f"no broker has a setting {key}: halfmq config list shows all")
-    cli.pairs(values, values)
+    cli.pairs({name: _number(value) for name, value in values.items()}, values)
 
 
 async def change(
@@ -132,11 +131,9 @@ async def change(
 
 
 def _number(text: str) -> int | float | str:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    """Return a number for a text that is one; ``04``, an hour, is none."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            if str(number := kind(text)) == text:
+                return number
+    return text

@@ -27,8 +27,8 @@ Cause = Annotated[
 ]
 
 
-def add_nouns(app: typer.Typer) -> None:
-    """Add the noun to the command."""
+def add_to(app: typer.Typer) -> None:
+    """Add what is here to the command."""
     dead = noun(app, "dlq", "dead letters: messages that a consumer group gave up")
     verb(dead, "list")(list_)
     verb(dead, "show")(show)

@@ -15,8 +15,8 @@ from .verbs import Cli, noun, verb
 TITLES = ("DELIVER AT", "IN", "TOPIC", "KEYS", "MESSAGE ID", "HANDLE")
 
 
-def add_nouns(app: typer.Typer) -> None:
-    """Add the noun to the command."""
+def add_to(app: typer.Typer) -> None:
+    """Add what is here to the command."""
     delayed = noun(app, "delayed", "messages that wait for their time of delivery")
     verb(delayed, "list")(list_)
     verb(delayed, "cancel")(cancel)

@@ -8,8 +8,8 @@ from .output import print_line, printable
 from .verbs import DONE, FAILED, Cli, verb
 
 
-def add_verbs(app: typer.Typer) -> None:
-    """Add the verb to the command."""
+def add_to(app: typer.Typer) -> None:
+    """Add what is here to the command."""
     verb(app, "doctor")(doctor)
 
 

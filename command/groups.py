@@ -20,8 +20,8 @@ Name = Annotated[
 ]
 
 
-def add_nouns(app: typer.Typer) -> None:
-    """Add the noun to the command."""
+def add_to(app: typer.Typer) -> None:
+    """Add what is here to the command."""
     groups = noun(app, "group", "consumer groups")
     verb(groups, "list")(list_)
     verb(groups, "show")(show)

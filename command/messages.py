@@ -32,8 +32,8 @@ Id = Annotated[
 ]
 
 
-def add_nouns(app: typer.Typer) -> None:
-    """Add the noun to the command."""
+def add_to(app: typer.Typer) -> None:
+    """Add what is here to the command."""
     messages = noun(app, "message", "stored messages")
     verb(messages, "find")(find)
     verb(messages, "show")(show)

@@ -48,19 +48,18 @@ def _plain(value: object) -> Any:
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print rows under column titles; no titles: without them."""
-    from rich.console import Console  # noqa: PLC0415 -- not needed for JSON
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.cells import cell_len  # noqa: PLC0415 -- not needed for JSON
 
-    table = Table(*titles, box=None, pad_edge=False, show_header=bool(titles), header_style="bold")
-    for row in rows:
-        table.add_row(*(Text(printable(str(cell)), no_wrap=True) for cell in row))
-    # Lines are as long as they need to be: terminals wrap them, and programs cut them.
-    console = Console(file=sys.stdout, width=100_000, highlight=False)
-    with console.capture() as captured:
-        console.print(table, no_wrap=True)
-    for line in captured.get().splitlines():
-        print_line(line.rstrip())
+    cells = [
+        [printable(str(cell)) for cell in row] for row in ([titles] if titles else []) + [*rows]
+    ]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        # Lines are as long as they need to be: terminals wrap them, and programs cut them.
+        padded = (
+            cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)
+        )
+        print_line("  ".join(padded).rstrip())
 
 
 def print_pairs(pairs: Mapping[str, object]) -> None:

@@ -61,8 +61,8 @@ CommitLog = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 
 
-def add_nouns(app: typer.Typer) -> None:
-    """Add the noun to the command."""
+def add_to(app: typer.Typer) -> None:
+    """Add what is here to the command."""
     store = noun(app, "store", "the files of a broker, also of one that runs")
     store.command("verify")(verify_store)
     store.command("dump")(dump_log)

@@ -19,8 +19,8 @@ Queues = Annotated[
 ]
 
 
-def add_nouns(app: typer.Typer) -> None:
-    """Add the noun to the command."""
+def add_to(app: typer.Typer) -> None:
+    """Add what is here to the command."""
     topics = noun(app, "topic", "topics and their queues")
     verb(topics, "list")(list_)
     verb(topics, "show")(show)

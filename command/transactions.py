@@ -34,8 +34,8 @@ Id = Annotated[
 Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="for the broker's log")]
 
 
-def add_nouns(app: typer.Typer) -> None:
-    """Add the noun to the command."""
+def add_to(app: typer.Typer) -> None:
+    """Add what is here to the command."""
     transactions = noun(app, "tx", "undecided transactions")
     verb(transactions, "list")(list_)
     verb(transactions, "show")(show)

@@ -57,8 +57,8 @@ PolicyType = Annotated[
 ]
 
 
-def add_nouns(app: typer.Typer) -> None:
-    """Add the nouns to the command."""
+def add_to(app: typer.Typer) -> None:
+    """Add what is here to the command."""
     users = noun(app, "user", "user accounts")
     verb(users, "list")(list_users)
     verb(users, "show")(show_user)

@@ -11,7 +11,7 @@ from halfmq.remoting.codes import RequestCode
 
 from ..arguments import check_optional_text, check_text
 from ..errors import ClientError
-from ..net.broker_requests import BrokerRequests
+from ..net.broker_requests import BrokerRequests, BrokerSetting
 from ..net.response_errors import answer_of
 from ..net.session import expect_success
 from .brokers import ClusterClient, call_broker
@@ -101,6 +101,17 @@ class BrokerCalls(ClusterClient):
 
     async def settings(self) -> dict[str, dict[str, str]]:
         """Return the settings of each broker, by broker name; secrets are hidden.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
+        return {
+            name: {key: one.value for key, one in table.items()}
+            for name, table in (await self.described_settings()).items()
+        }
+
+    async def described_settings(self) -> dict[str, dict[str, BrokerSetting]]:
+        """Return the settings of each broker with their sources, and when a change takes effect.
 
         Raises:
             ClientError: A broker does not answer, or refuses.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from halfmq.remoting.admin_bodies import BrokerStatsItem, decode_stats_data
 from halfmq.remoting.admin_headers import ViewBrokerStatsDataRequestHeader
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -11,17 +13,32 @@ from .response_errors import answer_of
 from .session import RequestFamily
 
 
+class BrokerSetting(NamedTuple):
+    """A setting of a broker."""
+
+    value: str
+    change: str | None
+    """``live`` or ``restart``: when a change takes effect; None: a broker of Apache RocketMQ."""
+    source: str | None
+    """``default``, ``--set`` or a file, with the line that a start has read; None likewise."""
+
+
 class BrokerRequests(RequestFamily):
     """Reads and changes the settings of a broker, and reads its statistics."""
 
-    async def settings(self) -> dict[str, str]:
+    async def settings(self) -> dict[str, BrokerSetting]:
         body = await self._request(RequestCode.GET_BROKER_CONFIG, None)
         try:
             lines = body.decode().splitlines()
         except UnicodeDecodeError as error:
             raise BadAnswerError(self._address, str(error)) from error
-        pairs = (line.partition("=") for line in lines if not line.startswith("#"))
-        return {key: value for key, equals, value in pairs if equals}
+        pairs = dict(line.split("=", 1) for line in lines if "=" in line)
+        found = {}
+        for key, value in pairs.items():
+            if not key.startswith("#"):
+                change, _, source = pairs.get(f"#{key}", "").partition(" ")
+                found[key] = BrokerSetting(value, change or None, source or None)
+        return found
 
     async def change_setting(self, key: str, value: str) -> None:
         body = f"{key}={value}\n".encode()

@@ -27,6 +27,7 @@ from ..consuming.offsets import StartFrom
 from ..credentials import CredentialsSource
 from ..events import ConsumerEvent
 from ..message import Message, MessageQueue, ReceivedMessage, SendResult
+from ..net.broker_requests import BrokerSetting
 from ..producer import Producer
 from ..transaction import TransactionListener, TransactionProducer
 from ..transactional.check_back import Checker
@@ -686,6 +687,13 @@ class AdminCalls(Facade[Admin]):
 
     def delete_user(self, name: str) -> None:
         """Delete a user and its ACL, if it exists. Raises what ``users`` raises."""
+
+    def described_settings(self) -> dict[str, dict[str, BrokerSetting]]:
+        """Return the settings of each broker with their sources, and when a change takes effect.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
 
     def diagnose(self) -> Iterator[Diagnosis]:
         """Check brokers, clocks, disks, groups, dead letters and transactions.

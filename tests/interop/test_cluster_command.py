@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from halfmq import __version__
 from halfmq.client import Message
 from halfmq.client.blocking import Admin, Consumer, Producer
 from halfmq.client.testing import BrokerProcess, broker_process
@@ -233,23 +234,42 @@ def test_settings_are_read_and_changed(halfmq: Shell) -> None:
     """One that takes effect at a start only is refused with the reason."""
     assert halfmq("config", "set", "transactionCheckMax", "7") == "transactionCheckMax=7\n"
     assert halfmq("config", "get", "transactionCheckMax").split() == ["broker-a", "7"]
-    assert halfmq.json("config", "list", "--filter", "checkmax")["broker-a"] == {
-        "transactionCheckMax": "7"
+    assert halfmq.json("config", "get", "transactionCheckMax") == {"broker-a": 7}
+    (one,) = halfmq.json("config", "list", "--filter", "checkmax")
+    source = one.pop("source")
+    assert source.endswith("halfmqSettings.conf")
+    assert one == {
+        "broker": "broker-a",
+        "key": "transactionCheckMax",
+        "value": 7,
+        "change": "live",
     }
+    shown = {cells[1]: cells[2:] for cells in halfmq.table("config", "list")}
+    assert shown["listenPort"][1:] == ["restart", "--set"]
+    assert shown["deleteWhen"] == ["04", "live", "default"]
     assert "listenPort" in halfmq("config", "set", "listenPort", "1", code=1)
     assert "no broker has a setting" in halfmq("config", "get", "nothing", code=1)
+
+
+def test_the_log_level_is_changed_while_it_runs(broker: BrokerProcess, halfmq: Shell) -> None:
+    """For a minute, without a restart."""
+    assert " DEBUG " not in broker.log
+    halfmq("config", "set", "logLevel", "DEBUG")
+    halfmq("topic", "create", "debugged")
+    wait_until(lambda: " DEBUG halfmq." in broker.log, "nothing is logged at DEBUG")
+    halfmq("config", "set", "logLevel", "INFO")
 
 
 def test_the_version_is_that_of_the_package() -> None:
     """Without a broker."""
     done = subprocess.run(
-        [sys.executable, "-m", "halfmq.command", "--version"],
+        [sys.executable, "-m", "halfmq", "--version"],
         capture_output=True,
         text=True,
         check=True,
         timeout=PATIENCE_S,
     )
-    assert done.stdout == "0.1.0\n"
+    assert done.stdout == f"{__version__}\n" == "0.1.0\n"
 
 
 def test_the_doctor_names_what_is_wrong_and_the_remedy(

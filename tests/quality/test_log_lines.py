@@ -11,6 +11,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 LEVELS: Final = {"debug", "info", "warning", "error", "critical", "exception", "log"}
 LINE: Final = re.compile(r"event=[\w%]+( [\w.]+=('[^']*'|[^\s']+))*")
+KEY: Final = re.compile(r"([\w.]+)=")
 TEXT: Final = re.compile(r"\b(reason|remark|error|function|note)=%s")
 
 
@@ -40,3 +41,10 @@ def test_every_template_is_an_event_with_fields() -> None:
 def test_the_client_quotes_texts_itself() -> None:
     """Its lines are written by the log of the program that uses it."""
     assert not {place: text for place, text in templates("client") if TEXT.search(text)}
+
+
+def test_no_field_hides_what_every_line_has() -> None:
+    """In JSON all are fields of one object."""
+    own = {"time", "level", "logger", "exception"}
+
+    assert not {place for place, text in templates("broker") if own & set(KEY.findall(text))}

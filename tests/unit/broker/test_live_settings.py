@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from halfmq.broker.config_file import LoadedConfig, known_settings, load_config,
 from halfmq.broker.errors import BrokerConfigError, RequestRefusedError
 from halfmq.broker.handlers.admin.broker_config import SETTINGS_BYTES_MAX
 from halfmq.broker.live_settings import LiveSettings
+from halfmq.broker.logs import LogLevel
 from halfmq.broker.service import Broker
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from tests.support.broker_parts import tables_of
@@ -224,9 +226,19 @@ def test_the_document_lists_what_is_live() -> None:
 def _changed(value: Any) -> str:
     if isinstance(value, bool):
         return str(not value).lower()
+    if isinstance(value, LogLevel):
+        return LogLevel.ERROR
     return "05" if isinstance(value, str) else str(value + 1)
 
 
+@pytest.fixture
+def _level() -> Iterator[None]:
+    before = logging.getLogger("halfmq").level
+    yield
+    logging.getLogger("halfmq").setLevel(before)
+
+
+@pytest.mark.usefixtures("_level")
 def test_every_live_setting_reaches_the_part_that_uses_it(tmp_path: Path) -> None:
     """Each change is visible in a part of the broker."""
     for key, (_, item) in known_settings().items():
@@ -254,6 +266,7 @@ def _held(broker: Broker) -> list[Any]:
         broker._disk_limits._config,
         (prepares._config, prepares.pending_max),
         (checker._config, checker._timeout_ms),
+        logging.getLogger("halfmq").level,
     ]
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from halfmq.broker.logs import (
     EACH,
     LINE_MAX,
     BoundedHandler,
+    JsonFormatter,
     LineFormatter,
 )
 
@@ -63,7 +68,7 @@ def test_the_first_lines_of_one_kind_in_each_second_are_written(written: Written
     assert refused[ALIKE_PER_SECOND_MAX] == "WARNING test event=decision_refused half_offset=1000"
     told = [line for line in written.lines if "lines_left_out" in line]
     left_out = 1_000 - ALIKE_PER_SECOND_MAX
-    line = f"WARNING halfmq.broker.logs event=lines_left_out count={left_out} logger=test"
+    line = f"WARNING halfmq.broker.logs event=lines_left_out count={left_out} of=test"
     assert told == [f"{line} like='event=decision_refused'"] * 3
     assert written.lines[-1] == "INFO test event=stopping"
 
@@ -137,3 +142,43 @@ def test_a_value_is_one_word_or_in_quotes(written: Written, value: object, writt
     assert written.lines == [
         f"WARNING test event=failed percent=100% topic={written_as} code=17 why='a b'"
     ]
+
+
+def _as_json(template: str, *args: object) -> dict[str, object]:
+    record = logging.Logger("halfmq.test").makeRecord(  # noqa: LOG001 -- only its name counts
+        "halfmq.test", logging.WARNING, __file__, 1, template, args, None
+    )
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    found: dict[str, object] = json.loads(line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", str(found.pop("time")))
+    assert (found.pop("level"), found.pop("logger")) == ("WARNING", "halfmq.test")
+    return found
+
+
+def test_a_line_of_json_has_the_fields_of_the_text() -> None:
+    """Numbers are numbers, notes have no quotes, and texts of clients cannot break it."""
+    assert _as_json("event=kept count=%d rate=%.1f note='It costs %d %%; see docs'", 3, 0.5, 7) == {
+        "event": "kept",
+        "count": 3,
+        "rate": 0.5,
+        "note": "It costs 7 %; see docs",
+    }
+    assert _as_json("event=refused peer=%s:%d error=%r", "::1", 80, 'a "b"\n event=fake') == {
+        "event": "refused",
+        "peer": "::1:80",
+        "error": 'a "b"\\n event=fake',
+    }
+    assert _as_json("lost %s of %d", "one", 2) == {"message": "lost one of 2"}
+    assert len(json.dumps(_as_json("event=long name=%s", "x" * 100_000))) < LINE_MAX
+
+
+def test_a_line_of_json_has_its_traceback() -> None:
+    """In one field."""
+    try:
+        os.stat("/nowhere")  # noqa: PTH116
+    except OSError:
+        record = logging.Logger("test").makeRecord(  # noqa: LOG001
+            "test", logging.ERROR, __file__, 1, "event=failed", (), sys.exc_info()
+        )
+    assert "FileNotFoundError" in json.loads(JsonFormatter().format(record))["exception"]
