@@ -1,7 +1,8 @@
 """The position of each consumer group in each queue.
 
 Commits change memory only; the file is written at most every `PERSIST_INTERVAL_MS`. After a crash,
-consumers repeat messages consumed since the last write, and skip none.
+consumers repeat messages consumed since the last write, and skip none. A reset is written before it
+is answered, and stays until a consumer pulls from its offset.
 
 Source: RocketMQ `ConsumerOffsetManager`.
 """
@@ -31,6 +32,9 @@ COMMITS_PER_VERSION: Final = 500
 
 KEYS_PER_STEP: Final = 64  # examined in one step, in some 10 us
 
+_RESETS_KEY: Final = "halfmqResets"
+"""Key of the file for pending resets. RocketMQ has them in memory; it ignores and drops the key."""
+
 
 class ConsumerOffsetTable:
     """Next offset to consume by group, topic and queue, kept in `consumerOffset.json`."""
@@ -41,7 +45,7 @@ class ConsumerOffsetTable:
         self._file = TableFile(
             path,
             now_ms,
-            derived=["groupTopicMap"],
+            derived=["groupTopicMap", _RESETS_KEY],
             table_key="offsetTable",
             if_removed="each consumer group then begins where its own setting says, at its first "
             "or last message",
@@ -50,8 +54,8 @@ class ConsumerOffsetTable:
         self._offsets: dict[str, dict[int, int]] = {}  # "topic@group" → queue id → offset
         self._count = 0
         self._commits = 0
-        # Offsets from which consumers must continue, and have not pulled yet; a restart drops them.
-        self._resets: dict[tuple[str, str, int], int] = {}
+        # "topic@group@queue id" → offset from which its consumer must continue, and has not pulled.
+        self._resets: dict[str, int] = {}
         self._saves = PeriodicSave(PERSIST_INTERVAL_MS, now_ms)
         self.on_forget: Callable[[str, str, Collection[int]], None] = lambda *_: None
         """Called with group, topic and queue ids of offsets that `forget` has removed."""
@@ -62,12 +66,15 @@ class ConsumerOffsetTable:
         Raises:
             DamagedTableError: Neither the file nor its backup can be read.
         """
-        for key, queues in as_object(self._file.load().get("offsetTable")).items():
+        content = self._file.load()
+        for key, queues in as_object(content.get("offsetTable")).items():
             self._offsets[key] = {
                 as_integer(queue_id, -1): as_integer(offset, 0)
                 for queue_id, offset in as_object(queues).items()
             }
         self._count = sum(map(len, self._offsets.values()))
+        for key, offset in as_object(content.get(_RESETS_KEY)).items():
+            self._resets[key] = as_integer(offset, 0)
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
         """Return the next offset to consume, or `NO_OFFSET`."""
@@ -80,7 +87,7 @@ class ConsumerOffsetTable:
         Raises what ``commit`` raises.
         """
         self.place(group, topic, queue_id, offset)
-        self._resets[group, topic, queue_id] = offset
+        self._resets[f"{topic}@{group}@{queue_id}"] = offset
 
     def pending_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return the offset to which a queue was reset; None if it was not, or that has ended.
@@ -88,11 +95,12 @@ class ConsumerOffsetTable:
         A reset ends when a consumer pulls from its offset, and not when one is told: that may be
         an earlier owner of the queue, which has left a pull behind.
         """
-        return self._resets.get((group, topic, queue_id)) if self._resets else None
+        return self._resets.get(f"{topic}@{group}@{queue_id}") if self._resets else None
 
     def end_reset(self, group: str, topic: str, queue_id: int) -> None:
         """Count commits again; a consumer pulls from the offset of the reset."""
-        self._resets.pop((group, topic, queue_id), None)
+        if self._resets.pop(f"{topic}@{group}@{queue_id}", None) is not None:
+            self._saves.dirty = True
 
     def place(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set the next offset to consume, and drop a pending reset.
@@ -170,7 +178,8 @@ class ConsumerOffsetTable:
         A consumer that still runs begins at 0 if the topic is created again.
         """
         for reset in list(self._resets):
-            if topic in (None, reset[1]) and group in (None, reset[0]):
+            of_topic, _, of_group = _key(reset).partition("@")
+            if topic in (None, of_topic) and group in (None, of_group):
                 del self._resets[reset]
         for number, key in enumerate(list(self._offsets)):
             of_topic, _, of_group = key.partition("@")
@@ -178,7 +187,7 @@ class ConsumerOffsetTable:
                 queues = self._offsets.pop(key, {})
                 self._count -= len(queues)
                 if topic is not None and len(self._resets) < self._offsets_max:
-                    self._resets |= {(of_group, of_topic, queue_id): 0 for queue_id in queues}
+                    self._resets |= {f"{key}@{queue_id}": 0 for queue_id in queues}
                 self.on_forget(of_group, of_topic, queues)
                 self._file.next_version()
                 self._saves.dirty = True
@@ -214,11 +223,19 @@ class ConsumerOffsetTable:
         return self._saves.job(write, self._file)
 
     def _content(self) -> dict[str, object]:
-        return {"offsetTable": _LiveOffsets(self._offsets)}
+        offsets = _LiveOffsets(self._offsets)
+        # Without those of deleted topics, which may never be created again.
+        resets = {key: at for key, at in self._resets.copy().items() if _key(key) in offsets}
+        return {"offsetTable": offsets, _RESETS_KEY: resets}
 
     def kept(self) -> Kept:
         """Return how much of what it keeps for peers is used."""
         return {OFFSETS: self._count}
+
+
+def _key(reset: str) -> str:
+    """Return the "topic@group" of a "topic@group@queue id"."""
+    return reset.rpartition("@")[0]
 
 
 class _LiveOffsets(dict[str, dict[int, int]]):

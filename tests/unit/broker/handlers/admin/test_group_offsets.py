@@ -176,6 +176,25 @@ async def test_a_reset_is_kept_until_a_consumer_pulls_from_there(
     assert kept(rig) == 2
 
 
+@pytest.mark.parametrize("how", ["kill", "restart"])
+@windowed()
+async def test_a_reset_outlives_the_broker(rig: Rig, how: str) -> None:
+    """Until a consumer has pulled from there; after that it is over for good."""
+    await reset(await filled(rig), timestamp=0)
+    for _ in range(2):  # the second life has read it, and writes it again
+        await (rig.kill() if how == "kill" else rig.restart())
+        ignored = await commit(await rig.peer(), 3)
+        assert ignored.remark == "Offset has been previously reset"
+    peer = await rig.peer()
+    assert await pull(peer, 3) == (ResponseCode.PULL_OFFSET_MOVED, 0, "OFFSET_RESET")
+    await pull(peer, 0)
+    await commit(peer, 1)
+    await rig.restart()
+
+    assert kept(rig) == 1
+    assert (await commit(await rig.peer(), 2)).remark is None
+
+
 @windowed()
 async def test_a_consumer_that_is_there_already_is_not_sent_there(rig: Rig) -> None:
     """An official one would give the queue up, and take it again with its next rebalance."""
