@@ -32,7 +32,6 @@ from .files.maintenance import Maintenance
 from .files.mapped_file import lacks_space, make_directory
 from .files.obsolete_files import remove_obsolete_files
 from .files.worker import ThreadWorker, WorkerFactory
-from .format.index import is_index_file_name
 from .format.record import decode_record
 from .format.topics import DELAYED_TOPICS
 from .index.index_builder import IndexBuilder, KeyIndex, NoIndex
@@ -250,8 +249,6 @@ class MessageStore:
         durable_offset = self._durable_mark.load() if self._checkpoint.is_ours else -1
         report = recovery.run(self._checkpoint, clean=clean, durable_offset=durable_offset)
         self.reader.known_transactions = recovery.transactions
-        if self._lacks_index_files():
-            rebuild_marker(self._config.root, "index").create()
         self._integrity.before_index(
             report.end_offset,
             report.damages,
@@ -278,19 +275,6 @@ class MessageStore:
             self._checkpoint.save(self._checkpoint_path)
         self._durable_mark.start(report.end_offset)
         return report
-
-    def _lacks_index_files(self) -> bool:
-        """Return whether index files that later ones follow are missing; the others look whole."""
-        checkpoint, directory = self._checkpoint, self._config.root / "index"
-        if not disk.is_directory(directory):
-            return False
-        names = [path.name for path in disk.files(directory) if is_index_file_name(path.name)]
-        if not checkpoint.is_ours:  # it is RocketMQ's, or missing
-            return bool(names) and not checkpoint.log_timestamp
-        if self.min_offset != checkpoint.log_start:
-            return False  # files were deleted by age since
-        there = sum(int(name) <= checkpoint.index_newest for name in names)
-        return there < checkpoint.index_files
 
     def _save_durable(self, offset: int) -> None:
         """Save how far the log is on disk; called on the flusher's thread."""
@@ -434,7 +418,6 @@ class MessageStore:
         index_timestamp = self._checkpoint.index_timestamp
         with self._flushing("index"):
             index_timestamp = self.index.flush(index_timestamp)
-        index_files = [path for path, _ in self.index.extents()][:-1]
         checkpoint = Checkpoint(
             log_timestamp=self._flusher.durable_timestamp,
             queues_timestamp=timestamp,
@@ -445,8 +428,6 @@ class MessageStore:
             queue_ends=self._queue_ends.checksum,
             log_start=log_start,
             queue_begins=sum([queue.min_offset for queue in queues]),
-            index_newest=int(index_files[-1].name) if index_files else 0,
-            index_files=len(index_files),
         )
         if checkpoint != self._checkpoint:
             try:

@@ -40,7 +40,7 @@ _CRC: Final = Struct(">I")
 _OURS_AT: Final = _CLOSED_AT + _CLOSED.size + _CRC.size
 _DERIVED_AT: Final = _OURS_AT + _CRC.size
 # Fields about queues and index, then a CRC of everything before; earlier versions wrote others.
-_DERIVED: Final = Struct(">qQqqqq")
+_DERIVED: Final = Struct(">qQqq16x")  # earlier versions had two more fields
 
 
 _MARK_AT: Final = 512  # bytes; the checkpoint's notes end at 140
@@ -62,8 +62,6 @@ class Checkpoint:
     queue_ends: int = 0  # ours: checksum of where all queues end below that record
     log_start: int = -1  # ours: where a log begins to which ``queue_begins`` belongs
     queue_begins: int = 0  # ours: sum of the queue offsets at which all queues begin
-    index_newest: int = 0  # ours: name of the newest full index file, as a number
-    index_files: int = 0  # ours: number of full index files
     is_ours: bool = True  # RocketMQ has not written the file since
 
     def save(self, path: Path) -> None:
@@ -99,7 +97,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     is_ours = content[_OURS_AT:][: _CRC.size] == _CRC.pack(crc32(content[:_OURS_AT]))
     if not is_ours and _note_is_damaged(content):
         return Checkpoint(is_ours=False)
-    offset, ends, log_start, begins, newest, files = _derived_in(content) if is_ours else _UNKNOWN
+    offset, ends, log_start, begins = _derived_in(content) if is_ours else _UNKNOWN
     return Checkpoint(
         log_timestamp=log,
         queues_timestamp=queues,
@@ -111,8 +109,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
         queue_ends=ends,
         log_start=log_start,
         queue_begins=begins,
-        index_newest=newest,
-        index_files=files,
         is_ours=is_ours,
     )
 
@@ -127,16 +123,16 @@ def _closed_in(content: bytes) -> int:
     return int(closed_offset) if magic == _CLOSED_MAGIC else -1
 
 
-_UNKNOWN: Final = (-1, 0, -1, 0, 0, 0)
+_UNKNOWN: Final = (-1, 0, -1, 0)
 
 
-def _derived_in(content: bytes) -> tuple[int, int, int, int, int, int]:
+def _derived_in(content: bytes) -> tuple[int, int, int, int]:
     """Return the fields about queues and index; no offsets if an earlier version wrote them."""
     end = _DERIVED_AT + _DERIVED.size
     if content[end:][: _CRC.size] != _CRC.pack(crc32(content[:end])):
         return _UNKNOWN
-    offset, ends, log_start, begins, newest, files = _DERIVED.unpack_from(content, _DERIVED_AT)
-    return offset, ends, log_start, begins, newest, files
+    offset, ends, log_start, begins = _DERIVED.unpack_from(content, _DERIVED_AT)
+    return offset, ends, log_start, begins
 
 
 def closed_note_is_damaged(path: Path) -> bool:

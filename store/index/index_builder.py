@@ -19,7 +19,7 @@ from typing import Final
 from ..errors import DiskFullError, StoreError
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
-from ..format.index import KeyedRecord
+from ..format.index import KeyedRecord, hashed_keys
 from ..format.record import store_timestamp
 from ..log.append_request import AppendRequest, AppendResult
 from ..log.log_scan import Found, LogScan
@@ -45,6 +45,9 @@ FAILURE_LOGGED_EVERY: Final = 60.0  # seconds
 # Bytes of log that a start indexes before it serves requests: a fifth of a second. To index ten
 # gigabytes takes twice as long as everything else that a start does after a kill.
 START_BYTES_MAX: Final = 64 << 20
+# Bytes of log that a start reads for a key that a missing index file would have; that file began
+# with the first one.
+GAP_BYTES_MAX: Final = 64 << 20
 READ_AHEAD: Final = 8 << 20  # bytes of log requested from the disk before they are indexed
 RETRY_EVERY: Final = 1.0  # seconds until the next attempt after the disk was full
 # Seconds between two flushes. Keys hit slots at random, so each flush writes all their pages; a
@@ -71,7 +74,12 @@ class IndexBuilder:
 
     def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> None:
         """Open the index and index the missing records of the log."""
-        start = self._index.recover(clean=clean, log_end=log_end, index_timestamp=index_timestamp)
+        start = self._index.recover(
+            clean=clean,
+            log_end=log_end,
+            index_timestamp=index_timestamp,
+            has_keys=self._has_keys,
+        )
         self._indexed_offset = self._log_end = log_end
         if not self._files.bases:
             return
@@ -92,6 +100,17 @@ class IndexBuilder:
             self._fall_behind(str(error))
         else:
             self._indexed_offset = log_end
+
+    def _has_keys(self, after: int, before: int) -> bool:
+        """Return whether a record has keys between two offsets; look at ``GAP_BYTES_MAX``."""
+        start = max(after, next(iter(self._files.bases), before))
+        topics: dict[bytes, str] = {}
+        return any(
+            len(hashed_keys([_keyed(chunk, offset, one, topics) for one in found], after=after)[0])
+            for offset, chunk, found in LogScan(
+                self._files, start, min(before, start + GAP_BYTES_MAX), check_crc=False
+            )
+        )
 
     def _put_log(self, start: int, end: int) -> Iterator[int]:
         """Index a part of the log in pieces; yield the offset reached after each."""

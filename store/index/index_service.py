@@ -56,12 +56,20 @@ class IndexService:
         self._names_unflushed = True  # the previous run may have been killed before its flush
         self._end_offset = -1  # of the newest record; -1 so that offset 0 is after it
 
-    def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> int:
+    def recover(
+        self,
+        *,
+        clean: bool,
+        log_end: int,
+        index_timestamp: int,
+        has_keys: Callable[[int, int], bool] = lambda _after, _before: False,
+    ) -> int:
         """Open the files and keep the certain items; damaged content never raises an error.
 
         ``log_end`` is the end of the log: items of records after it are dropped.
         ``index_timestamp`` is the last result of ``flush`` that the checkpoint holds; it counts
-        only if the stop was not clean.
+        only if the stop was not clean. ``has_keys`` tells whether the log has keys after one
+        offset and before another; if it does between two files, one in between is missing.
 
         Returns:
             The physical offset from which on all records of the log must be put again. 0 means
@@ -72,6 +80,7 @@ class IndexService:
         durable_ms = NEVER_FLUSHED if clean else index_timestamp
         whole = self._rebuild_uncertain(log_end, durable_ms) and whole
         self._drop_from(log_end)
+        whole = self._drop_after_gap(has_keys) and whole
         last_offset = self._last_offset()
         if clean and whole:
             self._end_offset = last_offset
@@ -122,6 +131,17 @@ class IndexService:
                     continue
                 self._delete(self._files[position + 1 :])
                 return False
+        return True
+
+    def _drop_after_gap(self, has_keys: Callable[[int, int], bool]) -> bool:
+        """Delete the files that follow a missing one; return whether none is missing."""
+        end = -1
+        for position, file in enumerate(self._files):
+            if has_keys(end, file.header.begin_physical_offset):
+                logger.warning("event=index_file_missing before=%s", file.path)
+                self._delete(self._files[position:])
+                return False
+            end = file.header.end_physical_offset
         return True
 
     def _drop_from(self, physical_offset: int) -> None:

@@ -570,7 +570,19 @@ def test_messages_are_not_for_everyone_on_the_machine(root: Path) -> None:
         assert path.stat().st_mode & beyond == 0, path
 
 
-@pytest.mark.parametrize("stop", [mark_aborted, Path.is_dir], ids=["killed", "stopped"])
+def rebuilt_and_killed(root: Path) -> None:
+    """Kill a store that has put all keys again and not flushed them; the checkpoint is of then."""
+    shutil.rmtree(root / "index")
+    forget_digests(root)
+    store, _ = open_store(root)
+    maintain(store)
+    killed = crash(root, root.with_name("killed"))
+    store.close()
+    shutil.rmtree(root)
+    killed.rename(root)
+
+
+@pytest.mark.parametrize("stop", [mark_aborted, Path.is_dir, rebuilt_and_killed])
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("damage", [Path.unlink, zero, cut])
 def test_a_lost_index_file_is_rebuilt(
