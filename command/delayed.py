@@ -33,7 +33,7 @@ async def list_(
     rows = [
         (
             format_time(one.deliver_at),
-            format_duration(max((one.deliver_at - now).total_seconds(), 0)),
+            _when((one.deliver_at - now).total_seconds()),
             one.topic,
             cut(one.keys),
             one.message_id,
@@ -55,6 +55,11 @@ async def list_(
     ]
     of_topic = "" if topic is None else f" of topic {topic}"
     cli.rows(data, TITLES, rows, f"no message{of_topic} waits for its time of delivery")
+
+
+def _when(seconds: float) -> str:
+    late = seconds <= -1
+    return f"late by {format_duration(-seconds)}" if late else format_duration(max(seconds, 0))
 
 
 async def cancel(

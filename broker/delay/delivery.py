@@ -147,6 +147,7 @@ class DelayService:
         self._due = DueTimes(now_ms, monotonic_ms)
         self._queues: list[WaitingQueue] = []
         self.waiting = 0
+        self._undeliverable = 0
         self._put_off: set[int] = set()  # places of messages that are due and cannot be delivered
         self._paused_until_ms = 0
         self._is_fetching = False
@@ -243,8 +244,7 @@ class DelayService:
         message = None if record is None else restored(record)
         if message is None:
             # A lost or damaged record, or one without a destination, must not delay the others.
-            logger.error("event=delayed_message_without_target place=%s", self._shown(place))
-            self._finish([place], DELIVERED, 0, 0)
+            self._give_up(place, "it is damaged, or names no destination")
             return None
         queue_id = self._queue_of(message.topic, message.queue_id)
         if queue_id is None:
@@ -263,12 +263,7 @@ class DelayService:
                 for one_of_them in found:
                     self._append([one_of_them])
                 return
-            logger.error(  # noqa: TRY400 -- a limit was lowered after it was stored
-                "event=delayed_message_not_delivered place=%s reason=%r",
-                self._shown(places[0]),
-                str(error),
-            )
-            self._finish(places, DELIVERED, 0, 0)
+            self._give_up(places[0], str(error))  # a limit was lowered after it was stored
         except StoreError as error:
             logger.error("event=delivery_refused error=%r", str(error))  # noqa: TRY400
             self._due.put_back(one for one, _ in found)
@@ -280,6 +275,14 @@ class DelayService:
         self.waiting -= len(places)
         self._put_off.difference_update(places)
         self._done.mark(places, state, log_start, log_end)
+
+    def _give_up(self, place: int, reason: str) -> None:
+        """Deliver a message never; the log still has it."""
+        logger.error(
+            "event=delayed_message_not_delivered place=%s reason=%r", self._shown(place), reason
+        )
+        self._undeliverable += 1
+        self._finish([place], DELIVERED, 0, 0)
 
     def _defer(self, place: int, reason: str) -> None:
         """Put a message off; the more there are, the longer, so that the attempts stay few."""
@@ -393,8 +396,15 @@ class DelayService:
             )
 
     def metrics(self) -> dict[str, int]:
-        """Return how many messages wait, and how many of them are due and cannot be delivered."""
-        return {"waiting": self.waiting, "put_off": len(self._put_off)}
+        """Return how many messages wait, and how many of them are due and cannot be delivered yet.
+
+        ``undeliverable`` counts those that were given up since the start.
+        """
+        return {
+            "waiting": self.waiting,
+            "put_off": len(self._put_off),
+            "undeliverable": self._undeliverable,
+        }
 
     # --- retention
 

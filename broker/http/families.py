@@ -174,6 +174,7 @@ _COUNTED: Final = {
     "transactions.expired": "undecided transactions deleted by age",
     "transactions.prepares_refused": "half messages refused because too many are undecided",
     "transactions.prepares_repeated": "repeated half messages, answered as the first",
+    "delays.undeliverable": "delayed messages given up: damaged, or too large by now",
     "disk.messages_refused": "messages refused because of the disk",
     "retention.log_bytes_deleted": "bytes of the log deleted by age",
     "access.refused_authentication": "requests refused: unknown sender",
@@ -182,6 +183,8 @@ _COUNTED: Final = {
 _GAUGES: Final = {
     "transactions.pending_parked": "parked transactions",
     "transactions.waiting_for_producers": "transactions whose group has no producer to ask",
+    "delays.waiting": "messages that wait for their delay or time of delivery",
+    "delays.put_off": "those that are due and cannot be delivered yet",
     "disk.free_bytes": "free bytes of the disk",
     "disk.size_bytes": "bytes of the disk",
     "retention.blocked_at": "log offset at which deletion is blocked; -1 if it is not",

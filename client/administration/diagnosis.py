@@ -48,7 +48,7 @@ class DiagnosisCalls(ProgressCalls, TransactionCalls, BrokerCalls):
         for status in await self.broker_statuses():
             yield _reached(status)
             if status.error is None:
-                for finding in _clock_and_disk(status):
+                for finding in _clock_delays_and_disk(status):
                     yield finding
         async for finding in self._lagging():
             yield finding
@@ -131,7 +131,7 @@ def _reached(status: BrokerStatus) -> Diagnosis:
     return Diagnosis("problem", subject, str(status.error), remedy, "/brokers")
 
 
-def _clock_and_disk(status: BrokerStatus) -> list[Diagnosis]:
+def _clock_delays_and_disk(status: BrokerStatus) -> list[Diagnosis]:
     found = []
     subject = f"broker {status.name}"
     if status.clock is not None:
@@ -139,6 +139,14 @@ def _clock_and_disk(status: BrokerStatus) -> list[Diagnosis]:
         if abs(ahead_s) > CLOCK_S_MAX + status.seconds:
             text = f"its clock is {abs(ahead_s):.1f} s {'ahead' if ahead_s > 0 else 'slow'}"
             found.append(Diagnosis("warning", subject, text, "synchronise the clocks (NTP)"))
+    put_off = int(status.metrics.get("halfmq.delays.put_off", 0))
+    if put_off:
+        text = f"{put_off} messages are due and cannot be delivered yet"
+        remedy = (
+            "its log says why (destination_lacking, delayed_message_put_off): create their topic, "
+            "or delete topics that nobody uses"
+        )
+        found.append(Diagnosis("warning", subject, text, remedy))
     used = int(status.metrics.get("halfmq.disk.used_percent", 0))
     if int(status.metrics.get("halfmq.disk.is_full", 0)):
         text = f"refuses messages: {used} % of its disk are in use"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from halfmq import __version__
 from halfmq.client import Message
+from halfmq.client.administration.settings import BrokerCalls, BrokerStatus
 from halfmq.client.blocking import Admin, Consumer, Producer
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.command.main import main
@@ -270,6 +272,25 @@ def test_the_version_is_that_of_the_package() -> None:
         timeout=PATIENCE_S,
     )
     assert done.stdout == f"{__version__}\n" == "0.1.0\n"
+
+
+def test_the_doctor_warns_of_delayed_messages_without_a_topic(
+    halfmq: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait on, so that an operator can make room for their topic."""
+    statuses = BrokerCalls.broker_statuses
+
+    async def changed(admin: BrokerCalls) -> list[BrokerStatus]:
+        return [
+            replace(one, metrics={**one.metrics, "halfmq.delays.put_off": "3"})
+            for one in await statuses(admin)
+        ]
+
+    monkeypatch.setattr(BrokerCalls, "broker_statuses", changed)
+    (found,) = [one for one in halfmq.json("doctor") if "cannot be delivered" in one["text"]]
+
+    assert (found["level"], found["text"].split()[0]) == ("warning", "3")
+    assert "destination_lacking" in found["remedy"]
 
 
 def test_the_doctor_names_what_is_wrong_and_the_remedy(

@@ -119,7 +119,7 @@ def test_an_unreadable_message_delays_no_other_and_is_not_lost(rig: ColdRig, sto
     rig.delay("5", 1)
     rig.after(RETRY_AFTER_ERROR_MS)
     assert rig.delivered().keys() == {"0", "1", "3", "4", "5"}
-    assert rig.delays.metrics() == {"waiting": 1, "put_off": 1}
+    assert rig.delays.metrics() == {"waiting": 1, "put_off": 1, "undeliverable": 0}
     oldest = rig.delays.oldest_waiting_offset()
     assert oldest is not None
     assert oldest <= bad

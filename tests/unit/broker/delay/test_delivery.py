@@ -288,17 +288,21 @@ def test_a_message_without_a_destination_is_skipped(rig: Rig, properties: bytes)
     rig.after(1_000)
 
     assert rig.bodies() == ["late"]
-    assert rig.delays.metrics() == {"waiting": 0, "put_off": 0}
+    assert rig.delays.metrics() == {"waiting": 0, "put_off": 0, "undeliverable": 1}
 
 
 def test_a_message_whose_topic_cannot_be_created_waits_and_delays_no_other(rig: Rig) -> None:
-    """It is counted until then, and delivered as soon as its topic can be created."""
+    """It is counted until then, also after a kill, and delivered when its topic can be created."""
     rig.gone = {"deleted"}
     for topic in ("orders", "deleted", "orders"):
         rig.delay(topic, 1, topic)
     rig.after(1_000)
     assert rig.bodies() == ["orders", "orders"]
-    assert rig.delays.metrics() == {"waiting": 1, "put_off": 1}
+    held = {"waiting": 1, "put_off": 1, "undeliverable": 0}
+    assert rig.delays.metrics() == held
+    rig.kill()
+    rig.after(1_000)
+    assert rig.delays.metrics() == held
     assert rig.delays.oldest_waiting_offset() is not None
 
     rig.after(RETRY_AFTER_ERROR_MS)
@@ -306,7 +310,7 @@ def test_a_message_whose_topic_cannot_be_created_waits_and_delays_no_other(rig: 
     assert rig.delays.metrics()["put_off"] == 1
     rig.after(RETRY_AFTER_ERROR_MS)
     assert rig.bodies("deleted") == ["deleted"]
-    assert rig.delays.metrics() == {"waiting": 0, "put_off": 0}
+    assert rig.delays.metrics() == {"waiting": 0, "put_off": 0, "undeliverable": 0}
 
 
 def test_the_more_messages_are_put_off_the_rarer_are_the_attempts(
