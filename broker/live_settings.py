@@ -25,6 +25,8 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files import disk
 
@@ -57,29 +59,22 @@ _DISK_RATIOS: Final = frozenset({"diskMaxUsedSpaceRatio", "diskSpaceWarningLevel
 _ZERO_IS_NO_LIMIT: Final = frozenset({"transactionPendingMaxPerGroup"})
 
 
+@define(eq=False, repr=False, slots=False)
 class LiveSettings:
     """The settings in force."""
 
-    def __init__(
-        self,
-        loaded: LoadedConfig,
-        apply: Callable[[BrokerConfig], None],
-        *,
-        now_ms: Callable[[], int],
-        disk_used: Callable[[], int],
-    ) -> None:
-        """Wire it.
+    _loaded: LoadedConfig
+    # Passes a changed configuration to the parts of the broker.
+    _apply: Callable[[BrokerConfig], None]
+    _now_ms: Callable[[], int]
+    _disk_used: Callable[[], int]  # percentage of the log's disk that is in use
 
-        ``apply`` passes a changed configuration to the parts of the broker; ``disk_used`` returns
-        the percentage of the log's disk that is in use.
-        """
-        self._config = loaded.config
-        self._origins = dict(loaded.origins)
-        self._file = loaded.changes_file
-        self._may_create = loaded.file is None
-        self._apply = apply
-        self._now_ms, self._disk_used = now_ms, disk_used
-        self.data_version = {"counter": 0, "stateVersion": 0, "timestamp": now_ms()}
+    def __attrs_post_init__(self) -> None:
+        self._config = self._loaded.config
+        self._origins = dict(self._loaded.origins)
+        self._file = self._loaded.changes_file
+        self._may_create = self._loaded.file is None
+        self.data_version = {"counter": 0, "stateVersion": 0, "timestamp": self._now_ms()}
         """Counts the changes of this run, as RocketMQ does."""
 
     def text(self) -> str:

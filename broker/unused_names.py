@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from attrs import define
+
 from halfmq.store.format.topics import dead_letter_topic, retry_topic
 
 from .tables.client_registry import ClientRegistry
@@ -25,24 +27,16 @@ SCAN_S: Final = 600.0
 """Seconds between two searches."""
 
 
+@define(eq=False, repr=False)
 class UnusedNames:
     """Ends unused names; used on the event loop."""
 
-    def __init__(
-        self,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: ConsumerOffsetTable,
-        registry: ClientRegistry,
-        *,
-        has_messages: Callable[[str], bool],
-        now_ms: Callable[[], int],
-    ) -> None:
-        """Wire it; ``has_messages`` returns whether a topic ever had a message."""
-        self._topics, self._groups = topics, groups
-        self._offsets, self._registry = offsets, registry
-        self._has_messages = has_messages
-        self._now_ms = now_ms
+    _topics: TopicTable
+    _groups: GroupTable
+    _offsets: ConsumerOffsetTable
+    _registry: ClientRegistry
+    _has_messages: Callable[[str], bool]  # whether a topic ever had a message
+    _now_ms: Callable[[], int]
 
     def expire(self) -> Iterator[None]:
         """End what is unused for too long, in steps."""

@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
+from attrs import define
+
 from .config import FlushMode, StoreConfig
 from .deletion import Deletion
 from .errors import DirectoryLostError, StoreClosedError, StoreError, UnusableFileError
@@ -70,6 +72,7 @@ def _mapped_queues_max() -> int:
     return max(1, min(MAPPED_QUEUES_MAX, soft // _DESCRIPTORS_PER_MAPPED_QUEUE))
 
 
+@define(eq=False, repr=False, slots=False)
 class MessageStore:
     """Life cycle and appends of the messages in one directory.
 
@@ -77,44 +80,34 @@ class MessageStore:
     ``index`` by key; ``deletion`` deletes old files.
     """
 
-    def __init__(
-        self,
-        config: StoreConfig,
-        *,
-        now_ms: Callable[[], int],
-        on_durable: Callable[[int], None] = lambda offset: None,
-        on_failure: Callable[[Exception], None] = lambda error: None,
-        on_append: Callable[[Sequence[AppendRequest]], object] = lambda group: None,
-        fdatasync: Callable[[int], None] = disk.sync_data,
-        worker: WorkerFactory = ThreadWorker,
-    ) -> None:
-        """``on_durable`` is called on the flusher's thread, ``on_failure`` there or by an append.
+    _config: StoreConfig
+    _now_ms: Callable[[], int]
+    # Gets the offset below which everything is on disk; called on the flusher's thread.
+    _on_durable: Callable[[int], None] = lambda offset: None
+    # Called on that thread or by an append; then the store refuses all appends.
+    _on_failure: Callable[[Exception], None] = lambda error: None
+    # Called by each successful append with its records, which are in the log and perhaps not on
+    # disk yet.
+    _on_append: Callable[[Sequence[AppendRequest]], object] = lambda group: None
+    _fdatasync: Callable[[int], None] = disk.sync_data  # flushes a file by its descriptor
+    _worker: WorkerFactory = ThreadWorker  # makes the helper threads
 
-        ``on_durable`` gets the offset below which everything is on disk. After ``on_failure``
-        the store refuses all appends. ``on_append`` is called by each successful append with its
-        records, which are in the log and perhaps not on disk yet. ``fdatasync`` flushes a file by
-        its descriptor. ``worker`` makes the helper threads.
-        """
-        self._config = config
-        self._now_ms = now_ms
-        self._sync_mode = config.flush_mode is FlushMode.SYNC_FLUSH
-        self._lock = DirectoryLock(config.root)
-        self._abort = abort_marker(config.root)
-        self._checkpoint_path = config.root / "checkpoint"
+    def __attrs_post_init__(self) -> None:
+        self._sync_mode = self._config.flush_mode is FlushMode.SYNC_FLUSH
+        self._lock = DirectoryLock(self._config.root)
+        self._abort = abort_marker(self._config.root)
+        self._checkpoint_path = self._config.root / "checkpoint"
         self._durable_mark = DurableMark(self._checkpoint_path)
-        self._on_durable = on_durable
-        self._on_failure = on_failure
-        self._on_append = on_append
         self.failure: Exception | None = None  # set when appends are refused
         self.directory_lost = False  # nothing more is written: another broker may use it
         self._queue_table = QueueTable(
-            config.root / "consumequeue",
-            config.consume_queue_file_size,
+            self._config.root / "consumequeue",
+            self._config.consume_queue_file_size,
             maps_max=_mapped_queues_max(),
             special_topics=DELAYED_TOPICS,
-            all_special=config.append_property_crc,
+            all_special=self._config.append_property_crc,
         )
-        self._log = CommitLog(config, self._queue_table, now_ms)
+        self._log = CommitLog(self._config, self._queue_table, self._now_ms)
         self._log.on_failure = self._fail
         self._log.flushes_awaited = self._flushes_awaited
         self.reader = LogReader(self._log.files, self)
@@ -124,11 +117,11 @@ class MessageStore:
         self.index: KeyIndex = self._make_index()
         self._flusher = Flusher(
             self._log,
-            interval_ms=config.flush_interval_ms,
+            interval_ms=self._config.flush_interval_ms,
             on_durable=self._save_durable,
             on_failure=self._fail,
-            fdatasync=fdatasync,
-            worker=worker,
+            fdatasync=self._fdatasync,
+            worker=self._worker,
         )
         self.deletion = Deletion(
             self._log,
@@ -136,15 +129,14 @@ class MessageStore:
             self.reader,
             self.index,
             request_flush=self._flusher.request,
-            worker=worker,
+            worker=self._worker,
         )
         self._integrity = Integrity(
-            config.root,
+            self._config.root,
             self._log.files,
             self._queue_table,
-            config.max_hash_slots,
+            self._config.max_hash_slots,
         )
-        self._worker = worker
         self._flush_requested = False
         self._maintenance: Maintenance | None = None
         self._checkpoint = Checkpoint()
@@ -154,7 +146,7 @@ class MessageStore:
         self._queued_record = -1  # last record at the last flush of the queues
         self._queue_ends = QueueEnds()
         self._topic_deletion = TopicDeletion(
-            config.root / "consumequeue", self._queue_table, forget=self._forget_queues
+            self._config.root / "consumequeue", self._queue_table, forget=self._forget_queues
         )
         self._opened = False
         self.recovery = Progress()  # progress of ``open``; for other threads

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define
+
 from .config import TlsMode
 from .tls import HANDSHAKE_S, TlsContext
 
@@ -45,34 +47,25 @@ ACCEPTED_AT_ONCE: Final = 64
 """Connections accepted in one pass of the loop, so that other work gets its turn."""
 
 
+@define(eq=False, repr=False, slots=False)
 class TlsListener:
     """Accepts connections of one bound socket, and serves each as a plain or a TLS connection."""
 
-    def __init__(
-        self,
-        listening: socket.socket,
-        tls: TlsContext,
-        protocol: Callable[[], asyncio.Protocol],
-        refuses: Callable[[str, str, int], bool],
-        unserved: Counter[str],
-    ) -> None:
-        """Accept connections of a bound, listening socket from now on.
+    _listening: socket.socket  # bound, and accepts connections from now on
+    _tls: TlsContext
+    _protocol: Callable[[], asyncio.Protocol]
+    # Takes the address of a peer, the same with its port, and the number of its connections
+    # that are not served yet; returns whether to close this one.
+    _refuses: Callable[[str, str, int], bool]
+    _unserved: Counter[str]  # these numbers, by address and for all listeners
 
-        ``refuses`` takes the address of a peer, the same with its port, and the number of its
-        connections that are not served yet; it returns whether to close this one. ``unserved`` has
-        these numbers, by address and for all listeners.
-        """
+    def __attrs_post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._listening = listening
-        self._tls = tls
-        self._protocol = protocol
-        self._refuses = refuses
-        self._unserved = unserved
         self._undecided: dict[socket.socket, tuple[str, asyncio.TimerHandle]] = {}
         self._handshakes: set[asyncio.Task[None]] = set()
         self._is_paused = False
         self._resume: asyncio.TimerHandle | None = None
-        listening.setblocking(False)
+        self._listening.setblocking(False)
         self._listen()
 
     def _listen(self) -> None:

@@ -36,6 +36,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from attrs import define
+
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.recall_handle import RecallHandle
 from halfmq.store.errors import PropertiesTooLongError, RecordTooLargeError, StoreError
@@ -112,39 +114,29 @@ class TimerPage(NamedTuple):
     next_after: int | None  # `after` of the next page; None: this is the last
 
 
+@define(eq=False, repr=False, slots=False)
 class DelayService:
     """Delivers due messages; call `tick` after the seconds that it returns."""
 
-    def __init__(
-        self,
-        store: Store,
-        levels: DelayLevels,
-        directory: Path,
-        *,
-        scan: Callable[[int], Iterable[Record]],
-        now_ms: Callable[[], int],
-        monotonic_ms: Callable[[], int],
-        fetch: Fetch,
-        queue_of: Callable[[str, int], int | None],
-        wake: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Wire it; `now_ms` is the wall clock, and `scan` reads the log from an offset on.
+    _store: Store
+    _levels: DelayLevels
+    _directory: Path
+    _scan: Callable[[int], Iterable[Record]]  # reads the log from an offset on
+    _now_ms: Callable[[], int]  # the wall clock
+    _monotonic_ms: Callable[[], int]
+    _fetch: Fetch  # reads what is not in memory and calls back on this thread, at once or later
+    # Returns the queue for a message to a topic and queue now; None if there is none.
+    _queue_of: Callable[[str, int], int | None]
+    _wake: Callable[[], None] = lambda: None  # schedules `tick` soon
 
-        `fetch` reads what is not in memory and calls back on this thread, at once or later; `wake`
-        schedules `tick` soon. `queue_of` returns the queue for a message to a topic and queue now;
-        None if there is none.
-        """
-        self._store = store
-        self._levels = levels
-        self._scan = scan
-        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
-        self._fetch, self._wake = fetch, wake
-        self._queue_of = queue_of
-        self._done = DoneFile(store, directory, now_ms=now_ms, monotonic_ms=monotonic_ms)
+    def __attrs_post_init__(self) -> None:
+        self._done = DoneFile(
+            self._store, self._directory, now_ms=self._now_ms, monotonic_ms=self._monotonic_ms
+        )
         self.persist_job, self.persist = self._done.persist_job, self._done.persist
         self.positions = self._done.positions
         self.oldest_waiting_offset = self._done.oldest_offset
-        self._due = DueTimes(now_ms, monotonic_ms)
+        self._due = DueTimes(self._now_ms, self._monotonic_ms)
         self._queues: list[WaitingQueue] = []
         self.waiting = 0
         self._undeliverable = 0

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from attrs import define
+
 from halfmq.store.files import disk
 from halfmq.store.files.page_cache import Missing, NotInMemoryError
 from halfmq.store.format.timers import delivered_ms, timer_checkpoint
@@ -42,28 +44,27 @@ class _Done(NamedTuple):
     places: Sequence[int]
 
 
+@define(eq=False, repr=False, slots=False)
 class DoneFile:
     """Marks messages as done, and saves that as far as it is durable."""
 
-    def __init__(
-        self,
-        store: Store,
-        directory: Path,
-        *,
-        now_ms: Callable[[], int],
-        monotonic_ms: Callable[[], int],
-    ) -> None:
-        self._store = store
-        self._file = TableFile(directory / "halfmqDelays.json", now_ms, table_key="delays")
+    _store: Store
+    _directory: Path
+    _now_ms: Callable[[], int]
+    _monotonic_ms: Callable[[], int]
+
+    def __attrs_post_init__(self) -> None:
+        self._file = TableFile(
+            self._directory / "halfmqDelays.json", self._now_ms, table_key="delays"
+        )
         self._positions = TableFile(
-            directory / "delayOffset.json",
-            now_ms,
+            self._directory / "delayOffset.json",
+            self._now_ms,
             table_key="offsetTable",
             if_removed="halfmq finds in its log what it has delivered, and delivers the others",
         )
-        self._checkpoint_path = directory / "timercheck"
-        self._now_ms = now_ms
-        self._saves = PeriodicSave(SAVE_INTERVAL_MS, monotonic_ms)
+        self._checkpoint_path = self._directory / "timercheck"
+        self._saves = PeriodicSave(SAVE_INTERVAL_MS, self._monotonic_ms)
         self._queues: list[WaitingQueue] = []
         self._undurable: deque[_Done] = deque()
         self._saved_to = 0  # offset of the log as of which the files were written last

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from attrs import define
+
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files import disk
 
@@ -53,29 +55,19 @@ def space_of(path: Path) -> Space:
     return Space(found.f_bavail * found.f_frsize, (in_use + found.f_bavail) * found.f_frsize)
 
 
+@define(eq=False, repr=False, slots=False)
 class DiskLimits:
     """Tests the disk and applies the limits; call `tick` after the seconds that it returns."""
 
-    def __init__(
-        self,
-        config: DiskConfig,
-        refusal: SendRefusal,
-        *,
-        path: Path,
-        reserved_ahead: Callable[[], int],
-        space_of: Callable[[Path], Space] = space_of,
-    ) -> None:
-        """Wire it.
+    _config: DiskConfig
+    _refusal: SendRefusal
+    _path: Path  # the directory of the log
+    # Bytes that are allocated for the log but not written. They count as free, so that the
+    # allocation of a new file changes nothing.
+    _reserved_ahead: Callable[[], int]
+    _space_of: Callable[[Path], Space] = space_of
 
-        ``path`` is the directory of the log. ``reserved_ahead`` returns the bytes that are
-        allocated for the log but not written; they count as free, so that the allocation of a new
-        file changes nothing.
-        """
-        self._config = config
-        self._refusal = refusal
-        self._path = path
-        self._reserved_ahead = reserved_ahead
-        self._space_of = space_of
+    def __attrs_post_init__(self) -> None:
         self._space = Space(0, 0)
         self._left = 0  # bytes free, including those allocated for the log
         self.is_scarce = False

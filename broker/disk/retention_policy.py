@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from attrs import define
+
 from halfmq.store.deletion import Deletion
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 
@@ -56,45 +58,30 @@ def local_hour(now_ms: int) -> int:
     return time.localtime(now_ms // 1000).tm_hour
 
 
+@define(eq=False, repr=False, slots=False)
 class RetentionPolicy:
     """Finds and deletes old files; call `tick` after the seconds that it returns."""
 
-    def __init__(
-        self,
-        log: AgedLog,
-        settings: StoreSettings,
-        *,
-        oldest_pending: Callable[[], int | None],
-        oldest_delayed: Callable[[], int | None],
-        copy_forward: Callable[[int], bool] = lambda _end: False,
-        on_blocked: Callable[[int], None],
-        is_scarce: Callable[[], bool] = lambda: False,
-        now_ms: Callable[[], int],
-        fetch: Fetch,
-        hour_of: Callable[[int], int] = local_hour,
-        wake: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Wire it.
+    _log: AgedLog
+    _settings: StoreSettings
+    # Physical offset of the oldest undecided half, and of the oldest undelivered message; None
+    # if there is none. The log is kept from both.
+    _oldest_pending: Callable[[], int | None]
+    _oldest_delayed: Callable[[], int | None]
+    # Called if a half keeps files, with the offset up to which they would be deleted.
+    _on_blocked: Callable[[int], None]
+    _now_ms: Callable[[], int]
+    _fetch: Fetch  # reads queue entries into memory and calls back on this thread
+    # Stores messages again that wait longer, and returns whether there were some before an
+    # offset; then the deletion waits for the next scan.
+    _copy_forward: Callable[[int], bool] = lambda _end: False
+    _is_scarce: Callable[[], bool] = lambda: False  # whether old files are deleted at any hour
+    _hour_of: Callable[[int], int] = local_hour
+    _wake: Callable[[], None] = lambda: None  # schedules `tick` soon
 
-        `oldest_pending` returns the physical offset of the oldest undecided half, and
-        `oldest_delayed` that of the oldest undelivered message; None if there is none. The log is
-        kept from both. `copy_forward` stores messages again that wait longer, and returns whether
-        there were some before an offset; then the deletion waits for the next scan. `on_blocked`
-        is called if a half keeps files, with the offset up to which they would be deleted.
-        `is_scarce` returns whether old files are deleted at any hour. `fetch` reads queue entries
-        into memory and calls back on this thread; `wake` schedules `tick` soon.
-        """
-        self._log = log
-        self.configure(settings)
-        self._oldest_pending, self._oldest_delayed = oldest_pending, oldest_delayed
-        self._copy_forward = copy_forward
+    def __attrs_post_init__(self) -> None:
+        self.configure(self._settings)
         self._copied = False  # by the last scan
-        self._on_blocked = on_blocked
-        self._is_scarce = is_scarce
-        self._now_ms = now_ms
-        self._fetch = fetch
-        self._hour_of = hour_of
-        self._wake = wake
         self._started = False
         self._is_fetched = False  # after a fetch the next scan may wait for the disk
         self._requested_scans = 0  # left of an operator's request

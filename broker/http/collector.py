@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from attrs import define
+
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 from halfmq.store.format.topics import RETRY_PREFIX, dead_letter_topic
 from halfmq.store.message_store import MessageStore
@@ -30,46 +32,25 @@ _RATE_S: Final = 600
 """Seconds over which the growth of the log is averaged for the forecast of the disk."""
 
 
+@define(eq=False, repr=False, slots=False)
 class Collector:
     """Collects all metrics of a broker."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        tables: Tables,
-        statistics: Statistics,
-        pending: PendingTable,
-        *,
-        numbers: Mapping[str, Callable[[], Numbers]],
-        keepers: Iterable[Keeps],
-        connections: Callable[[], int],
-        refuses: Callable[[], bool],
-        bytes_left: Callable[[], int],
-        histograms: Mapping[f.Family, Histogram],
-        fetch: Fetch,
-        now_ms: Callable[[], int],
-    ) -> None:
-        """Wire it.
+    _store: MessageStore  # for the log and the ends of queues
+    _tables: Tables  # for topics, groups and offsets
+    _statistics: Statistics  # for counts of messages
+    _pending: PendingTable  # the undecided transactions
+    _numbers: Mapping[str, Callable[[], Numbers]]  # by part of the broker, its metrics by name
+    _keepers: Iterable[Keeps]  # whatever keeps something for peers
+    _connections: Callable[[], int]  # returns the number of open connections
+    _refuses: Callable[[], bool]  # returns whether messages are refused now
+    # Returns the bytes that may be written until the disk refuses messages.
+    _bytes_left: Callable[[], int]
+    _histograms: Mapping[f.Family, Histogram]  # measured durations
+    _fetch: Fetch  # reads parts of files into memory
+    _now_ms: Callable[[], int]  # the wall clock
 
-        Args:
-            store: For the log and the ends of queues.
-            tables: For topics, groups and offsets.
-            statistics: For counts of messages.
-            pending: The undecided transactions.
-            numbers: By part of the broker, its metrics by name.
-            keepers: Whatever keeps something for peers.
-            connections: Returns the number of open connections.
-            refuses: Returns whether messages are refused now.
-            bytes_left: Returns the bytes that may be written until the disk refuses messages.
-            histograms: Measured durations.
-            fetch: Reads parts of files into memory.
-            now_ms: The wall clock.
-        """
-        self._store, self._tables, self._statistics = store, tables, statistics
-        self._pending = pending
-        self._numbers, self._keepers, self._connections = numbers, keepers, connections
-        self._refuses, self._bytes_left, self._histograms = refuses, bytes_left, histograms
-        self._fetch, self._now_ms = fetch, now_ms
+    def __attrs_post_init__(self) -> None:
         self._one = asyncio.Lock()
         self._slice = Slice()
 

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from attrs import define, field
+
 from ..access.tls import TlsContext
 from ..access.tls_listener import TlsListener
 from ..errors import AddressTakenError
@@ -40,36 +42,20 @@ LOOP_CHECK_S: Final = 0.1
 """Seconds between two measurements of the event loop's delay."""
 
 
+@define(eq=False, repr=False)
 class HttpEndpoint:
     """Listens for HTTP on the broker's loop, and measures the loop."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        answers: Callable[[], Answers],
-        *,
-        is_optional: bool,
-        tls: TlsContext | None,
-        loop_delay: Histogram,
-    ) -> None:
-        """Wire it.
-
-        Args:
-            host: The address to bind.
-            port: 0 picks a free one.
-            answers: Returns what the endpoint tells; called on a helper thread.
-            is_optional: Whether a port that is taken is a warning instead of an error.
-            tls: The certificate, if there is one.
-            loop_delay: Gets the delays of the event loop.
-        """
-        self._host, self._port, self._is_optional = host, port, is_optional
-        self._answers, self._tls = answers, tls
-        self._delay = loop_delay
-        self._socket: socket.socket | None = None
-        self._app: Application | None = None
-        self._listener: asyncio.Server | TlsListener | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+    _host: str  # the address to bind
+    _port: int  # 0 picks a free one
+    _answers: Callable[[], Answers]  # returns what the endpoint tells; called on a helper thread
+    _is_optional: bool  # whether a port that is taken is a warning instead of an error
+    _tls: TlsContext | None  # the certificate, if there is one
+    _delay: Histogram = field(alias="loop_delay")  # gets the delays of the event loop
+    _socket: socket.socket | None = field(default=None, init=False)
+    _app: Application | None = field(default=None, init=False)
+    _listener: asyncio.Server | TlsListener | None = field(default=None, init=False)
+    _tasks: list[asyncio.Task[None]] = field(factory=list, init=False)
 
     @property
     def address(self) -> str:

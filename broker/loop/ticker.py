@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define
+
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_ERROR_S: Final = 1.0
@@ -25,6 +27,7 @@ QUIET_S: Final = 0.05
 the duration of a flush, so a producer that sends one message at a time counts as traffic."""
 
 
+@define(eq=False, repr=False, slots=False)
 class Ticker:
     """Calls ``work`` repeatedly; ``work`` returns the seconds until its next call.
 
@@ -34,18 +37,12 @@ class Ticker:
     follow each other without a pause, and only sockets are polled in between.
     """
 
-    def __init__(
-        self,
-        name: str,
-        work: Callable[[], float],
-        *,
-        pause: float = 0.0,
-        traffic: Callable[[], int] | None = None,
-    ) -> None:
-        self._name = name
-        self._work = work
-        self._pause = pause
-        self._traffic = traffic
+    _name: str
+    _work: Callable[[], float]
+    _pause: float = 0.0
+    _traffic: Callable[[], int] | None = None
+
+    def __attrs_post_init__(self) -> None:
         self._served = -1  # traffic at the last tick
         self._quiet_from = 0.0  # loop time, if there is no traffic until then
         self._without_pause = False  # the next slice, unless there is traffic until then

@@ -25,6 +25,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, cast
 
+from attrs import define
+
 from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, HeaderType
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import OtherProtocolError, ProtocolError
@@ -105,35 +107,20 @@ _OTHER_PROTOCOL_NOTES: Final = {
 _GETS_NO_ANSWER: Final = FLAG_RESPONSE | FLAG_ONE_WAY  # flags of such a command
 
 
+@define(eq=False, repr=False, slots=False)
 class SharedState:
     """State shared by all connections of one server."""
 
-    def __init__(
-        self,
-        router: Router,
-        release: ReplyRelease,
-        fetch: Fetch,
-        on_closed: Callable[[Connection], None],
-        *,
-        advertised_host: str = "",
-        per_address_max: int = 0,
-    ) -> None:
-        """Wire it.
+    router: Router  # serves requests
+    release: ReplyRelease  # writes replies
+    fetch: Fetch  # reads bytes that are not in memory, on a thread
+    on_closed: Callable[[Connection], None]  # called with each connection that is lost
+    # Address of this broker in routes; empty: the one each client reached.
+    advertised_host: str = ""
+    per_address_max: int = 0  # connections of one address; 0: no limit
 
-        Args:
-            router: Serves requests.
-            release: Writes replies.
-            fetch: Reads bytes that are not in memory, on a thread.
-            on_closed: Called with each connection that is lost.
-            advertised_host: Address of this broker in routes; empty: the one each client reached.
-            per_address_max: Connections of one address; 0: no limit.
-        """
-        self.router = router
-        self.release = release
-        self.fetch = fetch
-        self.on_closed = on_closed
+    def __attrs_post_init__(self) -> None:
         self.connections: set[ClientConnection] = set()
-        self.advertised_host, self.per_address_max = advertised_host, per_address_max
         self.per_address: Counter[str] = Counter()
         self.connections_max = _connections_max()
         self.refused = 0  # connections, since the last one that was accepted

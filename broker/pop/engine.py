@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
+from attrs import define
 
 from halfmq.remoting.codes import INT32_MAX
 from halfmq.remoting.pop_handle import ORDER_QUEUE, PopHandle, kind_of, pop_retry_topic
@@ -124,48 +125,27 @@ class HandleError(Exception):
     """A handle is of no delivery that still counts."""
 
 
+@define(eq=False, repr=False, slots=False)
 class PopEngine:
     """Pops messages; call `tick` after the seconds that it returns."""
 
-    def __init__(
-        self,
-        store: Store,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: ConsumerOffsetTable,
-        records: PopRecords,
-        *,
-        retry_copy: Callable[[Record, bytes], AppendRequest],
-        is_young: Callable[[str, int], bool],
-        version_2: bool,
-        now_ms: Callable[[], int],
-        monotonic_ms: Callable[[], int],
-        fetch: Fetch,
-        wake: Callable[[], None],
-        visible: Callable[[str], None],
-    ) -> None:
-        """Wire it.
+    _store: Store  # of messages and records
+    _topics: TopicTable  # for retry and dead-letter topics
+    _groups: GroupTable  # for the limits of deliveries
+    _offsets: ConsumerOffsetTable  # where the groups continue
+    _records: PopRecords  # makes the records of the revive topic
+    # Returns the copy of a record that is its next delivery.
+    _retry_copy: Callable[[Record, bytes], AppendRequest]
+    # Whether a new group that begins at the end gets all messages of a queue.
+    _is_young: Callable[[str, int], bool]
+    _version_2: bool  # whether messages become visible again in retry topics of version 2
+    _now_ms: Callable[[], int]  # the wall clock
+    _monotonic_ms: Callable[[], int]  # the clock that counts invisible times
+    _fetch: Fetch  # reads what is not in memory
+    _wake: Callable[[], None]  # schedules `tick`
+    _visible: Callable[[str], None]  # called with a topic of which messages may be popped again
 
-        Args:
-            store: Of messages and records.
-            topics: For retry and dead-letter topics.
-            groups: For the limits of deliveries.
-            offsets: Where the groups continue.
-            records: Makes the records of the revive topic.
-            retry_copy: Returns the copy of a record that is its next delivery.
-            is_young: Whether a new group that begins at the end gets all messages of a queue.
-            version_2: Whether messages become visible again in retry topics of version 2.
-            now_ms: The wall clock.
-            monotonic_ms: The clock that counts invisible times.
-            fetch: Reads what is not in memory.
-            wake: Schedules `tick`.
-            visible: Called with a topic of which messages may be popped again.
-        """
-        self._store, self._topics, self._groups, self._offsets = store, topics, groups, offsets
-        self._records, self._retry_copy, self._is_young = records, retry_copy, is_young
-        self._version_2 = version_2
-        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
-        self._fetch, self._wake, self._visible = fetch, wake, visible
+    def __attrs_post_init__(self) -> None:
         self._in_flight, self._locks = InFlight(), OrderLocks()
         self.popped: set[tuple[str, str]] = set()  # group and topic that pop now
         self._pulled: set[tuple[str, str]] = set()  # that have popped and pull now
@@ -174,7 +154,7 @@ class PopEngine:
         self._acknowledged: dict[tuple[str, str, PopHandle], None] = {}
         self._pops = 0
         self._settled: dict[int, int] = {}  # revive queue → offset settled at the last save
-        self._progress_at = self._ticked_ms = monotonic_ms()
+        self._progress_at = self._ticked_ms = self._monotonic_ms()
 
     # --- a start
 

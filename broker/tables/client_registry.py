@@ -28,6 +28,8 @@ from heapq import merge
 from itertools import islice
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from halfmq.remoting.codes import ResponseCode
 
@@ -66,20 +68,16 @@ ProducerHook = Callable[[str, Connection], None]
 """`(group, connection)`: a producer of the group has connected or reconnected."""
 
 
+@define(eq=False, repr=False, slots=False)
 class ClientRegistry:
     """All connected clients by group and client id."""
 
-    def __init__(
-        self,
-        *,
-        now_ms: Callable[[], int],
-        registrations_max: int = MEMBERS.most,
-        refuse_unequal: bool = False,
-    ) -> None:
-        self.refuse_unequal = refuse_unequal
+    _now_ms: Callable[[], int]
+    _registrations_max: int = MEMBERS.most
+    refuse_unequal: bool = False
+
+    def __attrs_post_init__(self) -> None:
         """Whether a consumer is refused that subscribes differently from its group."""
-        self._now_ms = now_ms
-        self._registrations_max = registrations_max
         self._consumers: dict[str, GroupMembers] = {}
         self._group_names: list[str] = []  # of `_consumers`, sorted
         self._producers: dict[str, dict[str, Member]] = {}

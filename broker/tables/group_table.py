@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files.json_table import EntryTexts
 from halfmq.store.format.topics import BUILT_IN_GROUPS, SYSTEM_GROUP_PREFIX, validate_group
@@ -121,29 +123,25 @@ class GroupConfig:
         )
 
 
+@define(eq=False, repr=False, slots=False)
 class GroupTable:
     """All consumer groups by name, kept in `subscriptionGroup.json`."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        auto_create: bool,
-        now_ms: Callable[[], int],
-        groups_max: int = GROUPS.most,
-    ) -> None:
+    _path: Path
+    auto_create: bool
+    _now_ms: Callable[[], int]
+    _groups_max: int = GROUPS.most
+
+    def __attrs_post_init__(self) -> None:
         self._file = TableFile(
-            path, now_ms, derived=[CreatedNames.KEY], table_key="subscriptionGroupTable"
+            self._path, self._now_ms, derived=[CreatedNames.KEY], table_key="subscriptionGroupTable"
         )
-        self._now_ms = now_ms
         self.unused = CreatedNames()
-        self.auto_create = auto_create
         """Whether a group is created at its first use."""
-        self._groups_max = groups_max
         self._groups = {name: GroupConfig(name=name) for name in BUILT_IN_GROUPS}
         self._forbidden: JsonObject = {}
         self._texts = EntryTexts(GroupConfig.to_json)
-        self._saves = PeriodicSave(0, now_ms)  # at each save
+        self._saves = PeriodicSave(0, self._now_ms)  # at each save
 
     def load(self) -> None:
         """Read the file; its entries override the built-in groups."""

@@ -19,6 +19,8 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
+from attrs import define
+
 from halfmq.store.queue.pull_selection import GetResult
 
 from ..loop.slices import PeriodicWork
@@ -101,27 +103,18 @@ class Periods(NamedTuple):
     day: Period
 
 
+@define(eq=False, repr=False, slots=False)
 class Statistics:
     """The counters of a broker."""
 
-    def __init__(
-        self,
-        take_appended: Callable[[], Iterator[tuple[str, int, int]]],
-        *,
-        cluster_name: str,
-        is_system: Callable[[str], bool],
-        now_ms: Callable[[], int],
-        monotonic_ms: Callable[[], int],
-    ) -> None:
-        """Wire it.
+    _take_appended: Callable[[], Iterator[tuple[str, int, int]]]  # ``QueueReader.take_appended``
+    _cluster_name: str
+    # Whether a topic is one of the system topics, which some totals leave out.
+    _is_system: Callable[[str], bool]
+    _now_ms: Callable[[], int]
+    _monotonic_ms: Callable[[], int]
 
-        ``take_appended`` is ``QueueReader.take_appended``. ``is_system`` returns whether a topic is
-        one of the system topics, which some totals leave out.
-        """
-        self._take_appended = take_appended
-        self._cluster_name = cluster_name
-        self._is_system = is_system
-        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
+    def __attrs_post_init__(self) -> None:
         self._stored: dict[str, Counter] = {}
         self._delivered: dict[tuple[str, str], Counter] = {}  # by topic and group
         self._sent_back: dict[tuple[str, str], Counter] = {}
@@ -138,7 +131,7 @@ class Statistics:
             self._users_delivered,
         )
         self._names = self._find_by_name()
-        start = monotonic_ms()
+        start = self._monotonic_ms()
         self._times = [start] * _ROWS  # when each row was sampled
         self._next_row = {ring: ring.rows[0] for ring in _RINGS}
         self._due = {ring: start + ring.interval_ms for ring in _RINGS}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from attrs import define
+
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
@@ -12,18 +14,16 @@ from ..tables.current_queues import CurrentQueues
 from ..tables.topic_table import TopicTable
 
 
+@define(eq=False, repr=False, slots=False)
 class Destinations:
     """Finds queues that consumers read, for decisions and parking."""
 
-    def __init__(
-        self,
-        topics: TopicTable,
-        delayed: Callable[[AppendRequest], AppendRequest],
-    ) -> None:
-        """Wire it; ``delayed`` returns what a commit stores now for a delayed message."""
-        self._topics = topics
-        self._queue_of = CurrentQueues(topics).of
-        self._delayed = delayed
+    _topics: TopicTable
+    # Returns what a commit stores now for a delayed message.
+    _delayed: Callable[[AppendRequest], AppendRequest]
+
+    def __attrs_post_init__(self) -> None:
+        self._queue_of = CurrentQueues(self._topics).of
 
     def resolve(self, final: AppendRequest) -> AppendRequest:
         """Return a final message as its commit must store it now.

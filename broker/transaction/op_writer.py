@@ -14,6 +14,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from attrs import define
+
 from halfmq.store.errors import StoreError
 from halfmq.store.format.properties import tags_code
 from halfmq.store.format.topics import OP_TOPIC
@@ -32,21 +34,18 @@ _PROPERTIES: Final = b"TAGS\x01d\x02WAIT\x01true\x02"
 _TAGS_CODE: Final = tags_code(_PROPERTIES)
 
 
+@define(eq=False, repr=False, slots=False)
 class OpWriter:
     """Collects the half queue offsets of decided transactions, and writes them in batches."""
 
-    def __init__(
-        self,
-        append: Callable[[Sequence[AppendRequest]], list[AppendResult]],
-        config: TransactionConfig,
-        host: bytes,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._append = append
-        self._size_max = config.op_batch_size
-        self._interval_ms = config.op_batch_interval_ms
-        self._host = host
-        self._now_ms = now_ms  # for the records; `tick` has the monotonic clock
+    _append: Callable[[Sequence[AppendRequest]], list[AppendResult]]
+    _config: TransactionConfig
+    _host: bytes
+    _now_ms: Callable[[], int]  # for the records; `tick` has the monotonic clock
+
+    def __attrs_post_init__(self) -> None:
+        self._size_max = self._config.op_batch_size
+        self._interval_ms = self._config.op_batch_interval_ms
         self._waiting: list[int] = []
         self._due_ms = 0  # when waiting offsets are written even if the batch is not full
         self.written = 0  # op messages

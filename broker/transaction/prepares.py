@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from attrs import define
+
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.log.append_request import AppendRequest, AppendResult
@@ -46,43 +48,30 @@ INVALID_IMMUNITIES_LOGGED_MAX: Final = 100
 are logged each time."""
 
 
+@define(eq=False, repr=False, slots=False)
 class Prepares:
     """Accepts half messages."""
 
-    def __init__(
-        self,
-        log: TransactionLog,
-        table: PendingTable,
-        finals: FinalMessageCache,
-        halves: HalfReader,
-        lookup: DecisionLookup,
-        counters: Counters,
-        config: TransactionConfig,
-        *,
-        schedule_first: Callable[[Pending], None],
-        now_ms: Callable[[], int],
-        record_size_max: int,
-    ) -> None:
-        """Wire it.
+    _log: TransactionLog
+    _table: PendingTable
+    _finals: FinalMessageCache
+    _halves: HalfReader
+    _lookup: DecisionLookup
+    _counters: Counters
+    _config: TransactionConfig
+    _schedule_first: Callable[[Pending], None]  # schedules the first check of a transaction
+    _now_ms: Callable[[], int]
+    _record_size_max: int  # the largest record the log takes, in bytes
 
-        ``schedule_first`` schedules the first check of a transaction. ``record_size_max`` is the
-        largest record the log takes, in bytes.
-        """
-        self._append = log.append
-        self._table = table
-        self._finals = finals
-        self._halves = halves
-        self._lookup = lookup
-        self._counters = counters
-        self._config = config
-        self._schedule_first = schedule_first
-        self._now_ms = now_ms
-        self._record_size_max = record_size_max
-        self.pending_max = 0 if config.reject else config.pending_max
+    def __attrs_post_init__(self) -> None:
+        self._append = self._log.append
+        self.pending_max = 0 if self._config.reject else self._config.pending_max
         self._invalid_immunities: set[bytes] = set()
-        self.unflushed_topics = config.unflushed_topics
+        self.unflushed_topics = self._config.unflushed_topics
         self.recent_prepares = RecentPrepares()
-        self._duplicates = DuplicateFinder(halves.read, self.recent_prepares, lookup.state_of)
+        self._duplicates = DuplicateFinder(
+            self._halves.read, self.recent_prepares, self._lookup.state_of
+        )
 
     def configure(self, config: TransactionConfig) -> None:
         """Apply new limits."""

@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
+from attrs import define, field
+
 from ..files import disk
 from ..files.checkpoint import rebuild_marker
 from ..files.mapped_file_queue import MappedFileQueue
@@ -44,24 +46,20 @@ ROUND_BLOCKS: Final = 128
 CLOSE_BYTES: Final = 256 << 20  # bytes of log at a clean stop: a tenth of a second
 
 
+@define(eq=False, repr=False, slots=False)
 class Integrity:
     """The digests of one store."""
 
-    def __init__(
-        self,
-        root: Path,
-        files: MappedFileQueue,
-        queues: QueueTable,
-        index_slots: int,
-    ) -> None:
-        """``files`` are those of the log; ``index_slots`` is the number of slots per index file."""
-        self._root = root
-        self._log = LogDigests(root, files)
-        self._queues = QueueDigests(root, queues)
-        self._index = IndexDigests(root, slot_position(index_slots))
-        self._files = files
-        self._queue_table = queues
-        self._slots_end = slot_position(index_slots)
+    _root: Path
+    _files: MappedFileQueue  # of the log
+    _queue_table: QueueTable = field(alias="queues")
+    _index_slots: int  # per index file
+
+    def __attrs_post_init__(self) -> None:
+        self._log = LogDigests(self._root, self._files)
+        self._queues = QueueDigests(self._root, self._queue_table)
+        self._index = IndexDigests(self._root, slot_position(self._index_slots))
+        self._slots_end = slot_position(self._index_slots)
         self._index_before: list[Path] = []  # index files before the index was opened
         self._passes: list[Comparison] = []  # over log, queues and index
         self._usable = True

@@ -20,6 +20,8 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from typing import Final, NamedTuple
 
+from attrs import define, field
+
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.crc import crc32
@@ -164,37 +166,25 @@ def is_garbled(chunk: bytes, position_in_file: int, found: Found) -> bool:
     return any(segment.find("\x01") < 1 for segment in segments if segment)
 
 
+@define(eq=False, repr=False)
 class LogScan:
     """One scan of the log; iterate it once, then read its attributes.
 
     It opens the files itself, so any thread may run it.
     """
 
-    def __init__(
-        self,
-        files: MappedFileQueue,
-        start: int,
-        end: int | None = None,
-        *,
-        check_crc: bool = True,
-        trust: Trust | None = None,
-        sound_end: int = -1,
-    ) -> None:
-        """A record or a file begins at ``start``; without ``end`` the scan goes to the log's end.
-
-        Without ``trust`` every valid record counts. Up to ``sound_end`` digests have verified the
-        content, so CRCs are not checked there.
-        """
-        self.end_offset = start  # after the last valid record
-        self.last_record = -1  # physical offset of the last valid record; -1 without one
-        self.last_timestamp = 0  # its store time, in ms
-        self.records = 0
-        self.damages: list[Damage] = []  # damaged ranges, in order
-        self._files = files
-        self._end = end
-        self._check_crc = check_crc
-        self._trust = trust
-        self._sound_end = sound_end
+    _files: MappedFileQueue
+    # A record or a file begins at the start.
+    end_offset: int = field(alias="start")  # after the last valid record
+    _end: int | None = None  # without it the scan goes to the log's end
+    _check_crc: bool = True
+    _trust: Trust | None = None  # without it every valid record counts
+    _sound_end: int = -1  # up to here digests have verified the content, so CRCs are not checked
+    # physical offset of the last valid record; -1 without one
+    last_record: int = field(default=-1, init=False)
+    last_timestamp: int = field(default=0, init=False)  # its store time, in ms
+    records: int = field(default=0, init=False)
+    damages: list[Damage] = field(factory=list, init=False)  # damaged ranges, in order
 
     def __iter__(self) -> Iterator[tuple[int, bytes, list[Found]]]:
         """Yield physical offset, content and records of each chunk."""

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from attrs import define, field
+
 from ..files import disk
 from ..files.json_table import decode_table
 from .consume_queue import ConsumeQueue
@@ -39,21 +41,15 @@ def deleted_topics_of(table: Mapping[str, object]) -> dict[str, int]:
     return {str(topic): end for topic, end in topics if isinstance(end, int)}
 
 
+@define(eq=False, repr=False)
 class TopicDeletion:
     """Removes the queues of deleted topics."""
 
-    def __init__(
-        self,
-        directory: Path,
-        queues: QueueTable,
-        *,
-        forget: Callable[[Sequence[ConsumeQueue]], None],
-    ) -> None:
-        """``forget`` gets the queues before their files are removed, on the same thread."""
-        self._directory = directory
-        self._queues = queues
-        self._forget = forget
-        self._waiting: deque[tuple[str, list[ConsumeQueue], Future[None]]] = deque()
+    _directory: Path
+    _queues: QueueTable
+    # Gets the queues before their files are removed, on the same thread.
+    _forget: Callable[[Sequence[ConsumeQueue]], None]
+    _waiting: deque[tuple[str, list[ConsumeQueue], Future[None]]] = field(factory=deque, init=False)
 
     def begin(self, topic: str) -> Future[None]:
         """Drop the queues of a topic; on the loop thread.

@@ -3,6 +3,8 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
+from attrs import define
+
 from ..format.queue_entry import PRE_BLANK, QueueEntry, unpack_entries
 from ..ports import LogOffsets
 from .consume_queue import ConsumeQueue
@@ -10,16 +12,13 @@ from .pull_selection import GetResult, select
 from .queue_table import QueueTable
 
 
+@define(eq=False, repr=False)
 class QueueReader:
     """The consume queues as far as their records can be read."""
 
-    def __init__(
-        self, table: QueueTable, log: LogOffsets, *, store_timestamp: Callable[[int], int]
-    ) -> None:
-        """``store_timestamp`` returns the store time in ms of the record at a physical offset."""
-        self._table = table
-        self._log = log
-        self._store_timestamp = store_timestamp
+    _table: QueueTable
+    _log: LogOffsets
+    _store_timestamp: Callable[[int], int]  # store time in ms of the record at a physical offset
 
     def names(self) -> list[tuple[str, int]]:
         """Return topic and queue id of every queue that has, or had, messages."""

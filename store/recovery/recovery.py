@@ -30,6 +30,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from attrs import define
+
 from ..config import StoreConfig
 from ..files import disk
 from ..files.checkpoint import Checkpoint, rebuild_marker
@@ -85,32 +87,22 @@ class Progress:
     records: int = 0
 
 
+@define(eq=False, repr=False, slots=False)
 class Recovery:
     """One recovery, from loaded files to a log that can be appended to."""
 
-    def __init__(
-        self,
-        config: StoreConfig,
-        files: MappedFileQueue,
-        queues: QueueTable,
-        reader: LogReader,
-        progress: Progress,
-        *,
-        repair_log: Callable[[int], int],
-        deleted_topics: Mapping[str, int],
-    ) -> None:
-        """``repair_log`` repairs flipped bits in the log from a physical offset on.
+    _config: StoreConfig
+    _files: MappedFileQueue
+    _queues: QueueTable
+    _reader: LogReader
+    _progress: Progress
+    # Repairs flipped bits in the log from a physical offset on; returns the offset up to which
+    # digests confirm the log.
+    _repair_log: Callable[[int], int]
+    _deleted_topics: Mapping[str, int]
 
-        It returns the offset up to which digests confirm the log.
-        """
-        self._config = config
-        self._files = files
-        self._queues = queues
-        self._reader = reader
-        self._progress = progress
-        self._repair_log = repair_log
-        self._deleted_topics = deleted_topics
-        self._must_rebuild = rebuild_marker(config.root, "consumequeue")
+    def __attrs_post_init__(self) -> None:
+        self._must_rebuild = rebuild_marker(self._config.root, "consumequeue")
         self._scan_start = 0
         self._log_start = 0
         self._trust = Trust()

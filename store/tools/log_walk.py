@@ -11,6 +11,8 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Final, NamedTuple
 
+from attrs import define
+
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.record import MAGIC_BLANK, PREFIX, store_timestamp
@@ -42,30 +44,22 @@ class Chunk(NamedTuple):
         return store_timestamp(self.content, position, sys_flag)
 
 
+@define(eq=False, repr=False, slots=False)
 class LogWalk:
     """One walk over a log; iterate it once, then read its attributes."""
 
-    def __init__(
-        self,
-        files: MappedFileQueue,
-        *,
-        start: int | None = None,
-        end: int | None = None,
-        reaches: int = 0,
-        live: bool = False,
-    ) -> None:
-        """A record or file begins at ``start``; the log must reach to ``reaches`` at least.
+    files: MappedFileQueue
+    _start: int | None = None  # a record or file begins here
+    _end: int | None = None
+    _reaches: int = 0  # the log must reach to this offset at least
+    _live: bool = False  # in a live store, a damaged position is read again for ``SETTLE_TIME``
 
-        In a ``live`` store, a damaged position is read again for ``SETTLE_TIME``.
-        """
-        self.files = files
-        self.start = start if start is not None else (files.bases[0] if files.bases else 0)
+    def __attrs_post_init__(self) -> None:
+        first = self.files.bases[0] if self.files.bases else 0
+        self.start = first if self._start is None else self._start
         self.end_offset = self.start  # after the last valid record
         self.records = 0
         self.last_timestamp = 0  # ms, store time of the last record
-        self._end = end
-        self._reaches = reaches
-        self._live = live
         self._unsettled = -1  # offset of the last damage found
         self._settled_at = 0.0  # monotonic; from then on it counts
 

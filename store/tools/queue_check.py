@@ -16,6 +16,8 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Final
 
+from attrs import define
+
 from ..config import DELAY_LEVELS_MS
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
@@ -45,22 +47,19 @@ Verdict = tuple[str, bool]
 """The kind of a finding about an entry, and whether it is harmless; consecutive ones are one."""
 
 
+@define(eq=False, repr=False, slots=False)
 class _CheckedQueue:
     """A queue whose expected entries are compared with its files."""
 
-    def __init__(
-        self,
-        files: MappedFileQueue,
-        next_offset: int,
-        compare: Callable[["_CheckedQueue", bytes], None],
-    ) -> None:
-        self.files = files
-        self.topic = files.directory.parent.name
-        self.queue_id = int(files.directory.name)
-        self.next_offset = next_offset
+    files: MappedFileQueue
+    next_offset: int
+    _compare: Callable[["_CheckedQueue", bytes], None]
+
+    def __attrs_post_init__(self) -> None:
+        self.topic = self.files.directory.parent.name
+        self.queue_id = int(self.files.directory.name)
         self.last_end = 0
         self.gaps: list[range] = []  # queue offsets without a record
-        self._compare = compare
 
     def extend(self, entries: bytes, physical_end: int) -> None:
         """Compare the next entries; the record of the last one ends at ``physical_end``."""
@@ -74,37 +73,28 @@ class _CheckedQueue:
         self.next_offset = queue_offset
 
 
+@define(eq=False, repr=False, slots=False)
 class QueueCheck:
     """All queues of a store; ``take`` every chunk of the log, then ``finish``."""
 
-    def __init__(
-        self,
-        root: Path,
-        findings: Findings,
-        state: StoreState,
-        damaged_ranges: list[Damage],
-        *,
-        log_start: int,
-        unsettled_from: int | None = None,
-    ) -> None:
-        """From physical offset ``unsettled_from`` on, the next start rewrites entries.
+    _root: Path
+    _findings: Findings
+    _state: StoreState
+    _damaged_ranges: list[Damage]  # ranges of lost records that were replaced by fillers
+    _log_start: int
+    # From this physical offset on, the next start rewrites entries.
+    _unsettled_from: int | None = None
 
-        ``damaged_ranges`` gets the ranges of lost records that were replaced by fillers.
-        """
-        self._root = root
-        self._directory = root / "consumequeue"
-        self._findings = findings
-        self._state = state
-        self._damaged_ranges = damaged_ranges
-        self._unsettled_from = unsettled_from
+    def __attrs_post_init__(self) -> None:
+        self._directory = self._root / "consumequeue"
         self._queues: dict[tuple[str, int], _CheckedQueue] = {}  # with records
-        self._batch_queues = find_batch_queues(root)
+        self._batch_queues = find_batch_queues(self._root)
         self._expected = ExpectedEntries(
             self._begin,
-            log_start=log_start,
+            log_start=self._log_start,
             delay_levels_ms=DELAY_LEVELS_MS,
             batch_queues=self._batch_queues,
-            deleted_topics=load_deleted_topics(root),
+            deleted_topics=load_deleted_topics(self._root),
             on_left_out=self._report_record,
         )
         self.entries = 0

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Final
 
+from attrs import define
 from msgspec.structs import replace
 
 from halfmq.remoting.admin_headers import (
@@ -64,22 +65,18 @@ VERSION_MIN: Final = 62
 _CODE_MAX: Final = 0x7FFF  # a ROCKETMQ header has 16 bits for it
 
 
+@define(eq=False, repr=False, slots=False)
 class RelayHandlers:
     """Relays requests of operators to connected consumers."""
 
-    def __init__(
-        self,
-        registry: ClientRegistry,
-        topics: TopicTable,
-        groups: GroupTable,
-        named_record: Callable[[int], bytes | None],
-        identity: TopicDefaults,
-    ) -> None:
-        self._registry = registry
-        self._topics = topics
-        self._groups = groups
-        self._named_record = named_record
-        self._broker_name = identity.broker_name
+    _registry: ClientRegistry
+    _topics: TopicTable
+    _groups: GroupTable
+    _named_record: Callable[[int], bytes | None]
+    _identity: TopicDefaults
+
+    def __attrs_post_init__(self) -> None:
+        self._broker_name = self._identity.broker_name
         self._waiting: set[asyncio.Task[None]] = set()
 
     def handlers(self) -> dict[int, Handler]:

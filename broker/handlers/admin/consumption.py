@@ -11,6 +11,8 @@ from itertools import chain, groupby
 from operator import itemgetter
 from typing import Final, TypeAlias
 
+from attrs import define
+
 from halfmq.remoting.admin_bodies import encode_broker_consume_stats, encode_consume_stats_of
 from halfmq.remoting.admin_headers import (
     GetBrokerConsumeStatsRequestHeader,
@@ -48,26 +50,20 @@ _Part: TypeAlias = tuple[str, TopicConfig, int]
 """A group, a topic, and the number of its queues in the answer."""
 
 
+@define(eq=False, repr=False, slots=False)
 class ConsumptionHandlers:
     """Serves queries about the progress of groups."""
 
-    def __init__(
-        self,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: ConsumerOffsetTable,
-        registry: ClientRegistry,
-        store: MessageStore,
-        statistics: Statistics,
-        identity: TopicDefaults,
-    ) -> None:
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._registry = registry
-        self._store = store
-        self._statistics = statistics
-        self._broker_name = identity.broker_name
+    _topics: TopicTable
+    _groups: GroupTable
+    _offsets: ConsumerOffsetTable
+    _registry: ClientRegistry
+    _store: MessageStore
+    _statistics: Statistics
+    _identity: TopicDefaults
+
+    def __attrs_post_init__(self) -> None:
+        self._broker_name = self._identity.broker_name
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""

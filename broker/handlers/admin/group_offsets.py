@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.admin_bodies import (
     Entry,
     encode_correction_offsets,
@@ -52,34 +54,25 @@ RESET_CLIENTS_MAX: Final = 256
 """Consumers that are sent new offsets for one reset, at most 80 KiB each."""
 
 
+@define(eq=False, repr=False, slots=False)
 class GroupOffsetHandlers:
     """Serves queries and changes of the offsets of groups."""
 
-    def __init__(
-        self,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: ConsumerOffsetTable,
-        registry: ClientRegistry,
-        store: MessageStore,
-        changes: ChangeQueue,
-        identity: TopicDefaults,
-        *,
-        search_again: Callable[[Iterable[tuple[str, int]]], None],
-        now_ms: Callable[[], int],
-    ) -> None:
-        """Wire it; ``search_again`` answers the held pulls of queues, by topic and queue id."""
+    _topics: TopicTable
+    _groups: GroupTable
+    _offsets: ConsumerOffsetTable
+    _registry: ClientRegistry
+    _store: MessageStore
+    _changes: ChangeQueue
+    _identity: TopicDefaults
+    # Answers the held pulls of queues, by topic and queue id.
+    _search_again: Callable[[Iterable[tuple[str, int]]], None]
+    _now_ms: Callable[[], int]
+
+    def __attrs_post_init__(self) -> None:
         self.in_broker = True
         """Whether a reset is made in the broker, or else by connected consumers."""
-        self._search_again = search_again
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._registry = registry
-        self._store = store
-        self._changes = changes
-        self._broker_name = identity.broker_name
-        self._now_ms = now_ms
+        self._broker_name = self._identity.broker_name
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""

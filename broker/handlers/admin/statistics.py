@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from attrs import define
+
 from halfmq.remoting.admin_bodies import BrokerStatsItem, encode_stats_data
 from halfmq.remoting.admin_headers import ViewBrokerStatsDataRequestHeader
 from halfmq.remoting.bodies import encode_table
@@ -20,15 +22,12 @@ from ...tables.message_statistics import Statistics
 from .long_answers import complete
 
 
+@define(eq=False, repr=False)
 class StatisticsHandlers:
     """Serves metrics, rates and counts."""
 
-    def __init__(
-        self, statistics: Statistics, runtime_info: Callable[[], Mapping[str, str]]
-    ) -> None:
-        """Wire it; ``runtime_info`` returns the values of ``broker/runtime_info.py``."""
-        self._statistics = statistics
-        self._runtime_info = runtime_info
+    _statistics: Statistics
+    _runtime_info: Callable[[], Mapping[str, str]]  # the values of ``broker/runtime_info.py``
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""

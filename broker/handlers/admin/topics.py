@@ -15,6 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.admin_bodies import (
     Entry,
     decode_entries,
@@ -58,28 +60,21 @@ _UNIT: Final = 1  # bits of topicSysFlag
 _UNIT_SUB: Final = 2
 
 
+@define(eq=False, repr=False, slots=False)
 class TopicHandlers:
     """Serves queries and changes of topics."""
 
-    def __init__(
-        self,
-        topics: TopicTable,
-        offsets: ConsumerOffsetTable,
-        brokers: BrokerTable,
-        store: MessageStore,
-        changes: ChangeQueue,
-        identity: TopicDefaults,
-        *,
-        stored_per_second: Callable[[str], float],
-    ) -> None:
-        self._topics = topics
-        self._offsets = offsets
-        self._brokers = brokers
-        self._store = store
-        self._changes = changes
-        self._stored_per_second = stored_per_second
-        self._broker_name = identity.broker_name
-        self._cluster_name = identity.cluster_name
+    _topics: TopicTable
+    _offsets: ConsumerOffsetTable
+    _brokers: BrokerTable
+    _store: MessageStore
+    _changes: ChangeQueue
+    _identity: TopicDefaults
+    _stored_per_second: Callable[[str], float]
+
+    def __attrs_post_init__(self) -> None:
+        self._broker_name = self._identity.broker_name
+        self._cluster_name = self._identity.cluster_name
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from attrs import define
 from msgspec.structs import replace
 
 from halfmq.remoting.bodies import (
@@ -61,24 +62,17 @@ IDLE_S: Final = 60.0
 """Seconds until the next slice while nothing changes; a change does not wait for it."""
 
 
+@define(eq=False, repr=False, slots=False)
 class ClientHandlers:
     """Maintains the registry of clients and notifies consumers of changes."""
 
-    def __init__(
-        self,
-        registry: ClientRegistry,
-        topics: TopicTable,
-        groups: GroupTable,
-        filters: FiltersInUse,
-        *,
-        wake: Callable[[], None],
-    ) -> None:
-        """Wire it; ``wake`` is called when there is work for ``tick``."""
-        self._filters = filters
-        self._registry = registry
-        self._topics = topics
-        self._groups = groups
-        self._wake = wake
+    _registry: ClientRegistry
+    _topics: TopicTable
+    _groups: GroupTable
+    _filters: FiltersInUse
+    _wake: Callable[[], None]  # called when there is work for ``tick``
+
+    def __attrs_post_init__(self) -> None:
         self._lost: deque[Connection] = deque()  # their clients are still registered
         self._changed: dict[str, None] = {}  # groups whose members are to be notified
         self._round: Iterator[None] | None = None

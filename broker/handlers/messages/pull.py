@@ -17,6 +17,8 @@ from functools import partial
 from operator import add
 from typing import Final, TypeVar
 
+from attrs import define
+
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import PullMessageRequestHeader
@@ -88,33 +90,28 @@ _SUCCESS: Final = ResponseCode.SUCCESS
 _REMARKS: Final = {GetStatus.NO_MATCHED_LOGIC_QUEUE: GetStatus.NO_MESSAGE_IN_QUEUE.name}
 
 
+@define(eq=False, repr=False, slots=False)
 class PullHandler:
     """Serves pulls."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        admission: PullAdmission,
-        offsets: ConsumerOffsetTable,
-        long_polling: LongPolling,
-        statistics: Statistics,
-        popped: Container[tuple[str, str]] = frozenset(),
-        on_pull: Callable[[str, str], None] = lambda _group, _topic: None,
-    ) -> None:
-        """Wire it; ``on_pull`` is called before a pull of a group and a topic in ``popped``."""
-        self._store = store
-        self._admission = admission
-        self._offsets = offsets
-        self._long_polling = long_polling
-        self._delivered = statistics.delivered
-        self._popped, self._on_pull = popped, on_pull
-        self._missed = statistics.missed
+    _store: MessageStore
+    _admission: PullAdmission
+    _offsets: ConsumerOffsetTable
+    _long_polling: LongPolling
+    _statistics: Statistics
+    _popped: Container[tuple[str, str]] = frozenset()  # groups and topics
+    # Called before a pull of a group and a topic in ``popped``.
+    _on_pull: Callable[[str, str], None] = lambda _group, _topic: None
+
+    def __attrs_post_init__(self) -> None:
+        self._delivered = self._statistics.delivered
+        self._missed = self._statistics.missed
         self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
         self._cold_reads = 0
         self._staged: list[_Call] = []  # each sends an answer of this pass of the loop
         self._staged_bytes = 0
-        self._pace = ReplayPace(store)
-        long_polling.answer_by(self._answer_held, store)
+        self._pace = ReplayPace(self._store)
+        self._long_polling.answer_by(self._answer_held, self._store)
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""

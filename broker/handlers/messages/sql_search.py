@@ -11,6 +11,8 @@ import logging
 import time
 from typing import Final, Protocol
 
+from attrs import define, field
+
 from halfmq.store.format.errors import CorruptRecordError
 from halfmq.store.format.record import properties_at
 from halfmq.store.message_store import GetResult, GetStatus, MessageStore
@@ -36,30 +38,20 @@ class SearchedQueue(Protocol):
     def queue_id(self) -> int: ...
 
 
+@define(eq=False, repr=False, slots=False)
 class SqlSearch:
     """A search of one queue for one pull: the matches so far, and where it continues."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        queue: SearchedQueue,
-        offset: int,
-        wanted: CompiledFilter,
-        *,
-        max_count: int,
-        max_bytes: int,
-        wait: bool = False,
-    ) -> None:
-        """Look up the first messages from a queue offset on; without ``wait`` do not read the disk.
+    _store: MessageStore
+    _queue: SearchedQueue
+    next_offset: int = field(alias="offset")  # the queue offset to continue at
+    _wanted: CompiledFilter
+    _max_count: int
+    _max_bytes: int
+    _wait: bool = False
 
-        ``result`` says whether there are any.
-        """
-        self._store = store
-        self._topic, self._queue_id = queue.topic, queue.queue_id
-        self._wanted = wanted
-        self._max_count, self._max_bytes = max_count, max_bytes
-        self._wait = wait
-        self.next_offset = offset  # the queue offset to continue at
+    def __attrs_post_init__(self) -> None:
+        self._topic, self._queue_id = self._queue.topic, self._queue.queue_id
         self.records: list[bytes] = []  # whole records that match
         self.size = 0  # bytes of `records`
         self.is_cold = False  # the messages at next_offset must be read from disk

@@ -34,6 +34,8 @@ from functools import partial
 from random import Random
 from typing import Final, NamedTuple, Protocol
 
+from attrs import define
+
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
@@ -120,62 +122,37 @@ class _Acknowledgement(NamedTuple):
     accepted: bool
 
 
+@define(eq=False, repr=False, slots=False)
 class Checker:
     """Sends check requests, and parks a transaction after ``check_max`` of them."""
 
-    def __init__(
-        self,
-        table: PendingTable,
-        producers: ProducerDirectory,
-        config: TransactionConfig,
-        *,
-        broker_name: str,
-        read_half: Callable[[int], StoredHalf | None],
-        fetch: Fetch,
-        park: Callable[[Pending, StoredHalf], bool],
-        random: Random,
-        monotonic_ms: Callable[[], int],
-        wake: Callable[[], None] = lambda: None,
-        is_durable: Callable[[int], bool] = lambda _offset: True,
-        may_see: Callable[[Connection, StoredHalf], bool] = lambda _producer, _half: True,
-    ) -> None:
-        """Wire it.
+    _table: PendingTable  # the undecided transactions
+    _producers: ProducerDirectory  # the connected producers
+    _config: TransactionConfig  # times and number of checks
+    _broker_name: str  # sent with each check
+    # Returns the half at an offset; None if there is no valid one. Raises NotInMemoryError if
+    # it must be read from the disk first.
+    _read_half: Callable[[int], StoredHalf | None]
+    _fetch: Fetch  # reads what is not in memory and calls back on this thread, at once or later
+    # Parks a transaction; returns False if that could not be recorded.
+    _park: Callable[[Pending, StoredHalf], bool]
+    _random: Random  # source of the jitter
+    _monotonic_ms: Callable[[], int]  # the clock of ``tick``
+    _wake: Callable[[], None] = lambda: None  # schedules ``tick`` soon
+    # Returns whether the half at an offset is on disk.
+    _is_durable: Callable[[int], bool] = lambda _offset: True
+    # Returns whether a producer may see the message, which a check contains.
+    _may_see: Callable[[Connection, StoredHalf], bool] = lambda _producer, _half: True
 
-        Args:
-            table: The undecided transactions.
-            producers: The connected producers.
-            config: Times and number of checks.
-            broker_name: Sent with each check.
-            read_half: Returns the half at an offset; None if there is no valid one. Raises
-                NotInMemoryError if it must be read from the disk first.
-            fetch: Reads what is not in memory and calls back on this thread, at once or later.
-            park: Parks a transaction; returns False if that could not be recorded.
-            random: Source of the jitter.
-            monotonic_ms: The clock of ``tick``.
-            wake: Schedules ``tick`` soon.
-            is_durable: Returns whether the half at an offset is on disk.
-            may_see: Returns whether a producer may see the message, which a check contains.
-        """
-        self._table = table
-        self._producers = producers
-        self._config = config
-        self._timeout_ms = config.timeout_ms
-        self._broker_name = broker_name
-        self._read_half = read_half
-        self._fetch = fetch
-        self._park = park
-        self._random = random
-        self._monotonic_ms = monotonic_ms
-        self._wake = wake
-        self._is_durable = is_durable
-        self._may_see = may_see
+    def __attrs_post_init__(self) -> None:
+        self._timeout_ms = self._config.timeout_ms
         self._timetable = Timetable()
         self._sweep: Iterator[None] | None = None  # of the timetable, while one is running
         self._bucket = 0  # number of the bucket that is being processed
         self._due = array("q")  # the rest of this bucket, in reverse order
         self._queues = GroupQueues(
             has_member=lambda group: bool(self._members_of(group)),
-            is_undecided=lambda offset: offset in table,
+            is_undecided=lambda offset: offset in self._table,
         )
         self._acknowledgements: deque[_Acknowledgement] = deque()
         self._arrived: list[tuple[Pending, tuple[Connection, ...], bool]] = []

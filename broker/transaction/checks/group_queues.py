@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define
+
 from ...loop.slices import Slice
 from ...ports import Connection
 
@@ -72,19 +74,14 @@ class Group:
         self.retry_ms = 0  # when the group is retried; 0: not scheduled
 
 
+@define(eq=False, repr=False, slots=False)
 class GroupQueues:
     """The groups with due transactions; a group without any is removed."""
 
-    def __init__(
-        self, has_member: Callable[[str], bool], is_undecided: Callable[[int], bool]
-    ) -> None:
-        """Wire it.
+    _has_member: Callable[[str], bool]  # whether a producer of a group is connected
+    _is_undecided: Callable[[int], bool]  # whether the transaction at an offset still needs checks
 
-        ``has_member`` returns whether a producer of a group is connected; ``is_undecided`` whether
-        the transaction at an offset still needs checks.
-        """
-        self._has_member = has_member
-        self._is_undecided = is_undecided
+    def __attrs_post_init__(self) -> None:
         self._groups: dict[str, Group] = {}
         self._turns: deque[Group] = deque()
         self._retries: list[tuple[int, str]] = []  # heap

@@ -21,6 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from attrs import define
+
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 
 from ...loop.slices import Slice
@@ -58,24 +60,19 @@ POLL_MS: Final = 5
 """Time between two polls for a disk operation that a snapshot waits for."""
 
 
+@define(eq=False, repr=False, slots=False)
 class Snapshots:
     """Takes snapshots of a table: in slices while the broker runs, at once at a stop."""
 
-    def __init__(
-        self,
-        path: Path,
-        log: TransactionLog,
-        table: PendingTable,
-        ops: Callable[[], Sequence[int]],
-        *,
-        counted: Callable[[], int] = lambda: 0,
-        log_bytes_min: int = LOG_BYTES_MIN,
-    ) -> None:
-        """Wire it; ``counted`` returns the number of checks counted since the start."""
-        self.path, self._log, self._table, self._ops = path, log, table, ops
-        self._counted = counted
+    path: Path
+    _log: TransactionLog
+    _table: PendingTable
+    _ops: Callable[[], Sequence[int]]
+    _counted: Callable[[], int] = lambda: 0  # the number of checks counted since the start
+    _log_bytes_min: int = LOG_BYTES_MIN
+
+    def __attrs_post_init__(self) -> None:
         self._counted_in_latest = 0  # value of `counted` in the latest snapshot
-        self._log_bytes_min = log_bytes_min
         self._latest_position = 0  # log position of the latest snapshot
         self._next_ms = 0
         self._work: Generator[bool] | None = None  # yields whether it waits for the disk
