@@ -102,6 +102,8 @@ def _words() -> set[str]:
         source = path.read_text(encoding="utf-8")
         code = re.sub(r" ?\. ?", ".", _code(source))
         words.update(re.findall(r"\w+", code), [path.stem])
+        # attrs drops the underscore of a field from the name of its parameter
+        words.update(re.findall(r"^    _(\w+):", source, re.MULTILINE))
         words.update(re.findall(r"(?=\b([A-Za-z_]\w*\.\w+))", code))
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.ClassDef):
