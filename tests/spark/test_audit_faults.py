@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit.auditor import Audit, audited
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.model import AuditedState, Kind
-from tests.support import altered_log, naive_audit
-from tests.support.auditing import OF_QUEUES
+from tests.support import altered_log
+from tests.support.oracle import transactions as oracle
+from tests.support.oracle.words import OF_QUEUES, Found, Kind, State
 from tests.support.planted_faults import DESTROYED, ORDERS, SEGMENT, plant_faults
 from tests.support.planted_log import PENDING_AGE, Planted
 from tests.support.seeds import run_seed
@@ -29,11 +29,10 @@ SEED = run_seed()
 CAMPAIGN_SEEDS = int(os.environ.get("HALFMQ_AUDIT_SEEDS", "3"))
 CHECKS = Checks(pending_age=PENDING_AGE)
 PENDING_AGE_MS = PENDING_AGE // timedelta(milliseconds=1)
-Found = tuple[Kind, tuple[int, ...]]
 
 
 def found(audit: Audit) -> list[Found]:
-    return sorted((Kind(one.kind), tuple(one.offsets)) for one in audit.anomalies)
+    return sorted((one.kind, tuple(one.offsets)) for one in audit.anomalies)
 
 
 def states(audit: Audit) -> dict[int, str]:
@@ -79,9 +78,9 @@ def test_what_left_the_log_is_held_against_nobody(spark: SparkSession, tmp_path:
 
     remaining = {one for one in planted.expected if min(one[1]) >= start}
     # The half that such a decision names may have been in the deleted segments.
-    assert {one for one in remaining if one[0] is not Kind.DECISION_WITHOUT_HALF} <= set(told)
+    assert {one for one in remaining if one[0] != Kind.DECISION_WITHOUT_HALF} <= set(told)
     for kind, offsets in told:
-        assert any(kind is one and {*offsets} <= {*all_} for one, all_ in planted.expected)
+        assert any(kind == one and {*offsets} <= {*all_} for one, all_ in planted.expected)
     for half, state in kept.items():
         assert planted.states.get(half, state) == state
 
@@ -102,7 +101,7 @@ def test_destroyed_finals_leave_it_open_what_was_decided(
     assert told.keys() == planted.states.keys()
     for half, state in planted.states.items():
         # What RocketMQ rolled back leaves nothing that would tell it from a lost commit.
-        is_open = state is AuditedState.ROLLED_BACK and told[half] == AuditedState.UNDETERMINED
+        is_open = state is State.ROLLED_BACK and told[half] == State.UNDETERMINED
         assert told[half] == state or (is_open and order != "halfmq's")
 
 
@@ -112,18 +111,18 @@ def test_destroyed_finals_leave_it_open_what_was_decided(
 def test_bytes_altered_in_a_brokers_log_are_found(spark: SparkSession, tmp_path: Path) -> None:
     """Its log is clean as it was written, also to a reader that shares nothing with the audit."""
     store = altered_log.write(tmp_path)
-    written = naive_audit.audit(store, PENDING_AGE_MS)
+    written = oracle.audit(store, PENDING_AGE_MS)
     assert written.found == []
     # Queues and digests tell of altered bytes as well.
     checks = dataclasses.replace(CHECKS, queues=False)
     with audited(spark, str(store), checks=checks) as audit:
         assert found(audit) == []
-        assert states(audit) == {half: str(told) for half, told in written.transactions.items()}
+        assert states(audit) == {half: str(told) for half, told in written.states.items()}
 
     altered = altered_log.Altered(store, SEED)
     altered.alter(2)
 
-    assert naive_audit.audit(store, PENDING_AGE_MS).found == sorted(altered.expected)
+    assert oracle.audit(store, PENDING_AGE_MS).found == sorted(altered.expected)
     with audited(spark, str(store / "commitlog"), checks=checks) as audit:
         told = [one for one in found(audit) if one[0] not in OF_QUEUES]
         assert told == sorted(altered.expected)

@@ -12,15 +12,14 @@ from zlib import crc32
 
 from halfmq.client import ClientConfig, Decision, Message, MessageView, TransactionProducer
 from halfmq.client.testing import BrokerProcess, broker_process
-from halfmq.spark_jobs.audit.model import Kind
 
-from .naive_audit import HALF, OP, TIMER, Raw, read
+from .oracle.records import HALF, OP, TIMER, Raw, read
+from .oracle.words import Found, Kind
 
 SEGMENT = 1 << 20
 TRANSACTIONS = 240
 AT_ONCE = 24
 _SYS_FLAG_LOW, _QUEUE, _CRC, _LINK, _BODY = 39, 12, 8, 76, 88  # bytes from a record's start
-Found = tuple[Kind, tuple[int, ...]]
 
 
 async def _unknown(_message: MessageView) -> Decision:

@@ -22,13 +22,6 @@ from halfmq.spark_jobs.log.store_files import StoreFiles
 from halfmq.spark_jobs.source.parts import Part
 from halfmq.spark_jobs.source.scan import QUEUE, EventScan
 
-OF_QUEUES = {
-    Kind.OUT_OF_ORDER,
-    Kind.QUEUE_GAP,
-    Kind.WRONG_QUEUE_ENTRY,
-    Kind.MISSING_QUEUE_ENTRY,
-    Kind.UNKNOWN_QUEUE,
-}
 Row = dict[str, Any]
 Found = tuple[Kind, tuple[int, ...]]
 

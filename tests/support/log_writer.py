@@ -34,6 +34,7 @@ class Written(NamedTuple):
     properties: dict[str, str]
     queue_id: int = 0
     sys_flag: int = 0
+    born: int = START  # ms
 
 
 def encode_properties(properties: Mapping[str, str], *, last_separator: bool = True) -> bytes:
@@ -134,7 +135,8 @@ class LogWriter:
             self._roll()
             record = self._encode(topic, body, packed, queue_id, place, fields)
         flags = fields.get("sys_flag", 0)
-        written = Written(self.end, len(record), place, topic, body, given, queue_id, flags)
+        born = fields["born"]
+        written = Written(self.end, len(record), place, topic, body, given, queue_id, flags, born)
         self._content += record
         self.written.append(written)
         if counted:
@@ -210,6 +212,7 @@ class Transactions:
             queue_id=int(half.properties["REAL_QID"]),
             sys_flag=COMMIT,
             prepared=half.offset if names is None else names,
+            born=half.born,
         )
 
 
@@ -224,7 +227,7 @@ class Apache(Transactions):
     def check(self, half: Written, times: int) -> Written:
         """Append the copy of a half that a check makes."""
         properties = {**half.properties, "TRANSACTION_CHECK_TIMES": str(times)}
-        return self.log.append(HALF, half.body, properties)
+        return self.log.append(HALF, half.body, properties, born=half.born)
 
     def commit(self, half: Written, *, names: int | None = None) -> Written:
         final = super().commit(half, names=names)
@@ -258,7 +261,7 @@ class Apache(Transactions):
             self._done.clear()
 
     def discard(self, half: Written) -> Written:
-        return self.log.append(PARKED, half.body, half.properties)
+        return self.log.append(PARKED, half.body, half.properties, born=half.born)
 
     def _write_op(self, body: str) -> None:
         # In the order of Java's HashMap, as in the golden stores.
@@ -305,10 +308,15 @@ class Ours(Apache):
         """Append the final message that waits until ``due``, or once more a copy of it."""
         properties = self._waiting(half) | {"TRANSACTION_DELIVER_MS": str(due)}
         if again:
-            return self.log.append(SCHEDULE, half.body, properties)
+            return self.log.append(SCHEDULE, half.body, properties, born=half.born)
         self.done(half.queue_offset)
         return self.log.append(
-            SCHEDULE, half.body, properties, sys_flag=COMMIT, prepared=half.offset
+            SCHEDULE,
+            half.body,
+            properties,
+            sys_flag=COMMIT,
+            prepared=half.offset,
+            born=half.born,
         )
 
     def arrive(self, half: Written, *, by_rocketmq: bool = False) -> Written:
@@ -319,6 +327,7 @@ class Ours(Apache):
             self._waiting(half),
             queue_id=int(half.properties["REAL_QID"]),
             sys_flag=COMMIT if by_rocketmq else 0,
+            born=half.born,
         )
 
     def _write_op(self, body: str) -> None:
@@ -326,7 +335,7 @@ class Ours(Apache):
 
     def discard(self, half: Written, reason: str = "unknown") -> Written:
         properties = {**half.properties, "TRANSACTION_PARKED": reason}
-        return self.log.append(PARKED, half.body, properties, prepared=half.offset)
+        return self.log.append(PARKED, half.body, properties, prepared=half.offset, born=half.born)
 
     def resume(self, half: Written) -> Written:
         """Append the record by which an operator has a parked transaction asked about again."""

@@ -11,9 +11,8 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from halfmq.spark_jobs.audit.model import AuditedState, Kind
-
 from .log_writer import COMMIT, ROLLBACK, Apache, LogWriter, Ours, Written, write_store
+from .oracle.words import Kind, State
 from .planted_log import (
     HEALTHY_OF_BOTH,
     HEALTHY_OF_OURS,
@@ -49,7 +48,7 @@ def shrunk(planted: Planted, dialect: Apache) -> None:
     """
     half = dialect.half(dialect.key(), REAL_TOPIC=_SHRUNK, REAL_QID="7")
     _commit(dialect, half, queue_id=1)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
 
 
 def sent_twice(planted: Planted, dialect: Apache) -> None:
@@ -65,7 +64,7 @@ def listed_twice(planted: Planted, dialect: Apache) -> None:
     dialect.commit(half)
     if isinstance(dialect, Ours):
         dialect.done(half.queue_offset)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
 
 
 def waits(planted: Planted, dialect: Apache) -> None:
@@ -74,7 +73,7 @@ def waits(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
     for again in (False, True):
         dialect.wait(half, planted.log.now + 10 * LATER, again=again)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
 
 
 def with_copies(planted: Planted, dialect: Apache) -> None:
@@ -84,7 +83,7 @@ def with_copies(planted: Planted, dialect: Apache) -> None:
     if not isinstance(dialect, Ours):
         copies += [dialect.check(half, times) for times in (1, 2)]
     dialect.commit(copies[-1])
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
 
 
 MORE_OF_BOTH: list[Fault] = [sent_twice, listed_twice, with_copies]
@@ -99,7 +98,7 @@ def final_gone(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
     _some(planted, dialect)
     dialect.done(half.queue_offset)
-    planted.decide(half, AuditedState.PENDING)
+    planted.decide(half, State.PENDING)
     planted.wrong(Kind.MISSING_DECISION, half.offset, lambda: planted.ops_of(half)[0])
 
 
@@ -108,7 +107,7 @@ def finals_of_several_gone(planted: Planted, dialect: Apache) -> None:
     halves = dialect.several(3)
     for half in halves:
         dialect.done(half.queue_offset)
-    planted.decide(halves[0], AuditedState.PENDING)
+    planted.decide(halves[0], State.PENDING)
     offsets = [half.offset for half in halves]
     planted.wrong(Kind.MISSING_DECISION, *offsets, lambda: planted.ops_of(halves[0])[0])
 
@@ -120,8 +119,8 @@ def op_of_another(planted: Planted, dialect: Apache) -> None:
     dialect.take_back(half.queue_offset)
     dialect.done(victim.queue_offset)
     assert final.sys_flag == COMMIT
-    planted.decide(half, AuditedState.COMMITTED)
-    planted.decide(victim, AuditedState.PENDING)
+    planted.decide(half, State.COMMITTED)
+    planted.decide(victim, State.PENDING)
     planted.wrong(Kind.MISSING_DECISION, victim.offset, lambda: planted.ops_of(victim)[0])
 
 
@@ -131,7 +130,7 @@ def op_of_another_then_decided(planted: Planted, dialect: Apache) -> None:
     dialect.done(half.queue_offset)
     dialect.write_ops()
     dialect.commit(half)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     planted.wrong(Kind.MISSING_DECISION, half.offset, lambda: planted.ops_of(half)[0])
 
 
@@ -139,7 +138,7 @@ def parked_with_op(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
     dialect.discard(half)
     dialect.done(half.queue_offset)
-    planted.decide(half, AuditedState.PARKED)
+    planted.decide(half, State.PARKED)
     planted.wrong(Kind.MISSING_DECISION, half.offset, lambda: planted.ops_of(half)[0])
 
 
@@ -167,7 +166,7 @@ def altered(planted: Planted, dialect: Apache) -> None:
             properties={k: v for k, v in half.properties.items() if k != "TAGS"}
         )
     final = _commit(dialect, changed, **more)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     planted.wrong(Kind.ALTERED_FINAL, half.offset, final.offset)
 
 
@@ -176,7 +175,7 @@ def altered_follower(planted: Planted, dialect: Apache) -> None:
     assert isinstance(dialect, Ours)
     halves = dialect.several(3)
     finals = dialect.commit_several([*halves[:2], halves[2]._replace(body=b"one of sevural")])
-    planted.decide(halves[0], AuditedState.COMMITTED)
+    planted.decide(halves[0], State.COMMITTED)
     planted.wrong(Kind.ALTERED_FINAL, halves[2].offset, finals[2].offset)
 
 
@@ -187,7 +186,7 @@ def altered_delivery(planted: Planted, dialect: Apache) -> None:
     dialect.wait(half, planted.log.now + 5)
     planted.log.now += 10
     arrived = dialect.arrive(half._replace(body=b"ordex"))
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     planted.wrong(Kind.ALTERED_FINAL, half.offset, arrived.offset)
 
 
@@ -197,7 +196,7 @@ def _beside(planted: Planted, dialect: Apache, half: Written) -> None:
     if isinstance(dialect, Ours):
         properties["TRANSACTION_HALF_ID"] = f"7F00000100002A9F{half.offset:016X}"
     topic, queue = properties["REAL_TOPIC"], int(properties["REAL_QID"])
-    record = planted.log.append(topic, half.body, properties, queue_id=queue)
+    record = planted.log.append(topic, half.body, properties, queue_id=queue, born=half.born)
     planted.wrong(Kind.UNLINKED_DELIVERY, half.offset, record.offset)
 
 
@@ -206,20 +205,20 @@ def delivered_again(planted: Planted, dialect: Apache) -> None:
     dialect.commit(half)
     _some(planted, dialect)
     _beside(planted, dialect, half)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
 
 
 def delivered_though_rolled_back(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
     dialect.rollback(half)
     _beside(planted, dialect, half)
-    planted.decide(half, AuditedState.ROLLED_BACK)
+    planted.decide(half, State.ROLLED_BACK)
 
 
 def delivered_though_undecided(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
     _beside(planted, dialect, half)
-    planted.decide(half, AuditedState.PENDING)
+    planted.decide(half, State.PENDING)
     if not planted.is_late:
         planted.wrong(Kind.OVERDUE_HALF, half.offset)
 
@@ -228,7 +227,7 @@ def bits_lost(planted: Planted, dialect: Apache) -> None:
     """The flags of the final lack the bits of a commit."""
     half = dialect.half(dialect.key())
     final = _commit(dialect, half, sys_flag=planted.random.choice([0, ROLLBACK]))
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     planted.wrong(Kind.UNMARKED_FINAL, half.offset, final.offset)
 
 
@@ -237,7 +236,7 @@ def link_lost(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
     nowhere = planted.random.choice([0, half.offset + 1]) or planted.log.written[0].offset + 1
     final = dialect.commit(half, names=nowhere)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     planted.wrong(Kind.DECISION_WITHOUT_HALF, final.offset)
 
 
@@ -245,7 +244,7 @@ def link_and_bits_lost(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
     _beside(planted, dialect, half)
     dialect.done(half.queue_offset)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
 
 
 def never_delivered(planted: Planted, dialect: Apache) -> None:
@@ -255,7 +254,7 @@ def never_delivered(planted: Planted, dialect: Apache) -> None:
     last = dialect.wait(half, planted.log.now + 5)
     if planted.random.random() < 0.5:
         last = dialect.wait(half, planted.log.now + 5, again=True)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     planted.wrong(Kind.OVERDUE_DELIVERY, half.offset, last.offset)
 
 
@@ -266,7 +265,7 @@ def arrived_twice(planted: Planted, dialect: Apache) -> None:
     planted.log.now += 10
     by_rocketmq = planted.random.random() < 0.5
     arrivals = [dialect.arrive(half, by_rocketmq=by_rocketmq) for _ in range(2)]
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     planted.wrong(Kind.DELIVERED_TWICE, *(record.offset for record in arrivals))
 
 
@@ -275,7 +274,7 @@ def leaders_final_gone(planted: Planted, dialect: Apache) -> None:
     halves = dialect.several(3)
     finals = [dialect.commit(half) for half in halves[1:]]
     dialect.done(halves[0].queue_offset)
-    planted.decide(halves[0], AuditedState.COMMITTED)
+    planted.decide(halves[0], State.COMMITTED)
     planted.wrong(Kind.MISSING_FINAL, halves[0].offset, finals[0].offset)
 
 
@@ -285,7 +284,7 @@ def followers_final_gone(planted: Planted, dialect: Apache) -> None:
     finals = dialect.commit_several(halves, finals=2)
     dialect.done(halves[2].queue_offset)
     plain(planted, dialect)
-    planted.decide(halves[0], AuditedState.COMMITTED)
+    planted.decide(halves[0], State.COMMITTED)
     planted.wrong(Kind.MISSING_FINAL, halves[2].offset, finals[0].offset)
 
 
@@ -294,7 +293,7 @@ def several_faults(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
     finals = [dialect.commit(half), _commit(dialect, half._replace(body=b"ordex"))]
     _beside(planted, dialect, half)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     planted.wrong(Kind.COMMITTED_TWICE, *(final.offset for final in finals))
     planted.wrong(Kind.ALTERED_FINAL, half.offset, finals[1].offset)
 
@@ -304,7 +303,7 @@ def final_with_wrong_crc(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key(), body=b"an order")
     final = dialect.commit(half)
     _damage_body(planted, final)
-    planted.decide(half, AuditedState.UNDETERMINED)
+    planted.decide(half, State.UNDETERMINED)
     planted.wrong(Kind.CRC, final.offset)
 
 
@@ -313,7 +312,7 @@ def leaders_final_damaged(planted: Planted, dialect: Apache) -> None:
     halves = dialect.several(3)
     final = dialect.commit_several(halves)[0]
     _damage_body(planted, final)
-    planted.decide(halves[0], AuditedState.COMMITTED)
+    planted.decide(halves[0], State.COMMITTED)
     planted.wrong(Kind.CRC, final.offset)
 
 
@@ -329,7 +328,7 @@ def final_destroyed(planted: Planted, dialect: Apache) -> None:
     if not is_zeros:
         start, content = final.offset + 4, b"????"
     planted.damage.append(lambda: overwrite(planted, start, content))
-    planted.decide(half, AuditedState.UNDETERMINED)
+    planted.decide(half, State.UNDETERMINED)
     kind = Kind.GAP if is_zeros else Kind.CORRUPT_RECORD
     planted.wrong(kind, final.offset, final.offset + final.size)
 
@@ -338,7 +337,7 @@ def half_damaged(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key(), body=b"an order")
     dialect.commit(half)
     _damage_body(planted, half)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     planted.wrong(Kind.CRC, half.offset)
 
 
@@ -347,7 +346,7 @@ def op_damaged(planted: Planted, dialect: Apache) -> None:
     dialect.write_ops()
     while (half := dialect.half(dialect.key())).queue_offset % 2:
         dialect.commit(half)
-        planted.decide(half, AuditedState.COMMITTED)
+        planted.decide(half, State.COMMITTED)
     victim = dialect.half(dialect.key())
     dialect.write_ops()
     dialect.commit(half)
@@ -355,8 +354,8 @@ def op_damaged(planted: Planted, dialect: Apache) -> None:
     op = planted.log.written[-1]
     digits = len(str(half.queue_offset))
     planted.damage.append(lambda: _flip(planted, op.offset + 88 + digits - 1))  # 4 becomes 5
-    planted.decide(half, AuditedState.COMMITTED)
-    planted.decide(victim, AuditedState.PENDING)
+    planted.decide(half, State.COMMITTED)
+    planted.decide(victim, State.PENDING)
     planted.wrong(Kind.CRC, op.offset)
     if not planted.is_late:
         planted.wrong(Kind.OVERDUE_HALF, victim.offset)
@@ -407,7 +406,7 @@ def _commit(dialect: Apache, half: Written, **fields: int) -> Written:
     if isinstance(dialect, Ours):
         properties["TRANSACTION_HALF_ID"] = f"7F00000100002A9F{half.offset:016X}"
     queue = fields.pop("queue_id", int(properties["REAL_QID"]))
-    fields = {"sys_flag": COMMIT, "prepared": half.offset, **fields}
+    fields = {"sys_flag": COMMIT, "prepared": half.offset, "born": half.born, **fields}
     topic = properties["REAL_TOPIC"]
     final = dialect.log.append(topic, half.body, properties, queue_id=queue, **fields)
     dialect.done(half.queue_offset)
@@ -485,7 +484,7 @@ def _decided(planted: Planted, dialect: Apache) -> None:
     """A transaction that shows which broker is at work."""
     half = dialect.half(dialect.key())
     dialect.commit(half)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
 
 
 def _part(

@@ -14,8 +14,6 @@ from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 
-from halfmq.spark_jobs.audit.model import AuditedState, Kind
-
 from .log_writer import (
     HALF,
     OP,
@@ -28,12 +26,12 @@ from .log_writer import (
     Written,
     write_store,
 )
+from .oracle.words import Found, Kind, State
 
 PENDING_AGE = timedelta(hours=1)
 LATER = 2 * PENDING_AGE // timedelta(milliseconds=1)  # ms that pass amid the log
 QUEUES = {f"plain{n}": 4 for n in range(4)}
 QUEUES |= {"orders": 8, "faulty": 8, HALF: 1, OP: 1, PARKED: 1, SCHEDULE: 18}
-Found = tuple[Kind, tuple[int, ...]]
 
 
 @dataclass
@@ -42,14 +40,14 @@ class Planted:
 
     log: LogWriter
     random: random.Random
-    states: dict[int, AuditedState] = field(default_factory=dict)  # by the half's offset
+    states: dict[int, State] = field(default_factory=dict)  # by the half's offset
     anomalies: list[Callable[[], Found]] = field(default_factory=list)  # known when all is written
     decisions_on_nothing: int = 0
     damage: list[Callable[[], None]] = field(default_factory=list)  # done to the files at the end
     is_late: bool = False  # the clock has been put forward
     spare: int = 0  # numbers given out once
 
-    def decide(self, half: Written, state: AuditedState) -> None:
+    def decide(self, half: Written, state: State) -> None:
         self.states[half.offset] = state
 
     def wrong(self, kind: Kind, *offsets: int | Callable[[], int]) -> None:
@@ -97,7 +95,7 @@ def retried(planted: Planted, dialect: Apache) -> None:
     """A consumer gives a committed message back: copies with its flags, and without its link."""
     half = dialect.half(dialect.key())
     final = dialect.commit(half)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     bits = 0 if isinstance(dialect, Ours) else 0x8
     # As in the golden store ``delay-retry-dlq``: the retry topic is the real one of what waits.
     retry = {"DELAY": "3", "RETRY_TOPIC": "orders", "REAL_TOPIC": "%RETRY%cg", "REAL_QID": "0"}
@@ -121,30 +119,30 @@ def transaction(planted: Planted, dialect: Apache) -> None:
     answer = choose.random()
     if answer < 0.6:
         dialect.commit(decided_on)
-        planted.decide(half, AuditedState.COMMITTED)
+        planted.decide(half, State.COMMITTED)
     elif answer < 0.85 or not planted.is_late:
         dialect.rollback(decided_on)
-        planted.decide(half, AuditedState.ROLLED_BACK)
+        planted.decide(half, State.ROLLED_BACK)
     else:
-        planted.decide(half, AuditedState.PENDING)
+        planted.decide(half, State.PENDING)
 
 
 def parked(planted: Planted, dialect: Apache) -> None:
     """Given up; then decided after all, or resumed, or neither."""
     half = dialect.half(dialect.key())
     dialect.discard(half)
-    planted.decide(half, AuditedState.PARKED)
+    planted.decide(half, State.PARKED)
     answer = planted.random.random()
     if answer < 0.3:
         dialect.commit(half)
-        planted.decide(half, AuditedState.COMMITTED)
+        planted.decide(half, State.COMMITTED)
     elif answer < 0.7:
         again = dialect.resume(half) if isinstance(dialect, Ours) else dialect.check(half, 0)
         if planted.is_late:
-            planted.decide(half, AuditedState.PENDING)
+            planted.decide(half, State.PENDING)
         else:
             dialect.rollback(half if isinstance(dialect, Ours) else again)
-            planted.decide(half, AuditedState.ROLLED_BACK)
+            planted.decide(half, State.ROLLED_BACK)
 
 
 def again(planted: Planted, dialect: Apache) -> None:
@@ -154,8 +152,8 @@ def again(planted: Planted, dialect: Apache) -> None:
     dialect.write_ops()
     anew = dialect.half(half.properties["UNIQ_KEY"])
     dialect.commit(anew)
-    planted.decide(half, AuditedState.ROLLED_BACK)
-    planted.decide(anew, AuditedState.COMMITTED)
+    planted.decide(half, State.ROLLED_BACK)
+    planted.decide(anew, State.COMMITTED)
 
 
 def delayed(planted: Planted, dialect: Apache) -> None:
@@ -163,7 +161,7 @@ def delayed(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
     waits = planted.random.randrange(1, 4)
     dialect.commit_delayed(half, waits=waits, by_rocketmq=planted.random.random() < 0.3)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
 
 
 def several(planted: Planted, dialect: Apache) -> None:
@@ -175,15 +173,15 @@ def several(planted: Planted, dialect: Apache) -> None:
     halves = dialect.several(count - cut_off, of=count)
     if answer < 0.5:
         dialect.commit_several(halves)
-        planted.decide(halves[0], AuditedState.COMMITTED)
+        planted.decide(halves[0], State.COMMITTED)
     elif answer < 0.7 or cut_off or not planted.is_late:
         dialect.rollback_several(halves)
-        planted.decide(halves[0], AuditedState.ROLLED_BACK)
+        planted.decide(halves[0], State.ROLLED_BACK)
     elif answer < 0.8:
         dialect.discard(halves[0])
-        planted.decide(halves[0], AuditedState.PARKED)
+        planted.decide(halves[0], State.PARKED)
     else:
-        planted.decide(halves[0], AuditedState.PENDING)
+        planted.decide(halves[0], State.PENDING)
 
 
 def unreadable(planted: Planted, dialect: Apache) -> None:
@@ -193,7 +191,7 @@ def unreadable(planted: Planted, dialect: Apache) -> None:
     for _ in range(planted.random.randrange(40)):
         plain(planted, dialect)
     dialect.rollback_bare(half)
-    planted.decide(half, AuditedState.ROLLED_BACK)
+    planted.decide(half, State.ROLLED_BACK)
 
 
 HEALTHY_OF_BOTH = [
@@ -215,7 +213,7 @@ HEALTHY_OF_OURS = [delayed, several, unreadable]
 def committed_twice(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
     finals = [dialect.commit(half), dialect.commit(half)]
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     planted.wrong(Kind.COMMITTED_TWICE, *(final.offset for final in finals))
 
 
@@ -225,7 +223,7 @@ def commit_after_rollback(planted: Planted, dialect: Apache) -> None:
     if planted.random.random() < 0.5:
         dialect.write_ops()
     final = dialect.commit(half)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     rollback = record.offset if record else lambda: planted.ops_of(half)[0]
     planted.wrong(Kind.COMMIT_AFTER_ROLLBACK, rollback, final.offset)
 
@@ -235,7 +233,7 @@ def rollback_after_commit(planted: Planted, dialect: Apache) -> None:
     final = dialect.commit(half)
     dialect.write_ops()
     record = dialect.rollback(half)
-    planted.decide(half, AuditedState.COMMITTED)
+    planted.decide(half, State.COMMITTED)
     rollback = record.offset if record else lambda: planted.ops_of(half)[1]
     planted.wrong(Kind.ROLLBACK_AFTER_COMMIT, final.offset, rollback)
 
@@ -265,8 +263,8 @@ def duplicate_prepare(planted: Planted, dialect: Apache) -> None:
         plain(planted, dialect)
     dialect.commit(half)
     dialect.rollback(duplicate)
-    planted.decide(half, AuditedState.COMMITTED)
-    planted.decide(duplicate, AuditedState.ROLLED_BACK)
+    planted.decide(half, State.COMMITTED)
+    planted.decide(duplicate, State.ROLLED_BACK)
     planted.wrong(Kind.DUPLICATE_PREPARE, half.offset, duplicate.offset)
 
 
@@ -275,13 +273,13 @@ def parked_without_half(planted: Planted, dialect: Apache) -> None:
     nowhere = planted.log.written[0].offset + 1
     link = nowhere if isinstance(dialect, Ours) else 0
     record = planted.log.append(PARKED, b"", properties, prepared=link)
-    planted.decide(record, AuditedState.PARKED)
+    planted.decide(record, State.PARKED)
     planted.wrong(Kind.PARKED_WITHOUT_HALF, record.offset)
 
 
 def lost_parking(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
-    planted.decide(half, AuditedState.PENDING)
+    planted.decide(half, State.PENDING)
     if isinstance(dialect, Ours):  # resumed, so it must have been parked
         resumed = dialect.resume(half)
         planted.wrong(Kind.LOST_PARKING, half.offset, resumed.offset)
@@ -298,7 +296,7 @@ def lost_parking(planted: Planted, dialect: Apache) -> None:
 
 def overdue(planted: Planted, dialect: Apache) -> None:
     half = dialect.half(dialect.key())
-    planted.decide(half, AuditedState.PENDING)
+    planted.decide(half, State.PENDING)
     if not planted.is_late:
         planted.wrong(Kind.OVERDUE_HALF, half.offset)
 
@@ -308,7 +306,7 @@ def missing_final(planted: Planted, dialect: Apache) -> None:
     halves = dialect.several(3)
     finals = dialect.commit_several(halves, finals=2)
     plain(planted, dialect)
-    planted.decide(halves[0], AuditedState.COMMITTED)
+    planted.decide(halves[0], State.COMMITTED)
     planted.wrong(Kind.MISSING_FINAL, halves[2].offset, finals[0].offset)
 
 
@@ -319,11 +317,11 @@ def split_group(planted: Planted, dialect: Apache) -> None:
         halves = dialect.several(3)
         final = dialect.commit(halves[1])
         dialect.rollback_several(halves)
-        planted.decide(halves[0], AuditedState.ROLLED_BACK)
+        planted.decide(halves[0], State.ROLLED_BACK)
     else:  # committed, though not all of them were there
         halves = dialect.several(2, of=3)
         final = dialect.commit_several(halves)[0]
-        planted.decide(halves[0], AuditedState.COMMITTED)
+        planted.decide(halves[0], State.COMMITTED)
     planted.wrong(Kind.SPLIT_GROUP, halves[0].offset, final.offset)
 
 

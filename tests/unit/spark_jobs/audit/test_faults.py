@@ -1,7 +1,7 @@
 """Every fault of transactions that a log can show, planted one by one and many at once.
 
-The log is read by ``naive_audit`` here, record by record; with Spark in
-``tests/spark/test_audit_faults.py``.
+The audit without Spark and an oracle that shares nothing with it must both say what was planted.
+With Spark: ``tests/spark/test_audit_faults.py``.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import random
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from halfmq.spark_jobs.audit.model import AuditedState, Kind
-from tests.support.naive_audit import Naive, audit
+from halfmq.spark_jobs.audit.checks import Checks
+from tests.support.auditing import audit_here
+from tests.support.oracle.transactions import audit
+from tests.support.oracle.words import Found, Kind, State
 from tests.support.planted_faults import (
     DESTROYED,
     OF_BOTH,
     OF_OURS,
     ORDERS,
+    SEGMENT,
     Fault,
     plant_faults,
 )
@@ -37,10 +41,31 @@ FAULTS: list[tuple[str, Fault]] = [
 ]
 
 
-def finds_what_was_planted(planted: Planted, naive: Naive) -> None:
-    assert Counter(naive.found) == Counter(planted.expected), naive.details
-    assert naive.transactions == planted.states
-    assert not naive.states[AuditedState.UNFOUNDED]
+class Told(NamedTuple):
+    """What an audit says of a log."""
+
+    found: list[Found]
+    states: dict[int, str]  # by the half's offset
+
+
+def by_the_oracle(root: Path) -> Told:
+    told = audit(root, PENDING_AGE_MS)
+    return Told(told.found, {half: str(state) for half, state in told.states.items()})
+
+
+def by_the_audit(root: Path) -> Told:
+    outcome = audit_here(root, step=SEGMENT, checks=Checks(pending_age=PENDING_AGE))
+    found = [(str(kind), offsets) for kind, offsets in outcome.found]
+    return Told(found, {half: str(state) for half, state in outcome.transactions.items()})
+
+
+AUDITORS = [by_the_oracle, by_the_audit]
+
+
+def finds_what_was_planted(planted: Planted, root: Path) -> None:
+    for told in (one(root) for one in AUDITORS):
+        assert Counter(told.found) == Counter(planted.expected)
+        assert told.states == planted.states
 
 
 @pytest.mark.parametrize(
@@ -55,7 +80,7 @@ def test_each_fault_is_found_where_its_dialect_allows(
     )
 
     assert planted.expected
-    finds_what_was_planted(planted, audit(tmp_path, PENDING_AGE_MS))
+    finds_what_was_planted(planted, tmp_path)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -64,7 +89,7 @@ def test_faults_are_found_in_what_each_broker_wrote(order: str, seed: int, tmp_p
     """Also where one broker goes on with the log of the other, back and forth."""
     planted = plant_faults(tmp_path, seed, order=ORDERS[order])
 
-    finds_what_was_planted(planted, audit(tmp_path, PENDING_AGE_MS))
+    finds_what_was_planted(planted, tmp_path)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -74,7 +99,7 @@ def test_logs_without_faults_are_clean(order: str, seed: int, tmp_path: Path) ->
     planted = plant_faults(tmp_path, seed, order=ORDERS[order], fault_every=None)
 
     assert not planted.expected
-    finds_what_was_planted(planted, audit(tmp_path, PENDING_AGE_MS))
+    finds_what_was_planted(planted, tmp_path)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -86,12 +111,12 @@ def test_what_left_the_log_is_held_against_nobody(order: str, seed: int, tmp_pat
     for path in segments[: random.Random(seed).randrange(1, len(segments) - 1)]:
         path.unlink()
 
-    naive = audit(tmp_path, PENDING_AGE_MS)
+    told = by_the_audit(tmp_path)
 
-    for kind, offsets in naive.found:
-        assert any(kind is one and {*offsets} <= {*all_} for one, all_ in planted.expected)
-    for half, state in naive.transactions.items():
-        assert planted.states.get(half, state) is state  # of some only a check's copy is left
+    for kind, offsets in told.found:
+        assert any(kind == one and {*offsets} <= {*all_} for one, all_ in planted.expected)
+    for half, state in told.states.items():
+        assert planted.states.get(half, state) == state  # of some only a check's copy is left
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -104,14 +129,12 @@ def test_destroyed_finals_leave_it_open_what_was_decided(
         tmp_path, seed, order=ORDERS[order], faults=DESTROYED, steps=200, fault_every=25
     )
 
-    naive = audit(tmp_path, PENDING_AGE_MS)
-
-    assert naive.found == planted.expected
-    assert naive.transactions.keys() == planted.states.keys()
-    for half, state in planted.states.items():
-        told = naive.transactions[half]
-        is_open = state is AuditedState.ROLLED_BACK and told is AuditedState.UNDETERMINED
-        assert told is state or (is_open and order != "halfmq's")
+    for told in (one(tmp_path) for one in AUDITORS):
+        assert told.found == planted.expected
+        assert told.states.keys() == planted.states.keys()
+        for half, state in planted.states.items():
+            is_open = state is State.ROLLED_BACK and told.states[half] == State.UNDETERMINED
+            assert told.states[half] == state or (is_open and order != "halfmq's")
 
 
 def test_many_kinds_of_faults_are_planted(tmp_path: Path) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from halfmq.spark_jobs.audit.checks import Checks
 from halfmq.spark_jobs.audit.model import AuditedState
-from tests.support.auditing import OF_QUEUES, audit_here
+from tests.support.auditing import audit_here
+from tests.support.oracle.transactions import audit
+from tests.support.oracle.words import OF_QUEUES
 from tests.support.planted_log import DAMAGE, PENDING_AGE, Planted, plant
 from tests.support.sections import some_sections
 from tests.support.seeds import run_seed
@@ -20,6 +23,7 @@ CHECKS = Checks(pending_age=PENDING_AGE)
 # HALFMQ_AUDIT_SEEDS=1000 makes a campaign of it; a seed that failed is in the name of its test.
 SEEDS = int(os.environ.get("HALFMQ_AUDIT_SEEDS", "1"))
 FIRST_SEED = run_seed()
+PENDING_AGE_MS = PENDING_AGE // timedelta(milliseconds=1)
 
 
 def audits_to_what_was_planted(planted: Planted, root: Path, seed: int) -> None:
@@ -36,6 +40,10 @@ def audits_to_what_was_planted(planted: Planted, root: Path, seed: int) -> None:
     assert states == planted.states
     unknown = {half for half in states if outcome.transactions[half] is AuditedState.UNDETERMINED}
     assert {states[half] for half in unknown} <= {AuditedState.ROLLED_BACK}
+    told = audit(root, PENDING_AGE_MS)
+    assert told.found == expected
+    of_halves = {half: state for half, state in outcome.transactions.items() if half in told.states}
+    assert {half: str(state) for half, state in told.states.items()} == of_halves
     unfounded = Counter({AuditedState.UNFOUNDED: planted.decisions_on_nothing})
     assert outcome.states == Counter(outcome.transactions.values()) + unfounded
 
