@@ -103,6 +103,7 @@ class TopicTable:
         self._texts = EntryTexts(TopicConfig.to_json)
         self._saves = PeriodicSave(0, now_ms)  # whenever it is dirty
         self._version = 0
+        self._created_hooks: list[Callable[[str], None]] = []
         # Topics that are not visible yet: to be saved, and being saved or just saved.
         self._new: dict[str, TopicConfig] = {}
         self._being_saved: dict[str, TopicConfig] = {}
@@ -121,6 +122,10 @@ class TopicTable:
             self._topics[DEFAULT_TOPIC] = simple_topic(
                 DEFAULT_TOPIC, self.default_queue_nums, PERM_ALL
             )
+
+    def on_created(self, hook: Callable[[str], None]) -> None:
+        """Call `hook` with the name of each topic that is created, once it is in effect."""
+        self._created_hooks.append(hook)
 
     def load(self) -> None:
         """Read the file; its entries override the built-in topics."""
@@ -154,6 +159,7 @@ class TopicTable:
         if not lost:
             return
         self._publish({topic.name: topic for topic in lost})
+        self._file.next_version()
         self._saves.dirty = True
         names = [topic.name for topic in lost]
         logger.error("event=topics_rebuilt count=%d topics=%r", len(lost), names[:NAMES_LOGGED_MAX])
@@ -305,6 +311,7 @@ class TopicTable:
         made = simple_topic(name, queues, perm)
         self._check_room(made)
         self._publish({name: made})
+        self._file.next_version()
         try:
             self.save()
         except OSError as error:
@@ -368,8 +375,7 @@ class TopicTable:
         self._new.pop(name, None)
         self._being_saved.pop(name, None)
         self.unused.used(name)
-        self._topics[name] = made
-        self._version += 1
+        self._publish({name: made})
 
     async def delete(self, name: str, end: int) -> None:
         """Remove a topic at once; return when that is on disk, with ``end`` of its records' part.
@@ -530,13 +536,15 @@ class TopicTable:
     def _publish_saved(self, name: str) -> None:
         made = self._being_saved.pop(name, None)
         if made is not None:
-            self._topics[name] = made
-            self._version += 1
+            self._publish({name: made})
 
     def _publish(self, made: dict[str, TopicConfig]) -> None:
+        new = made.keys() - self._topics.keys()
         self._topics |= made
-        self._file.next_version()
         self._version += 1
+        for hook in self._created_hooks:
+            for name in new:
+                hook(name)
 
     def kept(self) -> Kept:
         """Return how much of what it keeps for peers is used."""

@@ -211,6 +211,8 @@ class Assignment:
 
     async def _report_missing(self, session: Session, topic: str) -> None:
         names = await session.routes.topic_names()
+        if topic in names:  # it was created meanwhile
+            return
         if names:  # otherwise the name server has just started, and the topic may be an old one
             self._created_topics.add(topic)
         nearest = await asyncio.to_thread(nearest_topics, topic, names)

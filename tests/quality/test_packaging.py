@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
     *("broker", "client", "command", "conf", "console", "integrations", "remoting", "spark_jobs"),
-    "store",
+    *("store", "testing"),
 )
 
 

@@ -18,7 +18,7 @@ from tests.support.documents import ROOT, comparable, examples
 from tests.support.patience import PATIENCE_S
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "docs/client.md", "docs/producer.md", "docs/consumer.md"]
+PAGES = ["README.md", "docs/client.md", "docs/producer.md", "docs/consumer.md", "docs/testing.md"]
 SHORT_LINES = [*PAGES, "docs/architecture.md"]
 LINE_MAX = 100
 
@@ -108,6 +108,8 @@ def test_the_examples_print_what_is_shown(page: str, broker: BrokerProcess, tmp_
     programs = [one for one in examples(page) if one.language == "python"]
     assert programs
     for program in programs:
+        if "def test_" in program.code:  # run by pytest in tests/unit/testing
+            continue
         assert program.output is not None, program.code
         done = subprocess.run(
             [sys.executable, "-c", program.code],

@@ -3,7 +3,8 @@
 If the members or topics of a consumer group change, every member is notified (40), and then
 requests the list of members. All changes of one pass of the loop are one notice. A large group is
 notified in slices, and changes meanwhile lead to one more round: a thousand consumers that start
-together cost a few thousand notices, not a million.
+together cost a few thousand notices, not a million. A topic that is created is such a change for
+the groups that subscribe to it: their consumers need not look for it to get its first messages.
 
 The answer to a heartbeat reports whether another member of the group subscribes differently; with
 `refuseUnequalSubscriptions` it is then a refusal, and nothing of that consumer is registered. The
@@ -53,7 +54,7 @@ from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry
 from ...tables.group_members import GroupMembers
 from ...tables.group_table import GroupTable
-from ...tables.topic_table import TopicTable
+from ...tables.topic_table import TopicTable, group_of
 from ..access_checks import principal_name
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ class ClientHandlers:
     def __attrs_post_init__(self) -> None:
         self._lost: deque[Connection] = deque()  # their clients are still registered
         self._changed: dict[str, None] = {}  # groups whose members are to be notified
+        self._created: set[str] = set()  # topics whose groups are to be found
+        topics.on_created(self._topic_created)
         self._round: Iterator[None] | None = None
 
     def handlers(self) -> dict[int, Handler]:
@@ -225,21 +228,32 @@ class ClientHandlers:
         if self._changed:
             self._wake()
 
+    def _topic_created(self, name: str) -> None:
+        if group_of(name) is None and self._registry.consumer_groups:
+            self._created.add(name)
+            self._wake()
+
     def _settle(self) -> Iterator[None]:
         """Remove clients of lost connections, then notify the members of changed groups."""
-        while self._lost or self._changed:
+        while self._lost or self._changed or self._created:
             if self._lost:
                 for group in self._registry.forget(self._lost.popleft()):
                     if group is not None:
                         self._changed[group] = None
                     yield
-            else:
+            elif self._changed:
                 name = next(iter(self._changed))
                 del self._changed[name]
                 header = NotifyConsumerIdsChangedRequestHeader(consumer_group=name)
                 # One notice is enough for all members on one connection.
                 for connection in dict.fromkeys(self._to_notify(name)):
                     connection.send_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
+                    yield
+            else:  # all topics at once, so that many of them cost one walk through the groups
+                created, self._created = self._created, set()
+                for members in list(self._registry.consumer_groups.values()):
+                    if not created.isdisjoint(members.subscriptions):
+                        self._changed[members.name] = None
                     yield
 
     def _to_notify(self, name: str) -> Sequence[Connection]:

@@ -171,6 +171,20 @@ def test_members_are_notified_of_changed_topics(parts: Parts) -> None:
     assert second.requests == [TOLD] * 2
 
 
+def test_members_are_notified_when_their_topic_is_created(parts: Parts) -> None:
+    """They consume its first messages at once; groups of other topics are left alone."""
+    waits, other = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
+    parts.beat(waits, "a")
+    parts.beat(other, "b", group="other", topics=("U",))
+    before = list(waits.requests), list(other.requests)
+
+    parts.topics.ensure("T")
+    parts.topics.create_on_send("V", "TBW102", 4, "")
+    parts.settle()
+
+    assert (waits.requests, other.requests) == ([*before[0], TOLD], before[1])
+
+
 def test_a_broadcasting_group_is_not_notified(parts: Parts) -> None:
     """Its members do not share queues."""
     connection = FakeConnection()
