@@ -77,7 +77,7 @@ class ClientHandlers:
         self._lost: deque[Connection] = deque()  # their clients are still registered
         self._changed: dict[str, None] = {}  # groups whose members are to be notified
         self._created: set[str] = set()  # topics whose groups are to be found
-        topics.on_created(self._topic_created)
+        self._topics.on_created(self._topic_created)
         self._round: Iterator[None] | None = None
 
     def handlers(self) -> dict[int, Handler]:
