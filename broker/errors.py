@@ -2,6 +2,7 @@
 
 `BrokerError`
 ├── `RequestRefusedError`: the request is refused, with this code and remark as its answer
+│   └── `MessageRefusedError`: the same for a message
 ├── `NotYetError`: the request is served later, after something else is done
 ├── `UnfinishedError`: the request was served in part, as far as one turn of the loop allows
 ├── `BrokerConfigError`: a setting is wrong; the broker does not start (exit code 2)
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from halfmq.remoting.codes import ResponseCode
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from halfmq.remoting.codes import ResponseCode
     from halfmq.remoting.command import RemotingCommand
 
     from .ports import Connection
@@ -32,16 +34,31 @@ class RequestRefusedError(BrokerError):
     """A request is answered with `code` and `remark` instead of being served."""
 
     def __init__(
-        self, code: ResponseCode, remark: str, ext_fields: Mapping[str, str] | None = None
+        self,
+        remark: str,
+        code: ResponseCode = ResponseCode.SYSTEM_ERROR,
+        ext_fields: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(code, remark, ext_fields)
-        self.code, self.remark, self.ext_fields = code, remark, ext_fields
+        super().__init__(remark, code, ext_fields)
+        self.remark, self.code, self.ext_fields = remark, code, ext_fields
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.remark}"
 
     def answered(self, command: RemotingCommand, connection: Connection) -> None:
         """Called when this error becomes the answer to a command; subclasses count or log it."""
+
+
+class MessageRefusedError(RequestRefusedError):
+    """A message is refused; the answer has the ext fields that RocketMQ gives it."""
+
+    def __init__(self, remark: str, code: ResponseCode = ResponseCode.MESSAGE_ILLEGAL) -> None:
+        super().__init__(remark, code, REFUSAL_FIELDS)
+
+
+def invalid_parameter(remark: str) -> RequestRefusedError:
+    """Return the refusal of an operator's request that asks for something invalid."""
+    return RequestRefusedError(remark, ResponseCode.INVALID_PARAMETER)
 
 
 class NotYetError(BrokerError):

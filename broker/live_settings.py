@@ -40,7 +40,7 @@ from .config_file import (
     unknown_key,
     with_value,
 )
-from .errors import BrokerConfigError, RequestRefusedError
+from .errors import BrokerConfigError, RequestRefusedError, invalid_parameter
 
 logger = logging.getLogger(__name__)
 
@@ -111,14 +111,14 @@ class LiveSettings:
                 config = with_value(config, key, value)
             except BrokerConfigError as error:
                 remark = f"{key}={error.value}: expected {error.expected}"
-                raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, remark) from error
+                raise invalid_parameter(remark) from error
             self._check_bound(key, config)
         return config
 
     def _check_changeable(self, key: str) -> None:
         known = known_settings()
         if key not in known:
-            raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, unknown_key(key, known))
+            raise invalid_parameter(unknown_key(key, known))
         if not known[key][1].is_live:
             raise _forbidden(
                 f"{key} takes effect at a start only: set it in the file of --conf and restart"
@@ -160,9 +160,7 @@ class LiveSettings:
         try:
             await asyncio.to_thread(_rewrite, file, wanted, may_create=self._may_create)
         except OSError as error:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR, f"{file} cannot be written: {error}"
-            ) from error
+            raise RequestRefusedError(f"{file} cannot be written: {error}") from error
         for key, value in wanted.items():
             self._origins[key] = Origin(value, str(file))
             section, item = known_settings()[key]
@@ -208,4 +206,4 @@ def _rewrite(file: Path, wanted: Mapping[str, str], *, may_create: bool) -> None
 
 
 def _forbidden(remark: str) -> RequestRefusedError:
-    return RequestRefusedError(ResponseCode.NO_PERMISSION, remark)
+    return RequestRefusedError(remark, ResponseCode.NO_PERMISSION)

@@ -142,9 +142,9 @@ def _serve_locally(
 ) -> bytes | None:
     if not address_of(connection.remote_host[:-4]).is_loopback:
         raise RequestRefusedError(
-            ResponseCode.NO_PERMISSION,
             "without access control this is only for clients on the broker's own machine: connect "
             "to 127.0.0.1 there, or turn access control on (docs/security.md)",
+            ResponseCode.NO_PERMISSION,
         )
     return handler(request, connection)
 

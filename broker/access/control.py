@@ -69,7 +69,7 @@ class RequestDeniedError(RequestRefusedError):
             fields["action"] = " or ".join(requirement.actions)
             fields["resource"] = shown(str(requirement.resource))
             kind = "authorization"
-        super().__init__(code, remark, fields or None)
+        super().__init__(remark, code, fields or None)
         self.subject, self.requirement = subject, requirement
         self.kind, self._log = kind, log
 
@@ -268,7 +268,7 @@ class AccessControl:
         try:
             client_id = CLIENT_IDS[command.code](command.header, command.body)
         except RemotingError as error:
-            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RequestRefusedError(str(error)) from error
         if self._belongs_to_other(client_id, subject.name, connection):
             raise RequestDeniedError(
                 self._dialect.refusal_code,
@@ -282,7 +282,7 @@ class AccessControl:
         try:
             requirements = requirements_of(command.code, command.header, command.body)
         except RemotingError as error:
-            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RequestRefusedError(str(error)) from error
         if requirements is None:
             return  # not a `RequestCode`, so the router has no handler for it; a test checks that
         principal = subject.principal

@@ -55,7 +55,7 @@ _KINDS: Final = MappingProxyType({kind.lower(): kind for kind in ResourceKind})
 
 def refused(remark: str) -> RequestRefusedError:
     """Return the refusal of an invalid change, with RocketMQ's code for it."""
-    return RequestRefusedError(ResponseCode.NO_PERMISSION, remark)
+    return RequestRefusedError(remark, ResponseCode.NO_PERMISSION)
 
 
 class Users:
@@ -281,9 +281,7 @@ class Users:
                 await asyncio.to_thread(save_table, self._path, content, private=True)
             except OSError as error:
                 logger.exception("event=access_not_saved path=%s", self._path)
-                raise RequestRefusedError(
-                    ResponseCode.SYSTEM_ERROR, f"it could not be saved: {error.strerror}"
-                ) from error
+                raise RequestRefusedError(f"it could not be saved: {error.strerror}") from error
             self._users, self._acls = users, acls
             self._principals = {name: self._principal(name) for name in users}
 

@@ -49,7 +49,7 @@ from halfmq.store.format.timers import timer_delay_ms, timer_due_ms
 from halfmq.store.format.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
-from ..errors import REFUSAL_FIELDS, RequestRefusedError
+from ..errors import MessageRefusedError
 from ..limits.kept import DELAYED, Kept
 from ..loop.fetches import Fetch
 from ..ports import Store
@@ -381,10 +381,9 @@ class DelayService:
             RequestRefusedError: Too many wait.
         """
         if self.waiting >= DELAYED.most:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY,
+            raise MessageRefusedError(
                 f"{DELAYED.most} messages wait for their time of delivery: send it later",
-                REFUSAL_FIELDS,
+                ResponseCode.SYSTEM_BUSY,
             )
 
     def metrics(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ from threading import Lock
 
 from halfmq.remoting.codes import ResponseCode
 
-from ..errors import REFUSAL_FIELDS, RequestRefusedError
+from ..errors import MessageRefusedError, RequestRefusedError
 
 
 class SendRefusal:
@@ -44,4 +44,4 @@ class SendRefusal:
         """Return the refusal of one message; call it only while `refusing`."""
         self.count += 1
         code, reason = next(iter(self._reasons.values()))
-        return RequestRefusedError(code, reason, REFUSAL_FIELDS)
+        return MessageRefusedError(reason, code)

@@ -93,14 +93,13 @@ class FiltersInUse:
         """
         if kind != SQL92 or not self._enabled:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {kind}",
+                f"The broker does not support consumer to filter message by {kind}"
             )
         if len(expression) > EXPRESSION_LENGTH_MAX:
             raise RequestRefusedError(
-                code,
                 f"the SQL92 filter has {len(expression)} characters, "
                 f"the limit is {EXPRESSION_LENGTH_MAX}",
+                code,
             )
         found = self._known.get(expression)
         if found is None:
@@ -127,7 +126,7 @@ class FiltersInUse:
         if is_full or len(queue) > WAITING_MAX_OF_ONE:
             longest = max(self._queues, key=self._weight_of)
             self._take(longest if is_full else connection, -1).answer(
-                RequestRefusedError(ResponseCode.SYSTEM_BUSY, "too many filters are being compiled")
+                RequestRefusedError("too many filters are being compiled", ResponseCode.SYSTEM_BUSY)
             )
         if not self._is_compiling:
             self._compile_next()
@@ -167,14 +166,13 @@ class FiltersInUse:
             case None:
                 self._keep(request.expression, done.result())
             case FilterSyntaxError() as error:
-                refusal = RequestRefusedError(request.code, str(error))
+                refusal = RequestRefusedError(str(error), request.code)
             case error:
                 logger.error(
                     "event=filter_not_compiled filter=%.200r", request.expression, exc_info=error
                 )
                 refusal = RequestRefusedError(
-                    ResponseCode.SYSTEM_ERROR,
-                    "the filter could not be compiled, see the broker's log",
+                    "the filter could not be compiled, see the broker's log"
                 )
         self._serve(request, refusal)
 

@@ -271,7 +271,7 @@ def size_of(request: RemotingCommand, wanted: Wanted) -> int:
 
 def _too_many(whose: str, size: int, limit: int) -> RequestRefusedError:
     return RequestRefusedError(
-        ResponseCode.SYSTEM_BUSY,
         f"{whose} has pulls that wait for messages with {size} bytes, the limit is {limit}: "
         "pull fewer queues at once",
+        ResponseCode.SYSTEM_BUSY,
     )

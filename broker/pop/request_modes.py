@@ -56,8 +56,8 @@ class RequestModes:
         modes = {**self._modes, (mode.topic, mode.consumer_group): mode}
         if len(modes) > REQUEST_MODES.most:
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
                 f"no further mode can be kept: the limit is {REQUEST_MODES.most}",
+                ResponseCode.NO_PERMISSION,
             )
         self._file.next_version()
         content = _content(modes)

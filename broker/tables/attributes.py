@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from halfmq.remoting.codes import INT64_MAX, ResponseCode
+from halfmq.remoting.codes import INT64_MAX
 
-from ..errors import RequestRefusedError
+from ..errors import RequestRefusedError, invalid_parameter
 
 MESSAGE_TYPE: Final = "message.type"
 MIXED: Final = "MIXED"
@@ -54,11 +54,11 @@ def parse_change(text: str) -> dict[str, str | None]:
         sign, name = key[:1], key[1:]
         if sign != ("+" if equals else "-"):
             kind = "add/alter" if equals else "delete"
-            raise _refused(f"{kind} attribute format is wrong: {key}")
+            raise RequestRefusedError(f"{kind} attribute format is wrong: {key}")
         if not name or "+" in name or "-" in name:
-            raise _refused("kv string format wrong.")
+            raise RequestRefusedError("kv string format wrong.")
         if name in change:
-            raise _refused(f"alter duplication key. key: {name}")
+            raise RequestRefusedError(f"alter duplication key. key: {name}")
         change[name] = value if equals else None
     return change
 
@@ -74,9 +74,11 @@ def altered(
     attributes = dict(known or {})
     for name, value in change.items():
         if value is None and known is None:
-            raise _refused(f"only add attribute is supported while creating topic. key: {name}")
+            raise RequestRefusedError(
+                f"only add attribute is supported while creating topic. key: {name}"
+            )
         if value is None and name not in attributes:
-            raise _refused(f"attempt to delete a nonexistent key: {name}")
+            raise RequestRefusedError(f"attempt to delete a nonexistent key: {name}")
         _check(name, value, is_new=known is None)
         if value is None:
             del attributes[name]
@@ -88,22 +90,21 @@ def altered(
 def _check(name: str, value: str | None, *, is_new: bool) -> None:
     attribute = TOPIC_ATTRIBUTES.get(name)
     if attribute is None:
-        raise _refused(f"unsupported key: {name}")
+        raise RequestRefusedError(f"unsupported key: {name}")
     if not is_new and not attribute.is_changeable:
-        raise _refused(f"attempt to update an unchangeable attribute. key: {name}")
+        raise RequestRefusedError(f"attempt to update an unchangeable attribute. key: {name}")
     if value is None:
         return
     if value in attribute.unsupported:
-        raise RequestRefusedError(
-            ResponseCode.INVALID_PARAMETER,
-            f"{value} {'message type' if name == MESSAGE_TYPE else name} is not supported.",
+        raise invalid_parameter(
+            f"{value} {'message type' if name == MESSAGE_TYPE else name} is not supported."
         )
     if isinstance(attribute.values, range):
         if not _is_in(value, attribute.values):
             low, high = attribute.values[0], attribute.values[-1]
-            raise _refused(f"value is not in range({low}, {high})")
+            raise RequestRefusedError(f"value is not in range({low}, {high})")
     elif value not in attribute.values:
-        raise _refused(f"value is not in set: [{', '.join(sorted(attribute.values))}]")
+        raise RequestRefusedError(f"value is not in set: [{', '.join(sorted(attribute.values))}]")
 
 
 def _is_in(value: str, values: range) -> bool:
@@ -111,7 +112,3 @@ def _is_in(value: str, values: range) -> bool:
         return len(value) <= len(str(INT64_MAX)) + 1 and int(value) in values
     except ValueError:
         return False
-
-
-def _refused(remark: str) -> RequestRefusedError:
-    return RequestRefusedError(ResponseCode.SYSTEM_ERROR, remark)

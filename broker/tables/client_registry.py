@@ -33,7 +33,7 @@ from attrs import define
 from halfmq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from halfmq.remoting.codes import ResponseCode
 
-from ..errors import RequestRefusedError
+from ..errors import RequestRefusedError, invalid_parameter
 from ..limits.kept import MEMBERS, Kept
 from ..ports import Connection
 from .group_members import Difference, GroupMembers, Member, filters_of
@@ -422,10 +422,9 @@ class ClientRegistry:
     ) -> bool:
         """Register one consumer; return whether its group changed."""
         if len(consumer.subscription_data_set) > SUBSCRIPTIONS_MAX:
-            raise RequestRefusedError(
-                ResponseCode.INVALID_PARAMETER,
+            raise invalid_parameter(
                 f"group {consumer.group_name} subscribes to {len(consumer.subscription_data_set)} "
-                f"topics, the limit is {SUBSCRIPTIONS_MAX}",
+                f"topics, the limit is {SUBSCRIPTIONS_MAX}"
             )
         filters = None if data.without_sub else filters_of(consumer.subscription_data_set)
         group = self._consumers.get(consumer.group_name)
@@ -537,8 +536,8 @@ class ClientRegistry:
     def _check_room(self) -> None:
         if self._count >= self._registrations_max:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY,
                 f"{self._count} clients are registered, the limit is {self._registrations_max}",
+                ResponseCode.SYSTEM_BUSY,
             )
 
     def _link(self, connection: Connection, registration: tuple[bool, str, str]) -> None:

@@ -124,9 +124,9 @@ class ConsumerOffsetTable:
         """
         if group.startswith(SYSTEM_GROUP_PREFIX):
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
                 f"the offsets of group[{group}] are the broker's own: consume with a group whose "
                 f"name does not begin with {SYSTEM_GROUP_PREFIX}",
+                ResponseCode.NO_PERMISSION,
             )
         if offset > end or self.pending_reset(group, topic, queue_id) not in (None, offset):
             return False
@@ -148,8 +148,8 @@ class ConsumerOffsetTable:
     def _make_room(self, key: str) -> dict[int, int]:
         if self._count >= self._offsets_max:
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
                 f"no offset of a further queue can be kept: the limit is {self._offsets_max}",
+                ResponseCode.NO_PERMISSION,
             )
         self._count += 1
         return self._offsets.setdefault(key, {})

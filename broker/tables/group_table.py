@@ -339,9 +339,9 @@ class GroupTable:
         if len(self._groups) >= limit:
             rest = f" for groups that consumers create, of {self._groups_max}" if reserve else ""
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
                 f"group[{made.name}] cannot be created: the broker has {len(self._groups)} groups, "
                 f"the limit is {limit}{rest}",
+                ResponseCode.NO_PERMISSION,
             )
 
     def kept(self) -> Kept:

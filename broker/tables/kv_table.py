@@ -60,9 +60,9 @@ class KvConfig:
         size = _size(table)
         if size > KV_CHARACTERS.most:
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
                 f"all KV configuration would have {size} characters, "
                 f"the limit is {KV_CHARACTERS.most}",
+                ResponseCode.NO_PERMISSION,
             )
         await self._save(table)
 

@@ -110,8 +110,8 @@ class QueueLocks:
             pass
         if self._count + wanted > self._locks_max:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY,
                 f"{self._count} queues are locked, the limit is {self._locks_max}",
+                ResponseCode.SYSTEM_BUSY,
             )
 
     def _is_expired(self, group: str, lock: _Lock, now_ms: int) -> bool:

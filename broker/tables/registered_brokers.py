@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 
 from halfmq.remoting.bodies import BrokerData, QueueData
-from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.headers import RegisterBrokerRequestHeader
 from halfmq.remoting.registration_bodies import DataVersion, RegisteredTopic, Registration
 
@@ -103,7 +102,9 @@ class BrokerTable:
         is_first = before is None or before.address != header.broker_addr
         topics = registration.topics
         if before is None and len(topics) == 1:  # as RocketMQ: one topic only is an addition
-            raise _refused("register broker failed: a broker must register all its topics first")
+            raise RequestRefusedError(
+                "register broker failed: a broker must register all its topics first"
+            )
         self._check_room(broker, topics, adds=before is None)
         if broker_id == MASTER_ID or MASTER_ID not in broker.members:
             changed = is_first or before is None or before.version != registration.version
@@ -235,11 +236,15 @@ class BrokerTable:
 
     def _check_room(self, broker: _Broker, topics: Iterable[str], *, adds: bool) -> None:
         if adds and self.members_count >= REGISTERED_BROKERS.most:
-            raise _refused(f"{REGISTERED_BROKERS.most} brokers are registered, no more may be")
+            raise RequestRefusedError(
+                f"{REGISTERED_BROKERS.most} brokers are registered, no more may be"
+            )
         count = self.topics_count + sum(topic not in broker.topics for topic in topics)
         limit = REGISTERED_TOPICS.most
         if count > limit:
-            raise _refused(f"all brokers would have {count} topics, the limit is {limit}")
+            raise RequestRefusedError(
+                f"all brokers would have {count} topics, the limit is {limit}"
+            )
 
     def kept(self) -> Kept:
         """Return how much of what it keeps for peers is used."""
@@ -259,7 +264,3 @@ def _queues(broker_name: str, topic: RegisteredTopic) -> QueueData:
 def _data(name: str, broker: _Broker) -> BrokerData:
     addresses = {broker_id: one.address for broker_id, one in sorted(broker.members.items())}
     return BrokerData(broker_addrs=addresses, broker_name=name, cluster=broker.cluster)
-
-
-def _refused(remark: str) -> RequestRefusedError:
-    return RequestRefusedError(ResponseCode.SYSTEM_ERROR, remark)

@@ -156,8 +156,8 @@ class TableFile:
     def refusal(self, error: OSError) -> RequestRefusedError:
         """Return the refusal of a request whose change could not be written."""
         return RequestRefusedError(
-            ResponseCode.SERVICE_NOT_AVAILABLE,
             f"{self.name} cannot be written: {error.strerror or error}",
+            ResponseCode.SERVICE_NOT_AVAILABLE,
         )
 
     def prepare(

@@ -38,7 +38,7 @@ from halfmq.store.format.topics import (
 from halfmq.store.queue.deleted_topics import DELETED_KEY, deleted_topics_of
 
 from ..config import TopicDefaults
-from ..errors import NotYetError, RequestRefusedError
+from ..errors import NotYetError, RequestRefusedError, invalid_parameter
 from ..limits.kept import NEW_TOPIC_BYTES, RESERVE, TOPICS, Kept
 from .awaited_save import AwaitedSave
 from .table_file import (
@@ -454,9 +454,9 @@ class TopicTable:
     def _check_deletions(self, name: str) -> None:
         if len(self._deleted) >= self._topics_max and name not in self._deleted:
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
                 f"topic[{name}] cannot be deleted: the log still has messages of "
                 f"{len(self._deleted)} deleted topics, the limit is {self._topics_max}",
+                ResponseCode.NO_PERMISSION,
             )
 
     # --- new topics
@@ -495,17 +495,17 @@ class TopicTable:
     def _check_room(self, made: TopicConfig, count: int = 1, *, reserve: int = 0) -> None:
         if made.name in self._deleting:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY,
                 f"topic[{made.name}] is being deleted: try again; if this stays, delete it again",
+                ResponseCode.SYSTEM_BUSY,
             )
         limit = self._topics_max - reserve
         total = len(self._topics) + len(self._new) + len(self._being_saved) + count
         if total > limit and not self._is_own(made.name) and total - self._own_count() > limit:
             rest = f" for topics that messages create, of {self._topics_max}" if reserve else ""
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
                 f"topic[{made.name}] cannot be created: the broker has {len(self._topics)} topics, "
                 f"the limit is {limit}{rest}",
+                ResponseCode.NO_PERMISSION,
             )
 
     def _is_own(self, name: str) -> bool:
@@ -575,8 +575,8 @@ def _log_created(made: TopicConfig, reason: str) -> None:
 def _check_name(topic: str) -> None:
     reason = validate_topic(topic)
     if reason is not None:
-        raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, reason)
+        raise invalid_parameter(reason)
     if is_broker_only(topic):
         raise RequestRefusedError(
-            ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden."
+            f"Sending message to topic[{topic}] is forbidden.", ResponseCode.NO_PERMISSION
         )

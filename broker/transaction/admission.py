@@ -29,7 +29,7 @@ from halfmq.store.log.append_request import AppendRequest
 from ..config import TransactionConfig
 from ..delay.levels import DELAY_MS_MAX, delay_level
 from ..delay.timer_records import is_milliseconds
-from ..errors import REFUSAL_FIELDS, RequestRefusedError
+from ..errors import MessageRefusedError, RequestRefusedError
 
 FINAL_RESERVE: Final = 512
 """Bytes of properties that a half leaves free for what decisions and checks add: ids, the time
@@ -134,21 +134,23 @@ def refuse_delays(sent: RequestedDelays, now_ms: int) -> None:
     """
     # RocketMQ delays the half, and loses it. Source: HookUtils#handleScheduleMessage.
     if sent.delay not in {None, "0"}:
-        raise refusal(f"DELAY: {_DELAY_REMEDY}")
+        raise MessageRefusedError(f"DELAY: {_DELAY_REMEDY}")
     if sent.timer is not None:
-        raise refusal(f"{sent.timer}: {_DELAY_REMEDY}")
+        raise MessageRefusedError(f"{sent.timer}: {_DELAY_REMEDY}")
     delay, deliver = sent.commit_delay, sent.deliver_at
     if delay is not None and deliver is not None:
-        raise refusal("TRANSACTION_DELAY_MS and TRANSACTION_DELIVER_MS: set one of them")
+        raise MessageRefusedError(
+            "TRANSACTION_DELAY_MS and TRANSACTION_DELIVER_MS: set one of them"
+        )
     if delay is not None and not (is_milliseconds(delay) and int(delay) <= DELAY_MS_MAX):
-        raise refusal(
+        raise MessageRefusedError(
             f"TRANSACTION_DELAY_MS={delay[:_SHOWN_MAX]}: expected whole milliseconds after the "
             f"commit, at most {DELAY_MS_MAX} (40 days)"
         )
     if deliver is not None and not (
         is_milliseconds(deliver) and int(deliver) <= now_ms + DELAY_MS_MAX
     ):
-        raise refusal(
+        raise MessageRefusedError(
             f"TRANSACTION_DELIVER_MS={deliver[:_SHOWN_MAX]}: expected whole milliseconds since "
             "1970, at most 40 days from now"
         )
@@ -161,7 +163,7 @@ def require_few_properties(properties: bytes, *, reserve: int = FINAL_RESERVE) -
         RequestRefusedError: The properties leave no room for what the commit adds.
     """
     if len(properties) > PROPERTIES_SIZE_MAX - reserve:
-        raise refusal(
+        raise MessageRefusedError(
             f"properties of {len(properties)} bytes exceed {PROPERTIES_SIZE_MAX - reserve}, the "
             "limit for a transactional message, whose commit needs room for some more: send fewer"
         )
@@ -186,7 +188,7 @@ def require_room(
     """
     properties_size = len(half.properties)
     if properties_size > PROPERTIES_SIZE_MAX - reserve:
-        raise refusal(
+        raise MessageRefusedError(
             f"properties of {properties_size} bytes, with the topic and the UNIQ_KEY once more, "
             f"exceed {PROPERTIES_SIZE_MAX - reserve}, the limit for a half message, whose commit "
             "needs room for some more: send fewer, or a shorter UNIQ_KEY"
@@ -195,7 +197,7 @@ def require_room(
     size = _FIXED_SIZE + hosts_size + len(half.body) + properties_size + reserve
     size += max(len(topic.encode()), _OTHER_TOPIC_SIZE)
     if size > record_size_max:
-        raise refusal(
+        raise MessageRefusedError(
             f"a transactional message of {len(half.body)} bytes and properties takes up to {size} "
             f"bytes of the log when it is decided, and a record may have {record_size_max}: send a "
             "smaller one, or raise mappedFileSizeCommitLog for a new store"
@@ -204,12 +206,11 @@ def require_room(
 
 def group_limit_refusal(group: str, limit: int) -> RequestRefusedError:
     """Return the refusal of a half whose producer group has too many undecided transactions."""
-    return RequestRefusedError(
-        ResponseCode.SYSTEM_BUSY,
+    return MessageRefusedError(
         f"[OVERLOAD]{limit} transactions of the producer group {group} are undecided, and "
         f"transactionPendingMaxPerGroup={limit}: decide them, repair its checker, or raise the "
         "limit; then try again",
-        REFUSAL_FIELDS,
+        ResponseCode.SYSTEM_BUSY,
     )
 
 
@@ -218,21 +219,14 @@ def prepare_refusal(
 ) -> RequestRefusedError:
     """Return the refusal of any half: forbidden, or too many (``halves``) are undecided."""
     if config.reject:
-        return RequestRefusedError(
-            ResponseCode.NO_PERMISSION,
+        return MessageRefusedError(
             f"the broker[{broker_address.rpartition(':')[0]}] sending transaction message is "
             "forbidden (rejectTransactionMessage=true)",
-            REFUSAL_FIELDS,
+            ResponseCode.NO_PERMISSION,
         )
-    return RequestRefusedError(
-        ResponseCode.SYSTEM_BUSY,
+    return MessageRefusedError(
         f"[OVERLOAD]{halves} half messages are undecided, and transactionPendingMax="
         f"{config.pending_max}: decide them, start a producer of their group to be asked, or raise "
         "the limit; then try again",
-        REFUSAL_FIELDS,
+        ResponseCode.SYSTEM_BUSY,
     )
-
-
-def refusal(remark: str) -> RequestRefusedError:
-    """Return the refusal of a message that must be changed before it is sent again."""
-    return RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, remark, REFUSAL_FIELDS)

@@ -86,7 +86,7 @@ class Halves(Prepares):
         """Accept all."""
 
     def __init__(self, log: Log) -> None:
-        self._log = log
+        self._memory = log
         self.entered: list[tuple[AppendRequest, AppendRequest, int, str]] = []
         self.recent_prepares = RecentPrepares()
 

@@ -25,14 +25,14 @@ from halfmq.remoting.access_bodies import (
     decode_user,
     encode_access,
 )
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 
 from ...access.control import Subject
 from ...access.plain_acl import PlainAcl
 from ...access.users import Users, refused
-from ...errors import RequestRefusedError
+from ...errors import RequestRefusedError, invalid_parameter
 from ...ports import Connection, Handler
 from .change_queue import ChangeQueue
 
@@ -148,9 +148,8 @@ class PlainAclHandlers:
     def refuse(self, _request: RemotingCommand, _connection: Connection) -> bytes:
         """Refuse with a remark that names the file to edit."""
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
             f"accounts are not changed by requests: edit {self._accounts.files[0]} on the broker's "
-            "machine, it is read again within seconds",
+            "machine, it is read again within seconds"
         )
 
     def version(self, request: RemotingCommand, connection: Connection) -> bytes:
@@ -174,7 +173,7 @@ def _named_user(request: RemotingCommand) -> UserInfo:
 def _username(request: RemotingCommand) -> str:
     header = request.header_as(UserRequestHeader)
     if not (header.username or "").strip():
-        raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, "The username is blank")
+        raise invalid_parameter("The username is blank")
     return header.username or ""
 
 

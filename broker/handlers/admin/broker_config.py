@@ -12,12 +12,12 @@ from functools import partial
 from typing import Final
 
 from halfmq.remoting.admin_headers import GetBrokerConfigResponseHeader
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 
 from ...config_file import decode_settings
-from ...errors import BrokerConfigError, RequestRefusedError
+from ...errors import BrokerConfigError, invalid_parameter
 from ...live_settings import LiveSettings
 from ...ports import Connection, Handler
 from .change_queue import ChangeQueue
@@ -55,16 +55,12 @@ class SettingsHandlers:
     def update(self, request: RemotingCommand, connection: Connection) -> None:
         """Change all settings of the request, or none if one is refused."""
         if len(request.body) > SETTINGS_BYTES_MAX:
-            raise _invalid(f"{len(request.body)} bytes, the limit is {SETTINGS_BYTES_MAX}")
+            raise invalid_parameter(f"{len(request.body)} bytes, the limit is {SETTINGS_BYTES_MAX}")
         try:
             wanted = decode_settings(request.body)
         except BrokerConfigError as error:
-            raise _invalid(str(error)) from error
+            raise invalid_parameter(str(error)) from error
         self._settings.check(wanted)
         what = f"settings {', '.join(sorted(wanted))}"
         change = partial(self._settings.change, wanted, connection.name)
         self._changes.make(change, what, request, connection)
-
-
-def _invalid(remark: str) -> RequestRefusedError:
-    return RequestRefusedError(ResponseCode.INVALID_PARAMETER, remark)

@@ -47,7 +47,7 @@ class ChangeQueue:
         """
         size = len(request.body)
         if len(self._tasks) >= CHANGES_WAITING_MAX or self._bytes + size > CHANGES_BYTES.most:
-            raise RequestRefusedError(ResponseCode.SYSTEM_BUSY, "too many changes wait: try again")
+            raise RequestRefusedError("too many changes wait: try again", ResponseCode.SYSTEM_BUSY)
         self._bytes += size
         task = asyncio.create_task(self._make(change, what, request, connection))
         self._tasks.add(task)

@@ -9,7 +9,7 @@ from typing import Final
 
 from halfmq.remoting.admin_bodies import Entry, encode_consume_queue
 from halfmq.remoting.admin_headers import QueryConsumeQueueRequestHeader
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.queue_entry import QueueEntry
@@ -41,9 +41,7 @@ class ConsumeQueueHandlers:
         topic, queue_id = header.topic, header.queue_id
         first, end = self._store.queues.bounds(topic, queue_id)
         if not end:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!"
-            )
+            raise RequestRefusedError(f"{queue_id}@{topic} is not exist!")
         filter_data = subscription = None
         if header.consumer_group is not None:
             subscription = self._registry.subscription_of(header.consumer_group, topic)

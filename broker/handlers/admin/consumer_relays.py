@@ -100,12 +100,10 @@ class RelayHandlers:
         try:
             offset = parse_offset_message_id(header.msg_id or "").physical_offset
         except ValueError as error:
-            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"msgId: {error}") from error
+            raise RequestRefusedError(f"msgId: {error}") from error
         record = self._named_record(offset)
         if record is None:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}"
-            )
+            raise RequestRefusedError(f"can not find message by the offset, {offset}")
         if request.subject is not None:
             require(request, topic(decode_record(record).topic, SUB, GET))
         of_topic = self._topics.get(header.topic or "")
@@ -123,7 +121,9 @@ class RelayHandlers:
         header = request.header_as(GetConsumerStatusRequestHeader)
         group = self._registry.consumer_groups.get(header.group)
         if group is None:
-            raise _failed(f"No Any Consumer online in the consumer group: [{header.group}]")
+            raise RequestRefusedError(
+                f"No Any Consumer online in the consumer group: [{header.group}]"
+            )
         wanted = (header.client_addr or "").strip()  # a client id, in spite of its name
         members = {
             client_id: member.connection
@@ -133,7 +133,7 @@ class RelayHandlers:
         for member in members.values():
             _check_version(member, member.name)
         if len(members) > STATUS_CLIENTS_MAX:
-            raise _failed(
+            raise RequestRefusedError(
                 f"the group has {len(members)} consumers, at most {STATUS_CLIENTS_MAX} are asked: "
                 f"name one"
             )
@@ -153,7 +153,7 @@ class RelayHandlers:
         group = self._registry.consumer_groups.get(header.consumer_group)
         member = None if group is None else group.members.get(header.client_id or "")
         if member is None:
-            raise _failed(f"The Consumer {name} not online")
+            raise RequestRefusedError(f"The Consumer {name} not online")
         _check_version(member.connection, name)
         answer = self._relayed(request, header, body, member.connection, name)
         self._start(answer, request, connection)
@@ -164,14 +164,16 @@ class RelayHandlers:
         answer = await _ask(asked, request.code, header, body, ANSWER_S)
         if answer is None:
             if asked.closed:
-                raise _failed(f"invoke consumer {name} Exception: its connection is lost")
+                raise RequestRefusedError(
+                    f"invoke consumer {name} Exception: its connection is lost"
+                )
             raise RequestRefusedError(
-                ResponseCode.CONSUME_MSG_TIMEOUT,
                 f"consumer {name} Timeout: no answer in {ANSWER_S:.0f} seconds",
+                ResponseCode.CONSUME_MSG_TIMEOUT,
             )
         size = len(answer.body) + len(answer.remark or "")
         if size > ANSWER_BYTES_MAX:
-            raise _failed(
+            raise RequestRefusedError(
                 f"the answer of consumer {name} has {size} bytes, the limit is {ANSWER_BYTES_MAX}"
             )
         code = answer.code if 0 <= answer.code <= _CODE_MAX else ResponseCode.SYSTEM_ERROR
@@ -201,7 +203,7 @@ class RelayHandlers:
         if len(self._waiting) >= RELAYS.most:
             answer.close()
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY, f"{RELAYS.most} questions wait for consumers: try again"
+                f"{RELAYS.most} questions wait for consumers: try again", ResponseCode.SYSTEM_BUSY
             )
         task = asyncio.create_task(self._finish(answer, request, connection))
         self._waiting.add(task)
@@ -226,13 +228,9 @@ class RelayHandlers:
         return {RELAYS: len(self._waiting)}
 
 
-def _failed(remark: str) -> RequestRefusedError:
-    return RequestRefusedError(ResponseCode.SYSTEM_ERROR, remark)
-
-
 def _check_version(connection: Connection, name: str) -> None:
     if connection.version < VERSION_MIN:
-        raise _failed(
+        raise RequestRefusedError(
             f"The Consumer {name} Version <{connection.version}> too low to finish, please upgrade "
             f"it to V3_1_8_SNAPSHOT"
         )
@@ -258,7 +256,9 @@ async def _ask(
         return await answered
     if or_none:
         return None
-    raise _failed(f"invoke consumer at {asked.name} Exception: it does not read its requests")
+    raise RequestRefusedError(
+        f"invoke consumer at {asked.name} Exception: it does not read its requests"
+    )
 
 
 def _set_result(

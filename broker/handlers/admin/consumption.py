@@ -19,7 +19,7 @@ from halfmq.remoting.admin_headers import (
     GetConsumeStatsRequestHeader,
 )
 from halfmq.remoting.bodies import OffsetWrapper, QueueKey
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.fastjson import object_keyed_members
 from halfmq.remoting.replies import encode_reply
@@ -185,8 +185,7 @@ def _steps(parts: Sequence[_Part], instead: str) -> list[tuple[str, TopicConfig,
     total = sum(count for _, _, count in parts)
     if total > ROWS_MAX:
         raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR,
-            f"these are {total} queues, and an answer has at most {ROWS_MAX}: {instead}",
+            f"these are {total} queues, and an answer has at most {ROWS_MAX}: {instead}"
         )
     return [
         (group, topic, range(begin, min(begin + QUEUES_PER_STEP, count)))

@@ -93,11 +93,11 @@ class GroupOffsetHandlers:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefusedError(
-                ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} does not exist"
+                f"Topic {header.topic} does not exist", ResponseCode.TOPIC_NOT_EXIST
             )
         if header.group not in self._groups:
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.group} does not exist"
+                f"Group {header.group} does not exist", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
             )
         rows = collect(
             request,
@@ -106,7 +106,7 @@ class GroupOffsetHandlers:
             lambda queue_id: (queue_id, self._target(header, queue_id)),
         )
         if not rows:
-            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "No queues to reset.")
+            raise RequestRefusedError("No queues to reset.")
         targets = dict(rows)
         change = partial(self._reset, header.group, header.topic, targets)
         what = f"offsets of group {header.group} in topic {header.topic}: {targets}"
@@ -119,8 +119,7 @@ class GroupOffsetHandlers:
         if header.queue_id >= 0 and header.offset is not None and header.offset != -1:
             if not first <= header.offset <= end:
                 raise RequestRefusedError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"Target offset {header.offset} not in consume queue range [{first}-{end}]",
+                    f"Target offset {header.offset} not in consume queue range [{first}-{end}]"
                 )
             return header.offset
         if header.timestamp < 0:
@@ -151,9 +150,9 @@ class GroupOffsetHandlers:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefusedError(
-                ResponseCode.TOPIC_NOT_EXIST,
                 f"[reset-offset] reset offset failed, no topic in this broker. "
                 f"topic={header.topic}",
+                ResponseCode.TOPIC_NOT_EXIST,
             )
         rows = collect(
             request,
@@ -163,28 +162,24 @@ class GroupOffsetHandlers:
         )
         targets = {queue_id: target for queue_id, target in rows if target is not None}
         if not targets:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR, f"THe consumer group <{header.group}> not exist"
-            )
+            raise RequestRefusedError(f"THe consumer group <{header.group}> not exist")
         group = self._registry.consumer_groups.get(header.group)
         if group is None or not group.members:
             raise RequestRefusedError(
-                ResponseCode.CONSUMER_NOT_ONLINE,
                 f"Consumer not online, so can not reset offset, Group: {header.group} "
                 f"Topic: {header.topic} Timestamp: {header.timestamp}",
+                ResponseCode.CONSUMER_NOT_ONLINE,
             )
         members = [member.connection for member in group.members.values()]
         if len(members) > RESET_CLIENTS_MAX:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR,
                 f"the group has {len(members)} consumers, at most {RESET_CLIENTS_MAX} are reset: "
-                f"set useServerSideResetOffset=true to reset it in the broker",
+                f"set useServerSideResetOffset=true to reset it in the broker"
             )
         for member in members:
             if member.version < RESET_VERSION_MIN:
                 raise RequestRefusedError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"the client does not support this feature. version={member.version}",
+                    f"the client does not support this feature. version={member.version}"
                 )
         offsets = self._by_queue(header.topic, targets)
         notice = ResetOffsetRequestHeader(
@@ -215,7 +210,7 @@ class GroupOffsetHandlers:
         source, target = header.src_group, header.dest_group
         if target not in self._groups:
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {target} does not exist"
+                f"Group {target} does not exist", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
             )
         names = (
             [header.topic]
@@ -284,7 +279,7 @@ class GroupOffsetHandlers:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefusedError(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist"
+                f"topic[{header.topic}] not exist", ResponseCode.TOPIC_NOT_EXIST
             )
         spans = collect(
             request,

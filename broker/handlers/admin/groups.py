@@ -44,7 +44,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.topics import BUILT_IN_GROUPS, validate_group
 
-from ...errors import RequestRefusedError
+from ...errors import RequestRefusedError, invalid_parameter
 from ...loop.slices import in_slices
 from ...ports import Connection, Handler
 from ...tables.client_registry import ClientRegistry
@@ -107,10 +107,10 @@ class GroupHandlers:
             return encode_reply(request, body=body)
         if group not in self._groups:
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} does not exist"
+                f"Group {group} does not exist", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
             )
         if topic not in self._topics:
-            raise RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} does not exist")
+            raise RequestRefusedError(f"Topic {topic} does not exist", ResponseCode.TOPIC_NOT_EXIST)
 
         async def change() -> bytes:
             await self._groups.forbid_reading(group, topic, forbidden=not readable)
@@ -130,7 +130,7 @@ class GroupHandlers:
         """Create or replace several groups; if one cannot be saved, those before it are."""
         entries = decode_entries(request.body, "groupConfigList")
         if len(entries) > GROUPS_PER_REQUEST_MAX:
-            raise _invalid(f"{len(entries)} groups, the limit is {GROUPS_PER_REQUEST_MAX}")
+            raise invalid_parameter(f"{len(entries)} groups, the limit is {GROUPS_PER_REQUEST_MAX}")
         wanted = [_group(entry) for entry in entries]
 
         async def update_all() -> None:
@@ -151,7 +151,7 @@ class GroupHandlers:
         header = request.header_as(DeleteSubscriptionGroupRequestHeader)
         name = header.group_name
         if name in BUILT_IN_GROUPS:
-            raise _invalid(f"The group[{name}] is conflict with system group.")
+            raise invalid_parameter(f"The group[{name}] is conflict with system group.")
         change = partial(self._delete, name, clean_offset=header.clean_offset)
         self._changes.make(change, f"deleted group {name}", request, connection)
 
@@ -180,7 +180,7 @@ class GroupHandlers:
         group = self._groups.ensure(header.group)
         if group is None:
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker"
+                "No group in this broker", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
             )
         return encode_reply(request, body=encode_entry(group.to_json()))
 
@@ -191,7 +191,7 @@ class GroupHandlers:
         group = self._registry.consumer_groups.get(name)
         if group is None:
             raise RequestRefusedError(
-                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online"
+                f"the consumer group[{name}] not online", ResponseCode.CONSUMER_NOT_ONLINE
             )
         found = collect(request, connection, lambda: list(group.members.values()), _connection)
         body = encode_consumer_connections(
@@ -208,10 +208,7 @@ class GroupHandlers:
         header = request.header_as(ProducerGroupRequestHeader)
         members = self._registry.producer_groups.get(header.producer_group)
         if not members:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the producer group[{header.producer_group}] not exist",
-            )
+            raise RequestRefusedError(f"the producer group[{header.producer_group}] not exist")
         found = collect(request, connection, lambda: list(members.values()), _connection)
         return encode_reply(request, body=encode_producer_connections(found))
 
@@ -316,18 +313,18 @@ def _language(code: int) -> str:
 def _group(entry: Entry) -> GroupConfig:
     name = entry.get("groupName")
     if not isinstance(name, str):
-        raise _invalid("a group has no groupName")
+        raise invalid_parameter("a group has no groupName")
     reason = validate_group(name)
     if reason is not None:
-        raise _invalid(reason)
+        raise invalid_parameter(reason)
     for key in _attributes(entry):  # RocketMQ 5.3.3 knows none of groups
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, f"unsupported key: {key[1:]}")
+        raise RequestRefusedError(f"unsupported key: {key[1:]}")
     size = len(encode_entry(entry))
     if size > GROUP_BYTES_MAX:
-        raise _invalid(f"group[{name}] has {size} bytes, the limit is {GROUP_BYTES_MAX}")
+        raise invalid_parameter(f"group[{name}] has {size} bytes, the limit is {GROUP_BYTES_MAX}")
     made = GroupConfig.from_json(name, entry)
     if not 0 <= made.retry_queue_nums <= QUEUES_MAX:
-        raise _invalid(
+        raise invalid_parameter(
             f"group[{name}] has {made.retry_queue_nums} retry queues, the limit is {QUEUES_MAX}"
         )
     kept = {key: entry[key] for key in _KEPT if entry.get(key) is not None}
@@ -337,7 +334,3 @@ def _group(entry: Entry) -> GroupConfig:
 def _attributes(entry: Entry) -> Mapping[str, object]:
     attributes = entry.get("attributes")
     return attributes if isinstance(attributes, dict) else {}
-
-
-def _invalid(remark: str) -> RequestRefusedError:
-    return RequestRefusedError(ResponseCode.INVALID_PARAMETER, remark)

@@ -72,4 +72,4 @@ class KvConfigHandlers:
 
 
 def _not_found(what: str) -> RequestRefusedError:
-    return RequestRefusedError(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {what}")
+    return RequestRefusedError(f"No config item, Namespace: {what}", ResponseCode.QUERY_NOT_FOUND)

@@ -12,7 +12,7 @@ from attrs import define
 from halfmq.remoting.admin_bodies import BrokerStatsItem, encode_stats_data
 from halfmq.remoting.admin_headers import ViewBrokerStatsDataRequestHeader
 from halfmq.remoting.bodies import encode_table
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 
@@ -48,8 +48,7 @@ class StatisticsHandlers:
         found = self._statistics.find(header.stats_name, header.stats_key)
         if found is None:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR,
-                f"The stats <{header.stats_name}> <{header.stats_key}> not exist",
+                f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
             )
         minute, hour, day = (
             BrokerStatsItem(sum=one.total, tps=one.per_second, avgpt=one.average) for one in found

@@ -55,9 +55,8 @@ class TableHandlers:
         size = sum(map(len, batches))
         if size > ANSWER_BYTES_MAX:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR,
                 f"the table of offsets has {size} bytes, and no answer more than "
-                f"{ANSWER_BYTES_MAX}: read config/consumerOffset.json instead",
+                f"{ANSWER_BYTES_MAX}: read config/consumerOffset.json instead"
             )
         members = [batch for batch in batches if batch]
         body = encode_offset_members(members, self._offsets.data_version)
@@ -98,15 +97,15 @@ class RequestModeHandlers:
         mode = decode_request_mode(request.body)
         if mode.topic.startswith(RETRY_PREFIX):
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode"
+                "retry topic is not allowed to set mode", ResponseCode.NO_PERMISSION
             )
         if self._topics.get(mode.topic) is None:
             raise RequestRefusedError(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic[{mode.topic}] not exist"
+                f"topic[{mode.topic}] not exist", ResponseCode.TOPIC_NOT_EXIST
             )
         if self._groups.ensure(mode.consumer_group) is None:
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist"
+                "subscription group does not exist", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
             )
 
         async def change() -> None:

@@ -39,7 +39,7 @@ from halfmq.store.format.topics import validate_topic
 from halfmq.store.message_store import MessageStore
 
 from ...config import TopicDefaults
-from ...errors import RequestRefusedError
+from ...errors import RequestRefusedError, invalid_parameter
 from ...loop.slices import in_slices
 from ...ports import Connection, Handler
 from ...tables.attributes import altered, parse_change
@@ -115,7 +115,7 @@ class TopicHandlers:
         """Create or replace several topics; if one is refused, those before it are changed."""
         entries = decode_entries(request.body, "topicConfigList")
         if len(entries) > TOPICS_PER_REQUEST_MAX:
-            raise _invalid(f"{len(entries)} topics, the limit is {TOPICS_PER_REQUEST_MAX}")
+            raise invalid_parameter(f"{len(entries)} topics, the limit is {TOPICS_PER_REQUEST_MAX}")
         wanted = [(_listed(entry), _listed_attributes(entry)) for entry in entries]
 
         async def update_all() -> None:
@@ -144,7 +144,7 @@ class TopicHandlers:
         header = request.header_as(TopicRequestHeader)
         name = header.topic
         if not name or name.isspace():
-            raise _invalid("The specified topic is blank.")
+            raise invalid_parameter("The specified topic is blank.")
         self._check_system(name)
         change = partial(self._delete, name)
         self._changes.make(change, f"deleted topic {name}", request, connection)
@@ -158,8 +158,8 @@ class TopicHandlers:
             await asyncio.wrap_future(self._store.delete_topic(name))
         except OSError as error:
             raise RequestRefusedError(
-                ResponseCode.SERVICE_NOT_AVAILABLE,
                 f"topic[{name}] is deleted, but not its queue files: {error}; delete it again",
+                ResponseCode.SERVICE_NOT_AVAILABLE,
             ) from error
         await in_slices(self._offsets.forget(topic=name))
         self._topics.end_deletion(name)
@@ -174,12 +174,12 @@ class TopicHandlers:
     def _check_name(self, name: str) -> None:
         reason = validate_topic(name)
         if reason is not None:
-            raise _invalid(reason)
+            raise invalid_parameter(reason)
         self._check_system(name)
 
     def _check_system(self, name: str) -> None:
         if self._topics.is_system(name):
-            raise _invalid(f"The topic[{name}] is conflict with system topic.")
+            raise invalid_parameter(f"The topic[{name}] is conflict with system topic.")
 
     # --- queries
 
@@ -203,7 +203,7 @@ class TopicHandlers:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefusedError(
-                ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {header.topic}"
+                f"No topic in this broker. topic: {header.topic}", ResponseCode.TOPIC_NOT_EXIST
             )
         return encode_reply(request, body=encode_entry(topic.to_json()))
 
@@ -213,7 +213,7 @@ class TopicHandlers:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefusedError(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist"
+                f"topic[{header.topic}] not exist", ResponseCode.TOPIC_NOT_EXIST
             )
         count = max(topic.read_queue_nums, topic.write_queue_nums)
         rows = collect(
@@ -270,14 +270,14 @@ class TopicHandlers:
 def _listed(entry: Entry) -> TopicConfig:
     name = entry.get("topicName")
     if not isinstance(name, str):
-        raise _invalid("a topic has no topicName")
+        raise invalid_parameter("a topic has no topicName")
     return replace(TopicConfig.from_json(name, entry), attributes={}, unknown={})
 
 
 def _listed_attributes(entry: Entry) -> Mapping[str, str | None]:
     attributes = entry.get("attributes") or {}
     if not isinstance(attributes, dict):
-        raise _invalid("attributes are no object")
+        raise invalid_parameter("attributes are no object")
     text = ",".join(f"{key}={value}" if value else key for key, value in attributes.items())
     return parse_change(text)
 
@@ -285,14 +285,12 @@ def _listed_attributes(entry: Entry) -> Mapping[str, str | None]:
 def _check(topic: TopicConfig) -> None:
     for count in (topic.read_queue_nums, topic.write_queue_nums):
         if not 0 <= count <= QUEUES_MAX:
-            raise _invalid(f"topic[{topic.name}] has {count} queues, the limit is {QUEUES_MAX}")
+            raise invalid_parameter(
+                f"topic[{topic.name}] has {count} queues, the limit is {QUEUES_MAX}"
+            )
     if not 0 <= topic.perm <= _PERM_MAX:
-        raise _invalid(f"topic[{topic.name}] has perm {topic.perm}, expected 0 to {_PERM_MAX}")
-    if topic.filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
-        raise RequestRefusedError(
-            ResponseCode.SYSTEM_ERROR, f"topicFilterType = [{topic.filter_type}] value invalid"
+        raise invalid_parameter(
+            f"topic[{topic.name}] has perm {topic.perm}, expected 0 to {_PERM_MAX}"
         )
-
-
-def _invalid(remark: str) -> RequestRefusedError:
-    return RequestRefusedError(ResponseCode.INVALID_PARAMETER, remark)
+    if topic.filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
+        raise RequestRefusedError(f"topicFilterType = [{topic.filter_type}] value invalid")

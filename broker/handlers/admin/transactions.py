@@ -72,9 +72,13 @@ class TransactionAdminHandlers:
             found = self._view.find(header.transaction_id)
             return encode_reply(request, body=encode_entries([] if found is None else [found]))
         if not 1 <= header.max_count <= TRANSACTIONS_MAX:
-            raise _refused(f"maxCount is {header.max_count}, expected 1 to {TRANSACTIONS_MAX}")
+            raise RequestRefusedError(
+                f"maxCount is {header.max_count}, expected 1 to {TRANSACTIONS_MAX}"
+            )
         if header.state is not None and header.state not in STATES:
-            raise _refused(f"state is {header.state!r}, expected one of {', '.join(STATES)}")
+            raise RequestRefusedError(
+                f"state is {header.state!r}, expected one of {', '.join(STATES)}"
+            )
         infos, next_after = self._view.page(
             header.after, header.max_count, header.producer_group, header.state
         )
@@ -89,7 +93,7 @@ class TransactionAdminHandlers:
         header = request.header_as(DecideTransactionRequestHeader)
         offset, action = header.transaction_offset, header.action
         if action not in ACTIONS:
-            raise _refused(f"action is {action!r}, expected one of {', '.join(ACTIONS)}")
+            raise RequestRefusedError(f"action is {action!r}, expected one of {', '.join(ACTIONS)}")
         self._group.append_staged()  # a first decision may be staged
         try:
             if action == RESUME:
@@ -103,7 +107,7 @@ class TransactionAdminHandlers:
                 if isinstance(error, DecidedOtherwiseError)
                 else ResponseCode.SYSTEM_ERROR
             )
-            raise RequestRefusedError(code, str(error)) from error
+            raise RequestRefusedError(str(error), code) from error
         _log(logging.INFO, "operator_decided", header, connection, header.reason or "")
         reply = encode_reply(
             request, header=DecideTransactionResponseHeader(msg_id=ended.message_id)
@@ -118,7 +122,7 @@ class TransactionAdminHandlers:
         try:
             ended = self._actions.resume(offset)
         except TransactionError as error:
-            raise _refused(str(error)) from error
+            raise RequestRefusedError(str(error)) from error
         logger.info(
             "event=operator_decided half_offset=%d action=resume peer=%s",
             offset,
@@ -136,7 +140,7 @@ class TransactionAdminHandlers:
         try:
             offset = parse_offset_message_id(message_id).physical_offset
         except ValueError as error:
-            raise _refused(f"msgId: {error}") from error
+            raise RequestRefusedError(f"msgId: {error}") from error
         encoded = self._named_record(offset)
         record = None if encoded is None else decode_record(encoded, check_crc=False)
         if record is None or record.topic != TRANS_CHECK_MAX_TIME_TOPIC:
@@ -147,12 +151,8 @@ class TransactionAdminHandlers:
         key = get_property(record.properties, b"UNIQ_KEY")
         found = None if key is None else self._view.find(key.decode(errors="replace"))
         if found is None:
-            raise _refused("the transaction of this message is not undecided")
+            raise RequestRefusedError("the transaction of this message is not undecided")
         return found.offset
-
-
-def _refused(remark: str) -> RequestRefusedError:
-    return RequestRefusedError(ResponseCode.SYSTEM_ERROR, remark)
 
 
 def _log(

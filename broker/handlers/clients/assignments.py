@@ -23,7 +23,7 @@ from halfmq.remoting.bodies import (
     decode_assignment_query,
     encode_assignments,
 )
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import BodyError
 from halfmq.remoting.replies import encode_reply
@@ -84,8 +84,7 @@ class AssignmentHandlers:
         strategy = STRATEGIES.get(query.strategy_name)
         if strategy is None:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the strategy is {query.strategy_name!r}, expected {' or '.join(STRATEGIES)}",
+                f"the strategy is {query.strategy_name!r}, expected {' or '.join(STRATEGIES)}"
             )
         queues = self._queues(query.topic)
         if queues and query.message_model is MessageModel.CLUSTERING:
@@ -149,9 +148,8 @@ class AssignmentHandlers:
             return None
         if sum(counts.values()) > QUEUES_MAX:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR,
                 f"the topic {topic} has {sum(counts.values())} queues, of which the broker assigns"
-                f" {QUEUES_MAX} at most; have the clients share them out: setClientRebalance(true)",
+                f" {QUEUES_MAX} at most; have the clients share them out: setClientRebalance(true)"
             )
         return [
             QueueKey(broker_name=name, queue_id=queue_id, topic=topic)
@@ -162,8 +160,8 @@ class AssignmentHandlers:
 
 def _decode(request: RemotingCommand) -> AssignmentQuery:
     if not request.body:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the request has no body")
+        raise RequestRefusedError("the request has no body")
     try:
         return decode_assignment_query(request.body)
     except BodyError as error:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        raise RequestRefusedError(str(error)) from error

@@ -86,7 +86,7 @@ class BrokerHandlers:
         """Add a broker with its topics; answer with the address of its master."""
         header = request.header_as(RegisterBrokerRequestHeader)
         if header.body_crc32 and header.body_crc32 != crc32(request.body) & CRC_MASK:
-            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
+            raise RequestRefusedError("crc32 not match")
         master = None
         if header.broker_name != self._broker_name:
             self._check_address(connection)
@@ -100,9 +100,8 @@ class BrokerHandlers:
                 master = self._brokers.master_of(header.broker_name)
         elif header.broker_addr != connection.broker_address:  # not this broker itself
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR,
                 f"the name server is a broker {self._broker_name}, too: each broker needs a "
-                "brokerName of its own",
+                "brokerName of its own"
             )
         address, ha_address = master or (None, None)
         order_topics = self._kv_config.namespace(ORDER_TOPICS)
@@ -127,8 +126,7 @@ class BrokerHandlers:
             for count in (queues.read_queue_nums, queues.write_queue_nums):
                 if not 0 <= count <= QUEUES_MAX:
                     raise RequestRefusedError(
-                        ResponseCode.SYSTEM_ERROR,
-                        f"topic[{header.topic}] has {count} queues, the limit is {QUEUES_MAX}",
+                        f"topic[{header.topic}] has {count} queues, the limit is {QUEUES_MAX}"
                     )
             self._brokers.add_topic(header.topic, queues)
         return encode_reply(request)
@@ -166,7 +164,7 @@ class BrokerHandlers:
     def _check_address(self, connection: Connection) -> None:
         if not self._may_register(address_of(connection.remote_host[:-4])):
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
                 f"a broker at {connection.name} may not register here: its address is not in "
                 "registrationAddresses",
+                ResponseCode.NO_PERMISSION,
             )

@@ -135,9 +135,7 @@ class ClientHandlers:
         header = request.header_as(GetConsumerListByGroupRequestHeader)
         client_ids = self._registry.consumer_ids(header.consumer_group)
         if not client_ids:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {header.consumer_group}"
-            )
+            raise RequestRefusedError(f"no consumer for this group, {header.consumer_group}")
         return encode_reply(request, body=encode_consumer_list(client_ids))
 
     def query_consumers(self, request: RemotingCommand, _connection: Connection) -> bytes:
@@ -145,8 +143,7 @@ class ClientHandlers:
         header = request.header_as(QueryConsumersRequestHeader)
         if not 1 <= header.max_count <= CONSUMERS_MAX:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR,
-                f"maxCount is {header.max_count}, expected 1 to {CONSUMERS_MAX}",
+                f"maxCount is {header.max_count}, expected 1 to {CONSUMERS_MAX}"
             )
         entries: list[ConsumerInfo] = []
         following = QueryConsumersResponseHeader()
@@ -278,16 +275,16 @@ def _member_entries(group: GroupMembers, client_id: str) -> list[ConsumerInfo]:
 
 def _decode_heartbeat(request: RemotingCommand) -> HeartbeatData:
     if not request.body:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the heartbeat has no body")
+        raise RequestRefusedError("the heartbeat has no body")
     try:
         return decode_heartbeat(request.body)
     except BodyError as error:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        raise RequestRefusedError(str(error)) from error
 
 
 def _decode_subscription(body: bytes) -> SubscriptionData:
     try:
         _, _, subscription = decode_subscription(body)
     except BodyError as error:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        raise RequestRefusedError(str(error)) from error
     return subscription

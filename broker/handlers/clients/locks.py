@@ -6,7 +6,7 @@ Source: RocketMQ `AdminBrokerProcessor.lockBatchMQ`, `unlockBatchMQ`.
 from __future__ import annotations
 
 from halfmq.remoting.bodies import LockBatchBody, decode_lock_batch, encode_locked_queues
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import BodyError
 from halfmq.remoting.replies import encode_reply
@@ -44,8 +44,8 @@ class LockHandlers:
 
 def _decode(request: RemotingCommand) -> LockBatchBody:
     if not request.body:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the request has no body")
+        raise RequestRefusedError("the request has no body")
     try:
         return decode_lock_batch(request.body)
     except BodyError as error:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        raise RequestRefusedError(str(error)) from error

@@ -75,13 +75,13 @@ class OffsetHandlers:
         if offset < 0:
             if header.set_zero_if_not_found is False:
                 raise RequestRefusedError(
-                    ResponseCode.QUERY_NOT_FOUND,
                     "Not found, do not set to zero, maybe this group boot first",
+                    ResponseCode.QUERY_NOT_FOUND,
                 )
             if not self.is_young(header.topic, header.queue_id):
                 raise RequestRefusedError(
-                    ResponseCode.QUERY_NOT_FOUND,
                     "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
+                    ResponseCode.QUERY_NOT_FOUND,
                 )
             offset = 0
         return encode_reply(request, header=QueryConsumerOffsetResponseHeader(offset=offset))
@@ -104,11 +104,11 @@ class OffsetHandlers:
         group, topic = header.consumer_group, header.topic
         if group not in self._groups:
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!"
+                f"Group {group} not exist!", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
             )
         config = self._topics.get(topic)
         if config is None:
-            raise RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
+            raise RequestRefusedError(f"Topic {topic} not exist!", ResponseCode.TOPIC_NOT_EXIST)
         _, end = self._store.queues.bounds(topic, header.queue_id)
         count = max(config.read_queue_nums, config.write_queue_nums)
         # One above the count may be a queue from before the topic was made smaller.

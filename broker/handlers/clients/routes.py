@@ -76,10 +76,10 @@ class RouteHandlers:
         mark = {RECOGNITION_FIELD: "1"} if is_asked and self._brokers.all_halfmq else None
         if not found:
             raise RequestRefusedError(
-                ResponseCode.TOPIC_NOT_EXIST,
                 f"No topic route info in name server for the topic: {header.topic}\n"
                 "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details.\n"
                 f"{self._topics.why_not_offered(header.topic)}",
+                ResponseCode.TOPIC_NOT_EXIST,
                 mark,
             )
         route = TopicRouteData(

@@ -8,7 +8,8 @@ from halfmq.store.format.batch import split_batch
 from halfmq.store.format.properties import get_property, tags_code, tags_codes, terminated
 from halfmq.store.format.record import CRC_TAIL_START, without_crcs
 
-from ...transaction.admission import fault_in_batch, refusal, without_broker_properties
+from ...errors import MessageRefusedError
+from ...transaction.admission import fault_in_batch, without_broker_properties
 
 _SPECIAL: Final = (b"TRAN_MSG\x01", b"DELAY\x01", b"TIMER_", b"TRANSACTION_", CRC_TAIL_START)
 """Parts of properties that may have to be refused or dropped; hardly any unit contains one."""
@@ -59,5 +60,5 @@ def _admitted(raw: bytes, number: int) -> bytes:
     """
     fault = fault_in_batch(raw, f"unit {number} of the batch (counted from 0)")
     if fault is not None:
-        raise refusal(fault)
+        raise MessageRefusedError(fault)
     return without_broker_properties(without_crcs(raw))

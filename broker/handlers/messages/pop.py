@@ -36,7 +36,7 @@ from halfmq.store.format.record import MAGIC_V1, decode_record, encode_record, w
 from halfmq.store.message_store import GetResult, GetStatus, MessageStore
 
 from ...delay.levels import with_properties
-from ...errors import RequestRefusedError
+from ...errors import RequestRefusedError, invalid_parameter
 from ...filters.compiled_filter import CompiledFilter
 from ...loop.fetches import Fetch
 from ...net.long_polling import HeldPull, LongPolling, Wanted, size_of
@@ -349,7 +349,7 @@ class PopHandler:
         body = decode_batch_ack(request.body)
         found = [(ack, ack.handles(body.broker_name)) for ack in body.acks]
         if not any(handles for _, handles in found):
-            raise RequestRefusedError(ResponseCode.NO_MESSAGE, "acks: no message is named")
+            raise RequestRefusedError("acks: no message is named", ResponseCode.NO_MESSAGE)
         end, refusal = 0, None
         for ack, handles in found:
             try:
@@ -365,7 +365,7 @@ class PopHandler:
         try:
             end = self._engine.acknowledge(group, topic, handles)
         except HandleError as error:
-            raise RequestRefusedError(ResponseCode.NO_MESSAGE, str(error)) from error
+            raise RequestRefusedError(str(error), ResponseCode.NO_MESSAGE) from error
         return end if self._sync_flush else 0
 
     def change_invisible(self, request: RemotingCommand, connection: Connection) -> None:
@@ -378,7 +378,7 @@ class PopHandler:
                 header.consumer_group, header.topic, handle, header.invisible_time
             )
         except HandleError as error:
-            raise RequestRefusedError(ResponseCode.NO_MESSAGE, str(error)) from error
+            raise RequestRefusedError(str(error), ResponseCode.NO_MESSAGE) from error
         answer = ChangeInvisibleTimeResponseHeader(
             pop_time=changed.pop_ms,
             invisible_time=changed.invisible_ms,
@@ -391,22 +391,21 @@ class PopHandler:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefusedError(
-                ResponseCode.TOPIC_NOT_EXIST,
                 f"topic[{header.topic}] not exist, apply first please!",
+                ResponseCode.TOPIC_NOT_EXIST,
             )
         if not 0 <= header.queue_id < topic.read_queue_nums:
             raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL,
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}]",
+                ResponseCode.MESSAGE_ILLEGAL,
             )
         try:
             handle = parse_handle(header.extra_info, header.offset)
         except ValueError as error:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR,
                 f"extraInfo={header.extra_info[:200]!r} is no handle ({error}): expected the "
-                "property POP_CK of a popped message",
+                "property POP_CK of a popped message"
             ) from error
         return handle._replace(queue_id=header.queue_id)
 
@@ -431,9 +430,7 @@ def _empty(now_ms: int, invisible_ms: int) -> PopMessageResponseHeader:
 
 def _within(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
-        raise RequestRefusedError(
-            ResponseCode.INVALID_PARAMETER, f"{name}={value}, expected {least} to {most}"
-        )
+        raise invalid_parameter(f"{name}={value}, expected {least} to {most}")
 
 
 def _as_pull(header: _Waits | PeekMessageRequestHeader) -> PullMessageRequestHeader:

@@ -406,7 +406,7 @@ class PullHandler:
     def _on_thread(self, work: Callable[[], _Read]) -> asyncio.Future[_Read]:
         if self._cold_reads >= COLD_READS_MAX:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY, "[PCBUSY_CLEAN_QUEUE]too many reads wait for the disk"
+                "[PCBUSY_CLEAN_QUEUE]too many reads wait for the disk", ResponseCode.SYSTEM_BUSY
             )
         self._cold_reads += 1
         return asyncio.get_running_loop().run_in_executor(self._cold_readers, work)

@@ -17,7 +17,7 @@ from halfmq.remoting.errors import SubscriptionError
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
 
-from ...errors import RequestRefusedError
+from ...errors import RequestRefusedError, invalid_parameter
 from ...filters.filters_in_use import FiltersInUse
 from ...net.long_polling import Wanted
 from ...ports import Connection
@@ -57,36 +57,35 @@ class PullAdmission:
         may_consume = self._groups.admit(header.consumer_group)
         if may_consume is None:
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group [{header.consumer_group}] does not exist, create it first",
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
             )
         if not may_consume:
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
                 f"subscription group no permission, {header.consumer_group}",
+                ResponseCode.NO_PERMISSION,
                 {"forbiddenType": "2"},
             )
         refusal = self._registry.refusal(header.consumer_group, connection)
         if refusal is not None:
-            raise RequestRefusedError(ResponseCode.NO_PERMISSION, str(refusal))
+            raise RequestRefusedError(str(refusal), ResponseCode.NO_PERMISSION)
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefusedError(
-                ResponseCode.TOPIC_NOT_EXIST,
                 f"topic[{header.topic}] not exist, apply first please!",
+                ResponseCode.TOPIC_NOT_EXIST,
             )
         if not topic.readable or header.topic in UNDECIDED_TOPICS:
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
                 f"the topic[{header.topic}] pulling message is forbidden",
+                ResponseCode.NO_PERMISSION,
                 {"forbiddenType": "3"},
             )
         if not 0 <= header.queue_id < topic.read_queue_nums:
-            raise RequestRefusedError(
-                ResponseCode.INVALID_PARAMETER,
+            raise invalid_parameter(
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}] "
-                f"consumer:[/{connection.name}]",
+                f"consumer:[/{connection.name}]"
             )
         if not header.sys_flag & SUBSCRIPTION_FLAG:
             self._admit_group(header.consumer_group, header.topic)
@@ -94,14 +93,14 @@ class PullAdmission:
     def _admit_group(self, group: str, name: str) -> None:
         if not self._groups.may_broadcast(group) and self._registry.is_broadcasting(group):
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
                 f"the consumer group[{group}] can not consume by broadcast way",
+                ResponseCode.NO_PERMISSION,
                 {"forbiddenType": "4"},
             )
         if not self._groups.may_read(group, name):
             raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
                 f"the consumer group[{group}] is forbidden for topic[{name}]",
+                ResponseCode.NO_PERMISSION,
                 {"forbiddenType": "5"},
             )
 
@@ -134,8 +133,7 @@ class PullAdmission:
         """
         if header.sys_flag & CLASS_FILTER_FLAG:
             raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR,
-                "The broker does not support consumer to filter message by class, only by SQL92",
+                "The broker does not support consumer to filter message by class, only by SQL92"
             )
         if header.sys_flag & SUBSCRIPTION_FLAG:
             return self._wanted_by_request(header, connection)
@@ -144,11 +142,11 @@ class PullAdmission:
         if subscription is None:
             missing = "subscription" if self._registry.has_consumers(group) else "group info"
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's {missing} not exist"
+                f"the consumer's {missing} not exist", ResponseCode.SUBSCRIPTION_NOT_EXIST
             )
         if subscription.sub_version < header.sub_version:
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
+                "the consumer's subscription not latest", ResponseCode.SUBSCRIPTION_NOT_LATEST
             )
         kind = subscription.expression_type
         if kind in TAG_TYPES:
@@ -174,5 +172,5 @@ class PullAdmission:
             return subscription_data(header.topic, header.subscription).codes
         except SubscriptionError as error:
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
+                "parse the consumer's subscription failed", ResponseCode.SUBSCRIPTION_PARSE_FAILED
             ) from error

@@ -56,9 +56,7 @@ class QueryHandlers:
         header = request.header_as(ViewMessageRequestHeader)
         record = self._store.named_record(header.offset)
         if record is None:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}"
-            )
+            raise RequestRefusedError(f"can not find message by the offset, {header.offset}")
         if request.subject is not None:
             require(request, topic(decode_record(record).topic, SUB, GET))
         return encode_reply(request, body=record)

@@ -27,7 +27,7 @@ from halfmq.store.format.properties import PROPERTY_REAL_TOPIC
 
 from ...delay.delivery import DelayService
 from ...delay.timer_records import TimerError, text_of
-from ...errors import RequestRefusedError
+from ...errors import RequestRefusedError, invalid_parameter
 from ...logs import EACH
 from ...ports import Connection, Handler
 from ...tables.topic_config import TopicConfig
@@ -61,13 +61,12 @@ class TimerHandlers:
         header = request.header_as(RecallMessageRequestHeader)
         if self._get_topic(header.topic) is None:
             raise RequestRefusedError(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"recall failed, the topic[{header.topic}] not exist",
+                f"recall failed, the topic[{header.topic}] not exist", ResponseCode.TOPIC_NOT_EXIST
             )
         try:
             recalled = self._delays.recall(self._named(header))
         except TimerError as error:
-            raise RequestRefusedError(ResponseCode.ILLEGAL_OPERATION, str(error)) from error
+            raise RequestRefusedError(str(error), ResponseCode.ILLEGAL_OPERATION) from error
         logger.info(
             "event=message_recalled topic=%s message=%s peer=%s",
             header.topic,
@@ -95,10 +94,7 @@ class TimerHandlers:
         """Answer with a page of the messages that wait, in the order in which they were stored."""
         header = request.header_as(QueryTimersRequestHeader)
         if not 1 <= header.max_count <= TIMERS_MAX:
-            raise RequestRefusedError(
-                ResponseCode.INVALID_PARAMETER,
-                f"maxCount is {header.max_count}, expected 1 to {TIMERS_MAX}",
-            )
+            raise invalid_parameter(f"maxCount is {header.max_count}, expected 1 to {TIMERS_MAX}")
         page = self._delays.page(header.after, header.max_count, PAGE_BYTES_MAX)
         found = [
             encoded

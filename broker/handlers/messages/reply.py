@@ -24,7 +24,7 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.log.append_request import AppendRequest
 
-from ...errors import REFUSAL_FIELDS, RequestRefusedError
+from ...errors import REFUSAL_FIELDS, MessageRefusedError
 from ...ports import AppendLog, Connection, Handler
 from ...tables.client_registry import ClientRegistry
 
@@ -74,9 +74,9 @@ class ReplyHandler:
         """
         header = request.header_as(SendMessageRequestHeader)
         if header.topic != self._topic:  # a sender of replies needs no right on their topic
-            raise _refused(
-                ResponseCode.NO_PERMISSION,
+            raise MessageRefusedError(
                 f"a reply goes to the topic {self._topic}, not to {header.topic}",
+                ResponseCode.NO_PERMISSION,
             )
         message = self._validate(header, request.body, connection)
         client_id, client = self._client(header)
@@ -96,15 +96,15 @@ class ReplyHandler:
         properties = (header.properties or "").encode()
         client_id = (get_property(properties, b"REPLY_TO_CLIENT") or b"").decode()
         if not client_id:
-            raise _refused(
-                ResponseCode.SYSTEM_ERROR, "reply message properties[REPLY_TO_CLIENT] is null"
+            raise MessageRefusedError(
+                "reply message properties[REPLY_TO_CLIENT] is null", ResponseCode.SYSTEM_ERROR
             )
         client = self._registry.producer_by_id(client_id)
         if client is None:
             logger.warning("event=reply_without_client client=%s", client_id)
-            raise _refused(
-                ResponseCode.SYSTEM_ERROR,
+            raise MessageRefusedError(
                 f"push reply message fail, channel of <{client_id}> not found.",
+                ResponseCode.SYSTEM_ERROR,
             )
         return client_id, client
 
@@ -167,7 +167,3 @@ class ReplyHandler:
             reconsume_times=sent.reconsume_times,
             unit_mode=sent.unit_mode,
         )
-
-
-def _refused(code: ResponseCode, remark: str) -> RequestRefusedError:
-    return RequestRefusedError(code, remark, REFUSAL_FIELDS)

@@ -45,7 +45,7 @@ from ...access import requirements
 from ...delay.levels import is_level, with_properties
 from ...delay.timer_records import TimerError, TimerRule, Waiting
 from ...disk.send_refusal import SendRefusal
-from ...errors import REFUSAL_FIELDS, RequestRefusedError
+from ...errors import MessageRefusedError, RequestRefusedError
 from ...net.group_append import GroupAppend
 from ...ports import AppendLog, Connection, Handler
 from ...tables.topic_config import TopicConfig
@@ -230,11 +230,7 @@ class SendHandler:
         message, sent = self._validated(header, queue_id, body, connection, may_be_empty=True)
         delayed = sent.delay_level or sent.timer
         if delayed or sent.is_transactional or header.sys_flag & TRANSACTION_MASK:
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                "a reply can be neither transactional nor delayed",
-                REFUSAL_FIELDS,
-            )
+            raise MessageRefusedError("a reply can be neither transactional nor delayed")
         return message
 
     def _validated(
@@ -249,11 +245,9 @@ class SendHandler:
         if not (body or may_be_empty) or len(body) > self._max_message_size:
             raise self._body_refusal(body)
         if header.sys_flag & INNER_BATCH:  # Source: RocketMQ HookUtils#checkInnerBatch
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL,
+            raise MessageRefusedError(
                 f"sysFlag {header.sys_flag:#x} says that the message is a batch in one record "
-                "(0x80): send a batch (320), or clear the bit",
-                REFUSAL_FIELDS,
+                "(0x80): send a batch (320), or clear the bit"
             )
         sent = read_properties(header.properties, self._broker_properties, self._new_key)
         stored = sent.stored
@@ -286,10 +280,8 @@ class SendHandler:
         if message.sys_flag & TRANSACTION_MASK:
             raise _refused_bits(message, sent)
         if sent.delay is not None and not is_level(sent.delay):
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"DELAY={sent.delay[:20]}: expected the number of a delay level",
-                REFUSAL_FIELDS,
+            raise MessageRefusedError(
+                f"DELAY={sent.delay[:20]}: expected the number of a delay level"
             )
         if header.topic.startswith(topic_names.RETRY_PREFIX):
             self._group.append_staged()  # the original message may be among those staged
@@ -316,9 +308,7 @@ class SendHandler:
         try:
             return self._timer_rule.waiting(message, name, value)
         except TimerError as error:
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL, str(error), REFUSAL_FIELDS
-            ) from error
+            raise MessageRefusedError(str(error)) from error
 
     def _verified(
         self,
@@ -363,7 +353,7 @@ class SendHandler:
         try:
             return self._retried(header, message, version)
         except RequestRefusedError as refusal:
-            raise RequestRefusedError(refusal.code, refusal.remark, REFUSAL_FIELDS) from refusal
+            raise MessageRefusedError(refusal.remark, refusal.code) from refusal
 
     def _half(
         self,
@@ -378,18 +368,14 @@ class SendHandler:
         """
         group, unique_key = sent.producer_group, sent.unique_key
         if not group:
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL,
+            raise MessageRefusedError(
                 "a transactional message without the property PGROUP: set it to the producer "
-                "group, or nobody could be asked about the transaction",
-                REFUSAL_FIELDS,
+                "group, or nobody could be asked about the transaction"
             )
         if len(group) > NAME_LENGTH_MAX:
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL,
+            raise MessageRefusedError(
                 f"the producer group of a transactional message has {len(group)} characters, "
-                f"{NAME_LENGTH_MAX} are allowed",
-                REFUSAL_FIELDS,
+                f"{NAME_LENGTH_MAX} are allowed"
             )
         message.properties = prepared_by(message.properties, request)
         waits = message.topic not in self._prepares.unflushed_topics
@@ -470,11 +456,9 @@ class SendHandler:
         try:
             units = read_units(body, missing_wait=missing_wait, suffix=suffix)
         except ValueError as error:
-            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RequestRefusedError(str(error)) from error
         if not units.bodies:
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message", REFUSAL_FIELDS
-            )
+            raise MessageRefusedError("the batch holds no message")
         sizes = [*map(len, units.properties)]
         size = max(sizes)
         if size > PROPERTIES_SIZE_MAX:
@@ -489,10 +473,9 @@ class SendHandler:
         if topic is None:
             topic = self._create(header, connection)
         elif topic_names.is_broker_only(header.topic):
-            raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
+            raise MessageRefusedError(
                 f"Sending message to topic[{header.topic}] is forbidden.",
-                REFUSAL_FIELDS,
+                ResponseCode.NO_PERMISSION,
             )
         queue_id = header.queue_id
         if 0 <= queue_id < topic.write_queue_nums:
@@ -500,10 +483,9 @@ class SendHandler:
         if queue_id < 0:
             return random.randrange(max(topic.write_queue_nums, 1))  # noqa: S311  # spreads load, no secret
         if queue_id >= topic.read_queue_nums:
-            raise RequestRefusedError(
-                ResponseCode.INVALID_PARAMETER,
+            raise MessageRefusedError(
                 f"request queueId[{queue_id}] is illegal, {topic} Producer: {connection.name}",
-                REFUSAL_FIELDS,
+                ResponseCode.INVALID_PARAMETER,
             )
         return queue_id
 
@@ -513,13 +495,12 @@ class SendHandler:
                 header.topic, header.default_topic, header.default_topic_queue_nums, connection.name
             )
         except RequestRefusedError as refusal:
-            raise RequestRefusedError(refusal.code, refusal.remark, REFUSAL_FIELDS) from refusal
+            raise MessageRefusedError(refusal.remark, refusal.code) from refusal
         if topic is None:
-            raise RequestRefusedError(
-                ResponseCode.TOPIC_NOT_EXIST,
+            raise MessageRefusedError(
                 f"topic[{header.topic}] not exist, apply first please! create it, or set "
                 "autoCreateTopicEnable=true",
-                REFUSAL_FIELDS,
+                ResponseCode.TOPIC_NOT_EXIST,
             )
         return topic
 
@@ -536,25 +517,21 @@ class SendHandler:
         elif fault is not None:
             illegal = f"{self._illegal_remark()} {fault}"
         elif len(request.body) > self._max_message_size:
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL,
+            raise MessageRefusedError(
                 f"message body size exceeded, msg body size: {len(request.body)}, "
-                f"maxMessageSize: {self._max_message_size}",
-                REFUSAL_FIELDS,
+                f"maxMessageSize: {self._max_message_size}"
             )
         if illegal is not None:
-            raise RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, illegal, REFUSAL_FIELDS)
+            raise MessageRefusedError(illegal)
 
     def _body_refusal(self, body: bytes) -> RequestRefusedError:
         if not body:  # RocketMQ 5.3.3 fails with a null pointer and answers the same code
-            return RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the message has no body")
+            return RequestRefusedError("the message has no body")
         return self._illegal(len(body), 0)
 
     def _illegal(self, body_size: int, properties_size: int) -> RequestRefusedError:
-        return RequestRefusedError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"{self._illegal_remark()} Sent: body {body_size}B, properties {properties_size}B",
-            REFUSAL_FIELDS,
+        return MessageRefusedError(
+            f"{self._illegal_remark()} Sent: body {body_size}B, properties {properties_size}B"
         )
 
     def _illegal_remark(self) -> str:
@@ -600,4 +577,4 @@ def _refused_bits(message: AppendRequest, sent: SentProperties) -> RequestRefuse
             "the message has transaction bits in sysFlag without the property TRAN_MSG=true: "
             "set it to prepare a transaction, or clear the bits (0xC)"
         )
-    return RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, remark, REFUSAL_FIELDS)
+    return MessageRefusedError(remark)

@@ -113,9 +113,7 @@ class SendBackHandler:
         encoded = self._store.named_record(header.offset)
         record = None if encoded is None else decode_record(encoded, check_crc=False)
         if record is None or record.topic in _NEVER_CONSUMED:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}"
-            )
+            raise RequestRefusedError(f"look message by offset failed, {header.offset}")
         require(request, requirements.topic(record.topic, requirements.SUB))
         limit = _delivery_limit(config, header.max_reconsume_times, request.version)
         is_dead = header.delay_level < 0 or record.reconsume_times >= limit
@@ -153,9 +151,9 @@ class SendBackHandler:
         config = self._groups.ensure(name)
         if config is None:
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group not exist, {name} "
                 "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details.",
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
             )
         return config
 
@@ -194,7 +192,7 @@ def _delivery_limit(config: GroupConfig, client_limit: int | None, version: int)
 def _writable(topic: TopicConfig) -> TopicConfig:
     if not topic.writable:
         raise RequestRefusedError(
-            ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden"
+            f"the topic[{topic.name}] sending message is forbidden", ResponseCode.NO_PERMISSION
         )
     return topic
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
+from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.remoting.replies import encode_end_reply, encode_reply
@@ -72,9 +72,7 @@ class TransactionHandler:
         assert isinstance(header, EndTransactionRequestHeader)
         event = EVENTS.get(header.commit_or_rollback)
         if event is None:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_ERROR, wrong_decision(header.commit_or_rollback)
-            )
+            raise RequestRefusedError(wrong_decision(header.commit_or_rollback))
         decision = DecisionRequest(
             header.commit_log_offset,
             header.tran_state_table_offset,

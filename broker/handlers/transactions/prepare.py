@@ -29,8 +29,9 @@ from halfmq.store.format.properties import get_property, terminated
 from halfmq.store.format.topics import DEFAULT_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
+from ...errors import MessageRefusedError
 from ...ports import Connection, Handler
-from ...transaction.admission import GROUP_RESERVE, RECORD_RESERVE, refusal
+from ...transaction.admission import GROUP_RESERVE, RECORD_RESERVE
 from ...transaction.deduplication import FirstHalf
 from ...transaction.prepares import Prepares
 from ..access_checks import prepared_by
@@ -64,7 +65,9 @@ class PrepareHandler:
         group = header.producer_group
         self._refuse_sends()
         if not group:
-            raise refusal("producerGroup is empty: nobody could be asked about the transaction")
+            raise MessageRefusedError(
+                "producerGroup is empty: nobody could be asked about the transaction"
+            )
         self._append_staged()  # keeps the order; a repeated half may be among them
         messages = [
             self._message(one, group, connection) for one in decode_prepared_messages(request.body)
@@ -98,7 +101,7 @@ class PrepareHandler:
         self, message: PreparedMessage, group: str, connection: Connection
     ) -> tuple[AppendRequest, str]:
         if message.sys_flag & TRANSACTION_MASK not in _ALLOWED_BITS:
-            raise refusal(
+            raise MessageRefusedError(
                 f"sysFlag {message.sys_flag:#x} says that the transaction is decided: clear the "
                 "bits 0xC, or set 0x4 only"
             )
@@ -117,12 +120,14 @@ class PrepareHandler:
 
     def _check_together(self, messages: Sequence[tuple[AppendRequest, str]]) -> None:
         if len({unique_key for _, unique_key in messages}) != len(messages):
-            raise refusal("two messages of one transaction have the same UNIQ_KEY: give each one")
+            raise MessageRefusedError(
+                "two messages of one transaction have the same UNIQ_KEY: give each one"
+            )
         size = GROUP_RESERVE + sum(
             len(message.body) + len(message.properties) + RECORD_RESERVE for message, _ in messages
         )
         if len(messages) > 1 and size > self._log_file_size:
-            raise refusal(
+            raise MessageRefusedError(
                 f"the messages of one transaction need {size} bytes, and a file of the log has "
                 f"{self._log_file_size}: send fewer or smaller ones, or raise "
                 "mappedFileSizeCommitLog for a new store"
@@ -141,7 +146,7 @@ def _marked(properties: bytes, group: str) -> bytes:
         if value is None:
             added += b"%b\x01%b\x02" % (name, expected)
         elif value != expected:
-            raise refusal(
+            raise MessageRefusedError(
                 f"{name.decode()}={value[:128].decode(errors='replace')} in a transaction of the "
                 f"group {group}: leave it out, or set it to {expected.decode()}"
             )

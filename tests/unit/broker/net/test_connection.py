@@ -109,7 +109,7 @@ def test_a_one_way_request_gets_no_answer(loop_factory: LoopFactory) -> None:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (RequestRefusedError(ResponseCode.NO_PERMISSION, "no"), ResponseCode.NO_PERMISSION),
+        (RequestRefusedError("no", ResponseCode.NO_PERMISSION), ResponseCode.NO_PERMISSION),
         (DiskFullError(Path("/disk"), "no space left"), ResponseCode.SERVICE_NOT_AVAILABLE),
         (ZeroDivisionError("a defect"), ResponseCode.SYSTEM_ERROR),
     ],

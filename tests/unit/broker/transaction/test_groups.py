@@ -8,7 +8,6 @@ from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.errors import DecidedOtherwiseError, HalfMismatchError
 from halfmq.broker.transaction.state.state_machine import State, TransactionEvent
-from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import decode_properties
@@ -273,7 +272,7 @@ def test_a_failed_completion_does_not_prevent_the_start(broker: Broker) -> None:
     broker.end(halves[0], TransactionEvent.COMMIT)
     records, damaged = broker.log.encoded, halves[2].physical_offset
     records[damaged] = records[damaged].replace(b"REAL_TOPIC", b"LOST_TOPIC")
-    broker.destination.error = RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the table is full")
+    broker.destination.error = RequestRefusedError("the table is full")
 
     broker.restart(survivors=1)
 

@@ -418,7 +418,7 @@ def test_a_commit_goes_to_a_queue_that_exists(broker: Broker) -> None:
 def test_a_commit_without_a_destination_is_refused_and_can_be_repeated(broker: Broker) -> None:
     """The message is kept until the topic can be created."""
     half = broker.prepare()
-    broker.destination.error = RequestRefusedError(ResponseCode.NO_PERMISSION, "no room")
+    broker.destination.error = RequestRefusedError("no room", ResponseCode.NO_PERMISSION)
     with pytest.raises(RequestRefusedError):
         broker.end(half, TransactionEvent.COMMIT)
     broker.destination.error = None
@@ -483,7 +483,7 @@ def test_a_topic_that_cannot_be_created_again_is_reported(
     topics = Topics()
 
     def refuse(name: str, queues: int = 1, perm: int = 6) -> TopicConfig:
-        raise RequestRefusedError(ResponseCode.NO_PERMISSION, f"no room for {name}")
+        raise RequestRefusedError(f"no room for {name}", ResponseCode.NO_PERMISSION)
 
     topics.ensure = refuse  # type: ignore[method-assign]
     queues = CurrentQueues(topics)

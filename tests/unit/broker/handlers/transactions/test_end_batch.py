@@ -370,7 +370,7 @@ def test_a_batch_that_cannot_be_appended_leaves_everything_undecided(front: Fron
 def test_a_message_whose_topic_cannot_be_created_affects_no_other(front: Front) -> None:
     """Only messages of that topic wait."""
     half, group = front.broker.prepare(), front.broker.prepare_group(2)
-    front.broker.destination.error = RequestRefusedError(ResponseCode.NO_PERMISSION, "no room")
+    front.broker.destination.error = RequestRefusedError("no room", ResponseCode.NO_PERMISSION)
 
     front.batch(an_end(half, ROLLBACK), an_end(group[0], COMMIT))
 
