@@ -6,9 +6,11 @@ they can be tested without a socket.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
 from halfmq.store.files.page_cache import NotInMemoryError
@@ -215,3 +217,29 @@ Handler = Callable[[RemotingCommand, Connection], bytes | None]
 
 A plain function, never a coroutine: a task per message costs as much as the whole handler.
 """
+
+_Method = TypeVar("_Method", bound=Callable[..., bytes | None])
+
+
+def serves(*codes: RequestCode) -> Callable[[_Method], _Method]:
+    """Make a method of `Handlers` the `Handler` of requests with these codes."""
+
+    def mark(method: _Method) -> _Method:
+        vars(method)["serves"] = codes
+        return method
+
+    return mark
+
+
+class Handlers:
+    """A family of requests, served by its methods with `serves`."""
+
+    __slots__ = ()
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
+        return {
+            code: getattr(self, name)
+            for name, method in inspect.getmembers_static(type(self))
+            for code in getattr(method, "serves", ())
+        }

@@ -47,7 +47,7 @@ from .handlers.admin.group_offsets import GroupOffsetHandlers
 from .handlers.admin.statistics import StatisticsHandlers
 from .handlers.admin.tables import RequestModeHandlers, TableHandlers
 from .handlers.admin.transactions import TransactionAdminHandlers
-from .handlers.administration import HandlerPart, admin_handlers
+from .handlers.administration import admin_handlers
 from .handlers.clients.assignments import AssignmentHandlers
 from .handlers.clients.brokers import BrokerHandlers
 from .handlers.clients.clients import ClientHandlers
@@ -63,6 +63,7 @@ from .handlers.messages.reply import ReplyHandler
 from .handlers.messages.send import SendHandler
 from .handlers.messages.send_back import SendBackHandler, retry_copy
 from .handlers.transactions.end import TransactionHandler
+from .handlers.transactions.end_batch import EndBatches
 from .handlers.transactions.prepare import PrepareHandler
 from .http.console_process import ConsoleProcess
 from .http.endpoint import OFF, HttpEndpoint
@@ -83,7 +84,7 @@ from .net.server import Server
 from .pop.engine import PopEngine
 from .pop.records import PopRecords, is_from_timer
 from .pop.request_modes import RequestModes
-from .ports import Connection
+from .ports import Connection, Handlers
 from .runtime_info import RuntimeInfo
 from .store_service import PersistTicker, StoreService, make_tables_directory
 from .tables.all_tables import make_tables
@@ -354,7 +355,7 @@ class Broker:
             connections_per_address=network.connections_per_address,
         )
 
-    def _make_keepers(self, handlers: Sequence[HandlerPart]) -> list[Keeps]:
+    def _make_keepers(self, handlers: Sequence[Handlers]) -> list[Keeps]:
         """Return the parts that keep something for peers; a test compares them with the limits."""
         tables = self._tables
         return [
@@ -452,7 +453,7 @@ class Broker:
             self._pops.on_pull,
         )
 
-    def _make_handlers(self) -> list[HandlerPart]:
+    def _make_handlers(self) -> list[Handlers]:
         tables, store, changes = self._tables, self._store, self._changes
         send_back = SendBackHandler(
             store,
@@ -481,7 +482,8 @@ class Broker:
             self._pull,
             send_back,
             self._clients,
-            TransactionHandler(self.transactions.decisions, self._group, store.reader.lacking),
+            TransactionHandler(self.transactions.decisions, self._group),
+            EndBatches(self.transactions.decisions, self._group, store.reader.lacking),
             self._queue_offsets,
             QueryHandlers(store),
             TimerHandlers(
@@ -543,7 +545,7 @@ class Broker:
         handlers.in_broker = self.config.consumers.server_side_reset
         return handlers
 
-    def _make_access_handlers(self, changes: ChangeQueue) -> list[HandlerPart]:
+    def _make_access_handlers(self, changes: ChangeQueue) -> list[Handlers]:
         topics, access = self.config.topics, self._access
         if access.accounts is not None:
             names = topics.broker_name, topics.cluster_name

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from halfmq.store.message_store import MessageStore
 
 from ..config import TopicDefaults
 from ..live_settings import LiveSettings
-from ..ports import Handler
+from ..ports import Handlers
 from ..tables.all_tables import Tables
 from ..tables.message_statistics import Statistics
 from .admin.broker_config import SettingsHandlers
@@ -22,14 +21,6 @@ from .admin.kv_config import KvConfigHandlers
 from .admin.topics import TopicHandlers
 
 
-class HandlerPart(Protocol):
-    """A group of handlers."""
-
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        ...
-
-
 def admin_handlers(
     tables: Tables,
     store: MessageStore,
@@ -40,7 +31,7 @@ def admin_handlers(
     *,
     now_ms: Callable[[], int],
     monotonic_ms: Callable[[], int],
-) -> list[HandlerPart]:
+) -> list[Handlers]:
     """Return the handlers; ``identity`` has the names of this broker."""
     return [
         TopicHandlers(

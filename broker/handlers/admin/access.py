@@ -33,61 +33,52 @@ from ...access.control import Subject
 from ...access.plain_acl import PlainAcl
 from ...access.users import Users, refused
 from ...errors import RequestRefusedError, invalid_parameter
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from .change_queue import ChangeQueue
 
 
-class UserHandlers:
+class UserHandlers(Handlers):
     """Reads and changes users and their policies."""
 
     def __init__(self, users: Users, changes: ChangeQueue) -> None:
         self._users = users
         self._changes = changes
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.AUTH_CREATE_USER: self.create_user,
-            RequestCode.AUTH_UPDATE_USER: self.update_user,
-            RequestCode.AUTH_DELETE_USER: self.delete_user,
-            RequestCode.AUTH_GET_USER: self.get_user,
-            RequestCode.AUTH_LIST_USER: self.list_users,
-            RequestCode.AUTH_CREATE_ACL: self.put_acl,
-            RequestCode.AUTH_UPDATE_ACL: self.put_acl,
-            RequestCode.AUTH_DELETE_ACL: self.delete_acl,
-            RequestCode.AUTH_GET_ACL: self.get_acl,
-            RequestCode.AUTH_LIST_ACL: self.list_acls,
-        }
-
+    @serves(RequestCode.AUTH_CREATE_USER)
     def create_user(self, request: RemotingCommand, connection: Connection) -> None:
         """Add a user."""
         user = _named_user(request)
         change = partial(self._users.create_user, user)
         self._make(change, f"user {user.username}", request, connection)
 
+    @serves(RequestCode.AUTH_UPDATE_USER)
     def update_user(self, request: RemotingCommand, connection: Connection) -> None:
         """Change those fields of a user that are set."""
         user = _named_user(request)
         change = partial(self._users.update_user, user)
         self._make(change, f"user {user.username}", request, connection)
 
+    @serves(RequestCode.AUTH_DELETE_USER)
     def delete_user(self, request: RemotingCommand, connection: Connection) -> None:
         """Remove a user and its policies."""
         name = _username(request)
         change = partial(self._users.delete_user, name)
         self._make(change, f"deleted user {name}", request, connection)
 
+    @serves(RequestCode.AUTH_GET_USER)
     def get_user(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with a user; without a body if there is none of this name."""
         user = self._users.user(_username(request))
         return encode_reply(request, body=encode_access(_shown(user)) if user else b"")
 
+    @serves(RequestCode.AUTH_LIST_USER)
     def list_users(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with users by name; without a body if there is none."""
         header = request.header_as(ListUsersRequestHeader)
         users = [_shown(user) for user in self._users.users(header.filter or "")]
         return encode_reply(request, body=encode_access(users) if users else b"")
 
+    @serves(RequestCode.AUTH_CREATE_ACL, RequestCode.AUTH_UPDATE_ACL)
     def put_acl(self, request: RemotingCommand, connection: Connection) -> None:
         """Add entries to a subject's policies, or change them."""
         header = request.header_as(AclRequestHeader)
@@ -96,6 +87,7 @@ class UserHandlers:
         change = partial(self._users.put_acl, acl)
         self._make(change, f"acl {acl.subject}", request, connection)
 
+    @serves(RequestCode.AUTH_DELETE_ACL)
     def delete_acl(self, request: RemotingCommand, connection: Connection) -> None:
         """Remove a subject's entries about a resource, or all of its policies."""
         header = request.header_as(DeleteAclRequestHeader)
@@ -103,12 +95,14 @@ class UserHandlers:
         change = partial(self._users.delete_acl, subject, header.policy_type, header.resource)
         self._make(change, f"deleted acl {subject}", request, connection)
 
+    @serves(RequestCode.AUTH_GET_ACL)
     def get_acl(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the policies of a subject; without a body if it has none."""
         header = request.header_as(AclRequestHeader)
         acl = self._users.acl(header.subject or "")
         return encode_reply(request, body=encode_access(acl) if acl else b"")
 
+    @serves(RequestCode.AUTH_LIST_ACL)
     def list_acls(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with policies by subject; without a body if there is none."""
         header = request.header_as(ListAclsRequestHeader)
@@ -128,7 +122,7 @@ class UserHandlers:
         self._changes.make(change, what, request, connection)
 
 
-class PlainAclHandlers:
+class PlainAclHandlers(Handlers):
     """Serves the version of the plain-ACL files, and refuses to change them by requests."""
 
     def __init__(self, accounts: PlainAcl, broker_name: str, cluster_name: str) -> None:
@@ -136,15 +130,11 @@ class PlainAclHandlers:
         self._broker_name = broker_name
         self._cluster_name = cluster_name
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: self.refuse,
-            RequestCode.DELETE_ACL_CONFIG: self.refuse,
-            RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: self.refuse,
-            RequestCode.GET_BROKER_CLUSTER_ACL_INFO: self.version,
-        }
-
+    @serves(
+        RequestCode.UPDATE_AND_CREATE_ACL_CONFIG,
+        RequestCode.DELETE_ACL_CONFIG,
+        RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
+    )
     def refuse(self, _request: RemotingCommand, _connection: Connection) -> bytes:
         """Refuse with a remark that names the file to edit."""
         raise RequestRefusedError(
@@ -152,6 +142,7 @@ class PlainAclHandlers:
             "machine, it is read again within seconds"
         )
 
+    @serves(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
     def version(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the version of the accounts that are in force."""
         version = self._accounts.version

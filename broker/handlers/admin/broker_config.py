@@ -19,39 +19,33 @@ from halfmq.remoting.replies import encode_reply
 from ...config_file import decode_settings
 from ...errors import BrokerConfigError, invalid_parameter
 from ...live_settings import LiveSettings
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from .change_queue import ChangeQueue
 
 SETTINGS_BYTES_MAX: Final = 65_536
 """Bytes of one request to change settings; all settings together have a tenth."""
 
 
-class SettingsHandlers:
+class SettingsHandlers(Handlers):
     """Serves queries and changes of settings."""
 
     def __init__(self, settings: LiveSettings, changes: ChangeQueue) -> None:
         self._settings = settings
         self._changes = changes
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.GET_BROKER_CONFIG: self.get,
-            RequestCode.UPDATE_BROKER_CONFIG: self.update,
-            RequestCode.GET_NAMESRV_CONFIG: self.get_of_name_server,
-            RequestCode.UPDATE_NAMESRV_CONFIG: self.update,
-        }
-
+    @serves(RequestCode.GET_BROKER_CONFIG)
     def get(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with all settings as ``key=value`` lines."""
         version = json.dumps(self._settings.data_version, separators=(",", ":"))
         header = GetBrokerConfigResponseHeader(version=version)
         return encode_reply(request, header=header, body=self._settings.text().encode())
 
+    @serves(RequestCode.GET_NAMESRV_CONFIG)
     def get_of_name_server(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with all settings as ``key=value`` lines, without a version."""
         return encode_reply(request, body=self._settings.text().encode())
 
+    @serves(RequestCode.UPDATE_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG)
     def update(self, request: RemotingCommand, connection: Connection) -> None:
         """Change all settings of the request, or none if one is refused."""
         if len(request.body) > SETTINGS_BYTES_MAX:

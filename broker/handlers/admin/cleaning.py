@@ -18,32 +18,26 @@ from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 
 logger = logging.getLogger(__name__)
 
 
 @define(eq=False, repr=False)
-class CleaningHandlers:
+class CleaningHandlers(Handlers):
     """Requests the deletion of files; answers at once, as RocketMQ does."""
 
     _delete_expired: Callable[[], None]  # starts the deletion of old files of the log, at any hour
     _delete_queue_files: Callable[[], None]  # deletes files of queues without messages
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.DELETE_EXPIRED_COMMITLOG: self.clean_log,
-            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
-            RequestCode.CLEAN_UNUSED_TOPIC: self.clean_queues,
-        }
-
+    @serves(RequestCode.DELETE_EXPIRED_COMMITLOG)
     def clean_log(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Delete files of the log that are older than the retention time."""
         logger.info("event=deletion_asked what=log peer=%s", connection.name)
         self._delete_expired()
         return encode_reply(request)
 
+    @serves(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, RequestCode.CLEAN_UNUSED_TOPIC)
     def clean_queues(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Delete queue files whose messages were deleted."""
         logger.info("event=deletion_asked what=queues peer=%s", connection.name)

@@ -15,7 +15,7 @@ from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.queue_entry import QueueEntry
 
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler, Store
+from ...ports import Connection, Handlers, Store, serves
 from ...tables.client_registry import ClientRegistry
 
 ENTRIES_MAX: Final = 1_000
@@ -24,17 +24,14 @@ ENTRIES_MAX: Final = 1_000
 _EXTENSION_MAX: Final = -(2**31) - 1  # tags codes up to this are addresses of extensions
 
 
-class ConsumeQueueHandlers:
+class ConsumeQueueHandlers(Handlers):
     """Serves entries of consume queues."""
 
     def __init__(self, registry: ClientRegistry, store: Store) -> None:
         self._registry = registry
         self._store = store
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {RequestCode.QUERY_CONSUME_QUEUE: self.query}
-
+    @serves(RequestCode.QUERY_CONSUME_QUEUE)
     def query(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with entries from an index on, and with a group's subscription to the topic."""
         header = request.header_as(QueryConsumeQueueRequestHeader)

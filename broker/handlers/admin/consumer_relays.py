@@ -36,7 +36,7 @@ from ...access.requirements import GET, SUB, topic
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError
 from ...limits.kept import RELAYS, Kept
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
 from ...tables.group_table import GroupTable
 from ...tables.topic_table import TopicTable
@@ -66,7 +66,7 @@ _CODE_MAX: Final = 0x7FFF  # a ROCKETMQ header has 16 bits for it
 
 
 @define(eq=False, repr=False, slots=False)
-class RelayHandlers:
+class RelayHandlers(Handlers):
     """Relays requests of operators to connected consumers."""
 
     _registry: ClientRegistry
@@ -79,21 +79,15 @@ class RelayHandlers:
         self._broker_name = self._identity.broker_name
         self._waiting: set[asyncio.Task[None]] = set()
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
-        }
-
     # --- requests
 
+    @serves(RequestCode.GET_CONSUMER_RUNNING_INFO)
     def running_info(self, request: RemotingCommand, connection: Connection) -> None:
         """Answer with a consumer's settings, queues and rates, and its stacks if requested."""
         header = request.header_as(GetConsumerRunningInfoRequestHeader)
         self._relay(request, connection, header, b"")
 
+    @serves(RequestCode.CONSUME_MESSAGE_DIRECTLY)
     def consume_directly(self, request: RemotingCommand, connection: Connection) -> None:
         """Let a consumer process one stored message; answer with the result."""
         header = request.header_as(ConsumeMessageDirectlyRequestHeader)
@@ -116,6 +110,7 @@ class RelayHandlers:
         )
         self._relay(request, connection, filled, record)
 
+    @serves(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
     def consumer_status(self, request: RemotingCommand, connection: Connection) -> None:
         """Answer with the offsets that one or all members of a group have in a topic."""
         header = request.header_as(GetConsumerStatusRequestHeader)

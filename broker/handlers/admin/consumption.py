@@ -27,7 +27,7 @@ from halfmq.store.message_store import MessageStore
 
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.group_table import GroupTable
@@ -51,7 +51,7 @@ _Part: TypeAlias = tuple[str, TopicConfig, int]
 
 
 @define(eq=False, repr=False, slots=False)
-class ConsumptionHandlers:
+class ConsumptionHandlers(Handlers):
     """Serves queries about the progress of groups."""
 
     _topics: TopicTable
@@ -65,13 +65,7 @@ class ConsumptionHandlers:
     def __attrs_post_init__(self) -> None:
         self._broker_name = self._identity.broker_name
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.GET_CONSUME_STATS: self.consume_stats,
-            RequestCode.GET_BROKER_CONSUME_STATS: self.all_consume_stats,
-        }
-
+    @serves(RequestCode.GET_CONSUME_STATS)
     def consume_stats(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the offsets of a group and of the log in the queues of one or more topics.
 
@@ -106,6 +100,7 @@ class ConsumptionHandlers:
         members = b",".join(step[2] for step in steps if step[2])
         return encode_reply(request, body=encode_consume_stats_of(members, per_second))
 
+    @serves(RequestCode.GET_BROKER_CONSUME_STATS)
     def all_consume_stats(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the progress of each group in each topic in which it has offsets."""
         header = request.header_as(GetBrokerConsumeStatsRequestHeader)

@@ -37,7 +37,7 @@ from halfmq.store.message_store import MessageStore
 
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.group_table import GroupTable
@@ -55,7 +55,7 @@ RESET_CLIENTS_MAX: Final = 256
 
 
 @define(eq=False, repr=False, slots=False)
-class GroupOffsetHandlers:
+class GroupOffsetHandlers(Handlers):
     """Serves queries and changes of the offsets of groups."""
 
     _topics: TopicTable
@@ -74,17 +74,9 @@ class GroupOffsetHandlers:
         """Whether a reset is made in the broker, or else by connected consumers."""
         self._broker_name = self._identity.broker_name
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
-            RequestCode.CLONE_GROUP_OFFSET: self.clone,
-            RequestCode.QUERY_CORRECTION_OFFSET: self.correction_offsets,
-            RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_spans,
-        }
-
     # --- reset
 
+    @serves(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     def reset(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Set the offsets of a group in one or all queues of a topic, and answer with them."""
         header = request.header_as(ResetOffsetRequestHeader)
@@ -201,6 +193,7 @@ class GroupOffsetHandlers:
 
     # --- clone
 
+    @serves(RequestCode.CLONE_GROUP_OFFSET)
     def clone(self, request: RemotingCommand, connection: Connection) -> None:
         """Copy the offsets of one group to another, in one or all of its topics.
 
@@ -235,6 +228,7 @@ class GroupOffsetHandlers:
 
     # --- queries
 
+    @serves(RequestCode.QUERY_CORRECTION_OFFSET)
     def correction_offsets(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the lowest offset that any group has in each queue of a topic.
 
@@ -273,6 +267,7 @@ class GroupOffsetHandlers:
                 lowest[queue_id] = INT64_MAX
         return encode_reply(request, body=encode_correction_offsets(lowest))
 
+    @serves(RequestCode.QUERY_CONSUME_TIME_SPAN)
     def time_spans(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the times of the first, last and latest consumed message of each queue."""
         header = request.header_as(GroupAndTopicRequestHeader)

@@ -46,7 +46,7 @@ from halfmq.store.format.topics import BUILT_IN_GROUPS, validate_group
 
 from ...errors import RequestRefusedError, invalid_parameter
 from ...loop.slices import in_slices
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.group_members import Member
@@ -68,7 +68,7 @@ _KEPT: Final = ("groupRetryPolicy", "subscriptionDataSet")
 
 
 @define(eq=False, repr=False)
-class GroupHandlers:
+class GroupHandlers(Handlers):
     """Serves queries and changes of groups, and queries of their members."""
 
     _groups: GroupTable
@@ -79,25 +79,9 @@ class GroupHandlers:
     _now_ms: Callable[[], int]
     _monotonic_ms: Callable[[], int]  # the clock of the registry
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update_group,
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_groups,
-            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
-            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: self.group_forbidden,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
-            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.group_config,
-            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
-            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
-            RequestCode.GET_ALL_PRODUCER_INFO: self.producers,
-            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
-            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
-            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
-        }
-
     # --- changes
 
+    @serves(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN)
     def group_forbidden(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Forbid or allow a group to consume a topic, if requested; answer whether it may."""
         header = request.header_as(GroupForbiddenRequestHeader)
@@ -120,12 +104,14 @@ class GroupHandlers:
         self._changes.make(change, what, request, connection)
         return None
 
+    @serves(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     def update_group(self, request: RemotingCommand, connection: Connection) -> None:
         """Create a group, or replace its settings."""
         wanted = _group(decode_entry(request.body))
         change = partial(self._update, wanted)
         self._changes.make(change, f"group {wanted.name}", request, connection)
 
+    @serves(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)
     def update_groups(self, request: RemotingCommand, connection: Connection) -> None:
         """Create or replace several groups; if one cannot be saved, those before it are."""
         entries = decode_entries(request.body, "groupConfigList")
@@ -146,6 +132,7 @@ class GroupHandlers:
             logger.info("event=group_changed group=%s old=%s new=%s", wanted.name, known, wanted)
             await self._groups.change(wanted)
 
+    @serves(RequestCode.DELETE_SUBSCRIPTIONGROUP)
     def delete_group(self, request: RemotingCommand, connection: Connection) -> None:
         """Delete a group, with ``cleanOffset`` its offsets too; an unknown one is no error."""
         header = request.header_as(DeleteSubscriptionGroupRequestHeader)
@@ -163,6 +150,7 @@ class GroupHandlers:
 
     # --- queries
 
+    @serves(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def all_groups(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the whole table."""
         entries = collect(
@@ -174,6 +162,7 @@ class GroupHandlers:
         body = encode_group_table(entries, self._groups.forbidden, self._groups.data_version)
         return encode_reply(request, body=body)
 
+    @serves(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
     def group_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with one group, which is created if groups are created at their first use."""
         header = request.header_as(GetSubscriptionGroupConfigRequestHeader)
@@ -184,6 +173,7 @@ class GroupHandlers:
             )
         return encode_reply(request, body=encode_entry(group.to_json()))
 
+    @serves(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def consumer_connections(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the connected members of a group and what they subscribe to."""
         header = request.header_as(ConsumerGroupRequestHeader)
@@ -203,6 +193,7 @@ class GroupHandlers:
         )
         return encode_reply(request, body=body)
 
+    @serves(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def producer_connections(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the connected producers of a group."""
         header = request.header_as(ProducerGroupRequestHeader)
@@ -212,6 +203,7 @@ class GroupHandlers:
         found = collect(request, connection, lambda: list(members.values()), _connection)
         return encode_reply(request, body=encode_producer_connections(found))
 
+    @serves(RequestCode.GET_ALL_PRODUCER_INFO)
     def producers(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with all connected producers by group."""
         rows = collect(
@@ -241,6 +233,7 @@ class GroupHandlers:
             "version": entry["version"],
         }
 
+    @serves(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def groups_of_topic(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the groups that subscribe to a topic or have offsets in it."""
         header = request.header_as(TopicRequestHeader)
@@ -259,6 +252,7 @@ class GroupHandlers:
         names = {*subscribing, *(name for batch in batches for name in batch)}
         return encode_reply(request, body=encode_group_list(sorted(names)))
 
+    @serves(RequestCode.QUERY_TOPICS_BY_CONSUMER)
     def topics_of_group(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the topics in which a group has offsets."""
         header = request.header_as(GetSubscriptionGroupConfigRequestHeader)
@@ -266,6 +260,7 @@ class GroupHandlers:
         body = encode_topic_list(sorted(names), connection.broker_address)
         return encode_reply(request, body=body)
 
+    @serves(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def subscription(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with a group's subscription to a topic; without data if it does not subscribe."""
         header = request.header_as(GroupAndTopicRequestHeader)

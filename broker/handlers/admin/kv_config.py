@@ -19,27 +19,19 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.kv_table import KvConfig
 from .change_queue import ChangeQueue
 
 
-class KvConfigHandlers:
+class KvConfigHandlers(Handlers):
     """Serves queries and changes of the KV configuration."""
 
     def __init__(self, config: KvConfig, changes: ChangeQueue) -> None:
         self._config = config
         self._changes = changes
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.PUT_KV_CONFIG: self.put,
-            RequestCode.GET_KV_CONFIG: self.get,
-            RequestCode.DELETE_KV_CONFIG: self.delete,
-            RequestCode.GET_KVLIST_BY_NAMESPACE: self.list_namespace,
-        }
-
+    @serves(RequestCode.PUT_KV_CONFIG)
     def put(self, request: RemotingCommand, connection: Connection) -> None:
         """Set a value."""
         header = request.header_as(PutKVConfigRequestHeader)
@@ -47,6 +39,7 @@ class KvConfigHandlers:
         what = f"KV configuration {header.namespace} {header.key}={header.value!r}"
         self._changes.make(change, what, request, connection)
 
+    @serves(RequestCode.DELETE_KV_CONFIG)
     def delete(self, request: RemotingCommand, connection: Connection) -> None:
         """Remove a value; an unknown one is no error."""
         header = request.header_as(KVConfigRequestHeader)
@@ -54,6 +47,7 @@ class KvConfigHandlers:
         what = f"deleted KV configuration {header.namespace} {header.key}"
         self._changes.make(change, what, request, connection)
 
+    @serves(RequestCode.GET_KV_CONFIG)
     def get(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with a value."""
         header = request.header_as(KVConfigRequestHeader)
@@ -62,6 +56,7 @@ class KvConfigHandlers:
             raise _not_found(f"{header.namespace} Key: {header.key}")
         return encode_reply(request, header=GetKVConfigResponseHeader(value=value))
 
+    @serves(RequestCode.GET_KVLIST_BY_NAMESPACE)
     def list_namespace(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with all values of a namespace."""
         header = request.header_as(GetKVListByNamespaceRequestHeader)

@@ -17,30 +17,25 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.message_statistics import Statistics
 from .long_answers import complete
 
 
 @define(eq=False, repr=False)
-class StatisticsHandlers:
+class StatisticsHandlers(Handlers):
     """Serves metrics, rates and counts."""
 
     _statistics: Statistics
     _runtime_info: Callable[[], Mapping[str, str]]  # the values of ``broker/runtime_info.py``
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
-            RequestCode.VIEW_BROKER_STATS_DATA: self.view,
-        }
-
+    @serves(RequestCode.GET_BROKER_RUNTIME_INFO)
     def runtime_info(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the runtime info; all values are text."""
         complete(request, connection, self._statistics.count_new)
         return encode_reply(request, body=encode_table(self._runtime_info()))
 
+    @serves(RequestCode.VIEW_BROKER_STATS_DATA)
     def view(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the counts and rates of one topic, group or broker."""
         header = request.header_as(ViewBrokerStatsDataRequestHeader)

@@ -21,7 +21,7 @@ from halfmq.store.format.topics import RETRY_PREFIX
 
 from ...errors import RequestRefusedError
 from ...pop.request_modes import RequestModes
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.group_table import GroupTable
 from ...tables.topic_table import TopicTable
@@ -35,20 +35,14 @@ DelayOffsets = Callable[[], tuple[Mapping[str, int], Mapping[str, int]]]
 """Returns the offset of each delay level, and the version of that table."""
 
 
-class TableHandlers:
+class TableHandlers(Handlers):
     """Serves whole tables."""
 
     def __init__(self, offsets: ConsumerOffsetTable, delay_offsets: DelayOffsets) -> None:
         self._offsets = offsets
         self._delay_offsets = delay_offsets
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.GET_ALL_CONSUMER_OFFSET: self.consumer_offsets,
-            RequestCode.GET_ALL_DELAY_OFFSET: self.delay_offsets,
-        }
-
+    @serves(RequestCode.GET_ALL_CONSUMER_OFFSET)
     def consumer_offsets(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the offsets of all groups."""
         batches = collect(request, connection, self._offsets.key_batches, self._members)
@@ -70,6 +64,7 @@ class TableHandlers:
             if queues
         )
 
+    @serves(RequestCode.GET_ALL_DELAY_OFFSET)
     def delay_offsets(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the next message of each delay level."""
         offsets, version = self._delay_offsets()
@@ -77,7 +72,7 @@ class TableHandlers:
         return encode_reply(request, body=encode_offset_members(members, version))
 
 
-class RequestModeHandlers:
+class RequestModeHandlers(Handlers):
     """Serves the modes of groups."""
 
     def __init__(
@@ -85,13 +80,7 @@ class RequestModeHandlers:
     ) -> None:
         self._modes, self._topics, self._groups, self._changes = modes, topics, groups, changes
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.SET_MESSAGE_REQUEST_MODE: self.set_mode,
-            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.all_modes,
-        }
-
+    @serves(RequestCode.SET_MESSAGE_REQUEST_MODE)
     def set_mode(self, request: RemotingCommand, connection: Connection) -> None:
         """Set whether a group pulls or pops a topic."""
         mode = decode_request_mode(request.body)
@@ -114,6 +103,7 @@ class RequestModeHandlers:
         what = f"group {mode.consumer_group} gets {mode.topic} by {mode.mode}"
         self._changes.make(change, what, request, connection)
 
+    @serves(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
     def all_modes(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the modes of all groups."""
         return encode_reply(request, body=self._modes.encoded())

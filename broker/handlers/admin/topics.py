@@ -41,7 +41,7 @@ from halfmq.store.message_store import MessageStore
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError, invalid_parameter
 from ...loop.slices import in_slices
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.attributes import altered, parse_change
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.registered_brokers import BrokerTable
@@ -61,7 +61,7 @@ _UNIT_SUB: Final = 2
 
 
 @define(eq=False, repr=False, slots=False)
-class TopicHandlers:
+class TopicHandlers(Handlers):
     """Serves queries and changes of topics."""
 
     _topics: TopicTable
@@ -76,26 +76,9 @@ class TopicHandlers:
         self._broker_name = self._identity.broker_name
         self._cluster_name = self._identity.cluster_name
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.UPDATE_AND_CREATE_TOPIC: self.update_topic,
-            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.update_topics,
-            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
-            RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_route,
-            RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
-            RequestCode.GET_TOPIC_CONFIG: self.topic_config,
-            RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
-            RequestCode.GET_TOPICS_BY_CLUSTER: self.topics_by_cluster,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.cluster_topics,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
-            RequestCode.GET_UNIT_TOPIC_LIST: self.unit_topics,
-            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self.unit_sub_topics,
-            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.unit_sub_only_topics,
-        }
-
     # --- changes
 
+    @serves(RequestCode.UPDATE_AND_CREATE_TOPIC)
     def update_topic(self, request: RemotingCommand, connection: Connection) -> None:
         """Create a topic, or replace its settings; attributes that are not named stay."""
         header = request.header_as(CreateTopicRequestHeader)
@@ -111,6 +94,7 @@ class TopicHandlers:
         change = partial(self._update, wanted, parse_change(header.attributes or ""))
         self._changes.make(change, f"topic {wanted.name}", request, connection)
 
+    @serves(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
     def update_topics(self, request: RemotingCommand, connection: Connection) -> None:
         """Create or replace several topics; if one is refused, those before it are changed."""
         entries = decode_entries(request.body, "topicConfigList")
@@ -139,6 +123,7 @@ class TopicHandlers:
         logger.info("event=topic_changed topic=%s old=%s new=%s", wanted.name, known, wanted)
         await self._topics.change(wanted)
 
+    @serves(RequestCode.DELETE_TOPIC_IN_BROKER)
     def delete_topic(self, request: RemotingCommand, connection: Connection) -> None:
         """Delete a topic, the offsets of its consumers, and its messages for all readers."""
         header = request.header_as(TopicRequestHeader)
@@ -165,6 +150,7 @@ class TopicHandlers:
         self._topics.end_deletion(name)
         await self._offsets.save_now()
 
+    @serves(RequestCode.DELETE_TOPIC_IN_NAMESRV)
     def delete_route(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Delete the routes to other brokers; a topic that exists here keeps its route."""
         header = request.header_as(DeleteTopicFromNamesrvRequestHeader)
@@ -183,6 +169,7 @@ class TopicHandlers:
 
     # --- queries
 
+    @serves(RequestCode.GET_ALL_TOPIC_CONFIG)
     def all_topics(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the whole table."""
         entries = collect(
@@ -197,6 +184,7 @@ class TopicHandlers:
             body=encode_topic_table(entries, self._topics.data_version),
         )
 
+    @serves(RequestCode.GET_TOPIC_CONFIG)
     def topic_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with one topic."""
         header = request.header_as(TopicRequestHeader)
@@ -207,6 +195,7 @@ class TopicHandlers:
             )
         return encode_reply(request, body=encode_entry(topic.to_json()))
 
+    @serves(RequestCode.GET_TOPIC_STATS_INFO)
     def topic_stats(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the offset range of each queue, and the time of its last message."""
         header = request.header_as(TopicRequestHeader)
@@ -230,6 +219,7 @@ class TopicHandlers:
             last_update_timestamp=max(stored_ms, 0), max_offset=end, min_offset=first
         )
 
+    @serves(RequestCode.GET_TOPICS_BY_CLUSTER)
     def topics_by_cluster(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the topics of all brokers of a cluster."""
         header = request.header_as(GetTopicsByClusterRequestHeader)
@@ -238,6 +228,7 @@ class TopicHandlers:
             names.update(topic.name for topic in self._topics)
         return encode_reply(request, body=encode_topic_list(sorted(names)))
 
+    @serves(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
     def cluster_topics(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the names of clusters and brokers, which are topics, and this address."""
         others = self._brokers.brokers()
@@ -245,18 +236,22 @@ class TopicHandlers:
         names = [*sorted(clusters), self._broker_name, *(one.broker_name for one in others)]
         return encode_reply(request, body=encode_topic_list(names, connection.broker_address))
 
+    @serves(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def system_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the names of the broker's own topics."""
         return encode_reply(request, body=encode_topic_list(self._topics.system_names))
 
+    @serves(RequestCode.GET_UNIT_TOPIC_LIST)
     def unit_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the topics of a unit."""
         return self._names(request, lambda topic: topic.sys_flag & _UNIT != 0)
 
+    @serves(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST)
     def unit_sub_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the topics to which consumers of units subscribe."""
         return self._names(request, lambda topic: topic.sys_flag & _UNIT_SUB != 0)
 
+    @serves(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)
     def unit_sub_only_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the topics to which consumers of units subscribe and that have no unit."""
         both = _UNIT | _UNIT_SUB

@@ -36,7 +36,7 @@ from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from ...errors import RequestRefusedError
 from ...logs import EACH
 from ...net.group_append import GroupAppend
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...transaction.errors import DecidedOtherwiseError, TransactionError
 from ...transaction.operator_actions import OperatorActions
 from ...transaction.pending_view import PendingView
@@ -49,7 +49,7 @@ STATES: Final = ("prepared", "parked")
 
 
 @define(eq=False, repr=False)
-class TransactionAdminHandlers:
+class TransactionAdminHandlers(Handlers):
     """Serves queries and decisions of undecided transactions."""
 
     _view: PendingView
@@ -57,14 +57,7 @@ class TransactionAdminHandlers:
     _named_record: Callable[[int], bytes | None]
     _group: GroupAppend
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume_check,
-            RequestCode.QUERY_TRANSACTIONS: self.query_transactions,
-            RequestCode.DECIDE_TRANSACTION: self.decide_transaction,
-        }
-
+    @serves(RequestCode.QUERY_TRANSACTIONS)
     def query_transactions(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with one undecided transaction, or with a page of them, the oldest first."""
         header = request.header_as(QueryTransactionsRequestHeader)
@@ -88,6 +81,7 @@ class TransactionAdminHandlers:
             body=encode_entries(infos),
         )
 
+    @serves(RequestCode.DECIDE_TRANSACTION)
     def decide_transaction(self, request: RemotingCommand, connection: Connection) -> None:
         """Decide a transaction instead of its producers, or resume its checks."""
         header = request.header_as(DecideTransactionRequestHeader)
@@ -114,6 +108,7 @@ class TransactionAdminHandlers:
         )
         connection.respond(request, reply, ended.position)
 
+    @serves(RequestCode.RESUME_CHECK_HALF_MESSAGE)
     def resume_check(self, request: RemotingCommand, connection: Connection) -> None:
         """Resume the checks of a parked transaction, by RocketMQ's request."""
         header = request.header_as(ResumeCheckHalfMessageRequestHeader)

@@ -30,7 +30,7 @@ from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
 from ...pop.request_modes import RequestModes
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
 from ...tables.registered_brokers import BrokerTable
 from ...tables.topic_config import PERM_READ
@@ -60,7 +60,7 @@ STRATEGIES: Final[Mapping[str, Callable[[int, int, int], range]]] = {
 
 
 @define(eq=False, repr=False)
-class AssignmentHandlers:
+class AssignmentHandlers(Handlers):
     """Shares out the queues of a topic among the members of a group."""
 
     _topics: TopicTable
@@ -69,12 +69,7 @@ class AssignmentHandlers:
     _broker_name: str
     _modes: RequestModes
 
-    def handlers(self) -> dict[int, Handler]:
-        """The request codes served here."""
-        return {
-            RequestCode.QUERY_ASSIGNMENT: self.assignment,
-        }
-
+    @serves(RequestCode.QUERY_ASSIGNMENT)
     def assignment(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer which queues the client is to pull from.
 

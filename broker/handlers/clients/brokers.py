@@ -43,7 +43,7 @@ from halfmq.store.format.crc import crc32
 from ...access.addresses import address_of, any_of, parse_address_pattern
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.kv_table import KvConfig
 from ...tables.registered_brokers import MASTER_ID, BrokerTable
 
@@ -54,7 +54,7 @@ CRC_MASK: Final = 0x7FFFFFFF
 """RocketMQ clears the sign bit of the checksum of a body."""
 
 
-class BrokerHandlers:
+class BrokerHandlers(Handlers):
     """Serves the registration of other brokers."""
 
     def __init__(
@@ -71,17 +71,7 @@ class BrokerHandlers:
         text = registration_addresses
         self._may_register = parse_address_pattern(text) if text else any_of(())
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.REGISTER_BROKER: self.register,
-            RequestCode.UNREGISTER_BROKER: self.unregister,
-            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
-            RequestCode.QUERY_DATA_VERSION: self.data_version,
-            RequestCode.BROKER_HEARTBEAT: self.heartbeat,
-            RequestCode.GET_BROKER_MEMBER_GROUP: self.member_group,
-        }
-
+    @serves(RequestCode.REGISTER_BROKER)
     def register(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Add a broker with its topics; answer with the address of its master."""
         header = request.header_as(RegisterBrokerRequestHeader)
@@ -111,6 +101,7 @@ class BrokerHandlers:
             body=b"" if order_topics is None else encode_table(order_topics),
         )
 
+    @serves(RequestCode.UNREGISTER_BROKER)
     def unregister(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Remove a broker."""
         self._check_address(connection)
@@ -118,6 +109,7 @@ class BrokerHandlers:
         self._brokers.unregister(header.broker_name, header.broker_id)
         return encode_reply(request)
 
+    @serves(RequestCode.REGISTER_TOPIC_IN_NAMESRV)
     def register_topic(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Add one topic of a registered broker."""
         self._check_address(connection)
@@ -131,6 +123,7 @@ class BrokerHandlers:
             self._brokers.add_topic(header.topic, queues)
         return encode_reply(request)
 
+    @serves(RequestCode.QUERY_DATA_VERSION)
     def data_version(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer whether a broker has to register its topics again."""
         self._check_address(connection)
@@ -143,6 +136,7 @@ class BrokerHandlers:
             body=b"" if known is None else encode_data_version(known),
         )
 
+    @serves(RequestCode.BROKER_HEARTBEAT)
     def heartbeat(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Renew the registration of a broker."""
         self._check_address(connection)
@@ -150,6 +144,7 @@ class BrokerHandlers:
         self._brokers.renew(header.broker_name, header.broker_addr)
         return encode_reply(request)
 
+    @serves(RequestCode.GET_BROKER_MEMBER_GROUP)
     def member_group(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the master and the replicas of one broker."""
         header = request.header_as(GetBrokerMemberGroupRequestHeader)

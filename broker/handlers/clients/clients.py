@@ -50,7 +50,7 @@ from halfmq.remoting.transaction_bodies import encode_entries
 from ...errors import RequestRefusedError
 from ...filters.filters_in_use import FiltersInUse
 from ...loop.slices import Slice
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
 from ...tables.group_members import GroupMembers
 from ...tables.group_table import GroupTable
@@ -64,7 +64,7 @@ IDLE_S: Final = 60.0
 
 
 @define(eq=False, repr=False, slots=False)
-class ClientHandlers:
+class ClientHandlers(Handlers):
     """Maintains the registry of clients and notifies consumers of changes."""
 
     _registry: ClientRegistry
@@ -80,18 +80,9 @@ class ClientHandlers:
         self._topics.on_created(self._topic_created)
         self._round: Iterator[None] | None = None
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.HEART_BEAT: self.heartbeat,
-            RequestCode.UNREGISTER_CLIENT: self.unregister,
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
-            RequestCode.CHECK_CLIENT_CONFIG: self.check_client_config,
-            RequestCode.QUERY_CONSUMERS: self.query_consumers,
-        }
-
     # --- requests
 
+    @serves(RequestCode.HEART_BEAT)
     def heartbeat(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Register the client's producers and consumers."""
         data = self._admitted(_decode_heartbeat(request))
@@ -120,6 +111,7 @@ class ClientHandlers:
             )
         return encode_reply(request, header=header, remark=self._registry.shared_id(data))
 
+    @serves(RequestCode.UNREGISTER_CLIENT)
     def unregister(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Remove a client from its groups; an unknown client is no error."""
         header = request.header_as(UnregisterClientRequestHeader)
@@ -130,6 +122,7 @@ class ClientHandlers:
         )
         return encode_reply(request)
 
+    @serves(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def consumer_list(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the client ids of a group's consumers."""
         header = request.header_as(GetConsumerListByGroupRequestHeader)
@@ -138,6 +131,7 @@ class ClientHandlers:
             raise RequestRefusedError(f"no consumer for this group, {header.consumer_group}")
         return encode_reply(request, body=encode_consumer_list(client_ids))
 
+    @serves(RequestCode.QUERY_CONSUMERS)
     def query_consumers(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with a page of the members of one or all groups."""
         header = request.header_as(QueryConsumersRequestHeader)
@@ -159,6 +153,7 @@ class ClientHandlers:
                 break
         return encode_reply(request, header=following, body=encode_entries(entries))
 
+    @serves(RequestCode.CHECK_CLIENT_CONFIG)
     def check_client_config(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Refuse an invalid filter when a consumer starts, before its pulls are refused."""
         if request.body:

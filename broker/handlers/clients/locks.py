@@ -12,29 +12,24 @@ from halfmq.remoting.errors import BodyError
 from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.queue_locks import QueueLocks
 
 
-class LockHandlers:
+class LockHandlers(Handlers):
     """Locks queues for one consumer of a group at a time."""
 
     def __init__(self, locks: QueueLocks) -> None:
         self._locks = locks
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.LOCK_BATCH_MQ: self.lock,
-            RequestCode.UNLOCK_BATCH_MQ: self.unlock,
-        }
-
+    @serves(RequestCode.LOCK_BATCH_MQ)
     def lock(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Lock queues or renew their locks; answer with those that the client holds now."""
         body = _decode(request)
         owned = self._locks.lock(body.consumer_group, body.client_id, body.mq_set)
         return encode_reply(request, body=encode_locked_queues(owned))
 
+    @serves(RequestCode.UNLOCK_BATCH_MQ)
     def unlock(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Unlock queues."""
         body = _decode(request)

@@ -28,7 +28,7 @@ from halfmq.remoting.headers import (
 from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler, Store
+from ...ports import Connection, Handlers, Store, serves
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.group_table import GroupTable
 from ...tables.topic_table import TopicTable
@@ -38,7 +38,7 @@ YOUNG_SHARE_OF_MEMORY: Final = 0.4
 larger. Source: `accessMessageInMemoryMaxRatio` of `MessageStoreConfig`."""
 
 
-class OffsetHandlers:
+class OffsetHandlers(Handlers):
     """Serves the offsets of a group, and the first and last offsets of a queue."""
 
     def __init__(
@@ -57,17 +57,7 @@ class OffsetHandlers:
         self._groups = groups
         self._young_bytes = _young_bytes() if young_bytes is None else young_bytes
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.QUERY_CONSUMER_OFFSET: self.query_consumer_offset,
-            RequestCode.UPDATE_CONSUMER_OFFSET: self.update_consumer_offset,
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search_offset,
-            RequestCode.GET_MAX_OFFSET: self.max_offset,
-            RequestCode.GET_MIN_OFFSET: self.min_offset,
-            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_store_time,
-        }
-
+    @serves(RequestCode.QUERY_CONSUMER_OFFSET)
     def query_consumer_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the committed offset; a new group begins at 0 in a young queue."""
         header = request.header_as(QueryConsumerOffsetRequestHeader)
@@ -98,6 +88,7 @@ class OffsetHandlers:
         ranges = self._store.queues.get(topic, queue_id, 0, max_count=1).ranges
         return bool(ranges) and self._store.write_offset - ranges[0][0] <= self._young_bytes
 
+    @serves(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update_consumer_offset(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Commit the offset of a group."""
         header = request.header_as(UpdateConsumerOffsetRequestHeader)
@@ -128,6 +119,7 @@ class OffsetHandlers:
             connection.send_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, changed)
         return encode_reply(request)
 
+    @serves(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     def search_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the offset of the first message that was stored at a time or after it."""
         header = request.header_as(SearchOffsetRequestHeader)
@@ -136,18 +128,21 @@ class OffsetHandlers:
         )
         return encode_reply(request, header=SearchOffsetResponseHeader(offset=offset))
 
+    @serves(RequestCode.GET_MAX_OFFSET)
     def max_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the queue offset that the next message will have."""
         header = request.header_as(GetMaxOffsetRequestHeader)
         _, end = self._store.queues.bounds(header.topic, header.queue_id)
         return encode_reply(request, header=GetMaxOffsetResponseHeader(offset=end))
 
+    @serves(RequestCode.GET_MIN_OFFSET)
     def min_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the first queue offset that still has a message."""
         header = request.header_as(GetMinOffsetRequestHeader)
         first, _ = self._store.queues.bounds(header.topic, header.queue_id)
         return encode_reply(request, header=GetMinOffsetResponseHeader(offset=first))
 
+    @serves(RequestCode.GET_EARLIEST_MSG_STORETIME)
     def earliest_store_time(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the time in ms at which the first message of a queue was stored, or -1."""
         header = request.header_as(GetEarliestMsgStoretimeRequestHeader)

@@ -35,7 +35,7 @@ from halfmq.remoting.replies import encode_reply
 
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.registered_brokers import BrokerTable
 from ...tables.topic_config import PERM_WRITE, TopicConfig
 from ...tables.topic_table import TopicTable
@@ -43,7 +43,7 @@ from ...tables.topic_table import TopicTable
 logger = logging.getLogger(__name__)
 
 
-class RouteHandlers:
+class RouteHandlers(Handlers):
     """Serves routes and the lists of brokers and topics."""
 
     def __init__(self, topics: TopicTable, brokers: BrokerTable, identity: TopicDefaults) -> None:
@@ -54,16 +54,7 @@ class RouteHandlers:
         self._cluster_name = identity.cluster_name
         self._is_writable = True  # whether routes show the write permission of topics
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.GET_ROUTEINFO_BY_TOPIC: self.route,
-            RequestCode.GET_BROKER_CLUSTER_INFO: self.cluster_info,
-            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.topic_list,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_permission,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_permission,
-        }
-
+    @serves(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     def route(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the brokers and queues of a topic; refuse if there is no such topic."""
         header = request.header_as(GetRouteInfoRequestHeader)
@@ -88,6 +79,7 @@ class RouteHandlers:
         )
         return encode_reply(request, header=mark, body=encode_route(route))
 
+    @serves(RequestCode.GET_BROKER_CLUSTER_INFO)
     def cluster_info(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with this broker and those that have registered here."""
         brokers = [self._broker(connection), *self._brokers.brokers()]
@@ -100,18 +92,21 @@ class RouteHandlers:
         )
         return encode_reply(request, body=encode_cluster_info(info))
 
+    @serves(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     def topic_list(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the names of all topics."""
         own = [topic.name for topic in self._topics]
         others = sorted(self._brokers.topics().difference(own))
         return encode_reply(request, body=encode_topic_list([*own, *others]))
 
+    @serves(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
     def wipe_write_permission(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Remove the write permission from routes; messages that are still sent are stored."""
         count = self._set_writable(request, connection, is_writable=False)
         header = WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
         return encode_reply(request, header=header)
 
+    @serves(RequestCode.ADD_WRITE_PERM_OF_BROKER)
     def add_write_permission(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Restore the write permission in routes."""
         count = self._set_writable(request, connection, is_writable=True)

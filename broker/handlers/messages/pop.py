@@ -42,7 +42,7 @@ from ...loop.fetches import Fetch
 from ...net.long_polling import HeldPull, LongPolling, Wanted, size_of
 from ...pop.engine import HandleError, Messages, PopEngine, PopFullError, Popped, Taken, Wish
 from ...pop.in_flight import PopQueue
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.message_statistics import Statistics
 from ...tables.topic_table import TopicTable
 from .pull import BYTES_MAX, SUSPEND_MS_MAX
@@ -73,7 +73,7 @@ class _ColdQueueError(NotInMemoryError):
         self._warm()
 
 
-class PopHandler:
+class PopHandler(Handlers):
     """Serves the requests of pop."""
 
     def __init__(
@@ -96,20 +96,9 @@ class PopHandler:
         self._now_ms, self._fetch = now_ms, fetch
         polling.answer_by(self._answer_held, store)
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.POP_MESSAGE: self.pop,
-            RequestCode.NOTIFICATION: self.pop,
-            RequestCode.PEEK_MESSAGE: self.peek,
-            RequestCode.ACK_MESSAGE: self.acknowledge,
-            RequestCode.BATCH_ACK_MESSAGE: self.acknowledge_batch,
-            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self.change_invisible,
-            RequestCode.POLLING_INFO: self.polling_info,
-        }
-
     # --- pop
 
+    @serves(RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION)
     def pop(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Answer with messages, or wait until there are some; NOTIFICATION does not take them."""
         header = request.header
@@ -324,6 +313,7 @@ class PopHandler:
             return encode_reply(request, refusal.code, remark=refusal.remark)
         return self._nothing(request) if reply is None and timed_out else reply
 
+    @serves(RequestCode.PEEK_MESSAGE)
     def peek(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the messages that a pop would get."""
         header = request.header_as(PeekMessageRequestHeader)
@@ -337,6 +327,7 @@ class PopHandler:
 
     # --- acknowledge, change
 
+    @serves(RequestCode.ACK_MESSAGE)
     def acknowledge(self, request: RemotingCommand, connection: Connection) -> None:
         """End the delivery of a message; the answer 0 means that it does not come again."""
         header = request.header_as(AckMessageRequestHeader)
@@ -344,6 +335,7 @@ class PopHandler:
         end = self._acknowledge(header.consumer_group, header.topic, [handle])
         connection.respond(request, encode_reply(request), end)
 
+    @serves(RequestCode.BATCH_ACK_MESSAGE)
     def acknowledge_batch(self, request: RemotingCommand, connection: Connection) -> None:
         """End the delivery of several messages; 208 if one of the handles is refused."""
         body = decode_batch_ack(request.body)
@@ -368,6 +360,7 @@ class PopHandler:
             raise RequestRefusedError(str(error), ResponseCode.NO_MESSAGE) from error
         return end if self._sync_flush else 0
 
+    @serves(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
     def change_invisible(self, request: RemotingCommand, connection: Connection) -> None:
         """Hide a message for so long from now on; the answer has what its new handle is made of."""
         header = request.header_as(ChangeInvisibleTimeRequestHeader)
@@ -409,6 +402,7 @@ class PopHandler:
             ) from error
         return handle._replace(queue_id=header.queue_id)
 
+    @serves(RequestCode.POLLING_INFO)
     def polling_info(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer how many pops of a group wait."""
         header = request.header_as(PollingInfoRequestHeader)

@@ -31,7 +31,7 @@ from ...limits.kept import REPLAYED_PULL_BYTES, Kept
 from ...net.long_polling import HeldPull, LongPolling, Wanted, size_of
 from ...net.replay_pace import ReplayPace
 from ...net.router import refusal_reply, serve
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.message_statistics import Statistics
 from .pull_admission import PullAdmission
@@ -91,7 +91,7 @@ _REMARKS: Final = {GetStatus.NO_MATCHED_LOGIC_QUEUE: GetStatus.NO_MESSAGE_IN_QUE
 
 
 @define(eq=False, repr=False, slots=False)
-class PullHandler:
+class PullHandler(Handlers):
     """Serves pulls."""
 
     _store: MessageStore
@@ -113,10 +113,6 @@ class PullHandler:
         self._pace = ReplayPace(self._store)
         self._long_polling.answer_by(self._answer_held, self._store)
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
-
     async def start(self) -> None:
         """Do nothing; threads start with the first cold read."""
 
@@ -124,6 +120,7 @@ class PullHandler:
         """Wait for the reads of the disk that are running."""
         await asyncio.to_thread(self._cold_readers.shutdown, cancel_futures=True)
 
+    @serves(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Answer with messages, or hold the pull until some arrive."""
         header = request.header

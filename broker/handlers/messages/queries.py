@@ -20,7 +20,7 @@ from halfmq.store.format.record import Record, decode_record
 
 from ...access.requirements import GET, SUB, topic
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler, Store
+from ...ports import Connection, Handlers, Store, serves
 from ..access_checks import require
 
 MESSAGES_MAX: Final = 64
@@ -38,19 +38,13 @@ ANSWER_BYTES_MAX: Final = 8 << 20
 """Bytes of one answer, half the largest frame, unless one message alone is larger."""
 
 
-class QueryHandlers:
+class QueryHandlers(Handlers):
     """Finds stored messages for tools and clients."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.VIEW_MESSAGE_BY_ID: self.view_message,
-            RequestCode.QUERY_MESSAGE: self.query_message,
-        }
-
+    @serves(RequestCode.VIEW_MESSAGE_BY_ID)
     def view_message(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the record at a physical offset."""
         header = request.header_as(ViewMessageRequestHeader)
@@ -61,6 +55,7 @@ class QueryHandlers:
             require(request, topic(decode_record(record).topic, SUB, GET))
         return encode_reply(request, body=record)
 
+    @serves(RequestCode.QUERY_MESSAGE)
     def query_message(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the newest messages of a key, in the order of their offsets."""
         header = request.header_as(QueryMessageRequestHeader)

@@ -29,7 +29,7 @@ from ...delay.delivery import DelayService
 from ...delay.timer_records import TimerError, text_of
 from ...errors import RequestRefusedError, invalid_parameter
 from ...logs import EACH
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...tables.topic_config import TopicConfig
 
 logger = logging.getLogger(__name__)
@@ -42,20 +42,14 @@ PAGE_BYTES_MAX: Final = 4 << 20
 
 
 @define(eq=False, repr=False)
-class TimerHandlers:
+class TimerHandlers(Handlers):
     """Serves requests about messages that wait for their time of delivery."""
 
     _delays: DelayService
     _get_topic: Callable[[str], TopicConfig | None]
     _broker_name: str
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.RECALL_MESSAGE: self.recall,
-            RequestCode.QUERY_TIMERS: self.query,
-        }
-
+    @serves(RequestCode.RECALL_MESSAGE)
     def recall(self, request: RemotingCommand, connection: Connection) -> None:
         """Recall a message; the answer means that nobody gets it, so it waits for the disk."""
         header = request.header_as(RecallMessageRequestHeader)
@@ -90,6 +84,7 @@ class TimerHandlers:
             raise TimerError("recall failed, the handle is of another broker")
         return handle
 
+    @serves(RequestCode.QUERY_TIMERS)
     def query(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with a page of the messages that wait, in the order in which they were stored."""
         header = request.header_as(QueryTimersRequestHeader)

@@ -25,7 +25,7 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.log.append_request import AppendRequest
 
 from ...errors import REFUSAL_FIELDS, MessageRefusedError
-from ...ports import AppendLog, Connection, Handler
+from ...ports import AppendLog, Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ Validate = Callable[[SendMessageRequestHeader, bytes, Connection], AppendRequest
 
 
 @define(eq=False, repr=False)
-class ReplyHandler:
+class ReplyHandler(Handlers):
     """Passes replies to the clients that wait for them."""
 
     _log: AppendLog  # where replies are stored
@@ -59,13 +59,7 @@ class ReplyHandler:
     _sync_flush: bool  # whether answers wait for the disk
     _now_ms: Callable[[], int]
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.SEND_REPLY_MESSAGE: self.reply,
-            RequestCode.SEND_REPLY_MESSAGE_V2: self.reply,
-        }
-
+    @serves(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     def reply(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Store the reply and push it to the client; answer when the client has answered.
 

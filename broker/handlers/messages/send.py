@@ -47,7 +47,7 @@ from ...delay.timer_records import TimerError, TimerRule, Waiting
 from ...disk.send_refusal import SendRefusal
 from ...errors import MessageRefusedError, RequestRefusedError
 from ...net.group_append import GroupAppend
-from ...ports import AppendLog, Connection, Handler
+from ...ports import AppendLog, Connection, Handlers, serves
 from ...tables.topic_config import TopicConfig
 from ...tables.topic_table import TopicTable
 from ...transaction.admission import (
@@ -74,7 +74,7 @@ Delay = Callable[[AppendRequest], AppendRequest]
 Retry = Callable[[SendMessageRequestHeader, AppendRequest, int], AppendRequest]
 
 
-class SendHandler:
+class SendHandler(Handlers):
     """Stores what producers send."""
 
     def __init__(
@@ -115,14 +115,7 @@ class SendHandler:
         )
         self._group = group
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.SEND_MESSAGE: self.send,
-            RequestCode.SEND_MESSAGE_V2: self.send,
-            RequestCode.SEND_BATCH_MESSAGE: self.send,
-        }
-
+    @serves(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send(self, request: RemotingCommand, connection: Connection) -> None:
         """Store one message or one batch; the answer waits for the disk under SYNC_FLUSH."""
         if self._refusal.refusing:

@@ -53,7 +53,7 @@ from ...access import requirements
 from ...delay.levels import DelayLevels, with_properties
 from ...disk.send_refusal import SendRefusal
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handler, Store
+from ...ports import Connection, Handlers, Store, serves
 from ...tables.group_table import GroupConfig, GroupTable
 from ...tables.queue_locks import QueueLocks
 from ...tables.topic_config import TopicConfig
@@ -77,7 +77,7 @@ _NEVER_CONSUMED: Final = DELAYED_TOPICS | {HALF_TOPIC, OP_TOPIC}
 
 
 @define(eq=False, repr=False)
-class SendBackHandler:
+class SendBackHandler(Handlers):
     """Stores failed messages again for their group."""
 
     _store: Store
@@ -92,10 +92,7 @@ class SendBackHandler:
     # Called with topic and group of each message.
     _count: Callable[[str, str], None] = lambda _topic, _group: None
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
-
+    @serves(RequestCode.CONSUMER_SEND_MSG_BACK)
     def send_back(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Store the record at an offset again for its group.
 

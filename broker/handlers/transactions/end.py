@@ -11,23 +11,22 @@ Source: RocketMQ ``EndTransactionProcessor.java``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
+
+from attrs import define
 
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.remoting.replies import encode_end_reply, encode_reply
-from halfmq.store.files.page_cache import NotInMemoryError
 
 from ...errors import RequestRefusedError
 from ...net.group_append import GroupAppend
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...transaction.deciding import DecisionRequest, Decisions, Ended
 from ...transaction.errors import TransactionError
 from ..access_checks import may_decide
-from .end_batch import EndBatches
 from .end_rules import (
     ERROR_CODES,
     EVENTS,
@@ -45,27 +44,14 @@ LARGE_BODY: Final = 65_536
 _MSGPACK: Final = int(HeaderType.MSGPACK)
 
 
-class TransactionHandler:
+@define(eq=False, repr=False)
+class TransactionHandler(Handlers):
     """Serves decisions of producers."""
 
-    def __init__(
-        self,
-        decisions: Decisions,
-        group: GroupAppend,
-        lacking: Callable[[Iterable[int]], NotInMemoryError],
-    ) -> None:
-        """Wire it; ``lacking`` is ``LogReader.lacking``."""
-        self._decisions = decisions
-        self._group = group
-        self._batches = EndBatches(decisions, group, lacking)
+    _decisions: Decisions
+    _group: GroupAppend
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.END_TRANSACTION: self.end_transaction,
-            RequestCode.END_TRANSACTIONS: self._batches.end_transactions,
-        }
-
+    @serves(RequestCode.END_TRANSACTION)
     def end_transaction(self, request: RemotingCommand, connection: Connection) -> None:
         """Decide a transaction; the answer waits for the disk unless the topic opts out."""
         header = request.header

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from attrs import define
 
-from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.transaction_bodies import (
@@ -33,7 +33,7 @@ from ...errors import RequestRefusedError, UnfinishedError
 from ...loop.slices import Slice
 from ...net.group_append import GroupAppend
 from ...net.router import STORE_ERROR_CODES
-from ...ports import Connection
+from ...ports import Connection, Handlers, serves
 from ...transaction.deciding import DecisionRequest, Decisions, Ended
 from ...transaction.errors import TransactionError
 from ...transaction.state.state_machine import TransactionEvent
@@ -94,13 +94,14 @@ class Batch(msgspec.Struct):
 
 
 @define(eq=False, repr=False)
-class EndBatches:
+class EndBatches(Handlers):
     """Serves END_TRANSACTIONS."""
 
     _decisions: Decisions
     _group: GroupAppend
     _lacking: Callable[[Iterable[int]], NotInMemoryError]  # ``LogReader.lacking``
 
+    @serves(RequestCode.END_TRANSACTIONS)
     def end_transactions(self, request: RemotingCommand, connection: Connection) -> None:
         """Decide many transactions; answer when all decisions are on disk.
 

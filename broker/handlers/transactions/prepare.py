@@ -30,7 +30,7 @@ from halfmq.store.format.topics import DEFAULT_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
 from ...errors import MessageRefusedError
-from ...ports import Connection, Handler
+from ...ports import Connection, Handlers, serves
 from ...transaction.admission import GROUP_RESERVE, RECORD_RESERVE
 from ...transaction.deduplication import FirstHalf
 from ...transaction.prepares import Prepares
@@ -46,7 +46,7 @@ Validate = Callable[[SendMessageRequestHeader, bytes, Connection], tuple[AppendR
 
 
 @define(eq=False, repr=False)
-class PrepareHandler:
+class PrepareHandler(Handlers):
     """Stores transactions of several messages."""
 
     _prepares: Prepares
@@ -55,10 +55,7 @@ class PrepareHandler:
     _refuse_sends: Callable[[], None]  # raises if the disk is too slow to accept more
     _log_file_size: int  # bytes; all halves of a transaction must fit into one file
 
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {RequestCode.PREPARE_TRANSACTION: self.prepare}
-
+    @serves(RequestCode.PREPARE_TRANSACTION)
     def prepare(self, request: RemotingCommand, connection: Connection) -> None:
         """Store the halves of one transaction, or return the ids of those that they repeat."""
         header = request.header_as(PrepareTransactionRequestHeader)

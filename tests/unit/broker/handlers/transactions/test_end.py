@@ -49,7 +49,6 @@ class Front:
             TransactionHandler(
                 self.broker.service.decisions,
                 GroupAppend(self.broker.log, call_soon=lambda work: work()),
-                self.broker.log.lacking,
             ).handlers()
         )
 

@@ -8,6 +8,7 @@ import pytest
 from halfmq.broker.errors import RequestRefusedError, UnfinishedError
 from halfmq.broker.handlers.transactions import end_batch
 from halfmq.broker.handlers.transactions.end import LARGE_BODY, TransactionHandler
+from halfmq.broker.handlers.transactions.end_batch import EndBatches
 from halfmq.broker.loop import slices
 from halfmq.broker.net.group_append import GROUP_MAX, GroupAppend
 from halfmq.broker.net.router import Router
@@ -59,9 +60,10 @@ class Front:
         self.broker.log.append = counted  # type: ignore[method-assign]
         self.group = GroupAppend(self.broker.log, call_soon=self.later.append)
         self.router = Router(
-            TransactionHandler(
+            TransactionHandler(self.broker.service.decisions, self.group).handlers(),
+            EndBatches(
                 self.broker.service.decisions, self.group, self.broker.log.lacking
-            ).handlers()
+            ).handlers(),
         )
 
     def send(self, frame: bytes) -> None:
