@@ -522,6 +522,7 @@ class Broker:
                 self._settings,
                 changes,
                 self.config.topics,
+                search_again=self._polling.search_again,
                 now_ms=self._now_ms,
                 monotonic_ms=self._monotonic_ms,
             ),

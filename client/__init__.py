@@ -25,12 +25,11 @@ halfmq and, with JSON headers, with Apache RocketMQ.
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from .config import ClientConfig
+from .config import ClientConfig, Credentials, CredentialsSource
 from .consumer import Consumer
 from .consuming.filters import SqlFilter
 from .consuming.flow import QueuePosition
 from .consuming.runner import RetryPolicy, RunSummary
-from .credentials import Credentials, CredentialsSource
 from .errors import (
     AccessDeniedError,
     AlreadyProcessedError,
@@ -64,7 +63,20 @@ from .errors import (
     UnsupportedRequestError,
     WrongLoopError,
 )
-from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
+from .events import (
+    Assigned,
+    Connected,
+    ConnectionLost,
+    ConsumerEvent,
+    DeliveryRefused,
+    Lagging,
+    Rejected,
+    Retried,
+    Revoked,
+    TopicMissing,
+    UnequalSubscriptions,
+)
+from .health import Health, QueueHealth
 from .ledger import TransactionLedger
 from .message import (
     Decision,
@@ -95,6 +107,7 @@ __all__ = [
     "AclEntry",
     "Admin",
     "AlreadyProcessedError",
+    "Assigned",
     "AuthenticationError",
     "AutocommitError",
     "BadAnswerError",
@@ -105,6 +118,8 @@ __all__ = [
     "ClientError",
     "ConfigurationError",
     "ConnectError",
+    "Connected",
+    "ConnectionLost",
     "ConnectionLostError",
     "ConsumedQueue",
     "Consumer",
@@ -118,6 +133,7 @@ __all__ = [
     "Decision",
     "DecisionConflictError",
     "DelayedMessage",
+    "DeliveryRefused",
     "DirectConsumption",
     "FilterError",
     "ForkedError",
@@ -125,8 +141,10 @@ __all__ = [
     "GroupMember",
     "GroupOffset",
     "HalfNotDurableError",
+    "Health",
     "Inbox",
     "InvalidMessageError",
+    "Lagging",
     "Message",
     "MessageQueue",
     "MessageTooLargeError",
@@ -134,13 +152,17 @@ __all__ = [
     "PendingTransaction",
     "PolicyType",
     "Producer",
+    "QueueHealth",
     "QueuePosition",
     "QueueRange",
     "ReceivedMessage",
     "Redriven",
+    "Rejected",
     "ReplyTimeoutError",
     "RequestTimeoutError",
+    "Retried",
     "RetryPolicy",
+    "Revoked",
     "RouteNotFoundError",
     "RunSummary",
     "RunningConsumer",

@@ -38,8 +38,7 @@ from .administration.transactions import (
     pending_transactions,
 )
 from .administration.users import UserCalls
-from .config import ClientConfig
-from .credentials import CredentialsSource
+from .config import ClientConfig, CredentialsSource
 from .errors import ConnectError
 from .net.session import Session
 

@@ -53,16 +53,28 @@ from .administration.groups import ConsumerGroup, GroupMember
 from .administration.running_consumers import ConsumedQueue, DirectConsumption, RunningConsumer
 from .administration.topics import QueueRange
 from .arguments import OrderKeys, check_callable, check_count, check_seconds
-from .config import ClientConfig
+from .config import ClientConfig, Credentials, CredentialsSource
 from .consumer import RECEIVE_MAX
 from .consuming.delivery import CONSUMER_CLOSED, Delivery, log_late_ack
 from .consuming.filters import SqlFilter
 from .consuming.flow import QueuePosition
 from .consuming.handover import Handover
 from .consuming.runner import RetryPolicy, RunSummary, ending_on_signals, is_async
-from .credentials import Credentials, CredentialsSource
 from .errors import ClientClosedError, ClientError, ConfigurationError, ForkedError
-from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
+from .events import (
+    Assigned,
+    Connected,
+    ConnectionLost,
+    ConsumerEvent,
+    DeliveryRefused,
+    Lagging,
+    Rejected,
+    Retried,
+    Revoked,
+    TopicMissing,
+    UnequalSubscriptions,
+)
+from .health import Health, QueueHealth
 from .ledger import TransactionLedger
 from .message import (
     Decision,
@@ -82,8 +94,11 @@ __all__ = [
     "Acl",
     "AclEntry",
     "Admin",
+    "Assigned",
     "Checker",
     "ClientConfig",
+    "Connected",
+    "ConnectionLost",
     "ConsumedQueue",
     "Consumer",
     "ConsumerEvent",
@@ -95,21 +110,28 @@ __all__ = [
     "DeadLetterCause",
     "Decision",
     "DelayedMessage",
+    "DeliveryRefused",
     "DirectConsumption",
     "GroupMember",
     "GroupOffset",
+    "Health",
     "Inbox",
+    "Lagging",
     "Message",
     "MessageQueue",
     "MessageView",
     "PendingTransaction",
     "PolicyType",
     "Producer",
+    "QueueHealth",
     "QueuePosition",
     "QueueRange",
     "ReceivedMessage",
     "Redriven",
+    "Rejected",
+    "Retried",
     "RetryPolicy",
+    "Revoked",
     "RunSummary",
     "RunningConsumer",
     "SendResult",

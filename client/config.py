@@ -11,13 +11,12 @@ import ipaddress
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from .arguments import check_count, check_optional_text, check_seconds, check_text
-from .credentials import Credentials, CredentialsSource
 from .errors import ConfigurationError
 
 DEFAULT_NAMESRV: Final = "127.0.0.1:9876"
@@ -38,6 +37,31 @@ COMPRESSIONS: Final[Mapping[str, str]] = {"zlib": "zlib", "lz4": "lz4", "zstd": 
 def default_namesrv() -> str:
     """Return the environment's ``NAMESRV_ADDR``, as RocketMQ's clients do, or 127.0.0.1:9876."""
     return os.environ.get(NAMESRV_VARIABLE) or DEFAULT_NAMESRV
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Credentials with which a client signs requests; no error and no ``repr`` shows the secret.
+
+    An access key and its secret; for users of RocketMQ 5.3, user name and password.
+
+    Raises:
+        ConfigurationError: One of them is empty or not text.
+    """
+
+    access_key: str
+    secret_key: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("access_key", "secret_key"):
+            value: object = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                shown = value if name == "access_key" else f"({type(value).__name__}, not shown)"
+                raise ConfigurationError(name, shown, "a text that is not empty")
+
+
+CredentialsSource: TypeAlias = Callable[[], Credentials | Awaitable[Credentials]]
+"""Returns the current credentials. A plain function runs in a worker thread, so it may block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +139,8 @@ class ClientConfig:
     number pulling pauses. A crash may redeliver as many."""
     cached_bytes_max: int = 64 << 20
     """Bytes of all messages that a consumer has pulled and not yet acknowledged."""
+    lagging_from: int = 10_000
+    """Messages of one queue, stored and not acknowledged, from which on ``Lagging`` is an event."""
     retry_delay: float = 5.0
     """Delay before this client redelivers a message that no broker accepts back."""
 

@@ -34,7 +34,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.store.format.topics import retry_topic
 
 from .arguments import INT32, check_callable, check_count, check_kind, check_seconds
-from .config import ClientConfig
+from .config import ClientConfig, CredentialsSource
 from .consuming.assignment import Assignment
 from .consuming.delivery import Delivery, DeliveryBuffer
 from .consuming.filters import SqlFilter
@@ -52,10 +52,10 @@ from .consuming.refusals import Refusals
 from .consuming.runner import RetryPolicy, Runner, RunSummary, ending_on_signals
 from .consuming.send_back import send_back
 from .consuming.subscriptions import check_sql_filters, consumer_heartbeat, subscribe
-from .credentials import CredentialsSource
 from .errors import ClientClosedError, ConfigurationError
-from .events import ConsumerEvent
-from .message import DEAD_LETTER_LEVEL, MessageView
+from .events import Connected, ConnectionLost, ConsumerEvent, Rejected, Retried
+from .health import Health, QueueHealth
+from .message import DEAD_LETTER_LEVEL, MessageView, ReceivedMessage
 from .net.connection import BrokerConnection
 from .net.session import Session, wall_clock_ms
 from .producing.send_reply import send_reply
@@ -126,8 +126,9 @@ class Consumer(FlowCalls):
                 topic: only this consumer redelivers its unacknowledged messages.
             offsets_file: Where a broadcasting consumer stores its offsets. Without it, every run
                 starts by ``start_from``.
-            on_event: Called with each ``TopicMissing`` and ``UnequalSubscriptions``, which are
-                also logged as warnings. It runs on the event loop, so it must return at once.
+            on_event: Called with each event of ``halfmq.client.events``: what becomes of
+                connections, queues and failed messages. It runs on the event loop, so it must
+                return at once.
             namesrv: ``host:port``, several with ``;`` or ``,``; overrides ``config``.
             access_key: Signs every request; overrides ``config``, as do the next three.
             secret_key: The secret of ``access_key``.
@@ -316,6 +317,21 @@ class Consumer(FlowCalls):
         """
         await self._assigned.commit(self._session)
 
+    async def health(self) -> Health:
+        found = await super().health()
+        if self._running is None or self._buffer is None:
+            return found
+        windows = sorted(self._assigned.windows, key=lambda window: window.queue)
+        waits = [f"topic {topic} to be created" for topic in sorted(self._assigned.missing_topics)]
+        if self._refusals.first is not None:
+            waits.append(f"the refusal to end: {self._refusals.first}")
+        if found.connected and not waits and not windows:
+            waits.append("a queue: those of the group are assigned to other members")
+        waits += (wait for wait in map(self._buffer.full, windows) if wait)
+        return found._replace(
+            queues=tuple(map(QueueHealth.of, windows)), waiting_for=(*found.waiting_for, *waits)
+        )
+
     async def close(self) -> None:
         """End the loops, commit the offsets, release the queues; safe to call twice.
 
@@ -370,14 +386,26 @@ class Consumer(FlowCalls):
         handlers = self._operators.handlers()
         handlers[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = members_changed
 
-        def on_heartbeat_answer(address: str, answer: RemotingCommand) -> None:
-            self._refusals.heartbeat_answered(session.client_id, address, answer)
+        def on_heartbeat_answer(address: str, answer: RemotingCommand) -> bool:
+            return self._refusals.heartbeat_answered(session.client_id, address, answer)
 
         unregister_fields = {"consumer_group": self.group}
         session = Session(
-            self.config, self._make_heartbeat, handlers, unregister_fields, on_heartbeat_answer
+            self.config,
+            self._make_heartbeat,
+            handlers,
+            unregister_fields,
+            on_heartbeat_answer,
+            self._on_connection,
         )
         return session
+
+    def _on_connection(self, address: str, lost: str | None) -> None:
+        self._emit(
+            Connected(self.group, address)
+            if lost is None
+            else ConnectionLost(self.group, address, lost)
+        )
 
     def _operator_requests(self) -> OperatorRequests:
         properties = {
@@ -433,7 +461,7 @@ class Consumer(FlowCalls):
             self._buffer.set_error(error)
 
     def _emit(self, event: ConsumerEvent) -> None:
-        logger.warning("event=%s group=%s reason=%r", event.name, self.group, str(event))
+        logger.log(event.level, "event=%s group=%s reason=%r", event.name, self.group, str(event))
         if self._on_event is not None:
             try:
                 self._on_event(event)
@@ -447,6 +475,11 @@ class Consumer(FlowCalls):
 
     async def _send_back(self, delivery: Delivery, delay_level: int) -> bool:
         """Send a message back to the broker for redelivery; return whether it was accepted."""
+        view = ReceivedMessage(delivery.record, delivery.window.queue.broker_name)
+        kind = Retried if delay_level >= 0 else Rejected
+        attempt = delivery.record.reconsume_times + delivery.attempts
+        event = (view.queue, view.queue_offset, view.message_id, attempt, delivery.reason)
+        self._emit(kind(self.group, *event))
         if self._ordered and delay_level >= 0:
             failed = delivery.record.reconsume_times + delivery.attempts
             if self._retries_max is None or failed <= self._retries_max:

@@ -1,13 +1,134 @@
-"""Events of a consumer: conditions under which messages are not delivered.
+"""Events of a consumer, which it passes to its ``on_event`` and logs.
 
-Each event is logged as a warning and passed to the consumer's ``on_event``; ``str(event)`` is a
-readable sentence.
+``str(event)`` is a readable sentence, and ``level`` the level at which it is logged. They tell what
+changes outside the loop or handler: connections, queues, and conditions under which messages are
+not delivered.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
+
+from .message import MessageQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A broker is connected, at the start or again after an outage."""
+
+    name: ClassVar[str] = "connected"
+    level: ClassVar[int] = logging.DEBUG  # the session logs it, for all clients
+
+    group: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"connected to {self.address}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """A broker does not answer any more. It is connected to again by itself."""
+
+    name: ClassVar[str] = "connection_lost"
+    level: ClassVar[int] = logging.DEBUG
+
+    group: str
+    address: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"lost the connection to {self.address}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """Queues of a topic are assigned to this consumer, which begins to pull them."""
+
+    name: ClassVar[str] = "assigned"
+    level: ClassVar[int] = logging.INFO
+
+    group: str
+    topic: str
+    queues: tuple[MessageQueue, ...]
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{one.broker_name}:{one.queue_id}" for one in self.queues)
+        return f"topic {self.topic}: {self.name} {numbers}"
+
+
+class Revoked(Assigned):
+    """Queues of a topic are assigned to it no more; their messages go to other members."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class Lagging:
+    """A queue has ``lagging_from`` messages or more that are not acknowledged.
+
+    Reported once, and again after the lag was below half of that.
+    """
+
+    name: ClassVar[str] = "lagging"
+    level: ClassVar[int] = logging.WARNING
+
+    group: str
+    queue: MessageQueue
+    lag: int
+    """Messages from the first one that is not acknowledged to the end of the queue."""
+
+    def __str__(self) -> str:
+        return f"{self.lag} messages of {self.queue} are not acknowledged"
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """A message failed, or was not acknowledged in time; the group gets it again later."""
+
+    name: ClassVar[str] = "retried"
+    level: ClassVar[int] = logging.DEBUG
+
+    group: str
+    queue: MessageQueue
+    queue_offset: int
+    message_id: str
+    attempt: int
+    """The delivery that failed; the first is 1."""
+    reason: str
+    """As given to ``retry`` or ``reject``; empty if unknown."""
+
+    def __str__(self) -> str:
+        where = f"message {self.message_id} of {self.queue}"
+        return f"{where} was {self.name} after attempt {self.attempt}: {self.reason or 'no reason'}"
+
+
+class Rejected(Retried):
+    """A message was rejected, so it becomes a dead letter."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "rejected"
+    level: ClassVar[int] = logging.INFO
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRefused:
+    """A broker refuses to deliver messages, such as when rights are withdrawn.
+
+    ``receive`` raises the same error while it lasts.
+    """
+
+    name: ClassVar[str] = "refused"
+    level: ClassVar[int] = logging.WARNING
+
+    group: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +136,7 @@ class TopicMissing:
     """No broker has ``topic``. It is consumed once it is created. Reported once per topic."""
 
     name: ClassVar[str] = "topic_missing"
+    level: ClassVar[int] = logging.WARNING
 
     group: str
     topic: str
@@ -35,6 +157,7 @@ class UnequalSubscriptions:
     """
 
     name: ClassVar[str] = "unequal_subscriptions"
+    level: ClassVar[int] = logging.WARNING
 
     group: str
     topic: str
@@ -56,4 +179,15 @@ def _shown(expression: str | None) -> str:
     return "nothing" if expression is None else repr(expression)
 
 
-ConsumerEvent: TypeAlias = TopicMissing | UnequalSubscriptions
+ConsumerEvent: TypeAlias = (
+    Connected
+    | ConnectionLost
+    | Assigned
+    | Revoked
+    | Lagging
+    | Retried
+    | Rejected
+    | DeliveryRefused
+    | TopicMissing
+    | UnequalSubscriptions
+)

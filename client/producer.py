@@ -34,8 +34,7 @@ from halfmq.store.format.flags import TRANSACTION_MASK
 from halfmq.store.format.topics import DEFAULT_TOPIC
 
 from .arguments import check_optional_text, check_seconds, check_text
-from .config import ClientConfig
-from .credentials import CredentialsSource
+from .config import ClientConfig, CredentialsSource
 from .errors import (
     BrokerRefusedError,
     ClientError,

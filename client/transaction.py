@@ -39,8 +39,7 @@ from halfmq.remoting.codes import RequestCode
 from halfmq.store.format.ids import parse_offset_message_id
 
 from .arguments import OrderKeys, check_callable, check_kind, check_order_keys
-from .config import ClientConfig
-from .credentials import CredentialsSource
+from .config import ClientConfig, CredentialsSource
 from .errors import (
     BadAnswerError,
     ClientClosedError,

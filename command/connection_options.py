@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from halfmq.client.config import ClientConfig
-from halfmq.client.credentials import Credentials
+from halfmq.client.config import ClientConfig, Credentials
 from halfmq.client.errors import ConfigurationError
 
 FILE_VARIABLE: Final = "HALFMQ_CREDENTIALS"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from halfmq.store.message_store import MessageStore
 
@@ -29,6 +29,7 @@ def admin_handlers(
     changes: ChangeQueue,
     identity: TopicDefaults,
     *,
+    search_again: Callable[[Iterable[tuple[str, int]]], None],
     now_ms: Callable[[], int],
     monotonic_ms: Callable[[], int],
 ) -> list[Handlers]:
@@ -42,6 +43,7 @@ def admin_handlers(
             changes,
             identity,
             stored_per_second=statistics.stored_per_second,
+            search_again=search_again,
         ),
         GroupHandlers(
             tables.groups,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
@@ -26,10 +27,8 @@ from ..errors import (
     AccessDeniedError,
     BadAnswerError,
     ClientError,
-    ConnectError,
-    ConnectionLostError,
 )
-from ..events import ConsumerEvent, TopicMissing
+from ..events import Assigned, ConsumerEvent, Lagging, Revoked, TopicMissing
 from ..message import MessageQueue
 from ..net.routes import nearest_topics
 from ..net.session import Session, expect_success
@@ -90,7 +89,8 @@ class Assignment:
         self._known_topics: set[str] = set()  # had a route, or were reported missing
         self._created_topics: set[str] = set()  # did not exist at the first look-up
         self._started_at = datetime.now(UTC)
-        self._last_error = ""
+        self._gone_topics: set[str] = set()  # were deleted, says a broker
+        self._lagging: set[MessageQueue] = set()
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -175,6 +175,8 @@ class Assignment:
 
     async def _rebalance(self, session: Session, topic: str) -> bool:
         """Update the queues of a topic, if it exists; return False if it must be retried soon."""
+        if topic in self._gone_topics:
+            await self._forget_queues(session, topic)
         held = {queue for queue in self.pullers if queue.topic == topic}
         try:
             assigned = await self._assigned_queues(session, topic)
@@ -192,22 +194,31 @@ class Assignment:
                 await self.revoke(session, sorted(held.intersection(assigned) - mine))
             await gather_all(self._assign(session, one) for one in sorted(mine - held))
         except ClientError as error:
-            # The session reports a lost broker, in one line for all topics and queues.
-            reported = isinstance(error, ConnectError | ConnectionLostError)
-            is_known = reported or str(error) == self._last_error
-            level = logging.DEBUG if is_known else logging.WARNING
-            self._last_error = str(error)
-            logger.log(level, "event=rebalance_failed topic=%s reason=%r", topic, str(error))
+            self._refusals.log_failure("rebalance_failed", "", topic, error)
             self._refusals.record_access(
                 topic, error if isinstance(error, AccessDeniedError) else None
             )
             return False
         self._refusals.record_access(topic, None)
-        if held != set(assigned):
-            logger.info(
-                "event=assigned topic=%s queues=%d before=%d", topic, len(assigned), len(held)
-            )
+        if new := tuple(sorted(mine - held)):
+            self._emit(Assigned(self._group, topic, new))
         return mine == set(assigned)  # otherwise another member has still to unlock a queue
+
+    async def _forget_queues(self, session: Session, topic: str) -> None:
+        """Give up the queues of a deleted topic: their offsets mean nothing in a new one."""
+        self._gone_topics.discard(topic)
+        session.routes.forget(topic)
+        self._known_topics.discard(topic)
+        self._created_topics.add(topic)
+        queues = [queue for queue in self.pullers if queue.topic == topic]
+        self._lose(*queues)
+        if self._broadcasting:
+            for queue in queues:
+                await self._offsets.commit(session, queue, 0)
+
+    def _topic_gone(self, topic: str) -> None:
+        self._gone_topics.add(topic)
+        self.rebalance_wanted.set()
 
     async def _report_missing(self, session: Session, topic: str) -> None:
         names = await session.routes.topic_names()
@@ -247,9 +258,14 @@ class Assignment:
         assert self._buffer is not None
         window = InFlightWindow(queue, start.offset, start.stored)
         subscription = self._subscriptions[queue.topic]
-        on_access_change = partial(self._refusals.record_access, queue)
         puller = QueuePuller(
-            session, self._group, subscription, window, self._buffer, on_access_change
+            session,
+            self._group,
+            subscription,
+            window,
+            self._buffer,
+            self._refusals,
+            partial(self._topic_gone, queue.topic),
         )
         self.pullers[queue] = puller, self._pull(puller)
 
@@ -271,12 +287,14 @@ class Assignment:
 
     async def revoke(self, session: Session, queues: list[MessageQueue]) -> None:
         """Stop pulling queues and commit their offsets; ordered ones when nothing is in hand."""
-        lost = [self.pullers.pop(queue) for queue in queues if queue in self.pullers]
+        queues = [queue for queue in queues if queue in self.pullers]
+        lost = [self.pullers.pop(queue) for queue in queues]
         await cancel([task for _, task in lost])
         if self._locks is not None and self._buffer is not None:
             seconds = 0.0 if self._buffer.closed else HAND_OVER_SECONDS
             settling = [self._buffer.settle(puller.window, seconds) for puller, _ in lost]
             await asyncio.gather(*settling)
+        self._report_revoked(queues)
         for queue in queues:
             self._refusals.record_access(queue, None)
         errors = await asyncio.gather(
@@ -284,23 +302,25 @@ class Assignment:
         )
         if self._locks is not None:
             await self._locks.unlock(session, queues)
-        failed = [error for error in errors if error is not None]
-        if failed:
-            logger.warning(
-                "event=offsets_not_written group=%s queues=%d reason=%r",
-                self._group,
-                len(failed),
-                str(failed[0]),
-            )
+        for queue, error in zip(queues, errors, strict=True):
+            if error is not None:
+                self._refusals.log_failure("offset_not_written", queue.broker_name, queue, error)
 
-    def _lose(self, queue: MessageQueue) -> None:
-        """Give up a queue at once, without its lock."""
-        if queue in self.pullers:
+    def _lose(self, *queues: MessageQueue) -> None:
+        """Give up queues at once: without their locks, or those of a deleted topic."""
+        held = [queue for queue in queues if queue in self.pullers]
+        for queue in held:
             puller, task = self.pullers.pop(queue)
             task.cancel()
             assert self._buffer is not None
             self._buffer.drop(puller.window)
-            self.rebalance_wanted.set()
+            self._refusals.record_access(queue, None)
+        self._report_revoked(held)
+        self.rebalance_wanted.set()
+
+    def _report_revoked(self, queues: list[MessageQueue]) -> None:
+        for topic, of_topic in itertools.groupby(sorted(queues), lambda queue: queue.topic):
+            self._emit(Revoked(self._group, topic, tuple(of_topic)))
 
     async def _release(self, session: Session, window: InFlightWindow) -> ClientError | None:
         if self._handover is not None:  # what threads have acknowledged so far counts
@@ -316,18 +336,22 @@ class Assignment:
     # -- offsets
 
     async def _commit_forever(self, session: Session) -> None:
-        failure = ""
         while True:
             await asyncio.sleep(self._config.offset_commit_interval)
-            before, failure = failure, ""
             try:
                 await self.commit(session)
-            except (ClientError, OSError) as error:
-                failure = str(error)
-                if failure != before:
-                    logger.warning(
-                        "event=offsets_not_written group=%s reason=%r", self._group, failure
-                    )
+            except (ClientError, OSError) as error:  # OSError: the file of a broadcasting consumer
+                self._refusals.log_failure("offsets_not_written", "", "all queues", error)
+            self._report_lag()
+
+    def _report_lag(self) -> None:
+        most = self._config.lagging_from
+        for window in self.windows:
+            if window.lag >= most and window.queue not in self._lagging:
+                self._lagging.add(window.queue)
+                self._emit(Lagging(self._group, window.queue, window.lag))
+            elif window.lag < most / 2:
+                self._lagging.discard(window.queue)
 
     async def _commit_window(self, session: Session, window: InFlightWindow) -> None:
         if self._handover is not None:

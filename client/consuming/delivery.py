@@ -201,7 +201,7 @@ class DeliveryBuffer:
 
     async def wait_for_capacity(self, window: InFlightWindow) -> None:
         """Wait until this queue may be pulled."""
-        while not self._has_capacity(window):
+        while self.full(window):
             self._capacity.clear()
             await self._capacity.wait()
 
@@ -375,14 +375,16 @@ class DeliveryBuffer:
 
     # -- inside
 
-    def _has_capacity(self, window: InFlightWindow) -> bool:
+    def full(self, window: InFlightWindow) -> str:
+        """Return why this queue is not pulled, in words; empty: it is pulled."""
         config = self._config
-        return (
-            not self._is_paused(window.queue)
-            and len(window) < config.cached_messages_max
-            and window.span < config.cached_span_max
-            and self._bytes < config.cached_bytes_max
-        )
+        if self._is_paused(window.queue):
+            return f"{window.queue} to be resumed"
+        if len(window) >= config.cached_messages_max or window.span >= config.cached_span_max:
+            return f"acknowledgements in {window.queue}: {len(window)} messages are in hand"
+        if self._bytes >= config.cached_bytes_max:
+            return f"acknowledgements: {self._bytes} bytes of messages are in hand"
+        return ""
 
     def _is_paused(self, queue: MessageQueue) -> bool:
         return bool(self._paused) and (queue in self._paused or queue.topic in self._paused)

@@ -23,6 +23,7 @@ class InFlightWindow:
         "active",
         "bytes",
         "committed",
+        "end",
         "next_offset",
         "pulled_at",
         "queue",
@@ -36,6 +37,8 @@ class InFlightWindow:
         """The last offset known to be committed for the group; None if there is none."""
         self.active = True
         """False once the queue is revoked: acknowledgements no longer count."""
+        self.end = start
+        """The queue offset of the next message to be stored, at the last pull."""
         self.bytes = 0
         """Size of all unacknowledged records."""
         self.pulled_at = 0.0
@@ -57,6 +60,11 @@ class InFlightWindow:
     def commit_offset(self) -> int:
         """The offset of the first unacknowledged message, where another consumer would resume."""
         return next(iter(self._unacked)) if self._unacked else self.next_offset
+
+    @property
+    def lag(self) -> int:
+        """Messages that were stored at the last pull, and are not acknowledged."""
+        return max(0, self.end - self.commit_offset)
 
     @property
     def span(self) -> int:

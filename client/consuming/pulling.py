@@ -23,14 +23,13 @@ from ..errors import (
     AccessDeniedError,
     BrokerRefusedError,
     ClientError,
-    ConnectError,
-    ConnectionLostError,
 )
 from ..net.response_errors import error_from_response
 from ..net.session import Session, typed
 from .delivery import DeliveryBuffer
 from .in_flight import InFlightWindow
 from .offsets import broker_address
+from .refusals import UNREACHED, Refusals, is_topic_gone
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +41,7 @@ ANSWER_GRACE: Final = 15.0
 """Seconds a held pull may be late: brokers check every 5 s, and the official client waits 15."""
 RETRY_SECONDS: Final = 1.0
 """Pause after a failed pull, as in the official client."""
+RECONNECT_SECONDS: Final = 0.1
 FLOW_CONTROL_SECONDS: Final = 0.02
 EMPTY_PULL_SECONDS: Final = 0.1
 """Pause after an immediate empty answer, from a broker that does not hold pulls."""
@@ -74,13 +74,10 @@ class QueuePuller:
         subscription: SubscriptionData,
         window: InFlightWindow,
         buffer: DeliveryBuffer,
-        on_access_change: Callable[[AccessDeniedError | None], None],
+        refusals: Refusals,
+        on_topic_gone: Callable[[], None],
     ) -> None:
-        """Create a puller; ``run`` starts it.
-
-        ``on_access_change`` is called with the error if pulls are denied, and with None once they
-        are allowed again.
-        """
+        """Create a puller; ``run`` starts it."""
         self.window = window
         """Replaced by a new one if the offset is reset."""
         self._session = session
@@ -88,8 +85,8 @@ class QueuePuller:
         self._group = group
         self._subscription = subscription
         self._buffer = buffer
-        self._last_error = ""
-        self._on_access_change = on_access_change
+        self._refusals = refusals
+        self._on_topic_gone = on_topic_gone
         self._denied = False
 
     async def run(self) -> None:
@@ -103,10 +100,9 @@ class QueuePuller:
             except ClientError as error:
                 await self._after_failure(error)
             else:
-                self._last_error = ""
                 if self._denied:
                     self._denied = False
-                    self._on_access_change(None)
+                    self._refusals.record_access(self.window.queue, None)
                 if self.window.next_offset == before and clock() - asked_at < EMPTY_PULL_SECONDS:
                     await asyncio.sleep(EMPTY_PULL_SECONDS)
 
@@ -144,7 +140,8 @@ class QueuePuller:
         )
         if answer.code not in _WITH_OFFSETS:
             raise error_from_response(answer)
-        next_offset = typed(answer, PullMessageResponseHeader, address).next_begin_offset
+        found = typed(answer, PullMessageResponseHeader, address)
+        next_offset, window.end = found.next_begin_offset, found.max_offset
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             logger.warning(
                 "event=offset_moved queue=%s from=%d to=%d remark=%r",
@@ -189,15 +186,16 @@ class QueuePuller:
         if isinstance(error, BrokerRefusedError) and error.code == ResponseCode.FLOW_CONTROL:
             await asyncio.sleep(FLOW_CONTROL_SECONDS)
             return
-        # The session reports a lost broker, in one line for all queues.
-        reported = isinstance(error, ConnectError | ConnectionLostError)
-        is_known = reported or str(error) == self._last_error
-        level = logging.DEBUG if is_known else logging.WARNING
-        self._last_error = str(error)
-        logger.log(level, "event=pull_failed queue=%s reason=%r", self.window.queue, str(error))
+        queue = self.window.queue
+        self._refusals.log_failure("pull_failed", queue.broker_name, queue, error)
+        if isinstance(error, UNREACHED):
+            await asyncio.sleep(RECONNECT_SECONDS)  # the connection pool waits longer
+            return
+        if is_topic_gone(error):
+            self._on_topic_gone()
         if isinstance(error, AccessDeniedError):
             self._denied = True
-            self._on_access_change(error)
+            self._refusals.record_access(queue, error)
         if isinstance(error, BrokerRefusedError) and error.code in _SUBSCRIPTION_UNKNOWN:
             await self._send_heartbeat()
         await asyncio.sleep(RETRY_SECONDS)

@@ -1,8 +1,8 @@
-"""What brokers refuse a consumer: access to topics and queues, or unequal subscriptions.
+"""What brokers refuse a consumer: access to topics and queues, unequal subscriptions, and the rest.
 
 A refusal is raised to the user's loop while it lasts. Brokers report members of the group that
 subscribe differently in their answers to heartbeats; most only report them, and then it is an
-event.
+event. All other failures are logged: a line for each broker and kind, not for each queue.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from ..errors import (
     AccessDeniedError,
     BadAnswerError,
     BrokerRefusedError,
+    ConnectError,
+    ConnectionLostError,
+    RequestTimeoutError,
     UnequalSubscriptionsError,
 )
-from ..events import ConsumerEvent, UnequalSubscriptions
+from ..events import ConsumerEvent, DeliveryRefused, UnequalSubscriptions
 from ..message import MessageQueue
 from ..net.response_errors import error_from_response
 from ..net.session import typed
@@ -33,6 +36,16 @@ logger = logging.getLogger(__name__)
 REMINDER_INTERVAL: Final = 55.0
 """Minimum seconds between two warnings about unequal subscriptions, which come with every second
 heartbeat, once a minute."""
+
+REPEAT_SECONDS: Final = 60.0
+"""How long a failure is not logged again, with the same code from the same broker."""
+UNREACHED: Final = (ConnectError, ConnectionLostError, RequestTimeoutError)
+"""Errors of a broker that does not answer. The session reports it, once for all queues."""
+
+
+def is_topic_gone(error: Exception) -> bool:
+    """Return whether the broker has no such topic any more."""
+    return isinstance(error, BrokerRefusedError) and error.code == ResponseCode.TOPIC_NOT_EXIST
 
 
 class Refusals:
@@ -52,6 +65,8 @@ class Refusals:
         self._on_change = on_change
         self._unequal: dict[str, UnequalSubscriptions] = {}  # by broker
         self._refused: dict[str | MessageQueue, BrokerRefusedError] = {}  # by address, topic, queue
+        self._is_reported = False
+        self._logged: dict[tuple[str, type[Exception], int], float] = {}  # when, by kind
         self.reminder_due = 0.0
         """When unequal subscriptions are reported again, on the loop's clock."""
 
@@ -66,10 +81,21 @@ class Refusals:
             return
         if error is not None:
             self._refused[what] = error
-        self._on_change(self.first)
+        self._changed()
 
-    def heartbeat_answered(self, client_id: str, address: str, answer: RemotingCommand) -> None:
-        """Process the answer to a heartbeat, which reports unequal subscriptions and refusals."""
+    def log_failure(self, event: str, broker: str, what: object, error: Exception) -> None:
+        """Log a failed request about a topic or queue, unless an event tells of it."""
+        now = asyncio.get_running_loop().time()
+        kind = broker, type(error), getattr(error, "code", 0)
+        told = isinstance(error, (*UNREACHED, AccessDeniedError)) or is_topic_gone(error)
+        is_new = now >= self._logged.get(kind, 0.0) + REPEAT_SECONDS
+        if is_new and not told:
+            self._logged[kind] = now
+        level = logging.WARNING if is_new and not told else logging.DEBUG
+        logger.log(level, "event=%s group=%s of=%s reason=%r", event, self._group, what, str(error))
+
+    def heartbeat_answered(self, client_id: str, address: str, answer: RemotingCommand) -> bool:
+        """Process the answer to a heartbeat; return whether it is a refusal that is reported."""
         self._refused.pop(address, None)
         was_unequal = self._unequal.pop(address, None) is not None
         event = self._subscription_difference(client_id, address, answer)
@@ -90,7 +116,15 @@ class Refusals:
             filters = event.topic, event.filter, event.other_client_id, event.other_filter
             remark = answer.remark or str(event)
             self._refused[address] = UnequalSubscriptionsError(answer.code, remark, *filters)
-        self._on_change(self.first)
+        self._changed()
+        return address in self._refused
+
+    def _changed(self) -> None:
+        refusal = self.first
+        if refusal is not None and not self._is_reported:
+            self._emit(DeliveryRefused(self._group, str(refusal)))
+        self._is_reported = refusal is not None
+        self._on_change(refusal)
 
     def _subscription_difference(
         self, client_id: str, address: str, answer: RemotingCommand

@@ -7,12 +7,13 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
+from halfmq.remoting.bodies import HeartbeatData
 from halfmq.store.format.topics import validate_group
 
-from ..arguments import check_kind, check_text
-from ..config import ClientConfig
-from ..credentials import CredentialsSource
+from ..arguments import check_kind, check_seconds, check_text
+from ..config import ClientConfig, CredentialsSource
 from ..errors import ClientClosedError, ConfigurationError, ConnectError
+from ..health import Health
 from .fork_safety import LoopBinding
 from .session import Session
 
@@ -88,6 +89,39 @@ class BaseClient:
                 raise error.with_traceback(None)  # noqa: B904 -- the same error
             raise
         self._running, self._client_id = session, session.client_id
+
+    async def health(self) -> Health:
+        """Return whether it is connected, what it waits for, and how far its queues are.
+
+        It asks no broker, and works before the start and after ``close``.
+        """
+        if self._running is None:
+            return Health(connected=False, waiting_for=("start",))
+        self._check_binding()
+        missing = self._running.missing_brokers()
+        waits = (f"broker {address}: {reason}" for address, reason in missing.items())
+        return Health(connected=not missing, waiting_for=tuple(waits))
+
+    async def wait_until_available(self, timeout: float) -> None:  # noqa: ASYNC109 -- of all tries
+        """Wait until a broker accepts connections, for at most ``timeout`` seconds.
+
+        For services that start before their broker; call it before ``start`` or at any later time.
+
+        Raises:
+            ConnectError: There is no broker in time; says why.
+            ClientError: Of ``start``.
+        """
+        check_seconds("timeout", timeout)
+        config = replace(self.config, send_attempts_max=None)
+        probe = Session(config, lambda client_id: HeartbeatData(client_id=client_id), {}, {})
+        deadline = probe.clock() + timeout
+        try:
+            await probe.start(whole_cluster=True, seconds=timeout)
+            await probe.wait_for_broker(deadline)
+        except ConnectError as error:
+            raise error.with_traceback(None)  # noqa: B904 -- as in start
+        finally:
+            await probe.close()
 
     async def close(self) -> None:
         """Unregister from the brokers and disconnect; safe to call twice.

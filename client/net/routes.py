@@ -229,15 +229,15 @@ class RouteTable:
             raise ClientClosedError("the client")
         return task.result()
 
-    async def refresh(self) -> None:
-        """Fetch the routes of all topics in use again; keep the old ones if no server answers."""
+    async def refresh(self) -> ClientError | None:
+        """Fetch the routes of all topics in use again; return why not if no server answers."""
         topics = [DEFAULT_TOPIC] if self._template is not None else []
         for topic in [*topics, *self._routes]:
             try:
                 await self.fetch(topic)
             except ClientError as error:
-                logger.warning("event=route_not_refreshed topic=%s reason=%r", topic, str(error))
-                return
+                return error
+        return None
 
     async def load_cluster(self) -> None:
         """Load the addresses of all brokers of the cluster, also of those that create no topics."""

@@ -18,8 +18,7 @@ import ssl
 
 from halfmq.remoting.signature import Identity, Signer
 
-from ..config import ClientConfig
-from ..credentials import Credentials, CredentialsSource
+from ..config import ClientConfig, Credentials, CredentialsSource
 from ..errors import PEER_EXPECTED, ConfigurationError, ConnectError, TlsError
 
 logger = logging.getLogger(__name__)

@@ -70,7 +70,10 @@ class Session:
         make_heartbeat: Callable[[str], HeartbeatData],
         handlers: Mapping[int, ServerRequestHandler],
         unregister_fields: Mapping[str, str],
-        on_heartbeat_answer: Callable[[str, RemotingCommand], None] | None = None,
+        on_heartbeat_answer: Callable[[str, RemotingCommand], bool] = lambda _address, _answer: (
+            False
+        ),
+        on_connection: Callable[[str, str | None], None] = lambda _address, _reason: None,
     ) -> None:
         """Create a session; ``start`` connects it.
 
@@ -80,8 +83,12 @@ class Session:
             handlers: Handlers of requests from brokers, by request code.
             unregister_fields: The group to leave on close, as attributes of
                 ``UnregisterClientRequestHeader``.
-            on_heartbeat_answer: Called with a broker's address and its answer to a heartbeat.
+            on_heartbeat_answer: Called with a broker's address and its answer to a heartbeat;
+                returns whether it has reported a refusal.
+            on_connection: Called with a broker's address, and None when it is connected, or why the
+                connection was lost; not while it stays lost.
         """
+        self._on_connection = on_connection
         self._on_heartbeat_answer = on_heartbeat_answer
         self.config = config
         self.client_id = ""
@@ -103,13 +110,22 @@ class Session:
         first_queue = random.SystemRandom().randrange(1 << 16)
         self.routes = RouteTable(config, self._servers, self.brokers, first_queue)
         self._maintenance: asyncio.Task[None] | None = None
-        self._unreachable: set[str] = set()
+        self._lost_brokers: dict[str, str] = {}  # by address, why
         self._warnings: dict[str, str] = {}  # by broker, the latest
+        self._has_stale_routes = False
         self._denied: dict[str, AccessDeniedError] = {}  # by broker, how it refused the heartbeat
         self._keys: UniqueKeyFactory | None = None
 
-    async def start(self, *, whole_cluster: bool = False, topics: tuple[str, ...] = ()) -> None:
+    async def start(
+        self,
+        *,
+        whole_cluster: bool = False,
+        topics: tuple[str, ...] = (),
+        seconds: float | None = None,
+    ) -> None:
         """Connect to a name server and register this client with every broker that it lists.
+
+        It tries for ``seconds``, by default ``send_timeout``.
 
         Raises:
             ConnectError: No name server could be reached within ``send_timeout``.
@@ -117,7 +133,7 @@ class Session:
             ClientError: No name server gives a valid answer.
         """
         await self._security.start()
-        deadline = self.clock() + self.config.send_timeout
+        deadline = self.clock() + (self.config.send_timeout if seconds is None else seconds)
         await self._retry_until(partial(self.routes.fetch, DEFAULT_TOPIC), deadline)
         address = self._servers.local_address or "127.0.0.1"
         # Random, because clients in containers have equal addresses and process ids. Members of a
@@ -153,7 +169,7 @@ class Session:
                 return
             if not await wait_before_retry(failures, self.config, self.clock, deadline):
                 raise failures[-1]
-            logger.info("event=name_server_again reason=%r", str(failures[-1]))
+            logger.debug("event=name_server_again reason=%r", str(failures[-1]))
 
     async def route(self, topic: str, deadline: float, failures: Sequence[ClientError]) -> Route:
         """Return a route for sending; wait for it until ``deadline`` by the session's clock.
@@ -190,6 +206,25 @@ class Session:
             self.brokers.abort()
             self._servers.abort()
             raise
+
+    def missing_brokers(self) -> dict[str, str]:
+        """Return why brokers are not connected, by address; empty if all are."""
+        addresses = sorted(self.routes.addresses)
+        closed = (one for one in addresses if self.brokers.get_open(one) is None)
+        return {one: self._lost_brokers.get(one, "not connected yet") for one in closed}
+
+    async def wait_for_broker(self, deadline: float) -> None:
+        """Wait until at least one broker is connected.
+
+        Raises:
+            ConnectError: None is by ``deadline``, on the session's clock.
+        """
+        while len(missing := self.missing_brokers()) == len(self.routes.addresses):
+            if self.clock() >= deadline:
+                nowhere = ";".join(self.config.namesrv_addresses), "it knows no broker"
+                raise ConnectError(*next(iter(missing.items()), nowhere))
+            await asyncio.sleep(self.config.reconnect_delay_max)
+            await self.routes.load_cluster()
 
     def new_key(self) -> str:
         """Return a new unique message id."""
@@ -230,24 +265,22 @@ class Session:
             encode_heartbeat(self._make_heartbeat(self.client_id)),
             seconds=self.config.request_timeout,
         )
-        if self._on_heartbeat_answer is not None:
-            self._on_heartbeat_answer(connection.address, answer)
+        is_told = self._on_heartbeat_answer(connection.address, answer)
+        if self.brokers.get_open(connection.address) is None:  # this was the handshake
+            if self._lost_brokers.pop(connection.address, None) is not None:
+                logger.info("event=broker_reached_again address=%s", connection.address)
+            self._on_connection(connection.address, None)
         self._denied.pop(connection.address, None)
-        if answer.code == ResponseCode.SUCCESS:
-            self._log_warning(connection.address, answer.remark)
+        text = answer.remark
         if answer.code != ResponseCode.SUCCESS:
             error = error_from_response(answer)
+            text = f"refused with {code_name(answer.code)}: {answer.remark}"
             if isinstance(error, AccessDeniedError):
                 self._denied[connection.address] = error
-            logger.warning(
-                "event=heartbeat_refused broker=%s code=%r remark=%r",
-                connection.address,
-                code_name(answer.code),
-                answer.remark,
-            )
+        self._log_warning(connection.address, None if is_told else text)
 
     def _log_warning(self, address: str, remark: str | None) -> None:
-        """Log a broker's warning in the answer to a heartbeat, once until it changes."""
+        """Log a broker's warning or refusal of a heartbeat, once until it changes."""
         if not remark:
             self._warnings.pop(address, None)
         elif self._warnings.get(address) != remark:
@@ -256,8 +289,15 @@ class Session:
 
     def _connection_lost(self, address: str, reason: str) -> None:
         if reason:
-            logger.warning("event=connection_lost address=%s reason=%r", address, reason)
+            self._record_loss(address, reason)
         self._lost.set()
+
+    def _record_loss(self, address: str, reason: str) -> None:
+        """Report a broker that does not answer: once, until it is connected again."""
+        if address not in self._lost_brokers:
+            logger.warning("event=broker_lost address=%s reason=%r", address, reason)
+            self._on_connection(address, reason)
+        self._lost_brokers[address] = reason
 
     async def _maintain_connections(self) -> None:
         loop = asyncio.get_running_loop()
@@ -265,8 +305,9 @@ class Session:
         while True:
             self._lost.clear()
             if loop.time() >= due:
-                await self.routes.refresh()
+                error = await self.routes.refresh()
                 await self._send_heartbeats(self.routes.addresses)
+                self._report_stale_routes(error)
                 due = loop.time() + self.config.heartbeat_interval
             missing = {a for a in self.routes.addresses if self.brokers.get_open(a) is None}
             if missing:
@@ -277,8 +318,14 @@ class Session:
                 async with asyncio.timeout_at(due):
                     await self._lost.wait()
 
+    def _report_stale_routes(self, error: ClientError | None) -> None:
+        """Log that no name server answers: once, and not if a broker is lost in the same outage."""
+        if error is not None and not self._has_stale_routes and not self._lost_brokers:
+            logger.warning("event=routes_not_refreshed reason=%r", str(error))
+        self._has_stale_routes = error is not None
+
     async def _send_heartbeats(self, addresses: set[str]) -> None:
-        """Send a heartbeat to each address; log an unreachable broker once and retry it later."""
+        """Send a heartbeat to each address; one that cannot be reached is retried later."""
         await asyncio.gather(*(self._send_heartbeat_to(address) for address in addresses))
 
     async def _send_heartbeat_to(self, address: str) -> None:
@@ -289,13 +336,7 @@ class Session:
             else:
                 await self.heartbeat(address)
         except ClientError as error:
-            level = logging.DEBUG if address in self._unreachable else logging.WARNING
-            logger.log(level, "event=broker_not_reached address=%s reason=%r", address, str(error))
-            self._unreachable.add(address)
-        else:
-            if address in self._unreachable:
-                logger.info("event=broker_reached_again address=%s", address)
-                self._unreachable.discard(address)
+            self._record_loss(address, str(error))
 
     async def _unregister(self, address: str) -> None:
         connection = self.brokers.get_open(address)

@@ -19,12 +19,11 @@ from ..administration.running_consumers import DirectConsumption, RunningConsume
 from ..administration.settings import BrokerStatus, Traffic
 from ..administration.topics import QueueRange, Topic
 from ..administration.transactions import PAGE_SIZE, PendingTransaction, State
-from ..config import ClientConfig
+from ..config import ClientConfig, CredentialsSource
 from ..consumer import Consumer
 from ..consuming.filters import SqlFilter
 from ..consuming.flow import QueuePosition
 from ..consuming.offsets import StartFrom
-from ..credentials import CredentialsSource
 from ..events import ConsumerEvent
 from ..message import Message, MessageQueue, ReceivedMessage, SendResult
 from ..net.broker_requests import BrokerSetting
@@ -308,8 +307,9 @@ class ConsumerCalls(Facade[Consumer]):
                 topic: only this consumer redelivers its unacknowledged messages.
             offsets_file: Where a broadcasting consumer stores its offsets. Without it, every run
                 starts by ``start_from``.
-            on_event: Called with each ``TopicMissing`` and ``UnequalSubscriptions``, which are
-                also logged as warnings. It runs on the event loop, so it must return at once.
+            on_event: Called with each event of ``halfmq.client.events``: what becomes of
+                connections, queues and failed messages. It runs on the event loop, so it must
+                return at once.
             namesrv: ``host:port``, several with ``;`` or ``,``; overrides ``config``.
             access_key: Signs every request; overrides ``config``, as do the next three.
             secret_key: The secret of ``access_key``.

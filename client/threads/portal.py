@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from ..errors import ClientClosedError, ClientError, ForkedError, GreenThreadsError
+from ..health import Health
 from ..net.base_client import BaseClient
 
 try:  # imported here and not on first use, when a fork could interrupt the import in a thread
@@ -245,6 +246,27 @@ class Facade(Generic[A]):
                 _thread.release()
             raise
         self._loop = loop
+
+    def wait_until_available(self, timeout: float) -> None:
+        """Wait until a broker accepts connections, for at most ``timeout`` seconds.
+
+        For services that start before their broker; call it before ``start`` or at any later time.
+
+        Raises:
+            ConnectError: There is no broker in time; says why.
+        """
+        _check_threads()
+        loop = _thread.acquire()
+        try:
+            self._wait(self.asynchronous.wait_until_available(timeout), loop)
+        finally:
+            _thread.release()
+
+    def health(self) -> Health:
+        """Return whether it is connected, what it waits for, and how far its queues are."""
+        if self._loop is None:
+            return Health(connected=False, waiting_for=("start",))
+        return self.wait(self.asynchronous.health())
 
     def close(self) -> None:
         """Unregister from the brokers and disconnect; safe to call twice and from several threads.

@@ -27,7 +27,7 @@ ALLOWED = {
 """Folder → the folders of ours that it may import, besides itself."""
 
 ROOMS = {
-    "client/net": {"access", "arguments", "config", "credentials", "errors", "message"},
+    "client/net": {"access", "arguments", "config", "errors", "health", "message"},
     "client/administration": {
         "access",
         "arguments",
@@ -47,7 +47,9 @@ ROOMS = {
         "client/net",
     },
     "client/producing": {"config", "errors", "message", "client/net"},
-    "client/threads": {"admin", "consumer", "errors", "producer", "transaction", "client/net"},
+    "client/threads": {
+        *("admin", "consumer", "errors", "health", "producer", "transaction", "client/net"),
+    },
     "client/transactional": {
         *("arguments", "config", "daemon_thread", "errors", "message", "client/net"),
     },

@@ -1,8 +1,8 @@
 """A consumer as a process of its own, which tells on standard output what it gets.
 
 Run as ``python -m tests.support.consuming_process NAMESRV GROUP TOPIC FILTER``. Each line is JSON:
-``ready`` with its client id, ``event`` with the fields of a consumer event, or ``message`` with a
-body.
+``ready`` with its client id, ``event`` with the fields of ``UnequalSubscriptions``, or ``message``
+with a body.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ async def main(namesrv: str, group: str, topic: str, expression: str) -> None:
     """Consume until killed."""
 
     def tell(event: ConsumerEvent) -> None:
-        say("event", {"name": event.name, **asdict(event)})
+        if event.name == "unequal_subscriptions":
+            say("event", {"name": event.name, **asdict(event)})
 
     config = ClientConfig(namesrv=namesrv, heartbeat_interval=HEARTBEAT_S)
     async with Consumer(group, {topic: expression}, on_event=tell, config=config) as consumer:

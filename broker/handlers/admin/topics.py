@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -71,6 +71,8 @@ class TopicHandlers(Handlers):
     _changes: ChangeQueue
     _identity: TopicDefaults
     _stored_per_second: Callable[[str], float]
+    _search_again: Callable[[Iterable[tuple[str, int]]], None]
+    """Answers the held pulls of queues, by topic and queue id."""
 
     def __attrs_post_init__(self) -> None:
         self._broker_name = self._identity.broker_name
@@ -138,6 +140,8 @@ class TopicHandlers(Handlers):
         has_queues = any(topic == name for topic, _ in self._store.queues.names())
         if not (name in self._topics or has_queues or self._topics.is_deleting(name)):
             return
+        topic = self._topics.get(name)
+        queues = 0 if topic is None else topic.read_queue_nums
         await self._topics.delete(name, self._store.write_offset)
         try:
             await asyncio.wrap_future(self._store.delete_topic(name))
@@ -148,6 +152,8 @@ class TopicHandlers(Handlers):
             ) from error
         await in_slices(self._offsets.forget(topic=name))
         self._topics.end_deletion(name)
+        # Their offsets are those of the deleted topic: in a new one they would skip messages.
+        self._search_again((name, queue_id) for queue_id in range(queues))
         await self._offsets.save_now()
 
     @serves(RequestCode.DELETE_TOPIC_IN_NAMESRV)

@@ -326,7 +326,7 @@ async def test_a_route_to_where_nobody_listens_is_explained(
             "bindAddress, or to give another one, by its brokerIP1)"
         )
         async with Producer("g", namesrv=server, config=IMPATIENT) as producer:
-            (warning,) = [one for one in caplog.records if "not_reached" in one.message]
+            (warning,) = [one for one in caplog.records if "broker_lost" in one.message]
             assert explained in warning.message
 
             with pytest.raises(ConnectError) as caught:
