@@ -345,6 +345,18 @@ class Consumer(ConsumerCalls):
     has not returned yet comes next. ``on_event`` is called on the background thread.
     """
 
+    def inbox(
+        self, message: MessageView, *, session: Any, table: str = "halfmq_inbox"
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return the context manager of a block that processes a message once.
+
+        ``session`` is SQLAlchemy's ``Session`` or ``Connection``, or a connection of a blocking
+        driver. See ``halfmq.client.Consumer.inbox``.
+        """
+        return Inbox(self.asynchronous.group, table).processing_blocking(
+            session, message, message.ack
+        )
+
     @overload
     def receive(self, timeout: None = None) -> MessageView: ...
 

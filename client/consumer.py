@@ -23,6 +23,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,7 @@ from .message import DEAD_LETTER_LEVEL, MessageView, ReceivedMessage
 from .net.connection import BrokerConnection
 from .net.session import Session, wall_clock_ms
 from .producing.send_reply import send_reply
+from .transactional.inbox import Inbox
 
 logger = logging.getLogger(__name__)
 
@@ -292,6 +294,28 @@ class Consumer(FlowCalls):
         stopped = self._buffer.wait_stopped
         with ending_on_signals(end, wanted=signals):
             return await runner.run(self._take, stopped, self.stop, self._ack_timeout)
+
+    def inbox(
+        self, message: MessageView, *, session: object, table: str = "halfmq_inbox"
+    ) -> AbstractAsyncContextManager[None]:
+        """Return the context manager of a block that processes a message once.
+
+        It begins a transaction in the session, records the message in the group's `Inbox`, commits
+        after the block, and acknowledges. What the block raises rolls back. A message that was
+        processed before is acknowledged without the block: `AlreadyProcessedError` is raised, which
+        ends a handler of :meth:`run` well.
+
+        Args:
+            message: A message of this consumer.
+            session: In no transaction: SQLAlchemy's ``AsyncSession`` or ``AsyncConnection``, or a
+                connection of asyncpg, psycopg, aiosqlite or aiomysql.
+            table: The inbox's table: ``Inbox(group, table).create_table_async(…)``.
+
+        Raises:
+            ConfigurationError: The session is in a transaction, or has several engines.
+        """
+        inbox = Inbox(self.group, table)
+        return inbox.processing(session, message, message.ack, partial(inbox.run_async, session))
 
     async def stop(self) -> None:
         """Hand out no more messages: loops end, and ``receive`` returns at once.

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from ..arguments import check_callable, check_count, check_kind, check_seconds
 from ..daemon_thread import DaemonThread
-from ..errors import ConfigurationError
+from ..errors import AlreadyProcessedError, ConfigurationError
 from ..message import MessageView, level_of_delay
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ class Runner:
     async def _handle(self, message: MessageView, error: BaseException | None) -> None:
         if error is None:
             error = await self._call(message)
-        if error is not None:
+        if error is not None and not isinstance(error, AlreadyProcessedError):
             await self._failed(message, error)
         elif message.settled or await message.ack():
             self._summary.handled += 1

@@ -78,5 +78,5 @@ def _iterator(method):
 
 ProducerCalls = _calls(Producer)
 TransactionProducerCalls = _calls(TransactionProducer, "transaction", "send_in_transaction")
-ConsumerCalls = _calls(Consumer, "receive", "receive_many", "run", "stop")
+ConsumerCalls = _calls(Consumer, "inbox", "receive", "receive_many", "run", "stop")
 AdminCalls = _calls(Admin)

@@ -156,6 +156,46 @@ def has_open_transaction(target: Any) -> bool:
     return _in_transaction(_DRIVERS.get(_driver_of(connection)), connection)
 
 
+def check_ownable(session: object, remedy: str) -> None:
+    """Reject a session whose next transaction halfmq cannot begin and commit.
+
+    Raises:
+        ConfigurationError: It is in a transaction, or has several engines.
+    """
+    if has_open_transaction(session):
+        raise ConfigurationError(
+            "session",
+            session,
+            "one without an open transaction, since halfmq commits it: end that one first, "
+            f"take another session, or {remedy}",
+        )
+    check_engines(session)
+
+
+def check_engines(target: Any) -> None:
+    """Reject SQLAlchemy's sessions with several engines, which commit one after the other.
+
+    Called before such a session is used, and again with the connections that it has used: a session
+    may choose its engine for each statement. SQLAlchemy has no public way to ask either.
+
+    Raises:
+        ConfigurationError: One commit may fail after another has succeeded.
+    """
+    target = getattr(target, "registry", lambda: target)()  # of a scoped_session
+    target = getattr(target, "sync_session", target)
+    if not hasattr(target, "twophase") or target.twophase:
+        return
+    used = {one[1] for one in getattr(target.get_transaction(), "_connections", {}).values()}
+    binds = getattr(target, "binds", None) or getattr(target, "_Session__binds", {})
+    bound = {one.engine for one in (target.bind, *binds.values()) if one is not None}
+    if len(used) > 1 or len(bound) > 1:
+        raise ConfigurationError(
+            "session",
+            target,
+            "one with a single engine, or twophase=True: several commit one after the other",
+        )
+
+
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that uses a blocking driver, which never suspends it."""
     try:
@@ -339,6 +379,7 @@ class _SqlAlchemy:
         flush = getattr(self._target, "flush", None)  # a Session's
         if flush is not None:
             flush()
+            check_engines(self._target)
 
     async def commit(self) -> None:
         self._target.commit()

@@ -8,15 +8,24 @@ delivery at the same time waits for the first one's transaction.
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ..arguments import check_kind, check_text
 from ..errors import AlreadyProcessedError, AutocommitError, ConfigurationError
 from ..message import ReceivedMessage
 from .database_table import DatabaseTable, Target
-from .databases import Database, clock_of, is_duplicate
+from .databases import (
+    Database,
+    check_blocking,
+    check_ownable,
+    clock_of,
+    is_duplicate,
+    run_blocking,
+)
 
 KEPT_MIN: Final = timedelta(days=1)
 """The minimum age of pruned rows: a message may come again so much later."""
@@ -97,6 +106,64 @@ class Inbox(DatabaseTable):
         """As :meth:`prune`, for an asynchronous connection."""
         return await self.run_async(connection, partial(self._prune, older_than))
 
+    @asynccontextmanager
+    async def processing(
+        self,
+        session: object,
+        message: ReceivedMessage,
+        acknowledge: Callable[[], Awaitable[object]],
+        run: Callable[[Callable[[Database], Coroutine[Any, Any, None]]], Awaitable[None]],
+    ) -> AsyncGenerator[None]:
+        """Process a message in a transaction that is begun and committed here.
+
+        See ``halfmq.client.Consumer.inbox``. ``run`` runs statements in the session.
+        """
+        check_ownable(session, "call inbox.record() in its transaction")
+        try:
+            await run(partial(self._begin, message))
+        except AlreadyProcessedError:
+            await acknowledge()
+            raise
+        try:
+            yield
+            await run(_commit)
+        except BaseException:
+            with suppress(Exception):
+                await run(_roll_back)
+            raise
+        await acknowledge()
+
+    @contextmanager
+    def processing_blocking(
+        self, session: Target, message: ReceivedMessage, acknowledge: Callable[[], object]
+    ) -> Generator[None]:
+        """As :meth:`processing`, for blocking sessions and connections."""
+        check_blocking(session, "`halfmq.client.Consumer`, the asynchronous one")
+
+        async def run(work: Callable[[Database], Coroutine[Any, Any, None]]) -> None:
+            self.run_blocking_work(session, work, "")
+
+        async def done() -> None:
+            acknowledge()
+
+        block = self.processing(session, message, done, run)
+        run_blocking(block.__aenter__())
+        try:
+            yield
+        except BaseException as error:
+            run_blocking(block.__aexit__(type(error), error, error.__traceback__))
+            raise
+        run_blocking(block.__aexit__(None, None, None))
+
+    async def _begin(self, message: ReceivedMessage, database: Database) -> None:
+        await database.begin()
+        try:
+            await self._record(message, database)
+        except BaseException:
+            with suppress(Exception):
+                await database.rollback()
+            raise
+
     async def _record(self, message: ReceivedMessage, database: Database) -> None:
         if await database.autocommits():
             raise AutocommitError(message.inbox_id)
@@ -120,3 +187,12 @@ class Inbox(DatabaseTable):
         pruned = await database.execute(self._sql(delete, clock), self._group, *values)
         await database.commit()
         return pruned
+
+
+async def _commit(database: Database) -> None:
+    await database.flush()
+    await database.commit()
+
+
+async def _roll_back(database: Database) -> None:
+    await database.rollback()

@@ -18,9 +18,9 @@ from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from ..errors import ConfigurationError, TransactionNotCommittedError
+from ..errors import TransactionNotCommittedError
 from ..message import Decision
-from .databases import Database, check_blocking, has_open_transaction, run_blocking
+from .databases import Database, check_blocking, check_ownable, run_blocking
 from .recorded_transactions import StillOpen, says_open
 
 T = TypeVar("T")
@@ -77,15 +77,10 @@ class OwnedTransaction:
             run: Runs statements in the session.
 
         Raises:
-            ConfigurationError: The session has a transaction already, perhaps somebody else's.
+            ConfigurationError: The session has a transaction already, perhaps somebody else's, or
+                several engines.
         """
-        if has_open_transaction(session):
-            raise ConfigurationError(
-                "session",
-                session,
-                "one without an open transaction, since halfmq commits it: end that one first, "
-                "take another session, or leave out session= and record in the ledger",
-            )
+        check_ownable(session, "leave out session= and record in the ledger")
         self._half, self._ledger = half, ledger
         self._enter, self._leave, self._run = enter, leave, run
         self._still_open: StillOpen = lambda: False

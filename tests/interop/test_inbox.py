@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import StaticPool, create_engine, text
+from sqlalchemy.orm import DeclarativeBase, Session
 
 from halfmq.client import (
     AlreadyProcessedError,
@@ -20,6 +22,8 @@ from halfmq.client import (
     MessageView,
     Producer,
 )
+from halfmq.client.blocking import Consumer as BlockingConsumer
+from halfmq.client.blocking import Producer as BlockingProducer
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.client_transactions import MESSAGE, LocalError, new_producer
 from tests.support.fake_broker import fake_broker
@@ -46,6 +50,13 @@ async def _message(broker: BrokerProcess, body: bytes) -> MessageView:
         message = await consumer.receive(timeout=PATIENCE_S)
         assert message is not None
         return message
+
+
+SELECT = text("select 1")
+
+
+class Mapped(DeclarativeBase):
+    """What a session may bind to an engine of its own."""
 
 
 async def fail() -> None:
@@ -141,6 +152,116 @@ async def test_consumed_written_and_published_in_one_step(
         assert done == 1
         assert len(fake.messages("orders")) == 1
     assert await desk.books.orders() == ["first"]
+
+
+@pytest.mark.parametrize("driver", USUAL, ids=str)
+async def test_the_consumer_owns_the_transaction(
+    driver: Driver, broker: BrokerProcess, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A failure rolls back and is not acknowledged; a second delivery is, without work."""
+    books = books_of(driver, request, tmp_path)
+    desk = Desk(books)
+    await desk.create()
+    topic = f"{driver}-owned".replace("+", "-")
+    async with Producer("shop", namesrv=broker.address) as producer:
+        await producer.send(Message(topic, b"once"))
+    settled: list[bool] = []
+
+    async def process(consumer: Any, connection: Any, message: Any, *, fails: bool) -> None:
+        work = Work(books, connection, "")
+        if driver.awaited:
+            async with consumer.inbox(message, session=connection, table=desk.inbox.table):
+                await work.order()
+                await (fail() if fails else asyncio.sleep(0))
+        else:
+            with desk.inbox.processing_blocking(connection, message, lambda: settled.append(True)):
+                await work.order()
+                await (fail() if fails else asyncio.sleep(0))
+
+    async with (
+        Consumer("shipping", {topic: "*"}, start_from="first", namesrv=broker.address) as consumer,
+        opened(books) as connection,
+    ):
+        message = await consumer.receive()
+        with pytest.raises(LocalError):
+            await process(consumer, connection, message, fails=True)
+        assert not message.settled
+        assert not settled
+        assert await books.orders() == []
+        await process(consumer, connection, message, fails=False)
+        assert [*settled, message.settled].count(True) == 1
+        with pytest.raises(AlreadyProcessedError):
+            await process(consumer, connection, message, fails=False)
+        assert await books.orders() == ["first"]
+
+
+async def test_a_handler_is_done_with_what_was_processed_before(broker: BrokerProcess) -> None:
+    """It is acknowledged, not retried."""
+
+    async def handle(message: MessageView) -> None:
+        await consumer.stop()
+        raise AlreadyProcessedError("g", message.inbox_id)
+
+    async with Producer("shop", namesrv=broker.address) as producer:
+        await producer.send(Message("handled", b"x"))
+    async with Consumer(
+        "handlers", {"handled": "*"}, start_from="first", namesrv=broker.address
+    ) as consumer:
+        summary = await consumer.run(handle)
+
+    assert (summary.handled, summary.retried) == (1, 0)
+
+
+def _insert_and_fail(database: sqlite3.Connection) -> None:
+    database.execute("insert into parcels values ('lost')")
+    raise LocalError
+
+
+def test_the_blocking_consumer_owns_the_transaction(broker: BrokerProcess) -> None:
+    database = sqlite3.connect(":memory:")
+    Inbox("blocking").create_table(database)
+    database.execute("create table parcels (content text)")
+    with BlockingProducer("shop", namesrv=broker.address) as producer:
+        producer.send(Message("parcels", b"p-1"))
+
+    with BlockingConsumer(
+        "blocking", {"parcels": "*"}, start_from="first", namesrv=broker.address
+    ) as consumer:
+        message = consumer.receive()
+        block = consumer.inbox(message, session=database)
+        with pytest.raises(LocalError), block:
+            _insert_and_fail(database)
+        settled = [message.settled]
+        with consumer.inbox(message, session=database):
+            database.execute("insert into parcels values ('kept')")
+        settled.append(message.settled)
+        with pytest.raises(AlreadyProcessedError), consumer.inbox(message, session=database):
+            database.execute("insert into parcels values ('again')")
+
+    assert settled == [False, True]
+    assert database.execute("select * from parcels").fetchall() == [("kept",)]
+
+
+def test_a_session_with_several_engines_is_refused(broker: BrokerProcess) -> None:
+    """Before it is used if it says so, and before the commit if it chooses by itself."""
+    one, other = (create_engine("sqlite://", poolclass=StaticPool) for _ in range(2))
+    inbox, message = Inbox("g"), asyncio.run(_message(broker, b"engines"))
+    for engine in (one, other):
+        with engine.connect() as connection:
+            inbox.create_table(connection)
+
+    class Routed(Session):
+        def get_bind(self, *_: Any, **given: Any) -> Any:
+            return other if given.get("clause") is SELECT else one
+
+    for session in (Session(one, binds={Mapped: other}), Routed()):
+        block = inbox.processing_blocking(session, message, print)
+        with (
+            pytest.raises(ConfigurationError, match="one with a single engine, or twophase"),
+            block,
+        ):
+            session.execute(SELECT)
+        assert one.connect().execute(text("select * from halfmq_inbox")).all() == []
 
 
 async def test_deliveries_at_the_same_time_commit_once(
