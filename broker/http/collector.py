@@ -102,18 +102,21 @@ class Collector:
         return max(self._bytes_left(), 0) / rate if rate > 0 else float("inf")
 
     async def _transactions(self, found: Found) -> None:
-        """The oldest of a group comes first in the table: end when each group was seen."""
-        counts = self._pending.counts()
-        for group, count in counts.items():
-            found.add(f.PENDING, count, group)
+        """The oldest of an origin comes first in the table: end when each was seen."""
+        left = set()
+        for origin in self._pending.origins():
+            found.add(f.PENDING, origin.count, origin.group, origin.topic)
+            left.add((origin.group, origin.topic))
             await self._breathe()
         now, after = self._now_ms(), -1
-        while counts and (block := self._pending.after(after)):
+        while left and (block := self._pending.after(after)):
             after = block[-1].offset
             for entry in block:
-                if counts.pop(entry.group, None):
+                labels = entry.origin.group, entry.origin.topic
+                if labels in left:
+                    left.remove(labels)
                     age_s = max(now - entry.store_timestamp, 0) / 1_000
-                    found.add(f.PENDING_AGE, age_s, entry.group)
+                    found.add(f.PENDING_AGE, age_s, *labels)
             await self._breathe()
 
     async def _messages(self, found: Found) -> None:
@@ -162,6 +165,7 @@ class Collector:
                 found.add(f.LAG_MESSAGES, lag, *labels)
                 late = 0 if oldest < 0 else max(self._now_ms() - oldest, 0)
                 found.add(f.LAG_LATENCY, late, *labels)
+                found.add(f.LAG_SECONDS, late / 1_000, *labels)
 
     async def _store_time(self, topic: str, queue_id: int, offset: int) -> int:
         queues = self._store.queues

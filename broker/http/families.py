@@ -116,13 +116,16 @@ RESERVE_TIME: Final = _family(
 
 # Of halfmq.
 PENDING: Final = _family(
-    "halfmq_transactions_pending", "gauge", "undecided transactions", "producer_group"
+    "halfmq_transactions_pending",
+    "gauge",
+    "undecided transactions",
+    *("producer_group", "topic"),
 )
 PENDING_AGE: Final = _family(
     "halfmq_transactions_oldest_age_seconds",
     "gauge",
     "age of the oldest undecided transaction",
-    "producer_group",
+    *("producer_group", "topic"),
     takes_largest=True,
 )
 DECISION_TIME: Final = _family(
@@ -135,6 +138,13 @@ LOOP_DELAY: Final = _family(
     "halfmq_event_loop_delay_seconds",
     "histogram",
     "how late the event loop runs a timer, ten times a second",
+)
+LAG_SECONDS: Final = _family(
+    "halfmq_consumer_lag_seconds",
+    "gauge",
+    "seconds since the oldest unacknowledged message was stored",
+    *("consumer_group", "topic", "is_retry"),
+    takes_largest=True,
 )
 RETRIED: Final = _family(
     "halfmq_retried_messages_total",

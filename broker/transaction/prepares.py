@@ -138,6 +138,7 @@ class Prepares:
             appended.queue_offset,
             appended.store_timestamp,
             producer_group,
+            message.topic,
             immunity_s=self._immunity_s(half) if properties.rfind(b"CHECK_IMMUNITY") >= 0 else 0,
             owner=connection,
         )

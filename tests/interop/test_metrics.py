@@ -106,14 +106,16 @@ def test_figures_are_those_of_the_admin(broker: BrokerProcess) -> None:
 
     assert _value(broker, "rocketmq_consumer_lag_messages", consumer_group="mail") == lag > 0
     assert _value(broker, "rocketmq_consumer_lag_latency", consumer_group="mail") > 0
+    assert _value(broker, "halfmq_consumer_lag_seconds", consumer_group="mail") > 0
     assert _value(broker, "rocketmq_messages_in_total", topic="orders") == 6
     assert _value(broker, "rocketmq_messages_out_total", topic="orders") == 5
     assert _value(broker, "rocketmq_send_to_dlq_messages_total", consumer_group="mail") == 1
     assert _value(broker, "halfmq_dead_letters", consumer_group="mail") == 1
     assert _value(broker, "rocketmq_commit_messages_total") == 1
     assert _value(broker, "halfmq_transaction_decision_seconds_count") == 1
-    assert _value(broker, "halfmq_transactions_pending", producer_group="payments") == 1
-    assert _value(broker, "halfmq_transactions_oldest_age_seconds") > 0
+    origin = {"producer_group": "payments", "topic": "orders"}
+    assert _value(broker, "halfmq_transactions_pending", **origin) == 1
+    assert _value(broker, "halfmq_transactions_oldest_age_seconds", **origin) > 0
     assert _value(broker, "halfmq_flush_seconds_count") > 0
     assert _value(broker, "halfmq_event_loop_delay_seconds_count") > 0
     assert _value(broker, "halfmq_writable") == 1

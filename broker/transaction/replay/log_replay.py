@@ -151,7 +151,8 @@ class LogReplay:
             record.physical_offset,
             record.queue_offset,
             record.store_timestamp,
-            (get_property(record.properties, b"PGROUP") or b"").decode(errors="replace"),
+            _text_of(record, b"PGROUP"),
+            _text_of(record, b"REAL_TOPIC"),
             immunity_s=immunity_s(record.properties),
             checks=checks,
         )
@@ -325,6 +326,10 @@ class Replayed(NamedTuple):
     without_op: Sequence[int]  # half queue offsets of decided transactions without an op message
     incomplete: Sequence[int] = ()  # leaders of groups with missing halves
     unfinished: Sequence[int] = ()  # halves whose leader is committed, without a final message
+
+
+def _text_of(record: Record, name: bytes) -> str:
+    return (get_property(record.properties, name) or b"").decode(errors="replace")
 
 
 def replay(log: TransactionLog, table: PendingTable, snapshot_path: Path) -> Replayed:

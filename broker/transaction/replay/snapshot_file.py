@@ -27,13 +27,20 @@ from halfmq.store.format.crc import crc32
 from halfmq.store.format.transaction_snapshot import CRC_SIZE, FOOTER
 
 from ..log_port import TransactionLog
-from ..state.pending import CheckProgress, MemberHalf, Pending, PendingTable, shared
+from ..state.pending import (
+    CheckProgress,
+    MemberHalf,
+    Pending,
+    PendingOrigin,
+    PendingTable,
+    shared,
+)
 from ..state.state_machine import ParkedReason, State
 
 logger = logging.getLogger(__name__)
 
 MAGIC: Final = "halfmq-transactions"
-VERSION: Final = 2
+VERSION: Final = 3
 
 _BLOCK_SIZE: Final = 1 << 20  # bytes read at a time while the checksum is taken
 
@@ -66,6 +73,7 @@ class PendingRow(NamedTuple):
     queue_offset: int
     store_timestamp: int
     group: str
+    topic: str
     state: int
     checks: int
     immunity_s: int
@@ -220,22 +228,21 @@ def _fill(rows: _Rows, table: PendingTable, ops: list[int]) -> None:
 def _entries(rows: Iterable[PendingRow]) -> Iterator[Pending]:
     """Convert rows to entries, a million within a few seconds.
 
-    The last six columns, the state and the progress of checks, have few distinct combinations;
-    each is converted once.
+    The columns after the time have few distinct combinations; each is converted once.
     """
-    known: dict[tuple[object, ...], tuple[State, CheckProgress]] = {}
+    known: dict[tuple[object, ...], tuple[PendingOrigin, State, CheckProgress]] = {}
     for row in rows:
-        columns = row[4:]
+        columns = row[3:]
         shared_columns = known.get(columns)
         if shared_columns is None:
-            shared_columns = known[columns] = _state_and_progress(row)
-        yield Pending(row[0], row[1], row[2], row[3], *shared_columns)
+            shared_columns = known[columns] = _shared_columns(row)
+        yield Pending(row[0], row[1], row[2], *shared_columns)
 
 
-def _state_and_progress(row: PendingRow) -> tuple[State, CheckProgress]:
+def _shared_columns(row: PendingRow) -> tuple[PendingOrigin, State, CheckProgress]:
     reason = ParkedReason(row.parked_reason)
     progress = CheckProgress(row.sent, row.checks, row.answered, reason, row.immunity_s)
-    return State(row.state), shared(progress)
+    return PendingOrigin(row.group, row.topic), State(row.state), shared(progress)
 
 
 class SnapshotWriter:
@@ -297,7 +304,8 @@ def pending_rows(entries: Iterable[Pending]) -> list[tuple[object, ...]]:
             entry.offset,
             entry.queue_offset,
             entry.store_timestamp,
-            entry.group,
+            entry.origin.group,
+            entry.origin.topic,
             int(entry.state),
             (progress := entry.progress).delivered,
             progress.immunity_s,

@@ -42,12 +42,12 @@ class CheckProgress(NamedTuple):
     immunity_s: int = 0  # requested seconds until the first check; 0: the default
 
 
-GROUPS_FREE: Final = 1_000
-"""Producer groups with undecided transactions that take no noticeable memory."""
+ORIGINS_FREE: Final = 1_000
+"""Pairs of producer group and topic with undecided transactions that take no noticeable memory."""
 
-GROUP_WEIGHT: Final = 4
-"""Halves that take as much memory as one more group: a name of up to 255 characters, which has to
-be kept with its own queue of checks."""
+ORIGIN_WEIGHT: Final = 4
+"""Halves that take as much memory as one more pair: names of up to 255 characters, and for a group
+its own queue of checks."""
 
 NOT_CHECKED: Final = CheckProgress()
 _SHARED_MAX: Final = 4_096
@@ -65,6 +65,14 @@ def shared(progress: CheckProgress) -> CheckProgress:
     return known
 
 
+class PendingOrigin(msgspec.Struct, gc=False):
+    """Where undecided transactions come from; one object for all of a group and topic."""
+
+    group: str  # producer group, whose members get the checks
+    topic: str  # of the first message
+    count: int = 0  # undecided transactions, parked ones included
+
+
 class Pending(msgspec.Struct, gc=False):
     """One undecided transaction; PREPARED or PARKED.
 
@@ -74,11 +82,16 @@ class Pending(msgspec.Struct, gc=False):
     offset: int  # physical offset of the first half record: the transaction's identity
     queue_offset: int  # of the same record in the half topic's queue 0
     store_timestamp: int  # ms, the broker's clock: ages count from here
-    group: str  # producer group, whose members get the checks
+    origin: PendingOrigin
     state: State = State.PREPARED
     progress: CheckProgress = NOT_CHECKED
     owner: Connection | None = None  # the connection that prepared it, while it is open
     due: int = 0  # bucket of its next check, or its stage in the check-back; see `checker`
+
+    @property
+    def group(self) -> str:
+        """The producer group, whose members get the checks."""
+        return self.origin.group
 
     @property
     def sent(self) -> int:
@@ -145,6 +158,7 @@ class PendingTable:
         ] = {}  # by the leader's offset, in index order
         self._leader_of: dict[int, int] = {}  # by the member's offset
         self._of_group: dict[str, int] = {}  # undecided transactions by producer group, none of 0
+        self._origins: dict[tuple[str, str], PendingOrigin] = {}  # by group and topic, none of 0
         self.parked = 0  # how many of the undecided are PARKED
         self.newest_offset = -1  # the newest record by halfmq that changed the table
         self.get = self._pending.get  # by the offset of the first half; the hot path's lookup
@@ -163,15 +177,15 @@ class PendingTable:
 
         A producer may invent a group for each of its transactions, so many groups count too.
         """
-        return self.halves + GROUP_WEIGHT * max(len(self._of_group) - GROUPS_FREE, 0)
+        return self.halves + ORIGIN_WEIGHT * max(len(self._origins) - ORIGINS_FREE, 0)
 
     def count_of(self, group: str) -> int:
         """Return the number of undecided transactions of a producer group, parked ones included."""
         return self._of_group.get(group, 0)
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of undecided transactions by producer group."""
-        return dict(self._of_group)
+    def origins(self) -> list[PendingOrigin]:
+        """Return the producer groups and topics that have undecided transactions, with counts."""
+        return list(self._origins.values())
 
     def __iter__(self) -> Iterator[Pending]:
         return iter(self._pending)
@@ -243,6 +257,7 @@ class PendingTable:
         queue_offset: int,
         store_timestamp: int,
         group: str,
+        topic: str,
         *,
         immunity_s: int = 0,
         checks: int = 0,
@@ -253,7 +268,7 @@ class PendingTable:
             offset,
             queue_offset,
             store_timestamp,
-            sys.intern(group),
+            self._count(group, topic),
             _PREPARED,
             shared(CheckProgress(checks, checks, immunity_s=immunity_s))
             if checks or immunity_s
@@ -261,17 +276,24 @@ class PendingTable:
             owner,
         )
         self._pending.add(offset, entry)
-        self._of_group[entry.group] = self._of_group.get(entry.group, 0) + 1
         self.newest_offset = offset
         return entry
 
+    def _count(self, group: str, topic: str) -> PendingOrigin:
+        """Count a further transaction, and return its origin."""
+        origin = self._origins.get((group, topic))
+        if origin is None:
+            origin = PendingOrigin(sys.intern(group), sys.intern(topic))
+            self._origins[origin.group, origin.topic] = origin
+        origin.count += 1
+        self._of_group[origin.group] = self._of_group.get(group, 0) + 1
+        return origin
+
     def restore(self, entries: Iterable[Pending]) -> None:
         """Add transactions from a snapshot, which lists them in log order."""
-        pending, intern, newest = self._pending, sys.intern, self.newest_offset
-        of_group = self._of_group
+        pending, newest = self._pending, self.newest_offset
         for entry in entries:
-            entry.group = group = intern(entry.group)
-            of_group[group] = of_group.get(group, 0) + 1
+            entry.origin = self._count(entry.origin.group, entry.origin.topic)
             pending.add(entry.offset, entry)
             if entry.state is _PARKED:
                 self.parked += 1
@@ -282,6 +304,7 @@ class PendingTable:
         """Remove everything, including the decisions."""
         self._pending.clear()
         self._of_group.clear()
+        self._origins.clear()
         self.decided.clear()
         self.copies.clear()
         self._copies_of.clear()
@@ -304,11 +327,15 @@ class PendingTable:
         if entry.state is _PARKED:
             self.parked -= 1
         self._pending.remove(entry.offset)
-        left = self._of_group[entry.group] - 1
+        origin = entry.origin
+        origin.count -= 1
+        if not origin.count:
+            del self._origins[origin.group, origin.topic]
+        left = self._of_group[origin.group] - 1
         if left:
-            self._of_group[entry.group] = left
+            self._of_group[origin.group] = left
         else:
-            del self._of_group[entry.group]
+            del self._of_group[origin.group]
 
     def _disband(self, leader: int) -> tuple[MemberHalf, ...]:
         members = self.groups.pop(leader, ())

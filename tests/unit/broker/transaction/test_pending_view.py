@@ -39,7 +39,7 @@ class Table:
         )
 
     def add(self, offset: int, group: str = "pg") -> None:
-        self.pending.add(offset, offset, START_MS, group)
+        self.pending.add(offset, offset, START_MS, group, "orders")
 
     def drop(self, offset: int) -> None:
         entry = self.pending.get(offset)

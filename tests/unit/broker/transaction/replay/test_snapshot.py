@@ -358,15 +358,19 @@ def test_a_damaged_snapshot_is_ignored(broker: Broker, damage: str, position: in
     ("header", "anchor", "reason"),
     [
         (SnapshotHeader("something else", 1, 0, 0), Anchor(-1, 0), "something else of version 1"),
-        (SnapshotHeader("halfmq-transactions", 1, 0, 0), Anchor(-1, 0), "of version 1"),
-        (SnapshotHeader("halfmq-transactions", 2, 7, 0), Anchor(-1, 0), "no record begins at 7"),
+        (SnapshotHeader("halfmq-transactions", 2, 0, 0), Anchor(-1, 0), "of version 2"),
         (
-            SnapshotHeader("halfmq-transactions", 2, 0, 0),
+            SnapshotHeader("halfmq-transactions", 3, 7, 0),
+            Anchor(-1, 0),
+            "no record begins at 7",
+        ),
+        (
+            SnapshotHeader("halfmq-transactions", 3, 0, 0),
             Anchor(0, 1),
             "another record stands at 0",
         ),
         (
-            SnapshotHeader("halfmq-transactions", 2, 0, 0),
+            SnapshotHeader("halfmq-transactions", 3, 0, 0),
             Anchor(7, 1),
             "another record stands at 7",
         ),
@@ -383,7 +387,7 @@ def test_a_snapshot_of_another_log_is_ignored(
     broker.prepare()
     writer = SnapshotWriter(broker.snapshot_path, header)
     writer.open()
-    writer.add(PENDING, [(0, 0, 1, "pg", 0, 0, 0, 0, 0, 0)])
+    writer.add(PENDING, [(0, 0, 1, "pg", "t", 0, 0, 0, 0, 0, 0)])
     writer.finish(0, anchor)
     writer.publish()
     table, ops = PendingTable(), [1]
@@ -397,7 +401,7 @@ def test_a_snapshot_of_another_log_is_ignored(
 def test_a_snapshot_beyond_the_logs_end_is_ignored(broker: Broker) -> None:
     """Even if its position and its anchor are in the log."""
     broker.prepare()
-    writer = SnapshotWriter(broker.snapshot_path, SnapshotHeader("halfmq-transactions", 2, 0, 0))
+    writer = SnapshotWriter(broker.snapshot_path, SnapshotHeader("halfmq-transactions", 3, 0, 0))
     writer.open()
     writer.finish(broker.log.write_offset + 1, Anchor(-1, 0))
     writer.publish()
@@ -410,17 +414,17 @@ def test_a_snapshot_beyond_the_logs_end_is_ignored(broker: Broker) -> None:
     "rows",
     [
         [(1, 2)],
-        [(0, 0, 1, "pg", 9, 0, 0, 0, 0, 0)],
-        [("a", 0, 1, "pg", 0, 0, 0, 0, 0, 0)],
+        [(0, 0, 1, "pg", "t", 9, 0, 0, 0, 0, 0)],
+        [("a", 0, 1, "pg", "t", 0, 0, 0, 0, 0, 0)],
         ["no row"],
     ],
 )
 def test_a_snapshot_with_invalid_rows_fills_nothing(broker: Broker, rows: list[object]) -> None:
     """Also if its checksum is valid."""
     broker.prepare()
-    writer = SnapshotWriter(broker.snapshot_path, SnapshotHeader("halfmq-transactions", 2, 0, 0))
+    writer = SnapshotWriter(broker.snapshot_path, SnapshotHeader("halfmq-transactions", 3, 0, 0))
     writer.open()
-    writer.add(PENDING, [(0, 0, 1, "pg", 0, 0, 0, 0, 0, 0)])
+    writer.add(PENDING, [(0, 0, 1, "pg", "t", 0, 0, 0, 0, 0, 0)])
     writer.add(PENDING, rows)
     writer.finish(0, Anchor(-1, 0))
     writer.publish()

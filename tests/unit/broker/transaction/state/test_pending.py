@@ -1,5 +1,6 @@
 """The table of undecided transactions, the state machine, and the cache of decisions."""
 
+import copy
 import tracemalloc
 from itertools import product
 from random import Random, randrange
@@ -130,7 +131,7 @@ def test_a_final_message_in_the_log_commits_in_any_state(state: State) -> None:
 def test_a_decision_removes_the_transaction_from_the_table() -> None:
     """A transaction that is not in the table cannot be decided, so none is decided twice."""
     table = PendingTable()
-    entry = table.add(4096, 7, 1_000, "pg")
+    entry = table.add(4096, 7, 1_000, "pg", "t")
     assert (table.get(4096), len(table), 4096 in table) == (entry, 1, True)
 
     table.decide(entry, State.COMMITTED, 9000)
@@ -142,7 +143,7 @@ def test_a_decision_removes_the_transaction_from_the_table() -> None:
 def test_parked_transactions_are_counted_and_can_be_resumed() -> None:
     """Parking ends the checks, not the transaction."""
     table = PendingTable()
-    first, second = table.add(0, 0, 1, "pg"), table.add(100, 1, 1, "pg")
+    first, second = table.add(0, 0, 1, "pg", "t"), table.add(100, 1, 1, "pg", "t")
     first.sent, first.checks, first.answered = 17, 15, 2
     table.park(first, ParkedReason.UNKNOWN)
     table.park(second, ParkedReason.NO_ANSWER)
@@ -158,8 +159,8 @@ def test_parked_transactions_are_counted_and_can_be_resumed() -> None:
 def test_a_check_copy_is_an_alias_of_its_transaction() -> None:
     """Op messages name every record of the transaction in the half topic."""
     table = PendingTable()
-    entry = table.add(100, 1, 1, "pg")
-    other = table.add(200, 2, 1, "pg")
+    entry = table.add(100, 1, 1, "pg", "t")
+    other = table.add(200, 2, 1, "pg", "t")
     table.add_copy(300, 100, 3)
     table.add_copy(300, 100, 3)
 
@@ -171,7 +172,7 @@ def test_a_check_copy_is_an_alias_of_its_transaction() -> None:
 def test_deleted_halves_leave_the_table() -> None:
     """A half below the log's minimum can be neither read nor delivered."""
     table = PendingTable()
-    old, kept = table.add(100, 1, 1, "pg"), table.add(200, 2, 1, "pg")
+    old, kept = table.add(100, 1, 1, "pg", "t"), table.add(200, 2, 1, "pg", "t")
     table.park(old, ParkedReason.EXPIRED)
 
     assert table.drop_before(200) == [old]
@@ -206,7 +207,7 @@ def test_a_later_finding_replaces_the_cached_decision() -> None:
 def test_each_half_of_a_group_resolves_to_its_leader() -> None:
     """A member has no entry of its own."""
     table = PendingTable()
-    leader, other = table.add(100, 1, 1, "pg"), table.add(500, 9, 1, "pg")
+    leader, other = table.add(100, 1, 1, "pg", "t"), table.add(500, 9, 1, "pg", "t")
     table.add_member(100, MemberHalf(200, 2))
     table.add_member(100, MemberHalf(300, 3))
     table.add_copy(400, 200, 4)
@@ -222,7 +223,7 @@ def test_each_half_of_a_group_resolves_to_its_leader() -> None:
 def test_a_decision_applies_to_the_whole_group() -> None:
     """A repeated request gets the same answer, whichever half it names."""
     table = PendingTable()
-    leader = table.add(100, 1, 1, "pg")
+    leader = table.add(100, 1, 1, "pg", "t")
     table.add_member(100, MemberHalf(200, 2))
 
     table.decide(leader, State.COMMITTED, 900)
@@ -236,7 +237,7 @@ def test_a_decision_applies_to_the_whole_group() -> None:
 def test_a_member_that_rocketmq_decided_leaves_its_group() -> None:
     """Apache RocketMQ has no groups; its delivered message is not delivered again."""
     table = PendingTable()
-    leader = table.add(100, 1, 1, "pg")
+    leader = table.add(100, 1, 1, "pg", "t")
     table.add_member(100, MemberHalf(200, 2))
     table.add_member(100, MemberHalf(300, 3))
 
@@ -260,28 +261,31 @@ def test_a_copy_parked_by_rocketmq_has_no_reason() -> None:
     assert parked_reason_of(b"something else") is ParkedReason.NOT_RECORDED
 
 
-def test_undecided_transactions_are_counted_by_group() -> None:
+def test_undecided_transactions_are_counted_by_group_and_topic() -> None:
     """However one leaves the table: decided, discarded, or cleared with all others."""
     table = PendingTable()
-    entries = [table.add(1_000 * number, number, 0, "pg") for number in range(4)]
-    table.add(9_000, 9, 0, "other")
+    entries = [table.add(1_000 * number, number, 0, "pg", "t") for number in range(4)]
+    table.add(9_000, 9, 0, "other", "t")
+    table.add(9_100, 9, 0, "other", "t2")
 
     table.decide(entries[0], State.COMMITTED, 10_000)
     table.discard(entries[1])
     counted = [table.count_of("pg"), table.count_of("other"), table.count_of("nobody")]
     again = PendingTable()
-    again.restore(list(table))
+    again.restore(map(copy.copy, table))
 
-    assert counted == [2, 1, 0]
-    assert again.count_of("pg") == 2
+    assert counted == [2, 2, 0]
+    for one in (table, again):
+        found = [(origin.group, origin.topic, origin.count) for origin in one.origins()]
+        assert found == [("pg", "t", 2), ("other", "t", 1), ("other", "t2", 1)]
     table.clear()
-    assert table.count_of("pg") == 0
+    assert (table.count_of("pg"), table.origins()) == (0, [])
 
 
 def test_the_table_can_be_iterated_in_parts_while_it_changes() -> None:
     """In log order; a transaction that is undecided from begin to end is returned."""
     table = PendingTable()
-    entries = [table.add(number, number, 0, "pg") for number in range(5 * BLOCK_COUNT)]
+    entries = [table.add(number, number, 0, "pg", "t") for number in range(5 * BLOCK_COUNT)]
     for entry in entries[: 2 * BLOCK_COUNT]:
         table.decide(entry, State.COMMITTED, 1_000_000)
     seen: list[int] = []
@@ -294,7 +298,7 @@ def test_the_table_can_be_iterated_in_parts_while_it_changes() -> None:
             table.decide(entries[-pieces], State.ROLLED_BACK, 2_000_000)
             first = (5 + pieces) * BLOCK_COUNT
             for number in range(first, first + BLOCK_COUNT):
-                table.add(number, number, 0, "pg")
+                table.add(number, number, 0, "pg", "t")
 
     assert seen == sorted(set(seen))
     assert {entry.offset for entry in table} <= set(seen)
@@ -319,7 +323,7 @@ def test_the_table_is_in_log_order_whatever_is_decided() -> None:
     for share in (0.3, 0.9, 1.0, 0.5, 1.0):  # of those that are decided, of so many new ones
         for _ in range(4 * BLOCK_COUNT):
             offset += random.randrange(1, 8)
-            undecided[offset] = table.add(offset, 0, 0, "pg")
+            undecided[offset] = table.add(offset, 0, 0, "pg", "t")
         chosen = list(undecided)
         random.choice((random.shuffle, list.sort, list.reverse))(chosen)
         for one in chosen[: int(share * len(chosen))]:
@@ -343,7 +347,7 @@ def test_no_prepare_waits_while_a_large_table_grows() -> None:
         for number in range(20 * BLOCK_COUNT):
             before, _ = tracemalloc.get_traced_memory()
             tracemalloc.reset_peak()
-            table.add(number, number, 0, "pg")
+            table.add(number, number, 0, "pg", "t")
             largest = max(largest, tracemalloc.get_traced_memory()[1] - before)
     finally:
         tracemalloc.stop()
@@ -362,7 +366,7 @@ def test_an_undecided_transaction_takes_little_memory(asked: bool) -> None:
         before, _ = tracemalloc.get_traced_memory()
         for number in range(count):
             entry = table.add(
-                base + 1_000 * number, (1 << 31) + number, 1_700_000_000_000 + number, "pg"
+                base + 1_000 * number, (1 << 31) + number, 1_700_000_000_000 + number, "pg", "t"
             )
             if asked:
                 entry.sent, entry.checks, entry.answered = number % 17, number % 15, number % 3
