@@ -159,7 +159,7 @@ async def _serve(loaded: LoadedConfig) -> ExitCode:
     started = time.monotonic()
     stop_requested = asyncio.Event()
     _handle_signals(stop_requested.set)
-    broker = Broker(loaded, on_lost=stop_requested.set, default_http_port=DEFAULT_PORT)
+    broker = Broker(loaded, end=stop_requested.set, default_http_port=DEFAULT_PORT)
     # The start creates tables of millions of objects and almost no garbage. Collections would visit
     # all of them repeatedly while the tables grow, and take a fifth of its time.
     gc.disable()

@@ -37,6 +37,7 @@ from .delay.timer_records import TimerRule
 from .disk.disk_limits import DiskLimits, Space, space_of
 from .disk.retention_policy import RetentionPolicy
 from .disk.send_refusal import SendRefusal
+from .draining import Draining
 from .filters.filters_in_use import FiltersInUse
 from .handlers.access_checks import may_see
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
@@ -128,7 +129,7 @@ class Broker:
         monotonic_ms: Callable[[], int] = lambda: int(time.monotonic() * 1_000),
         worker: WorkerFactory = ThreadWorker,
         disk_space: Callable[[Path], Space] = space_of,
-        on_lost: Callable[[], None] = lambda: None,
+        end: Callable[[], None] = lambda: None,
         default_http_port: int = OFF,
     ) -> None:
         """Wire the parts.
@@ -139,7 +140,8 @@ class Broker:
             monotonic_ms: The clock of checks, delays, locks and heartbeats.
             worker: Creates the store's helper threads.
             disk_space: Returns the space of the disk that holds a path.
-            on_lost: Called, more than once, if the store's directory is gone: end the broker.
+            end: Called, more than once, if the store's directory is gone or the broker is drained:
+                stop it.
             default_http_port: For HTTP if no port is set; nothing fails if it is taken.
         """
         loaded = config if isinstance(config, LoadedConfig) else LoadedConfig(config, {}, [])
@@ -154,7 +156,7 @@ class Broker:
         self._default_http_port = default_http_port
         self._flush_time, self._loop_delay = Histogram(), Histogram()
         self._decision_time = Histogram(LONG_BOUNDS_S)
-        self._on_lost = on_lost
+        self._end = end
         self._disk_test_due = DISK_TEST_BYTES
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
         self._levels = DelayLevels(parse_delay_levels(config.delay.levels))
@@ -209,6 +211,13 @@ class Broker:
             self._tables.groups,
             self._filters,
             wake=self._wake_members,
+        )
+        self._registration = self._make_registration()
+        self._draining = Draining(
+            self._refusal,
+            withdraw=self._registration.withdraw,
+            has_producers=lambda: bool(self._tables.registry.producer_groups),
+            stop=end,
         )
         self._unused = UnusedNames(
             self._tables.topics,
@@ -395,7 +404,7 @@ class Broker:
             *self._access.services,
             *([] if self._tls is None else [Reloading(self._tls.reload)]),
             self._server,
-            self._make_registration(),
+            self._registration,
             *([] if self._http is None else [self._http]),
             *self._make_console(),
         ]
@@ -499,7 +508,7 @@ class Broker:
             ),
             RequestModeHandlers(self._modes, tables.topics, tables.groups, changes),
             self._make_pop_handler(),
-            RouteHandlers(tables.topics, tables.brokers, self.config.topics),
+            RouteHandlers(tables.topics, tables.brokers, self.config.topics, self._draining.begin),
             BrokerHandlers(
                 tables.brokers,
                 tables.kv_config,
@@ -628,7 +637,7 @@ class Broker:
         return Answers(
             collector,
             {"cluster": topics.cluster_name, "node_type": "broker", "node_id": topics.broker_name},
-            unready=lambda: self._refusal.reason,
+            unready=lambda: self._draining.reason or self._refusal.reason,
             may_read=self._access.may_read_metrics,
         )
 
@@ -829,7 +838,7 @@ class Broker:
     def _disk_tick(self) -> float:
         self._store.check_directory()
         if self._store.directory_lost:
-            self._on_lost()
+            self._end()
         return self._disk_limits.tick()
 
     @property

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from halfmq.client.administration.settings import DRAIN_S
 from halfmq.client.errors import ConfigurationError
 
 from .connection_options import client_config
@@ -23,6 +24,7 @@ def add_to(app: typer.Typer) -> None:
     """Add what is here to the command."""
     brokers = noun(app, "broker", "brokers as a whole")
     verb(brokers, "metrics")(metrics)
+    verb(brokers, "drain")(drain)
     if sys.platform != "win32":  # the broker does not run there
         brokers.command(
             "run",
@@ -54,6 +56,26 @@ async def metrics(
         print_line(name)
         shown = table if all or not ours else ours
         print_pairs({f"  {key}": value for key, value in sorted(shown.items())})
+
+
+async def drain(
+    cli: Cli,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[BROKER]", help="its name; needed if there are several")
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="until it refuses messages")
+    ] = DRAIN_S,
+) -> None:
+    """Send producers to other brokers, then stop a broker; ends when it has stopped."""
+    admin = await cli.admin()
+    if name is None:
+        names = [one.name for one in await admin.broker_statuses()]
+        if len(names) > 1:
+            raise CommandError(f"name one of the brokers: {', '.join(names)}", USAGE)
+        (name,) = names
+    await admin.drain(name, wait=wait)
+    cli.done(f"drained {name}", name=name, action="drain")
 
 
 def run(context: typer.Context) -> None:

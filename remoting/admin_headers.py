@@ -243,6 +243,13 @@ class BrokerNameRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name
 
 
+@request_header(RequestCode.DRAIN_BROKER)
+class DrainBrokerRequestHeader(Header, frozen=True, kw_only=True):
+    """DRAIN_BROKER (9006): send producers to other brokers, then stop."""
+
+    wait_millis: Int32  # until messages are refused
+
+
 @answer_header(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
 class WipeWritePermOfBrokerResponseHeader(Header, frozen=True, kw_only=True):
     """Answer to WIPE_WRITE_PERM_OF_BROKER (205)."""

@@ -179,6 +179,7 @@ class RequestCode(IntEnum):
     DECIDE_TRANSACTION = 9003
     QUERY_CONSUMERS = 9004
     QUERY_TIMERS = 9005
+    DRAIN_BROKER = 9006
 
 
 class ResponseCode(IntEnum):

@@ -354,6 +354,7 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.DELETE_KV_CONFIG: _cluster(UPDATE),
     RequestCode.WIPE_WRITE_PERM_OF_BROKER: _cluster(UPDATE),
     RequestCode.ADD_WRITE_PERM_OF_BROKER: _cluster(UPDATE),
+    RequestCode.DRAIN_BROKER: _cluster(UPDATE),
     RequestCode.GET_NAMESRV_CONFIG: _cluster(GET),
     RequestCode.UPDATE_NAMESRV_CONFIG: _cluster(UPDATE),
     # -- access
@@ -403,6 +404,7 @@ LOCAL_ONLY: Final = frozenset(
         RequestCode.CLEAN_UNUSED_TOPIC,
         RequestCode.WIPE_WRITE_PERM_OF_BROKER,
         RequestCode.ADD_WRITE_PERM_OF_BROKER,
+        RequestCode.DRAIN_BROKER,
     }
 )
 """Without access control these are served only to senders on the broker's machine: they change or

@@ -33,6 +33,7 @@ from halfmq.store.format.crc import crc32
 
 from ..access.config import KeyPair
 from ..config import TopicDefaults
+from ..tables.topic_config import PERM_WRITE
 from ..tables.topic_table import TopicTable
 
 logger = logging.getLogger(__name__)
@@ -147,8 +148,13 @@ class NameServerRegistration:
         self._identity = identity
         self._advertised_host = advertised_host
         self._port, self._ha_port = port, ha_port
-        self._started_ms = now_ms()
+        self._now_ms, self._changed_ms = now_ms, now_ms()
+        self._is_writable = True
         self._tasks: list[asyncio.Task[None]] = []
+
+    def withdraw(self) -> None:
+        """Register all topics without the permission to write."""
+        self._is_writable, self._changed_ms = False, self._now_ms()
 
     async def start(self) -> None:
         """Start registering; return before the first registration is answered."""
@@ -166,14 +172,14 @@ class NameServerRegistration:
     async def _keep_registered(self, address: tuple[str, int]) -> None:
         failure = ""  # of the latest registration
         while True:
-            version = self._topics.version
+            version = self._topics.version, self._changed_ms
             previous, failure = failure, await self._register(address)
             if failure and failure != previous:
                 logger.warning(
                     "event=registration_failed namesrv=%s:%d error=%r", *address, failure
                 )
             waited = 0.0
-            while waited < REGISTER_S and self._topics.version == version:
+            while waited < REGISTER_S and (self._topics.version, self._changed_ms) == version:
                 await asyncio.sleep(SCAN_S)
                 waited += SCAN_S
                 link = self._links[address]
@@ -239,8 +245,8 @@ class NameServerRegistration:
         return f"{host}:{port}"
 
     def _body(self) -> bytes:
-        # The timestamp stays until the next start, so that only the topics change the version.
-        version = DataVersion(counter=self._topics.version, timestamp=self._started_ms)
-        return encode_registration(
-            ((topic.name, topic.to_json()) for topic in self._topics), version
-        )
+        # The timestamp stays the same, so that only the topics change the version.
+        version = DataVersion(counter=self._topics.version, timestamp=self._changed_ms)
+        perms = -1 if self._is_writable else ~PERM_WRITE
+        topics = ((one.name, {**one.to_json(), "perm": one.perm & perms}) for one in self._topics)
+        return encode_registration(topics, version)

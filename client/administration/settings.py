@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
+from halfmq.remoting.admin_headers import DrainBrokerRequestHeader
 from halfmq.remoting.bodies import decode_table
 from halfmq.remoting.codes import RequestCode
 
 from ..arguments import check_optional_text, check_text
-from ..errors import ClientError
+from ..errors import ClientError, ConfigurationError
 from ..net.broker_requests import BrokerRequests, BrokerSetting
 from ..net.response_errors import answer_of
 from ..net.session import expect_success
 from .brokers import ClusterClient, call_broker
+
+DRAIN_S: Final = 35.0
+"""Producers look at routes every 30 s."""
+GONE_POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +138,30 @@ class BrokerCalls(ClusterClient):
         check_text("value", value)
         for _name, broker in self._brokers_by_name():
             await broker.change_setting(key, value)
+
+    async def drain(self, broker_name: str, *, wait: float = DRAIN_S) -> None:
+        """Stop a broker so that no send fails while others have its topics; return when it is gone.
+
+        Its routes lose the permission to write; after ``wait`` seconds, in which producers look at
+        the routes again, it refuses messages, and stops. Undecided transactions stay.
+
+        Raises:
+            ConfigurationError: There is no such broker.
+            UnsupportedRequestError: It is a broker of Apache RocketMQ.
+            ClientError: It does not answer, or refuses.
+        """
+        addresses = dict(self._brokers())
+        address = addresses.get(broker_name)
+        if address is None:
+            raise ConfigurationError("broker_name", broker_name, f"one of {sorted(addresses)}")
+        header = DrainBrokerRequestHeader(wait_millis=int(wait * 1_000))
+        expect_success(await call_broker(self._session, address, RequestCode.DRAIN_BROKER, header))
+        host, _, port = address.rpartition(":")
+        with suppress(OSError):
+            while True:
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                writer.close()
+                await asyncio.sleep(GONE_POLL_S)
 
     async def traffic(self, topic: str, group: str | None = None) -> Traffic:
         """Return how many messages all brokers stored in a topic lately.

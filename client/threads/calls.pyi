@@ -16,7 +16,7 @@ from ..administration.groups import ConsumerGroup
 from ..administration.messages import MESSAGES_MAX
 from ..administration.progress import Consumption, GroupLag
 from ..administration.running_consumers import DirectConsumption, RunningConsumer
-from ..administration.settings import BrokerStatus, Traffic
+from ..administration.settings import DRAIN_S, BrokerStatus, Traffic
 from ..administration.topics import QueueRange, Topic
 from ..administration.transactions import PAGE_SIZE, PendingTransaction, State
 from ..config import ClientConfig, CredentialsSource
@@ -700,6 +700,18 @@ class AdminCalls(Facade[Admin]):
 
         Raises:
             ClientError: A broker refuses, or is lost meanwhile.
+        """
+
+    def drain(self, broker_name: str, *, wait: float = DRAIN_S) -> None:
+        """Stop a broker so that no send fails while others have its topics; return when it is gone.
+
+        Its routes lose the permission to write; after ``wait`` seconds, in which producers look at
+        the routes again, it refuses messages, and stops. Undecided transactions stay.
+
+        Raises:
+            ConfigurationError: There is no such broker.
+            UnsupportedRequestError: It is a broker of Apache RocketMQ.
+            ClientError: It does not answer, or refuses.
         """
 
     def follow(self, topic: str) -> Iterator[ReceivedMessage]:

@@ -36,6 +36,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         access/tls_listener.READ_MAX
         handlers/messages/pop.MESSAGES_MAX handlers/messages/pop.READS_MAX pop/engine.BATCH_MAX""",
     "a time or a number": """
+        handlers/clients/routes.DRAIN_MS_MAX
         http/app.CONNECTION_S_MAX http/console_process.RESTART_S_MAX
         delay/levels.DELAY_MS_MAX filters/values.INTEGER_MAX filters/values.LONG_MAX
         handlers/admin/topics._PERM_MAX handlers/admin/consumer_relays._CODE_MAX

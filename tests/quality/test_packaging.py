@@ -59,7 +59,7 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
         names = set(archive.namelist())
 
     assert {name for name in names if name.endswith(".py")} == _tree_modules()
-    conf = {"broker.conf", "grafana/halfmq.json", "prometheus/alerts.yml"}
+    conf = {"broker.conf", "grafana/halfmq.json", "prometheus/alerts.yml", "systemd/halfmq.service"}
     assert names >= {f"halfmq/conf/{name}" for name in conf}
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert {name for name in names if name.endswith("py.typed")} == {

@@ -1,7 +1,7 @@
 """Requests to the name server: routes (105), the cluster (106), all topics (206).
 
 Before a broker is stopped, an operator can remove the write permission from all its routes (205);
-request 327 or a restart restores it.
+request 327 or a restart restores it. DRAIN_BROKER (9006), halfmq's own, does so and stops it.
 
 The broker is its own name server, so a route comes from the topic table and is never stale. Its
 address is `brokerIP1`, or the one by which the client has reached the broker. Brokers that have
@@ -13,10 +13,13 @@ Source: RocketMQ `ClientRequestProcessor`, `DefaultRequestProcessor` of the name
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Final
 
 from halfmq.remoting.admin_headers import (
     AddWritePermOfBrokerResponseHeader,
     BrokerNameRequestHeader,
+    DrainBrokerRequestHeader,
     WipeWritePermOfBrokerResponseHeader,
 )
 from halfmq.remoting.bodies import (
@@ -42,16 +45,27 @@ from ...tables.topic_table import TopicTable
 
 logger = logging.getLogger(__name__)
 
+DRAIN_MS_MAX: Final = 3_600_000
+"""Longest time between the routes' change and the end of a broker that is drained."""
+
 
 class RouteHandlers(Handlers):
     """Serves routes and the lists of brokers and topics."""
 
-    def __init__(self, topics: TopicTable, brokers: BrokerTable, identity: TopicDefaults) -> None:
+    def __init__(
+        self,
+        topics: TopicTable,
+        brokers: BrokerTable,
+        identity: TopicDefaults,
+        drain: Callable[[float], None],
+    ) -> None:
+        """Wire it; ``drain`` begins to end the broker, and gets the seconds for producers."""
         self._topics = topics
         self._brokers = brokers
         self._broker_id = identity.broker_id
         self._broker_name = identity.broker_name
         self._cluster_name = identity.cluster_name
+        self._drain = drain
         self._is_writable = True  # whether routes show the write permission of topics
 
     @serves(RequestCode.GET_ROUTEINFO_BY_TOPIC)
@@ -112,6 +126,18 @@ class RouteHandlers(Handlers):
         count = self._set_writable(request, connection, is_writable=True)
         header = AddWritePermOfBrokerResponseHeader(add_topic_count=count)
         return encode_reply(request, header=header)
+
+    @serves(RequestCode.DRAIN_BROKER)
+    def drain(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Remove the write permission from routes; refuse messages later, and stop then."""
+        wait_ms = request.header_as(DrainBrokerRequestHeader).wait_millis
+        if not 0 <= wait_ms <= DRAIN_MS_MAX:
+            expected = f"waitMillis={wait_ms}: expected 0 to {DRAIN_MS_MAX}"
+            raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, expected)
+        logger.warning("event=drain_asked wait_ms=%d peer=%s", wait_ms, connection.name)
+        self._is_writable = False
+        self._drain(wait_ms / 1_000)
+        return encode_reply(request)
 
     def _set_writable(
         self, request: RemotingCommand, connection: Connection, *, is_writable: bool

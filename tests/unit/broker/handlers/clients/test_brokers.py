@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from halfmq.broker.ports import Handler
 from halfmq.broker.tables import registered_brokers
 from halfmq.broker.tables.kv_table import KvConfig
 from halfmq.broker.tables.registered_brokers import HEARTBEAT_TIMEOUT_MS, BrokerTable
+from halfmq.broker.tables.topic_config import PERM_WRITE
 from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.bodies import (
     QueueData,
@@ -51,12 +53,13 @@ class NameServer:
 
     def __init__(self, tmp_path: Any) -> None:
         self.clock = Clock()
+        self.drained: list[float] = []
         identity = TopicDefaults(broker_name="halfmq-a")
         topics = TopicTable(tmp_path / "topics.json", identity, now_ms=self.clock)
         self.brokers = BrokerTable(self.clock.monotonic)
         kv_config = KvConfig(tmp_path / "kvConfig.json", self.clock)
         self.handlers: dict[int, Handler] = {
-            **RouteHandlers(topics, self.brokers, identity).handlers(),
+            **RouteHandlers(topics, self.brokers, identity, self.drained.append).handlers(),
             **BrokerHandlers(self.brokers, kv_config, identity, "127.0.0.1").handlers(),
         }
         self.connection = FakeConnection()
@@ -331,3 +334,19 @@ def test_an_official_broker_gets_the_answers_of_an_official_name_server(
         compared += 1
     assert compared > 8
     assert not server.brokers.brokers()
+
+
+def test_a_drain_begins_with_the_routes(tmp_path: Path) -> None:
+    """Producers go elsewhere while the broker still stores; a wrong time changes nothing."""
+    server = NameServer(tmp_path)
+
+    def permission() -> int:
+        answer = server.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"})
+        return decode_route(answer.body).queue_datas[0].perm
+
+    before = permission()
+    refused = server.ask(RequestCode.DRAIN_BROKER, {"waitMillis": "-1"})
+    assert (refused.code, server.drained, permission()) == (29, [], before)
+    answer = server.ask(RequestCode.DRAIN_BROKER, {"waitMillis": "1500"})
+    assert (answer.code, server.drained) == (0, [1.5])
+    assert permission() == before & ~PERM_WRITE

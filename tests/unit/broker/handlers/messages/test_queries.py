@@ -150,7 +150,7 @@ def topics(tmp_path: Path) -> TopicTable:
 
 def route(topics: TopicTable, topic: str, **fields: str) -> RemotingCommand:
     command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, **fields})
-    handlers = RouteHandlers(topics, BrokerTable(Clock()), identity()).handlers()
+    handlers = RouteHandlers(topics, BrokerTable(Clock()), identity(), lambda _: None).handlers()
     return call(handlers, command, FakeConnection(address="192.0.2.7:10911"))
 
 
@@ -223,7 +223,7 @@ def test_a_halfmq_client_recognizes_the_broker(topics: TopicTable) -> None:
 def test_the_cluster_is_this_broker(topics: TopicTable) -> None:
     """Tools find it under its names and at the address they came by."""
     answer = call(
-        RouteHandlers(topics, BrokerTable(Clock()), identity()).handlers(),
+        RouteHandlers(topics, BrokerTable(Clock()), identity(), lambda _: None).handlers(),
         request(RequestCode.GET_BROKER_CLUSTER_INFO),
     )
 
@@ -244,7 +244,7 @@ def test_the_cluster_is_this_broker(topics: TopicTable) -> None:
 def test_all_topics_are_listed(topics: TopicTable, header_type: HeaderType) -> None:
     """Built-in ones included."""
     answer = call(
-        RouteHandlers(topics, BrokerTable(Clock()), identity()).handlers(),
+        RouteHandlers(topics, BrokerTable(Clock()), identity(), lambda _: None).handlers(),
         request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, header_type=header_type),
     )
 
