@@ -133,7 +133,7 @@ class RouteHandlers(Handlers):
         wait_ms = request.header_as(DrainBrokerRequestHeader).wait_millis
         if not 0 <= wait_ms <= DRAIN_MS_MAX:
             expected = f"waitMillis={wait_ms}: expected 0 to {DRAIN_MS_MAX}"
-            raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, expected)
+            raise RequestRefusedError(expected, ResponseCode.INVALID_PARAMETER)
         logger.warning("event=drain_asked wait_ms=%d peer=%s", wait_ms, connection.name)
         self._is_writable = False
         self._drain(wait_ms / 1_000)
