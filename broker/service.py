@@ -469,6 +469,7 @@ class Broker:
             tables.topics,
             tables.groups,
             self._levels,
+            self._timer_rule,
             tables.locks,
             self._refusal,
             require_room=self._delays.require_room,

@@ -27,7 +27,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, Self, overload
+from typing import Final, Literal, Self, TypeAlias, overload
 
 from halfmq.remoting.bodies import ConsumeType, HeartbeatData, subscription_data
 from halfmq.remoting.codes import RequestCode
@@ -45,6 +45,7 @@ from .consuming.offsets import (
     BrokerOffsets,
     LocalOffsets,
     OffsetStore,
+    PopOffsets,
     StartFrom,
     broker_address,
 )
@@ -59,10 +60,15 @@ from .health import Health, QueueHealth
 from .message import DEAD_LETTER_LEVEL, MessageView, ReceivedMessage
 from .net.connection import BrokerConnection
 from .net.session import Session, wall_clock_ms
+from .popping.pop_assignment import PopAssignment
+from .popping.popper import INVISIBLE_MAX, PopSettings
 from .producing.send_reply import send_reply
 from .transactional.inbox import Inbox
 
 logger = logging.getLogger(__name__)
+
+Share: TypeAlias = Literal["queues", "messages"]
+"""What the members of a group share."""
 
 RECEIVE_MAX: Final = 10_000
 """Messages that one call returns; as many are unacknowledged together."""
@@ -90,6 +96,7 @@ class Consumer(FlowCalls):
         start_from: StartFrom = "last",
         ack_timeout: float | None = 60.0,
         retries_max: int | None = None,
+        share: Share = "queues",
         ordered: bool = False,
         broadcasting: bool = False,
         offsets_file: str | os.PathLike[str] | None = None,
@@ -120,6 +127,12 @@ class Consumer(FlowCalls):
             retries_max: Redeliveries before the broker moves a message to the dead letter queue,
                 the topic ``%DLQ%group``. None: the ``max_retries`` with which the group was
                 created, 16 by default.
+            share: What the members of the group share. With ``"queues"`` each queue has one member
+                at a time. With ``"messages"`` each message goes to whichever member waits for one,
+                so that there may be more members than queues, and none gets its queues from
+                another; the broker is told at once what becomes of a message, and gives it to
+                another member after ``ack_timeout``. All members must share the same. It needs
+                halfmq or RocketMQ 5.
             ordered: Each queue is consumed in its order: a message is delivered when the one before
                 it was acknowledged or rejected, and one that is retried holds its queue. Members of
                 the group lock their queues, as orderly consumers of RocketMQ's clients do. With
@@ -155,7 +168,9 @@ class Consumer(FlowCalls):
         self._start_from = start_from
         self._ack_timeout = ack_timeout
         self._retries_max = retries_max
+        self._share = share
         self._ordered = ordered
+        self._locks_queues = bool(ordered) and share == "queues"
         self._broadcasting = broadcasting
         self._on_event = on_event
         self._check_arguments(offsets_file)
@@ -166,7 +181,7 @@ class Consumer(FlowCalls):
         offsets: OffsetStore = (
             LocalOffsets(Path(offsets_file) if offsets_file else None)
             if broadcasting
-            else BrokerOffsets(group, start_from)
+            else (BrokerOffsets if share == "queues" else PopOffsets)(group, start_from)
         )
         self._buffer: DeliveryBuffer | None = None
         self.handover: Handover | None = None
@@ -174,7 +189,8 @@ class Consumer(FlowCalls):
         self._stopping = False
         self._operators: OperatorRequests | None = None
         self._refusals = Refusals(group, self._subscriptions, self._emit, self._set_error)
-        self._assigned = Assignment(
+        kind = Assignment if share == "queues" else PopAssignment
+        self._assigned = kind(
             group,
             self.config,
             self._subscriptions,
@@ -183,7 +199,7 @@ class Consumer(FlowCalls):
             self._refusals,
             self._emit,
             broadcasting=broadcasting,
-            ordered=ordered,
+            ordered=self._locks_queues,
         )
 
     @overload
@@ -234,18 +250,18 @@ class Consumer(FlowCalls):
         found: list[MessageView] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                message = await self._take()
+                message = await self._take(messages_max)
                 while message is not None:
                     found.append(message)
                     more = len(found) < messages_max and self._buffer is not None
                     message = self._buffer.take_ready() if more and self._buffer else None
         return found
 
-    async def _take(self) -> MessageView | None:
+    async def _take(self, wanted: int = 1) -> MessageView | None:
         if self._buffer is None:
             raise ClientClosedError(self._name)
         self._check_binding()
-        return await self._buffer.take()
+        return await self._buffer.take_by(self._buffer.take_ready, wanted)
 
     async def run(
         self,
@@ -349,7 +365,7 @@ class Consumer(FlowCalls):
         waits = [f"topic {topic} to be created" for topic in sorted(self._assigned.missing_topics)]
         if self._refusals.first is not None:
             waits.append(f"the refusal to end: {self._refusals.first}")
-        if found.connected and not waits and not windows:
+        if found.connected and not waits and not self._assigned.pullers:
             waits.append("a queue: those of the group are assigned to other members")
         waits += (wait for wait in map(self._buffer.full, windows) if wait)
         return found._replace(
@@ -395,6 +411,15 @@ class Consumer(FlowCalls):
             check_seconds("ack_timeout", self._ack_timeout)
         if self._retries_max is not None:
             check_count("retries_max", self._retries_max, range(INT32.stop))
+        if self._share not in ("queues", "messages"):
+            raise ConfigurationError("share", self._share, '"queues" or "messages"')
+        if self._share == "messages":
+            timeout = self._ack_timeout
+            if timeout is None or timeout > INVISIBLE_MAX:
+                expected = f'at most {INVISIBLE_MAX:.0f} seconds, because share is "messages"'
+                raise ConfigurationError("ack_timeout", timeout, expected)
+            if self._broadcasting:
+                raise ConfigurationError("broadcasting", True, 'False, because share is "messages"')
         check_kind("broadcasting", self._broadcasting, bool)
         check_kind("ordered", self._ordered, bool)
         if self._on_event is not None:
@@ -457,6 +482,12 @@ class Consumer(FlowCalls):
         if self._refusals.first is not None:
             raise self._refusals.first
         await check_sql_filters(session, self.group, self._subscriptions)
+        if isinstance(self._assigned, PopAssignment):
+            assert self._ack_timeout is not None  # checked
+            self._assigned.settings = PopSettings(
+                self._ack_timeout, self._retries_max, self._report_return, ordered=self._ordered
+            )
+            await self._assigned.check_brokers(session)
         if self._start_from == "last":
             await self._assigned.commit_ends(session)
         self._buffer = DeliveryBuffer(
@@ -464,7 +495,7 @@ class Consumer(FlowCalls):
             self._ack_timeout,
             self._send_back,
             self._send_reply,
-            ordered=self._ordered,
+            ordered=self._locks_queues,
         )
         self.handover = Handover(self._buffer)
         if self._stopping:
@@ -497,14 +528,17 @@ class Consumer(FlowCalls):
         place = queue.broker_name, broker_address(session, queue)
         await send_reply(session, self.config, self.group, delivery.record, *place, body)
 
-    async def _send_back(self, delivery: Delivery, delay_level: int) -> bool:
-        """Send a message back to the broker for redelivery; return whether it was accepted."""
+    def _report_return(self, delivery: Delivery, delay_level: int) -> None:
         view = ReceivedMessage(delivery.record, delivery.window.queue.broker_name)
         kind = Retried if delay_level >= 0 else Rejected
         attempt = delivery.record.reconsume_times + delivery.attempts
         event = (view.queue, view.queue_offset, view.message_id, attempt, delivery.reason)
         self._emit(kind(self.group, *event))
-        if self._ordered and delay_level >= 0:
+
+    async def _send_back(self, delivery: Delivery, delay_level: int) -> bool:
+        """Send a message back to the broker for redelivery; return whether it was accepted."""
+        self._report_return(delivery, delay_level)
+        if self._locks_queues and delay_level >= 0:
             failed = delivery.record.reconsume_times + delivery.attempts
             if self._retries_max is None or failed <= self._retries_max:
                 return False  # it holds its queue

@@ -64,6 +64,7 @@ RETRIABLE_CODES: Final = frozenset(
 )
 
 _USER_REQUESTS: Final = range(RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_LIST_ACL + 1)
+_POP_REQUESTS: Final = range(RequestCode.POP_MESSAGE, RequestCode.POLLING_INFO + 1)
 
 FILTER_EXPECTED: Final = '"*", or tags separated by || such as "created || paid"'
 FILTER_SHOWN: Final = 80
@@ -409,7 +410,8 @@ class UnequalSubscriptionsError(BrokerRefusedError):
 class UnsupportedRequestError(ClientError):
     """The broker at ``address`` does not support request ``code``.
 
-    Either only halfmq brokers support it, or it is about users and the broker has none.
+    Either only halfmq brokers support it, or it is about users and the broker has none, or it is
+    one of pop, which older brokers than RocketMQ 5 do not have.
     """
 
     def __init__(self, address: str, code: int) -> None:
@@ -421,6 +423,8 @@ class UnsupportedRequestError(ClientError):
         why = "it is not halfmq's"
         if self.code in _USER_REQUESTS:
             why = "it has no users, which need authenticationEnabled=true"
+        if self.code in _POP_REQUESTS:
+            why = 'it has no pop, which share="messages" needs: use share="queues"'
         return f"the broker at {self.address} does not know {request}: {why}"
 
 

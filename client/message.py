@@ -517,13 +517,17 @@ def _cut_reason(reason: str | None) -> str:
 class Deliverer(Protocol):
     """Acknowledges or redelivers one message of a consumer."""
 
-    def acknowledge(self) -> bool:
+    async def acknowledge(self) -> bool:
         """Acknowledge the message; return False if it is too late."""
 
-    async def redeliver(self, delay_level: int, reason: str) -> None:
-        """Redeliver the message after a delay, or with ``DEAD_LETTER_LEVEL`` never."""
+    async def redeliver(self, delay_level: int, reason: str, seconds: float | None = None) -> None:
+        """Redeliver the message after a delay, or with ``DEAD_LETTER_LEVEL`` never.
 
-    def extend(self, seconds: float) -> bool:
+        ``delay_level`` is the broker's first level that is not below ``seconds``, if these are
+        given, or else the only delay.
+        """
+
+    async def extend(self, seconds: float) -> bool:
         """Do not redeliver the message within ``seconds``; return False if it is too late."""
 
     async def reply(self, body: bytes) -> None:
@@ -554,16 +558,18 @@ class MessageView(ReceivedMessage):
 
         The group's offset moves past it once all messages before it in the queue are acknowledged
         too, and is committed to the broker every few seconds and at close. So after a crash of this
-        process some acknowledged messages are redelivered.
+        process some acknowledged messages are redelivered. Where members share messages, the broker
+        answers, and what counts does not come again.
 
         Returns:
             Whether it counts. False if it is too late, which is logged: the message was already
             sent back, so that it will be redelivered; its queue has moved to another consumer of
-            the group; or the consumer is closed. False as well if it was acknowledged before.
+            the group; its time is over, or the broker did not answer, where members share messages;
+            or the consumer is closed. False as well if it was acknowledged before.
         """
         deliverer = self.deliverer
         self.settled = True
-        return deliverer.acknowledge()
+        return await deliverer.acknowledge()
 
     async def retry(
         self, delay: timedelta | None = None, *, reason: str | None = None, delay_level: int = 0
@@ -573,9 +579,9 @@ class MessageView(ReceivedMessage):
         If the broker does not accept it back, this consumer redelivers it.
 
         Args:
-            delay: At least this long, up to two hours: the broker has eighteen delays (1, 5, 10
-                and 30 s, 1 to 10 min, 20 and 30 min, 1 and 2 h), and takes the next one. None: the
-                broker chooses, 10 s at first, growing with each attempt.
+            delay: How long, up to two hours. Other brokers than halfmq have eighteen delays (1, 5,
+                10 and 30 s, 1 to 10 min, 20 and 30 min, 1 and 2 h), and take the next longer one,
+                unless members share messages. None: 10 s at first, growing with each attempt.
             reason: Why it failed, for ``failure_reason``; the first 255 characters are kept.
             delay_level: In place of ``delay``, the number of a delay of the broker, the first is 1.
 
@@ -587,7 +593,7 @@ class MessageView(ReceivedMessage):
             if delay_level:
                 raise ConfigurationError("delay_level", delay_level, "one of it and delay, not two")
             delay_level = level_of_delay(delay)
-        await self._redeliver(delay_level, reason)
+        await self._redeliver(delay_level, reason, delay)
 
     async def reject(self, reason: str | None = None) -> None:
         """Report that processing can never succeed: the message becomes a dead letter at once.
@@ -603,13 +609,13 @@ class MessageView(ReceivedMessage):
 
         For a handler that takes longer than the consumer's ``ack_timeout``. It may be called again
         and again; a time that ends later is not shortened. It does not keep the queue, which may
-        move to another consumer of the group.
+        move to another consumer of the group; where members share messages, it keeps the message.
 
         Returns:
             False if it is too late, as with ``ack``: the message will be redelivered.
         """
         check_seconds("seconds", seconds)
-        return self.deliverer.extend(seconds)
+        return await self.deliverer.extend(seconds)
 
     async def reply(self, body: bytes) -> None:
         """Send a reply to the client that sent this message with ``request``, and waits for it.
@@ -624,10 +630,13 @@ class MessageView(ReceivedMessage):
         """
         await self.deliverer.reply(body)
 
-    async def _redeliver(self, delay_level: int, reason: str | None) -> None:
+    async def _redeliver(
+        self, delay_level: int, reason: str | None, delay: timedelta | None = None
+    ) -> None:
         deliverer, text = self.deliverer, _cut_reason(reason)
         self.settled = True
-        await deliverer.redeliver(delay_level, text)
+        seconds = None if delay is None else delay.total_seconds()
+        await deliverer.redeliver(delay_level, text, seconds)
 
     @property
     def deliverer(self) -> Deliverer:

@@ -105,6 +105,7 @@ class ConsumerSendMsgBackRequestHeader(Header, frozen=True, kw_only=True):
     max_reconsume_times: Int32 | None = None
     broker_name: Name | None = field(default=None, name="bname")
     reason: Name | None = None  # halfmq's: why it failed, "" if unknown; kept in the copy
+    delay_ms: Int64 | None = None  # halfmq's: the exact delay; `delay_level` is the next longer one
 
 
 @request_header(RequestCode.RECALL_MESSAGE)

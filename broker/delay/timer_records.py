@@ -91,6 +91,20 @@ class TimerRule:
         due_ms = now_ms + wait_ms
         return Waiting(_in_timer_topic(message, message.properties, due_ms), due_ms)
 
+    def retried(self, message: AppendRequest, delay_ms: int) -> AppendRequest:
+        """Return a retry as it is stored to be delivered after a delay.
+
+        What the first sender asked for counts no more.
+
+        Raises:
+            TimerError: The delay is above the limit.
+        """
+        kept = without_properties(message.properties, (*TIMER_UNITS_MS, PROPERTY_DELAY))
+        asked = PROPERTY_TIMER_DELAY_MS, str(delay_ms)
+        plain = replace(message, properties=with_properties(kept, (asked,)))
+        waiting = self.waiting(plain, *asked)
+        return plain if waiting is None else waiting.request
+
     def after_commit(self, final: AppendRequest) -> AppendRequest:
         """Return the final message of a transaction as a commit must store it now.
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from halfmq.remoting.bodies import SubscriptionData, decode_consumer_list
 from halfmq.remoting.codes import RequestCode
@@ -51,6 +51,21 @@ MISSING_TOPIC_INTERVAL: Final = 0.5
 """Seconds between two look-ups of a missing topic, so that its first message is not late."""
 MISSING_TOPIC_RATE: Final = 20
 """Maximum look-ups of missing topics per second; more than ten such topics wait longer."""
+
+
+NewPuller: TypeAlias = Callable[
+    [
+        Session,
+        str,
+        SubscriptionData,
+        InFlightWindow,
+        DeliveryBuffer,
+        Refusals,
+        Callable[[], None],
+    ],
+    QueuePuller,
+]
+"""Makes the puller of a queue."""
 
 
 class Assignment:
@@ -248,17 +263,24 @@ class Assignment:
 
     async def _assign(self, session: Session, queue: MessageQueue) -> None:
         """Start to pull a queue from the group's offset."""
-        default = self._start_from
-        if default == "last":  # the queue is new, or its broker did not answer at the start
-            is_new = queue.topic in self._created_topics
-            default = "first" if is_new else self._started_at
+        default = self._default_start(queue.topic)
         start = await self._offsets.start_offset(session, queue, default)
+        self._begin(session, InFlightWindow(queue, start.offset, start.stored), QueuePuller)
+
+    def _default_start(self, topic: str) -> StartFrom:
+        """Return where to start in a queue that has no offset."""
+        if self._start_from != "last":
+            return self._start_from
+        # The queue is new, or its broker did not answer at the start.
+        return "first" if topic in self._created_topics else self._started_at
+
+    def _begin(self, session: Session, window: InFlightWindow, new_puller: NewPuller) -> None:
         if self._stopping:
             return
+        queue = window.queue
         assert self._buffer is not None
-        window = InFlightWindow(queue, start.offset, start.stored)
         subscription = self._subscriptions[queue.topic]
-        puller = QueuePuller(
+        puller = new_puller(
             session,
             self._group,
             subscription,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final, TypeVar
 
 from halfmq.store.format.record import Record
@@ -59,9 +59,13 @@ class Delivery:
         "reason",
         "record",
         "returning",
+        "seconds",
         "taken_at",
         "window",
     )
+    has_deadline = True
+    """Whether the buffer redelivers it after the ack timeout, and threads may acknowledge it
+    without waiting."""
 
     def __init__(self, buffer: DeliveryBuffer, window: InFlightWindow, record: Record) -> None:
         self._buffer = buffer
@@ -73,6 +77,8 @@ class Delivery:
         """Whether the user's loop has it: delivered, and not on its way to be redelivered."""
         self.reason = ""
         """Why it is redelivered; empty if unknown."""
+        self.seconds: float | None = None
+        """How many seconds later it is redelivered; None: by the delay level."""
         self.returning = False
         """Whether the broker was asked to redeliver it, and has not refused."""
         self.claim: list[None] | None = None
@@ -93,18 +99,18 @@ class Delivery:
         except IndexError:
             return False
 
-    def acknowledge(self) -> bool:
+    async def acknowledge(self) -> bool:
         """Acknowledge the message; return False if it is too late."""
         self._buffer.binding.check()
         return self._buffer.acknowledge(self)
 
-    async def redeliver(self, delay_level: int, reason: str) -> None:
+    async def redeliver(self, delay_level: int, reason: str, seconds: float | None = None) -> None:
         """Redeliver the message after the delay, or with ``DEAD_LETTER_LEVEL`` never."""
         self._buffer.binding.check()
-        self.reason = reason
+        self.reason, self.seconds = reason, seconds
         await self._buffer.redeliver(self, delay_level)
 
-    def extend(self, seconds: float) -> bool:
+    async def extend(self, seconds: float) -> bool:
         """Do not redeliver the message within ``seconds``; return False if it is too late."""
         self._buffer.binding.check()
         return self._buffer.extend(self, seconds)
@@ -124,6 +130,7 @@ class DirectDelivery(Delivery):
     """A message that an operator has this consumer consume, outside of any queue's offset."""
 
     __slots__ = ("outcome",)
+    has_deadline = False  # an operator waits for its outcome
 
     def __init__(self, buffer: DeliveryBuffer, window: InFlightWindow, record: Record) -> None:
         super().__init__(buffer, window, record)
@@ -134,15 +141,17 @@ class DirectDelivery(Delivery):
     def pending(self) -> bool:
         return not self.outcome.done()
 
-    def acknowledge(self) -> bool:
+    async def acknowledge(self) -> bool:
         self._buffer.binding.check()
         return self._settle(acknowledged=True)
 
-    async def redeliver(self, _delay_level: int, _reason: str) -> None:
+    async def redeliver(
+        self, _delay_level: int, _reason: str, _seconds: float | None = None
+    ) -> None:
         self._buffer.binding.check()
         self._settle(acknowledged=False)
 
-    def extend(self, _seconds: float) -> bool:
+    async def extend(self, _seconds: float) -> bool:
         return self.pending  # it is never redelivered
 
     def _settle(self, *, acknowledged: bool) -> bool:
@@ -184,6 +193,8 @@ class DeliveryBuffer:
         self.binding = LoopBinding("the consumer")
         self._ready: deque[Delivery] = deque()
         self._receivers: deque[asyncio.Future[None]] = deque()
+        self._wanted = 0  # messages for which receivers wait
+        self._more_wanted = asyncio.Event()
         self._unacked: OrderedDict[Delivery, float] = OrderedDict()  # deadlines, the earliest first
         self._extended: dict[Delivery, asyncio.TimerHandle] = {}  # each with its own deadline
         self._timer: asyncio.TimerHandle | None = None
@@ -212,6 +223,29 @@ class DeliveryBuffer:
             delivery = Delivery(self, window, record)
             if not self._ordered or self._is_next(delivery):
                 self._make_ready(delivery)
+
+    @property
+    def demand(self) -> int:
+        """For how many messages receivers wait that are not here yet."""
+        return 0 if self.stopped else self._wanted - len(self._ready)
+
+    async def wait_for_demand(self) -> None:
+        """Wait until a receiver waits for a message."""
+        while self.demand <= 0:
+            self._more_wanted.clear()
+            await self._more_wanted.wait()
+
+    def add_popped(self, deliveries: Iterable[Delivery]) -> None:
+        """Add messages that the broker has given to this consumer alone."""
+        for delivery in deliveries:
+            self._make_ready(delivery)
+
+    def take_all(self) -> list[Delivery]:
+        """Remove and return all messages that no receiver has."""
+        found = [*self._ready, *self._shelved]
+        self._ready.clear()
+        self._shelved.clear()
+        return found
 
     def add_directly(self, queue: MessageQueue, record: Record) -> asyncio.Future[bool]:
         """Deliver a message before all others; the result is whether it was acknowledged."""
@@ -268,10 +302,10 @@ class DeliveryBuffer:
         """
         return await self.take_by(self.take_ready)
 
-    async def take_by(self, take: Callable[[], T | None]) -> T | None:
+    async def take_by(self, take: Callable[[], T | None], wanted: int = 1) -> T | None:
         """Call ``take`` whenever messages may be ready, and return the first result but None.
 
-        Otherwise as :meth:`take`.
+        ``wanted`` says how many it can take. Otherwise as :meth:`take`.
         """
         while True:
             if self._stopped.is_set():
@@ -283,6 +317,8 @@ class DeliveryBuffer:
                 return taken
             turn = self._loop.create_future()
             self._receivers.append(turn)
+            self._wanted += wanted
+            self._more_wanted.set()
             try:
                 await turn
             except asyncio.CancelledError:
@@ -291,6 +327,8 @@ class DeliveryBuffer:
                 elif self._ready:
                     self._wake_receiver()  # this one had been woken; wake the next one instead
                 raise
+            finally:
+                self._wanted -= wanted
 
     def acknowledge(self, delivery: Delivery) -> bool:
         """Remove a message that was processed; return False if it is too late."""
@@ -314,6 +352,8 @@ class DeliveryBuffer:
             if self._ordered
             else self._config.retry_delay
         )
+        if delivery.seconds is not None:
+            seconds = delivery.seconds
         await self._return(delivery, delay_level, seconds)
 
     def extend(self, delivery: Delivery, seconds: float) -> bool:
@@ -451,7 +491,7 @@ class DeliveryBuffer:
 
     def begin_deadline(self, delivery: Delivery, taken_at: float) -> None:
         """Have a message redelivered if it is not acknowledged within the ack timeout."""
-        if self.ack_timeout is None or isinstance(delivery, DirectDelivery):
+        if self.ack_timeout is None or not delivery.has_deadline:
             return
         if delivery not in self._extended:
             self._unacked[delivery] = taken_at + self.ack_timeout
@@ -488,7 +528,7 @@ class DeliveryBuffer:
                 self.ack_timeout,
                 ACK_OVERDUE,
             )
-            delivery.reason = "not acknowledged within ack_timeout"
+            delivery.reason, delivery.seconds = "not acknowledged within ack_timeout", None
             await self._return(delivery, 0, 0.0)  # here at once: it has waited long enough
 
     async def _return(self, delivery: Delivery, delay_level: int, seconds: float) -> None:

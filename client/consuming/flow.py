@@ -37,6 +37,7 @@ class QueuePosition(NamedTuple):
 class FlowCalls(BaseClient):
     """The part of ``Consumer`` that steers which messages it gets."""
 
+    _share: str
     _assigned: Assignment
     _buffer: DeliveryBuffer | None
     handover: Handover | None
@@ -88,10 +89,12 @@ class FlowCalls(BaseClient):
                 offset in one queue.
 
         Raises:
-            ConfigurationError: An argument cannot be used, or the queue is not assigned; says why.
+            ConfigurationError: An argument cannot be used, or the queue is not assigned, or members
+                share messages; says why.
             ClientError: A broker does not answer, or refuses; no queue was moved.
         """
         self._running_buffer()
+        self._check_share("Admin.reset_offsets")
         _check_target(where, to)
         self._check_places((where,))
         queues = [one for one in self.assignment if where in (one, one.topic)]
@@ -107,9 +110,11 @@ class FlowCalls(BaseClient):
         """Return how far this consumer is in each assigned queue, and where the queue ends now.
 
         Raises:
+            ConfigurationError: Members share messages.
             ClientError: A broker does not answer, or refuses.
         """
         session = self._session
+        self._check_share("Admin.offsets")
         if self.handover is not None:
             self.handover.collect()
         windows = self._assigned.windows
@@ -119,6 +124,11 @@ class FlowCalls(BaseClient):
         ends = await asyncio.gather(*calls)
         found = zip(windows, ends, strict=True)
         return sorted(QueuePosition(one.queue, one.commit_offset, end) for one, end in found)
+
+    def _check_share(self, instead: str) -> None:
+        if self._share != "queues":
+            expected = f'"queues"; the broker alone knows the offsets of this group: {instead}'
+            raise ConfigurationError("share", self._share, expected)
 
     def _running_buffer(self) -> DeliveryBuffer:
         assert self._session is not None  # raises if the consumer is not running

@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from .delivery import Delivery, DeliveryBuffer, DirectDelivery
+from .delivery import Delivery, DeliveryBuffer
 
 HANDED_MAX: Final = 64
 """Messages that one crossing hands over: with so many its cost per message is below a tenth."""
@@ -125,7 +125,7 @@ class Handover:
             if delivery is None:
                 break
             delivery.taken_at = None
-            if not isinstance(delivery, DirectDelivery):  # an operator waits for its outcome
+            if delivery.has_deadline:
                 delivery.claim = [None]
                 self._handed.append(delivery)
             self._ready.append(delivery)

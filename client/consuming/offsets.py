@@ -111,6 +111,14 @@ class BrokerOffsets:
         """Do nothing: the broker makes offsets durable."""
 
 
+class PopOffsets(BrokerOffsets):
+    """The offsets of a group that pops: the broker moves them, members only set where it starts."""
+
+    async def commit(self, session: Session, queue: MessageQueue, offset: int) -> None:
+        if offset:  # a pop begins at 0 by itself; another member may have popped meanwhile
+            await super().commit(session, queue, offset)
+
+
 class LocalOffsets:
     """The offsets of one broadcasting consumer: a JSON file, or memory without one.
 

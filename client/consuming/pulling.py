@@ -91,20 +91,24 @@ class QueuePuller:
 
     async def run(self) -> None:
         """Pull until cancelled; log failures and retry."""
-        clock = asyncio.get_running_loop().time
         while True:
-            await self._buffer.wait_for_capacity(self.window)
-            before, asked_at = self.window.next_offset, clock()
             try:
-                await self._pull()
+                await self._round()
             except ClientError as error:
                 await self._after_failure(error)
             else:
                 if self._denied:
                     self._denied = False
                     self._refusals.record_access(self.window.queue, None)
-                if self.window.next_offset == before and clock() - asked_at < EMPTY_PULL_SECONDS:
-                    await asyncio.sleep(EMPTY_PULL_SECONDS)
+
+    async def _round(self) -> None:
+        """Pull once, when there is capacity."""
+        await self._buffer.wait_for_capacity(self.window)
+        clock = asyncio.get_running_loop().time
+        before, asked_at = self.window.next_offset, clock()
+        await self._pull()
+        if self.window.next_offset == before and clock() - asked_at < EMPTY_PULL_SECONDS:
+            await asyncio.sleep(EMPTY_PULL_SECONDS)
 
     def seek(self, offset: int) -> None:
         """Continue at another offset; the messages pulled so far are delivered no more.

@@ -260,8 +260,7 @@ class Runner:
     async def _extend_forever(self, ack_timeout: float | None) -> None:
         while ack_timeout is not None:
             await asyncio.sleep(ack_timeout / EXTENSIONS)
-            for message in list(self._in_hand):
-                await message.extend(ack_timeout)
+            await asyncio.gather(*(one.extend(ack_timeout) for one in self._in_hand))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

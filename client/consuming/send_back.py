@@ -30,6 +30,7 @@ async def send_back(
         max_reconsume_times=retries_max,
         broker_name=queue.broker_name,
         reason=delivery.reason,
+        delay_ms=None if delivery.seconds is None else round(delivery.seconds * 1_000),
     )
     try:
         address = broker_address(session, queue)

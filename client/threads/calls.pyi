@@ -20,7 +20,7 @@ from ..administration.settings import DRAIN_S, BrokerStatus, Traffic
 from ..administration.topics import QueueRange, Topic
 from ..administration.transactions import PAGE_SIZE, PendingTransaction, State
 from ..config import ClientConfig, CredentialsSource
-from ..consumer import Consumer
+from ..consumer import Consumer, Share
 from ..consuming.filters import SqlFilter
 from ..consuming.flow import QueuePosition
 from ..consuming.offsets import StartFrom
@@ -269,6 +269,7 @@ class ConsumerCalls(Facade[Consumer]):
         start_from: StartFrom = "last",
         ack_timeout: float | None = 60.0,
         retries_max: int | None = None,
+        share: Share = "queues",
         ordered: bool = False,
         broadcasting: bool = False,
         offsets_file: str | os.PathLike[str] | None = None,
@@ -299,6 +300,12 @@ class ConsumerCalls(Facade[Consumer]):
             retries_max: Redeliveries before the broker moves a message to the dead letter queue,
                 the topic ``%DLQ%group``. None: the ``max_retries`` with which the group was
                 created, 16 by default.
+            share: What the members of the group share. With ``"queues"`` each queue has one member
+                at a time. With ``"messages"`` each message goes to whichever member waits for one,
+                so that there may be more members than queues, and none gets its queues from
+                another; the broker is told at once what becomes of a message, and gives it to
+                another member after ``ack_timeout``. All members must share the same. It needs
+                halfmq or RocketMQ 5.
             ordered: Each queue is consumed in its order: a message is delivered when the one before
                 it was acknowledged or rejected, and one that is retried holds its queue. Members of
                 the group lock their queues, as orderly consumers of RocketMQ's clients do. With
@@ -354,6 +361,7 @@ class ConsumerCalls(Facade[Consumer]):
         """Return how far this consumer is in each assigned queue, and where the queue ends now.
 
         Raises:
+            ConfigurationError: Members share messages.
             ClientError: A broker does not answer, or refuses.
         """
 
@@ -379,7 +387,8 @@ class ConsumerCalls(Facade[Consumer]):
                 offset in one queue.
 
         Raises:
-            ConfigurationError: An argument cannot be used, or the queue is not assigned; says why.
+            ConfigurationError: An argument cannot be used, or the queue is not assigned, or members
+                share messages; says why.
             ClientError: A broker does not answer, or refuses; no queue was moved.
         """
 

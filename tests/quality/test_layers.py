@@ -46,6 +46,7 @@ ROOMS = {
         "message",
         "client/net",
     },
+    "client/popping": {"errors", "message", "client/consuming", "client/net"},
     "client/producing": {"config", "errors", "message", "client/net"},
     "client/threads": {
         *("admin", "consumer", "errors", "health", "producer", "transaction", "client/net"),

@@ -51,6 +51,7 @@ from halfmq.store.log.append_request import AppendRequest
 
 from ...access import requirements
 from ...delay.levels import DelayLevels, with_properties
+from ...delay.timer_records import TimerError, TimerRule
 from ...disk.send_refusal import SendRefusal
 from ...errors import RequestRefusedError
 from ...ports import Connection, Handlers, Store, serves
@@ -84,6 +85,7 @@ class SendBackHandler(Handlers):
     _topics: TopicTable
     _groups: GroupTable
     _levels: DelayLevels
+    _timer_rule: TimerRule
     _locks: QueueLocks
     _refusal: SendRefusal
     _require_room: Callable[[], None]
@@ -118,7 +120,11 @@ class SendBackHandler(Handlers):
         copy = retry_copy(record, 0 if is_dead else level, connection.store_host)
         if header.reason is not None:
             copy = _with_failure(copy, record, header.reason, self._now_ms())
-        message = self._dead_letter(copy, config) if is_dead else self._retry(copy, config)
+        message = (
+            self._dead_letter(copy, config)
+            if is_dead
+            else self._retry(copy, config, header.delay_ms)
+        )
         (appended,) = self._store.append((message,))
         of_topic = get_property(message.properties, PROPERTY_RETRY_TOPIC.encode())
         self._count((of_topic or b"").decode(), header.group)
@@ -154,11 +160,19 @@ class SendBackHandler(Handlers):
             )
         return config
 
-    def _retry(self, message: AppendRequest, config: GroupConfig) -> AppendRequest:
+    def _retry(
+        self, message: AppendRequest, config: GroupConfig, delay_ms: int | None
+    ) -> AppendRequest:
         self._require_room()
         topic = _writable(self._topics.ensure_retry(config.name, config.retry_queue_nums))
         queue_id = random.randrange(config.retry_queue_nums)  # noqa: S311  # spreads load, no secret
-        return self._levels.delayed(replace(message, topic=topic.name, queue_id=queue_id))
+        message = replace(message, topic=topic.name, queue_id=queue_id)
+        if delay_ms is None:
+            return self._levels.delayed(message)
+        try:
+            return self._timer_rule.retried(message, delay_ms)
+        except TimerError as error:
+            raise RequestRefusedError(str(error), ResponseCode.MESSAGE_ILLEGAL) from error
 
     def _dead_letter(self, message: AppendRequest, config: GroupConfig) -> AppendRequest:
         topic = _writable(self._topics.ensure_dead_letter(config.name))

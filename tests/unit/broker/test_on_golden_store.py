@@ -10,6 +10,7 @@ import pytest
 
 from halfmq.broker.delay.delivery import DelayService
 from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
+from halfmq.broker.delay.timer_records import TimerRule
 from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.handlers.clients.queue_offsets import OffsetHandlers
@@ -243,6 +244,7 @@ def test_messages_of_a_real_store_are_viewed_and_sent_back(opened: Open, clock: 
         topics,
         groups,
         levels,
+        TimerRule(1_000, now_ms=clock),
         locks,
         SendRefusal(),
         require_room=lambda: None,

@@ -84,7 +84,7 @@ async def test_the_ack_timeout_begins_when_a_thread_takes_the_message() -> None:
     await until(lambda: rig.sent_back == [0])
     second = rig.take()
 
-    assert second.extend(60)
+    assert await second.extend(60)
     rig.take()
     await until(lambda: rig.sent_back == [0, 2])
     assert rig.handover.acknowledge(second)

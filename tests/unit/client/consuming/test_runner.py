@@ -74,14 +74,14 @@ class _Deliverer:
         self._source = source
         self._body = body
 
-    def acknowledge(self) -> bool:
+    async def acknowledge(self) -> bool:
         self._source.settled.append((self._body, "ack"))
         return self._body != "late"
 
-    async def redeliver(self, delay_level: int, reason: str) -> None:
+    async def redeliver(self, delay_level: int, reason: str, _seconds: float | None = None) -> None:
         self._source.settled.append((self._body, f"{delay_level} {reason}"))
 
-    def extend(self, _seconds: float) -> bool:
+    async def extend(self, _seconds: float) -> bool:
         self._source.extended.append(self._body)
         return True
 

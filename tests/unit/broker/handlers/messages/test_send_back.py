@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels, restored
+from halfmq.broker.delay.timer_records import TimerRule
 from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.handlers.messages.send_back import SendBackHandler
@@ -18,7 +19,8 @@ from halfmq.remoting.bodies import QueueKey
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.store.format.record import Record
-from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from halfmq.store.format.timers import timer_due_ms
+from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 from tests.support.broker_doubles import (
     START_MS,
@@ -39,6 +41,9 @@ MESSAGE = draft(
     b"failed",
     b"TAGS\x01x\x02UNIQ_KEY\x01U\x02WAIT\x01true\x02TRACE_ON\x01true\x02",
 )
+
+
+TIMER_MAX_MS = 3_456_000_000
 
 
 class Parts:
@@ -63,6 +68,7 @@ class Parts:
             self.topics,
             self.groups,
             levels,
+            TimerRule(TIMER_MAX_MS, now_ms=self.clock),
             self.locks,
             self.refusal,
             require_room=lambda: None,
@@ -147,6 +153,26 @@ def test_the_delay_grows_unless_the_client_says_otherwise(
 
     assert parts.newest().queue_id == given - 1
     assert parts.newest().reconsume_times == times + 1
+
+
+def test_a_client_may_name_any_delay(parts: Parts) -> None:
+    """It is kept to the millisecond; what the message's sender asked for counts no more."""
+    message = draft(
+        properties=MESSAGE.properties + b"TIMER_DELIVER_MS\x01999\x02TIMER_DELAY_SEC\x0150\x02"
+    )
+    parts.send_back(parts.store(message), 9, delayMs="333333")
+    record = parts.newest()
+
+    assert record.topic == TIMER_TOPIC
+    assert timer_due_ms(record.properties, record.store_timestamp) == parts.clock() + 333_333
+    assert record.property_map["REAL_TOPIC"] == "%RETRY%g"
+    assert "DELAY" not in record.property_map
+    assert record.reconsume_times == 1
+
+    parts.send_back(parts.store(message), 1, delayMs="0")
+    assert parts.newest().topic == "%RETRY%g"
+    with pytest.raises(RequestRefusedError, match="timerMaxDelaySec"):
+        parts.send_back(parts.store(message), 18, delayMs=str(TIMER_MAX_MS + 1))
 
 
 def test_a_second_retry_keeps_topic_and_id_of_the_original(parts: Parts) -> None:

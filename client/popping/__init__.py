@@ -1,0 +1,1 @@
+"""Internals of consumers that share messages: pop, and the settlement of each message."""
