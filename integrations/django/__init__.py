@@ -9,7 +9,8 @@
         order.save()
 
 ``HALFMQ`` takes GROUP and, in capitals, the arguments of ``TransactionProducer``; TABLE names the
-ledger's table. Each process starts its producer with its first transaction.
+ledger's table. The group of a database that is not the default one is "GROUP-alias". Each process
+starts its producer with its first transaction.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def producer(using: str = DEFAULT_DB_ALIAS) -> TransactionProducer:
                 if name not in ("GROUP", "TABLE")
             }
             checker = ledger().checker(lambda: connections[using])
-            found = TransactionProducer(given["GROUP"], checker, **more)
+            # Checks of a group may reach any of its producers: all must look in one database.
+            group = given["GROUP"] if using == DEFAULT_DB_ALIAS else f"{given['GROUP']}-{using}"
+            found = TransactionProducer(group, checker, **more)
             found.start()
             _producers[key] = found
         return found

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from halfmq.client.blocking import Consumer
+from halfmq.client.blocking import Admin, Consumer
 from halfmq.client.testing import broker_process
 from tests.support.ledger_drivers import POSTGRESQL, SQLITE
 from tests.support.patience import PATIENCE_S
@@ -101,6 +103,79 @@ with connection.cursor() as cursor:
 call_command("halfmq_prune", days=1)
 producer().close()
 """
+
+
+OF_TWO_DATABASES = """
+import os
+import sys
+import django
+from django.conf import settings
+
+directory, namesrv, step = sys.argv[1:]
+settings.configure(
+    INSTALLED_APPS=["halfmq.integrations.django"],
+    DATABASES={
+        name: {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{directory}/{name}.db"}
+        for name in ("default", "other")
+    },
+    HALFMQ={"GROUP": "orders-tx", "NAMESRV": namesrv},
+)
+django.setup()
+
+from django.core.management import call_command
+from django.db import transaction as django_transaction
+
+from halfmq.client import Message
+from halfmq.integrations.django import producer, transaction
+
+if step == "dies after the commit":
+    for name in ("default", "other"):
+        call_command("migrate", database=name, verbosity=0)
+    with transaction(Message("orders", b"other"), using="other"):
+        django_transaction.on_commit(lambda: os._exit(9), using="other")
+producer()
+if step == "asks the other":
+    producer("other")
+print("ready", flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+@contextlib.contextmanager
+def answering(script: Path, *arguments: str) -> Iterator[None]:
+    """Run a program whose producers answer checks."""
+    command = [sys.executable, str(script), *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield
+        process.stdin.close()
+
+
+def test_a_check_is_answered_from_the_database_of_its_transaction(tmp_path: Path) -> None:
+    """A producer of another database would find no row, and roll back what is committed."""
+    script = tmp_path / "project.py"
+    script.write_text(OF_TWO_DATABASES)
+    settings = {"transactionTimeOut": 100, "transactionCheckInterval": 100}
+    with (
+        broker_process(tmp_path / "broker", **settings) as broker,
+        Admin(namesrv=broker.address) as admin,
+    ):
+        place = str(tmp_path), broker.address
+        dead = [sys.executable, str(script), *place, "dies after the commit"]
+        assert subprocess.run(dead, check=False).returncode == 9
+        (undecided,) = admin.transactions()
+        with answering(script, *place, "asks the default one"):
+            assert [one.producers for one in admin.transactions()] == [0]
+        with (
+            answering(script, *place, "asks the other"),
+            Consumer("g", {"orders": "*"}, start_from="first", namesrv=broker.address) as mail,
+        ):
+            message = mail.receive(timeout=PATIENCE_S)
+    assert message is not None
+    assert message.transaction_id == undecided.transaction_id
 
 
 @pytest.mark.parametrize("database", [SQLITE, POSTGRESQL])
