@@ -33,6 +33,8 @@ SETTINGS: Final = {
     "transactionCheckInterval": 300,
     "transactionCheckMax": 1_000_000,
 }
+DJANGO: Final = ("sqlite3", "psycopg")
+"""Drivers of the databases with which Django is tried."""
 QUEUES: Final = 4
 """Queues of a topic that the first send creates."""
 
@@ -55,22 +57,37 @@ def test_many_blocks_of_programs_that_are_killed_have_as_many_rows_as_messages(
     driver: Driver, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Whatever ends a block, its database transaction or its program."""
-    books = books_of(driver, request, tmp_path)
+    run("ending_producer", driver.name, books_of(driver, request, tmp_path), tmp_path)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("driver", [one for one in USUAL if one.name in DJANGO], ids=str)
+@pytest.mark.parametrize("form", ["integration", "ledger"])
+def test_django_programs_that_are_killed_have_as_many_rows_as_messages(
+    form: str, driver: Driver, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """With ``halfmq.integrations.django``, and with the ledger in ``atomic(durable=True)``."""
+    pytest.importorskip("django", reason="needs django: pip install -e '.[test]'")
+    run("django_producer", form, books_of(driver, request, tmp_path), tmp_path)
+
+
+def run(module: str, kind: str, books: Books, tmp_path: Path) -> None:
+    """Run programs until they have made all rounds; compare their rows with the messages."""
     asyncio.run(books.create())
     chance = random.Random(printed_seed())
     rounds = int(os.environ.get("HALFMQ_ROUNDS", "2000"))
     notes = tmp_path / "notes"
     notes.touch()
-    program = [sys.executable, "-m", "tests.support.ending_producer"]
+    program = [sys.executable, "-m", f"tests.support.{module}"]
     kills = 0
     with broker_process(tmp_path / "broker", **SETTINGS) as broker:
         while notes.stat().st_size < rounds:
             place = [str(books.place.file), str(books.place.port), books.name]
             how = [str(chance.random()), str(rounds), str(notes)]
-            made = [*program, broker.address, driver.name, *place, *how]
+            made = [*program, broker.address, kind, *place, *how]
             kills += subprocess.run(made, check=False, stderr=subprocess.DEVNULL).returncode < 0
         row_ids, message_ids = asyncio.run(settled(broker, books))
-    print(f"{driver}: {kills} kills, {len(row_ids)} rows, {len(message_ids)} messages")
+    print(f"{kind} {books.driver}: {kills} kills, {len(row_ids)} rows, {len(message_ids)} messages")
     assert Counter(row_ids) == message_ids
 
 

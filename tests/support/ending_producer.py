@@ -79,15 +79,19 @@ def noted(notes: Path, rounds: int) -> Iterator[int]:
             file.write(b".")
 
 
+def die_later(chance: random.Random) -> None:
+    """Kill this process after some seconds; a thread, since a driver may block."""
+    death = threading.Timer(chance.uniform(*LIFE_SECONDS), os.kill, (os.getpid(), signal.SIGKILL))
+    death.daemon = True
+    death.start()
+
+
 def main() -> None:
     """Make blocks until they are all made, or time is up."""
     namesrv, name, file, port, books_name, seed, rounds, notes = sys.argv[1:]
     (driver,) = (driver for driver in DRIVERS if driver.name == name)
     chance = random.Random(seed)
-    # A thread: a driver that blocks must be interrupted as well.
-    death = threading.Timer(chance.uniform(*LIFE_SECONDS), os.kill, (os.getpid(), signal.SIGKILL))
-    death.daemon = True
-    death.start()
+    die_later(chance)
     ledger.LOCK_SECONDS = 0.05  # type: ignore[misc]  # a check soon gives up
     books = Books(driver, Place(Path(file), int(port)), books_name)
     asyncio.run(run(namesrv, books, chance, noted(Path(notes), int(rounds))))
