@@ -351,7 +351,9 @@ class _SqlAlchemy:
 
     def __init__(self, target: Any) -> None:
         self._target = getattr(target, "registry", lambda: target)()  # of a scoped_session
-        name: str = self._connection().dialect.name
+        # A Session's; one whose flush has failed refuses to give a connection until its rollback.
+        bind = getattr(self._target, "get_bind", lambda: self._target)()
+        name: str = bind.dialect.name
         self.kind: str | None = MYSQL if name == "mariadb" else name
 
     def _connection(self) -> Any:
@@ -373,7 +375,7 @@ class _SqlAlchemy:
         return rows
 
     async def begin(self) -> None:
-        """It has begun with the first look at its connection."""
+        self._connection()
 
     async def flush(self) -> None:
         flush = getattr(self._target, "flush", None)  # a Session's

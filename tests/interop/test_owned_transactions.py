@@ -236,6 +236,45 @@ async def test_a_transaction_of_somebody_else_is_refused_before_anything_is_sent
         assert broker.halves == {}
 
 
+@pytest.mark.parametrize("flushes", [False, True])
+async def test_what_a_flush_raises_rolls_back_both_at_once(tmp_path: Path, flushes: bool) -> None:
+    """Also one that halfmq does; the session has no use of its connection then."""
+    sqlalchemy: Any = importlib.import_module("sqlalchemy")
+    orm: Any = importlib.import_module("sqlalchemy.orm")
+    asyncio_orm: Any = importlib.import_module("sqlalchemy.ext.asyncio")
+    engine = asyncio_orm.create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
+    base = orm.declarative_base()
+
+    class Order(base):  # type: ignore[misc, valid-type] # SQLAlchemy has no types here
+        __tablename__ = "orders"
+        number = sqlalchemy.Column(sqlalchemy.String, primary_key=True, nullable=False)
+
+    own = ledger.TransactionLedger()
+    async with engine.begin() as connection:
+        await connection.run_sync(base.metadata.create_all)
+        await connection.execute(sqlalchemy.insert(Order).values(number="1"))
+        await own.create_table_async(connection)  # and commit
+    async with (
+        fake_broker() as broker,
+        new_producer(broker, own.async_checker(engine.connect)) as producer,
+        asyncio_orm.AsyncSession(engine) as session,
+    ):
+        transaction = producer.transaction(MESSAGE, session=session)
+
+        async def block() -> None:
+            async with transaction:
+                session.add(Order(number="1"))
+                if flushes:
+                    await session.flush()
+
+        with pytest.raises(sqlalchemy.exc.IntegrityError):
+            await block()
+        (half,) = broker.halves.values()
+        assert half.decisions == [ROLLBACK]
+        assert not session.in_transaction()
+    await engine.dispose()
+
+
 async def test_without_a_ledger_a_session_is_refused() -> None:
     """A checker of the user's own proves nothing about the session."""
     async with fake_broker() as broker, new_producer(broker) as producer:
