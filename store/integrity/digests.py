@@ -191,6 +191,7 @@ class IndexDigests:
         self._done: set[Path] = set()
         self.path: Path | None = None  # of the file whose digest is extended next
         self.digest = Digest()
+        self._outdated: Path | None = None  # a digest that an error has kept from deletion
 
     def write_to(self, path: Path | None, *, keep: bool = False) -> None:
         """Delete the digest of a file that is about to change; with ``keep`` extend it later.
@@ -198,11 +199,18 @@ class IndexDigests:
         Deleted durably, because it would not match after a power cut. None: there is no file.
         """
         self.path, self.digest = path, Digest()
-        kept = None if path is None else digest_path(self._root, path)
-        if kept is not None and disk.exists(kept):
-            self.digest = (load_digest(kept) if keep else None) or Digest()
-            disk.remove(kept)
-            disk.sync_directory(kept.parent)
+        self._outdated = None if path is None else digest_path(self._root, path)
+        if self._outdated is not None and disk.exists(self._outdated):
+            self.digest = (load_digest(self._outdated) if keep else None) or Digest()
+        self.remove_outdated()
+
+    def remove_outdated(self) -> None:
+        """Delete what ``write_to`` could not: the next start would find the file damaged."""
+        outdated = self._outdated
+        if outdated is not None and disk.exists(outdated):
+            disk.remove(outdated)
+            disk.sync_directory(outdated.parent)
+        self._outdated = None
 
     def start(self, files: Sequence[IndexExtent], before: Sequence[Path]) -> None:
         """Begin with the current index files; ``before`` are those before the index was opened.

@@ -6,6 +6,7 @@ the rest of the run.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
@@ -118,6 +119,7 @@ class Integrity:
 
     def work(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
         """Extend digests and compare some blocks; called once per second on the helper thread."""
+        self._remove_outdated()
         self._attempt(lambda: self._log.advance(durable_offset, ROUND_BYTES))
         self._attempt(self._queues.advance)
         self._attempt(lambda: self._index.advance(index_files, ROUND_BYTES))
@@ -136,9 +138,15 @@ class Integrity:
         """Complete digests at a stop, when everything is on disk and nothing is written."""
         for one in self._passes:
             one.close()
+        self._remove_outdated()
         self._attempt(lambda: self._log.advance(durable_offset, CLOSE_BYTES))
         self._attempt(lambda: self._queues.advance(closing=True))
         self._attempt(lambda: self._index.close(index_files))
+
+    def _remove_outdated(self) -> None:
+        """Try again, also in a run without digests: the index has changed since."""
+        with suppress(OSError):
+            self._index.remove_outdated()
 
     def _attempt(self, work: Callable[[], _T]) -> _T | None:
         if not self._usable:

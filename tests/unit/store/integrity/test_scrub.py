@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from halfmq.store.files import disk
 from halfmq.store.files.mapped_file_queue import MappedFileQueue
 from halfmq.store.format.digest import BLOCK
 from halfmq.store.integrity import scrub, verification
@@ -506,6 +507,28 @@ def test_an_error_of_digests_fails_nothing_else(
     assert not (root / "abort").exists()
     monkeypatch.undo()
     assert verify(root).sound
+
+
+def test_an_index_is_not_damaged_because_its_old_digest_could_not_be_deleted(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of the disk during a start leaves the digest, and then the index changes."""
+    old = digest_path(root, only(root / "index", -1))
+
+    def refuse(path: Path) -> None:
+        if path == old:
+            raise OSError(5, "Input/output error")
+        path.unlink(missing_ok=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "remove", refuse)
+        store = reopened(root)
+    fill(store, 1)
+    store.close()
+    reopened(root).close()
+
+    assert "event=digests_stopped" in caplog.text
+    assert "event=block_damaged" not in caplog.text
 
 
 def test_digests_of_deleted_files_are_deleted(root: Path) -> None:
