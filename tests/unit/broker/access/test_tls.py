@@ -29,7 +29,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import OtherProtocolError
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
-from tests.support.loops import LOOPS, LoopFactory, run_on
+from tests.support.client_loops import on_both_loops
 
 LARGE = bytes(range(256)) * 4_096  # a megabyte, far more than one TLS record
 
@@ -130,92 +130,67 @@ async def _ask(server: Server, context: ssl.SSLContext | None) -> bytes:
             await writer.wait_closed()
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_tls_and_plain_clients_are_served_on_one_port(
-    certificates: Certificates, loop: LoopFactory
-) -> None:
+@on_both_loops
+async def test_tls_and_plain_clients_are_served_on_one_port(certificates: Certificates) -> None:
     """In mode PERMISSIVE; large answers arrive complete either way."""
-
-    async def scenario() -> None:
-        async with _serving(TlsContext(certificates.config())) as server:
-            assert await _ask(server, certificates.client()) == LARGE
-            assert await _ask(server, None) == LARGE
-
-    run_on(loop, scenario())
+    async with _serving(TlsContext(certificates.config())) as server:
+        assert await _ask(server, certificates.client()) == LARGE
+        assert await _ask(server, None) == LARGE
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_an_enforcing_broker_closes_plain_connections(
-    certificates: Certificates, loop: LoopFactory
-) -> None:
+@on_both_loops
+async def test_an_enforcing_broker_closes_plain_connections(certificates: Certificates) -> None:
     """It sends an alert first, which no client takes for a frame."""
-
-    async def scenario() -> None:
-        async with _serving(TlsContext(certificates.config(TlsMode.ENFORCING))) as server:
-            assert await _ask(server, certificates.client()) == LARGE
-            with pytest.raises(OtherProtocolError):
-                await _ask(server, None)
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(bytes(4))
-            assert await reader.read() == bytes.fromhex("15 0301 0002 02 46")
-            writer.close()
-
-    run_on(loop, scenario())
+    async with _serving(TlsContext(certificates.config(TlsMode.ENFORCING))) as server:
+        assert await _ask(server, certificates.client()) == LARGE
+        with pytest.raises(OtherProtocolError):
+            await _ask(server, None)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(bytes(4))
+        assert await reader.read() == bytes.fromhex("15 0301 0002 02 46")
+        writer.close()
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_clients_can_be_required_to_have_a_certificate(
-    certificates: Certificates, loop: LoopFactory
-) -> None:
+@on_both_loops
+async def test_clients_can_be_required_to_have_a_certificate(certificates: Certificates) -> None:
     """It must be signed by a trusted authority; without one the handshake fails."""
-
-    async def scenario() -> None:
-        config = certificates.config(TlsMode.ENFORCING, ClientAuth.REQUIRE)
-        known, stranger, nobody = (certificates.client() for _ in range(3))
-        certificates.authority.issue_cert("client@example.org").configure_cert(known)
-        trustme.CA().issue_cert("client@example.org").configure_cert(stranger)
-        async with _serving(TlsContext(config)) as server:
-            assert await _ask(server, known) == LARGE
-            for refused in (stranger, nobody):
-                with pytest.raises((ssl.SSLError, ConnectionError)):
-                    await _ask(server, refused)
-
-    run_on(loop, scenario())
+    config = certificates.config(TlsMode.ENFORCING, ClientAuth.REQUIRE)
+    known, stranger, nobody = (certificates.client() for _ in range(3))
+    certificates.authority.issue_cert("client@example.org").configure_cert(known)
+    trustme.CA().issue_cert("client@example.org").configure_cert(stranger)
+    async with _serving(TlsContext(config)) as server:
+        assert await _ask(server, known) == LARGE
+        for refused in (stranger, nobody):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await _ask(server, refused)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_connections_count_for_their_address_from_the_first_byte_on(
-    certificates: Certificates, loop: LoopFactory
+@on_both_loops
+async def test_connections_count_for_their_address_from_the_first_byte_on(
+    certificates: Certificates,
 ) -> None:
     """Silent ones, incomplete handshakes and served ones together; closed ones make room."""
-
-    async def scenario() -> None:
-        async with _serving(TlsContext(certificates.config()), 3) as server:
-            ends = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
-            ends[1][1].write(b"\x16")
-            ends.append(
-                await asyncio.open_connection("127.0.0.1", server.port, ssl=certificates.client())
-            )
-            for _ in range(2):
-                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-                assert await reader.read() == b""
-                writer.close()
-            for _, writer in ends:
-                writer.close()
-            while True:  # until the broker knows
-                with contextlib.suppress(OSError):
-                    assert await _ask(server, certificates.client()) == LARGE
-                    break
-
-    run_on(loop, scenario())
+    async with _serving(TlsContext(certificates.config()), 3) as server:
+        ends = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
+        ends[1][1].write(b"\x16")
+        ends.append(
+            await asyncio.open_connection("127.0.0.1", server.port, ssl=certificates.client())
+        )
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            assert await reader.read() == b""
+            writer.close()
+        for _, writer in ends:
+            writer.close()
+        while True:  # until the broker knows
+            with contextlib.suppress(OSError):
+                assert await _ask(server, certificates.client()) == LARGE
+                break
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_listener_without_descriptors_waits_for_some(
-    certificates: Certificates,
-    loop: LoopFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+@on_both_loops
+async def test_a_listener_without_descriptors_waits_for_some(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It says so once, and serves those that wait when there are some again."""
     accept, attempts = socket.socket.accept, []
@@ -226,60 +201,45 @@ def test_a_listener_without_descriptors_waits_for_some(
             raise OSError(errno.EMFILE, "Too many open files")
         return accept(listening)
 
-    async def scenario() -> None:
-        async with _serving(TlsContext(certificates.config())) as server:
-            assert await _ask(server, certificates.client()) == LARGE
-
     monkeypatch.setattr(tls_listener, "PAUSE_S", 0.0)
     monkeypatch.setattr(socket.socket, "accept", accepted)
-    run_on(loop, scenario())
+    async with _serving(TlsContext(certificates.config())) as server:
+        assert await _ask(server, certificates.client()) == LARGE
 
     events = [record.getMessage().split(" ")[0] for record in caplog.records]
     assert events == ["event=accept_paused", "event=accept_resumed"]
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_broken_handshakes_do_not_affect_other_clients(
-    certificates: Certificates, loop: LoopFactory
-) -> None:
+@on_both_loops
+async def test_broken_handshakes_do_not_affect_other_clients(certificates: Certificates) -> None:
     """Invalid handshakes, incomplete ones and silence; the next client is served."""
-
-    async def scenario() -> None:
-        async with _serving(TlsContext(certificates.config())) as server:
-            writers = []
-            for first in (b"\x16", b"\x16garbage" * 10, b"\x16\x03\x01\x02\x00", b""):
-                _reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-                writer.write(first)
-                await writer.drain()
-                writers.append(writer)
-            assert await _ask(server, certificates.client()) == LARGE
-            for writer in writers:
-                writer.close()
-
-    run_on(loop, scenario())
+    async with _serving(TlsContext(certificates.config())) as server:
+        writers = []
+        for first in (b"\x16", b"\x16garbage" * 10, b"\x16\x03\x01\x02\x00", b""):
+            _reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(first)
+            await writer.drain()
+            writers.append(writer)
+        assert await _ask(server, certificates.client()) == LARGE
+        for writer in writers:
+            writer.close()
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_new_certificate_is_used_after_a_reload(
-    certificates: Certificates, loop: LoopFactory
-) -> None:
+@on_both_loops
+async def test_a_new_certificate_is_used_after_a_reload(certificates: Certificates) -> None:
     """Without a restart; an invalid one leaves the previous one in force."""
-
-    async def scenario() -> None:
-        tls = TlsContext(certificates.config())
-        async with _serving(tls) as server:
-            assert not tls.reload()
-            other = trustme.CA()
-            certificates.issue(other)
-            assert tls.reload()
-            assert await _ask(server, certificates.client(other)) == LARGE
-            with pytest.raises(ssl.SSLError):
-                await _ask(server, certificates.client())
-            (certificates.folder / "cert.pem").write_text("no certificate")
-            assert not tls.reload()
-            assert await _ask(server, certificates.client(other)) == LARGE
-
-    run_on(loop, scenario())
+    tls = TlsContext(certificates.config())
+    async with _serving(tls) as server:
+        assert not tls.reload()
+        other = trustme.CA()
+        certificates.issue(other)
+        assert tls.reload()
+        assert await _ask(server, certificates.client(other)) == LARGE
+        with pytest.raises(ssl.SSLError):
+            await _ask(server, certificates.client())
+        (certificates.folder / "cert.pem").write_text("no certificate")
+        assert not tls.reload()
+        assert await _ask(server, certificates.client(other)) == LARGE
 
 
 @pytest.mark.parametrize(

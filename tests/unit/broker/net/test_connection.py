@@ -29,81 +29,66 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.store.errors import DiskFullError
 from halfmq.store.files.page_cache import Missing, NotInMemoryError
+from tests.support.client_loops import on_both_loops
 from tests.support.loops import LOOPS, LoopFactory, run_on
 from tests.support.patience import PATIENCE_S
 from tests.support.serving import ROUTE, UNKNOWN_CODE, ManualLog, echo, peer_of, serving
 from tests.support.usual_headers import send_header
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_requests_are_answered_whatever_the_split(loop_factory: LoopFactory) -> None:
+@on_both_loops
+async def test_requests_are_answered_whatever_the_split() -> None:
     """TCP may deliver half a frame, or three at once; each request gets its answer."""
+    async with serving(echo) as (server, _), peer_of(server) as peer:
+        frames = b"".join(
+            encode_request(105, opaque=number, header=ROUTE, body=b"%d" % number)
+            for number in range(3)
+        )
+        peer.writer.write(frames[:7])
+        await peer.writer.drain()
+        peer.writer.write(frames[7:])
 
-    async def main() -> None:
-        async with serving(echo) as (server, _), peer_of(server) as peer:
-            frames = b"".join(
-                encode_request(105, opaque=number, header=ROUTE, body=b"%d" % number)
-                for number in range(3)
-            )
-            peer.writer.write(frames[:7])
-            await peer.writer.drain()
-            peer.writer.write(frames[7:])
+        answers = [await peer.answer() for _ in range(3)]
 
-            answers = [await peer.answer() for _ in range(3)]
-
-            assert [(one.opaque, one.body) for one in answers] == [
-                (0, b"0"),
-                (1, b"1"),
-                (2, b"2"),
-            ]
-
-    run_on(loop_factory, main())
+        assert [(one.opaque, one.body) for one in answers] == [
+            (0, b"0"),
+            (1, b"1"),
+            (2, b"2"),
+        ]
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_garbage_closes_one_connection_and_no_other(loop_factory: LoopFactory) -> None:
+@on_both_loops
+async def test_garbage_closes_one_connection_and_no_other() -> None:
     """After a bad frame no boundary is known: that peer is cut off, the broker serves on."""
+    async with serving(echo) as (server, _), peer_of(server) as bad, peer_of(server) as good:
+        bad.writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        good.writer.write(encode_request(105, opaque=7, header=ROUTE))
 
-    async def main() -> None:
-        async with serving(echo) as (server, _), peer_of(server) as bad, peer_of(server) as good:
-            bad.writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            good.writer.write(encode_request(105, opaque=7, header=ROUTE))
-
-            assert await bad.is_closed()
-            assert (await good.answer()).opaque == 7
-
-    run_on(loop_factory, main())
+        assert await bad.is_closed()
+        assert (await good.answer()).opaque == 7
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_an_unknown_code_is_answered(loop_factory: LoopFactory) -> None:
+@on_both_loops
+async def test_an_unknown_code_is_answered() -> None:
     """Clients wait their full time-out for an answer, so silence is never one."""
+    async with serving(echo) as (server, _), peer_of(server) as peer:
+        peer.writer.write(encode_request(UNKNOWN_CODE, opaque=1))
 
-    async def main() -> None:
-        async with serving(echo) as (server, _), peer_of(server) as peer:
-            peer.writer.write(encode_request(UNKNOWN_CODE, opaque=1))
+        answer = await peer.answer()
 
-            answer = await peer.answer()
-
-            assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-            assert answer.remark == " request type 9999 not supported"
-
-    run_on(loop_factory, main())
+        assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        assert answer.remark == " request type 9999 not supported"
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_one_way_request_gets_no_answer(loop_factory: LoopFactory) -> None:
+@on_both_loops
+async def test_a_one_way_request_gets_no_answer() -> None:
     """Nothing waits for it: its sender would take the answer for that of another request."""
+    async with serving(echo) as (server, _), peer_of(server) as peer:
+        peer.writer.write(encode_request(105, opaque=1, header=ROUTE, one_way=True))
+        peer.writer.write(encode_request(UNKNOWN_CODE, opaque=2, one_way=True))
+        peer.writer.write(encode_request(105, opaque=3, header=ROUTE))
 
-    async def main() -> None:
-        async with serving(echo) as (server, _), peer_of(server) as peer:
-            peer.writer.write(encode_request(105, opaque=1, header=ROUTE, one_way=True))
-            peer.writer.write(encode_request(UNKNOWN_CODE, opaque=2, one_way=True))
-            peer.writer.write(encode_request(105, opaque=3, header=ROUTE))
-
-            assert (await peer.answer()).opaque == 3
-
-    run_on(loop_factory, main())
+        assert (await peer.answer()).opaque == 3
 
 
 @pytest.mark.parametrize(
@@ -141,11 +126,9 @@ async def test_a_missing_field_is_named_in_the_answer() -> None:
         assert "topic" in (answer.remark or "")
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
+@on_both_loops
 @pytest.mark.parametrize("written", [False, True])
-def test_requests_of_a_peer_that_does_not_read_wait(
-    loop_factory: LoopFactory, written: bool
-) -> None:
+async def test_requests_of_a_peer_that_does_not_read_wait(written: bool) -> None:
     """Its answers would fill the memory; it gets all of them when it reads, in order."""
     answer = bytes(1 << 20)
     requests = 200
@@ -159,24 +142,21 @@ def test_requests_of_a_peer_that_does_not_read_wait(
         connection.write(memoryview(reply))  # as the handler of pulls does
         return None
 
-    async def main() -> None:
-        async with serving(large) as (server, _), peer_of(server) as slow, peer_of(server) as other:
-            slow.writer.write(
-                b"".join(encode_request(105, opaque=n, header=ROUTE) for n in range(requests))
-            )
-            await slow.writer.drain()
-            while not served:  # noqa: ASYNC110  # the handler fills the list
-                await asyncio.sleep(0)
-            other.writer.write(encode_request(105, opaque=requests, header=ROUTE))
-            await other.answer()
-            unread = len(served)
+    async with serving(large) as (server, _), peer_of(server) as slow, peer_of(server) as other:
+        slow.writer.write(
+            b"".join(encode_request(105, opaque=n, header=ROUTE) for n in range(requests))
+        )
+        await slow.writer.drain()
+        while not served:  # noqa: ASYNC110  # the handler fills the list
+            await asyncio.sleep(0)
+        other.writer.write(encode_request(105, opaque=requests, header=ROUTE))
+        await other.answer()
+        unread = len(served)
 
-            answers = [await slow.answer() for _ in range(requests)]
+        answers = [await slow.answer() for _ in range(requests)]
 
-            assert unread < requests / 2
-            assert [one.opaque for one in answers] == list(range(requests))
-
-    run_on(loop_factory, main())
+        assert unread < requests / 2
+        assert [one.opaque for one in answers] == list(range(requests))
 
 
 def _storing(
@@ -193,68 +173,56 @@ def _storing(
     return store
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_requests_of_one_read_wait_while_the_disk_is_too_slow(loop_factory: LoopFactory) -> None:
+@on_both_loops
+async def test_requests_of_one_read_wait_while_the_disk_is_too_slow() -> None:
     """Hundreds of decisions about large messages would occupy the loop for seconds."""
     requests, size = 200, 4 << 20
     log = ManualLog()
     served: list[int] = []
     store = _storing(log, served, size)
-
-    async def main() -> None:
-        async with serving(store, log) as (server, release), peer_of(server) as peer:
-            peer.writer.write(
-                b"".join(encode_request(105, opaque=n, header=ROUTE) for n in range(requests))
-            )
-            while not served:  # noqa: ASYNC110  # the handler fills the list
-                await asyncio.sleep(0)
-            assert len(served) == connections.REQUESTS_PER_DISK_TEST
-            answers = 0
-            while answers < requests:
-                before = log.write_offset - log.durable_offset
-                assert (
-                    before <= kept.UNFLUSHED_BYTES.most + size * connections.REQUESTS_PER_DISK_TEST
-                )
-                log.durable_offset = log.write_offset
-                durable = len(served)
-                release.release()
-                while answers < durable:
-                    assert (await peer.answer()).opaque == answers
-                    answers += 1
-            assert served == list(range(requests))
-
-    run_on(loop_factory, main())
+    async with serving(store, log) as (server, release), peer_of(server) as peer:
+        peer.writer.write(
+            b"".join(encode_request(105, opaque=n, header=ROUTE) for n in range(requests))
+        )
+        while not served:  # noqa: ASYNC110  # the handler fills the list
+            await asyncio.sleep(0)
+        assert len(served) == connections.REQUESTS_PER_DISK_TEST
+        answers = 0
+        while answers < requests:
+            before = log.write_offset - log.durable_offset
+            assert before <= kept.UNFLUSHED_BYTES.most + size * connections.REQUESTS_PER_DISK_TEST
+            log.durable_offset = log.write_offset
+            durable = len(served)
+            release.release()
+            while answers < durable:
+                assert (await peer.answer()).opaque == answers
+                answers += 1
+        assert served == list(range(requests))
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_small_requests_are_stopped_by_a_slow_disk_as_well(loop_factory: LoopFactory) -> None:
+@on_both_loops
+async def test_small_requests_are_stopped_by_a_slow_disk_as_well() -> None:
     """Not every read tests the limit, but a few do, however small."""
     size = 4 << 20
     log = ManualLog()
     served: list[int] = []
     store = _storing(log, served, size)
-
-    async def main() -> None:
-        async with serving(store, log) as (server, release), peer_of(server) as peer:
-            sent = 0
-            # A peer notices that reading has stopped only by missing answers.
-            while not release._stalled:
-                peer.writer.write(encode_request(105, opaque=sent, header=ROUTE))
-                sent += 1
-                while len(served) < sent:  # noqa: ASYNC110  # the handler fills the list
-                    await asyncio.sleep(0)
-                behind = log.write_offset - log.durable_offset
-                assert (
-                    behind <= kept.UNFLUSHED_BYTES.most + size * connections.REQUESTS_PER_DISK_TEST
-                )
-            log.durable_offset = log.write_offset
-            release.release()
-            for opaque in range(sent):
-                assert (await peer.answer()).opaque == opaque
-            # A connection that stays in the list is visible in no answer.
-            assert not release._stalled
-
-    run_on(loop_factory, main())
+    async with serving(store, log) as (server, release), peer_of(server) as peer:
+        sent = 0
+        # A peer notices that reading has stopped only by missing answers.
+        while not release._stalled:
+            peer.writer.write(encode_request(105, opaque=sent, header=ROUTE))
+            sent += 1
+            while len(served) < sent:  # noqa: ASYNC110  # the handler fills the list
+                await asyncio.sleep(0)
+            behind = log.write_offset - log.durable_offset
+            assert behind <= kept.UNFLUSHED_BYTES.most + size * connections.REQUESTS_PER_DISK_TEST
+        log.durable_offset = log.write_offset
+        release.release()
+        for opaque in range(sent):
+            assert (await peer.answer()).opaque == opaque
+        # A connection that stays in the list is visible in no answer.
+        assert not release._stalled
 
 
 class Chest:
@@ -278,11 +246,9 @@ class Chest:
         return LockedError([Missing(self.path, 0, 4)])
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
+@on_both_loops
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_fetch_for_one_peer_delays_no_other(
-    loop_factory: LoopFactory, at_once: bool, tmp_path: Path
-) -> None:
+async def test_a_fetch_for_one_peer_delays_no_other(at_once: bool, tmp_path: Path) -> None:
     """The requests of that peer stay in order, even if something else resumes it."""
     chest = Chest(tmp_path)
     served: list[int] = []
@@ -296,44 +262,41 @@ def test_a_fetch_for_one_peer_delays_no_other(
         served.append(request.opaque)
         return encode_reply(request)
 
-    async def main() -> None:
-        async with (
-            serving(handle) as (server, release),
-            peer_of(server) as one,
-            peer_of(server) as two,
-        ):
-            requests = [
-                encode_request(105, opaque=n, header=ROUTE, body=b"cold" if n == 1 else b"")
-                for n in range(4)
-            ]
-            if at_once:
-                one.writer.write(b"".join(requests))
-                assert (await one.answer()).opaque == 0
-            else:
-                one.writer.write(requests[0])
-                assert (await one.answer()).opaque == 0
-                one.writer.write(requests[1])
-                while not chest.fetches:  # noqa: ASYNC110  # a thread counts
-                    await asyncio.sleep(0)
-                one.writer.write(b"".join(requests[2:]))
-            two.writer.write(encode_request(105, opaque=9, header=ROUTE))
-            assert (await two.answer()).opaque == 9
-            # A peer cannot tell when its connection stalls and resumes, so the test causes both.
-            for connection in connected:
-                connection._stall()
-            release._resume_stalled()
-            two.writer.write(encode_request(105, opaque=10, header=ROUTE))
-            assert (await two.answer()).opaque == 10
-            assert served == [0, 9, 10]
-            chest.may_open.set()
-            assert [(await one.answer()).opaque for _ in range(3)] == [1, 2, 3]
-            assert chest.fetches == 1
-
-    run_on(loop_factory, main())
+    async with (
+        serving(handle) as (server, release),
+        peer_of(server) as one,
+        peer_of(server) as two,
+    ):
+        requests = [
+            encode_request(105, opaque=n, header=ROUTE, body=b"cold" if n == 1 else b"")
+            for n in range(4)
+        ]
+        if at_once:
+            one.writer.write(b"".join(requests))
+            assert (await one.answer()).opaque == 0
+        else:
+            one.writer.write(requests[0])
+            assert (await one.answer()).opaque == 0
+            one.writer.write(requests[1])
+            while not chest.fetches:  # noqa: ASYNC110  # a thread counts
+                await asyncio.sleep(0)
+            one.writer.write(b"".join(requests[2:]))
+        two.writer.write(encode_request(105, opaque=9, header=ROUTE))
+        assert (await two.answer()).opaque == 9
+        # A peer cannot tell when its connection stalls and resumes, so the test causes both.
+        for connection in connected:
+            connection._stall()
+        release._resume_stalled()
+        two.writer.write(encode_request(105, opaque=10, header=ROUTE))
+        assert (await two.answer()).opaque == 10
+        assert served == [0, 9, 10]
+        chest.may_open.set()
+        assert [(await one.answer()).opaque for _ in range(3)] == [1, 2, 3]
+        assert chest.fetches == 1
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_request_of_many_turns_delays_only_its_connection(loop_factory: LoopFactory) -> None:
+@on_both_loops
+async def test_a_request_of_many_turns_delays_only_its_connection() -> None:
     """Only its own connection waits until it is done."""
     needed = 200
     served: list[int] = []
@@ -344,26 +307,23 @@ def test_a_request_of_many_turns_delays_only_its_connection(loop_factory: LoopFa
             raise UnfinishedError
         return encode_reply(request)
 
-    async def main() -> None:
-        async with serving(handle) as (server, _), peer_of(server) as one, peer_of(server) as two:
-            one.writer.write(
-                encode_request(105, opaque=1, header=ROUTE, body=b"long")
-                + encode_request(105, opaque=2, header=ROUTE)
-            )
-            while not served:  # noqa: ASYNC110  # the handler fills the list
-                await asyncio.sleep(0)
-            two.writer.write(encode_request(105, opaque=9, header=ROUTE))
-            assert (await two.answer()).opaque == 9
-            assert served.count(1) < needed
-            assert [(await one.answer()).opaque for _ in range(2)] == [1, 2]
-            assert served.index(2) == len(served) - 1
-
-    run_on(loop_factory, main())
+    async with serving(handle) as (server, _), peer_of(server) as one, peer_of(server) as two:
+        one.writer.write(
+            encode_request(105, opaque=1, header=ROUTE, body=b"long")
+            + encode_request(105, opaque=2, header=ROUTE)
+        )
+        while not served:  # noqa: ASYNC110  # the handler fills the list
+            await asyncio.sleep(0)
+        two.writer.write(encode_request(105, opaque=9, header=ROUTE))
+        assert (await two.answer()).opaque == 9
+        assert served.count(1) < needed
+        assert [(await one.answer()).opaque for _ in range(2)] == [1, 2]
+        assert served.index(2) == len(served) - 1
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_many_requests_in_one_read_delay_only_their_connections(
-    loop_factory: LoopFactory, monkeypatch: pytest.MonkeyPatch
+@on_both_loops
+async def test_many_requests_in_one_read_delay_only_their_connections(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each pass of the loop serves some of them, in order, and all other connections."""
     turn_s, passed = 0.005, [0.0]
@@ -375,33 +335,29 @@ def test_many_requests_in_one_read_delay_only_their_connections(
         passed[0] += turn_s / 10
         return encode_reply(request)
 
-    async def main() -> None:
-        async with (
-            serving(handle) as (server, _),
-            peer_of(server) as one,
-            peer_of(server) as two,
-            peer_of(server) as third,
-        ):
-            for peer, first in ((one, 0), (two, count)):
-                frames = [
-                    encode_request(105, opaque=first + number, header=ROUTE)
-                    for number in range(count)
-                ]
-                peer.writer.write(b"".join(frames))
-            while not served:  # noqa: ASYNC110  # the handler fills the list
-                await asyncio.sleep(0)
-            third.writer.write(encode_request(105, opaque=2 * count, header=ROUTE))
-            await third.answer()
-            assert len(served) < count
-            for peer in (one, two):
-                assert len([await peer.answer() for _ in range(count)]) == count
-            for first in (0, count):
-                mine = [opaque for opaque in served if first <= opaque < first + count]
-                assert mine == list(range(first, first + count))
-
     monkeypatch.setattr(time, "perf_counter", lambda: passed[0])
     monkeypatch.setattr(turns, "TURN_S", turn_s)
-    run_on(loop_factory, main())
+    async with (
+        serving(handle) as (server, _),
+        peer_of(server) as one,
+        peer_of(server) as two,
+        peer_of(server) as third,
+    ):
+        for peer, first in ((one, 0), (two, count)):
+            frames = [
+                encode_request(105, opaque=first + number, header=ROUTE) for number in range(count)
+            ]
+            peer.writer.write(b"".join(frames))
+        while not served:  # noqa: ASYNC110  # the handler fills the list
+            await asyncio.sleep(0)
+        third.writer.write(encode_request(105, opaque=2 * count, header=ROUTE))
+        await third.answer()
+        assert len(served) < count
+        for peer in (one, two):
+            assert len([await peer.answer() for _ in range(count)]) == count
+        for first in (0, count):
+            mine = [opaque for opaque in served if first <= opaque < first + count]
+            assert mine == list(range(first, first + count))
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
@@ -438,10 +394,8 @@ def test_large_reads_of_many_connections_share_a_pass(
     run_on(loop_factory, main())
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_peer_that_is_lost_during_a_fetch_is_not_served(
-    loop_factory: LoopFactory, tmp_path: Path
-) -> None:
+@on_both_loops
+async def test_a_peer_that_is_lost_during_a_fetch_is_not_served(tmp_path: Path) -> None:
     """Its waiting requests are dropped."""
     chest = Chest(tmp_path)
     tried: list[int] = []
@@ -455,22 +409,19 @@ def test_a_peer_that_is_lost_during_a_fetch_is_not_served(
             raise chest.missing()
         return encode_reply(request)
 
-    async def main() -> None:
-        lost: list[Connection] = []
-        async with serving(handle, lost=lost) as (server, _), peer_of(server) as other:
-            async with peer_of(server) as peer:
-                peer.writer.write(encode_request(105, opaque=1, header=ROUTE, body=b"cold"))
-                while not chest.fetches:  # noqa: ASYNC110  # a thread counts
-                    await asyncio.sleep(0)
-                waiting[0].abort()
-                while not lost:  # noqa: ASYNC110  # the server fills the list
-                    await asyncio.sleep(0)
-                chest.may_open.set()
-            other.writer.write(encode_request(105, opaque=2, header=ROUTE, body=b"cold"))
-            assert (await other.answer()).opaque == 2
-        assert tried == [1, 2]
-
-    run_on(loop_factory, main())
+    lost: list[Connection] = []
+    async with serving(handle, lost=lost) as (server, _), peer_of(server) as other:
+        async with peer_of(server) as peer:
+            peer.writer.write(encode_request(105, opaque=1, header=ROUTE, body=b"cold"))
+            while not chest.fetches:  # noqa: ASYNC110  # a thread counts
+                await asyncio.sleep(0)
+            waiting[0].abort()
+            while not lost:  # noqa: ASYNC110  # the server fills the list
+                await asyncio.sleep(0)
+            chest.may_open.set()
+        other.writer.write(encode_request(105, opaque=2, header=ROUTE, body=b"cold"))
+        assert (await other.answer()).opaque == 2
+    assert tried == [1, 2]
 
 
 async def test_unfinished_frames_of_all_peers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,27 +464,23 @@ async def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyP
         assert (await peers[3].answer()).body == b"small"
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_connections_leave_descriptors_to_the_store(
-    loop_factory: LoopFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@on_both_loops
+async def test_connections_leave_descriptors_to_the_store(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Further ones are closed, with one line in the log until one is accepted again."""
-
-    async def main() -> None:
-        async with serving(echo) as (server, _):
-            async with peer_of(server):
-                for _ in range(3):
-                    async with peer_of(server) as refused:
-                        assert await refused.is_closed()
-            while server.open_connections:  # noqa: ASYNC110  # the broker knows soon
-                await asyncio.sleep(0)
-            async with peer_of(server) as peer:
-                peer.writer.write(encode_request(105, opaque=7, header=ROUTE))
-                assert (await peer.answer()).opaque == 7
-
     limits = (2, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", lambda _which: limits)
-    run_on(loop_factory, main())
+    async with serving(echo) as (server, _):
+        async with peer_of(server):
+            for _ in range(3):
+                async with peer_of(server) as refused:
+                    assert await refused.is_closed()
+        while server.open_connections:  # noqa: ASYNC110  # the broker knows soon
+            await asyncio.sleep(0)
+        async with peer_of(server) as peer:
+            peer.writer.write(encode_request(105, opaque=7, header=ROUTE))
+            assert (await peer.answer()).opaque == 7
 
     events = [record.getMessage().split(" ")[0] for record in caplog.records]
     assert events == ["event=connection_refused", "event=connections_accepted_again"]

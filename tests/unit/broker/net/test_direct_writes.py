@@ -19,42 +19,40 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.store.files import disk
 from halfmq.store.files.zero_copy import FilePart
+from tests.support.client_loops import on_both_loops
 from tests.support.loops import LOOPS, LoopFactory, run_on
 from tests.support.serving import ROUTE, peer_of, serving
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
+@on_both_loops
 @pytest.mark.parametrize("size", [1, 40_000, 3 << 20])
-def test_views_are_written_completely_and_in_order(loop_factory: LoopFactory, size: int) -> None:
+async def test_views_are_written_completely_and_in_order(size: int) -> None:
     """Directly to the socket or, while the peer is slow, through the transport."""
     answers = 40
     choose = random.Random(size)
     content = choose.randbytes(size + answers)
     scratch = bytearray(size + 1_000)
 
-    async def main() -> None:
-        def part(request: RemotingCommand, connection: Connection) -> bytes | None:
-            start = request.opaque
-            answer = encode_reply(request, body=content[start : start + size])
-            if start % 3:
-                scratch[: len(answer)] = answer
-                connection.write(memoryview(scratch)[: len(answer)])
-                scratch[:] = bytes(len(scratch))
-            else:
-                connection.write(answer)
-            return None
+    def part(request: RemotingCommand, connection: Connection) -> bytes | None:
+        start = request.opaque
+        answer = encode_reply(request, body=content[start : start + size])
+        if start % 3:
+            scratch[: len(answer)] = answer
+            connection.write(memoryview(scratch)[: len(answer)])
+            scratch[:] = bytes(len(scratch))
+        else:
+            connection.write(answer)
+        return None
 
-        async with serving(part) as (server, _), peer_of(server) as peer:
-            peer.writer.write(
-                b"".join(encode_request(105, opaque=n, header=ROUTE) for n in range(answers))
-            )
-            seen = [await peer.answer() for _ in range(answers)]
+    async with serving(part) as (server, _), peer_of(server) as peer:
+        peer.writer.write(
+            b"".join(encode_request(105, opaque=n, header=ROUTE) for n in range(answers))
+        )
+        seen = [await peer.answer() for _ in range(answers)]
 
-        assert [one.opaque for one in seen] == list(range(answers))
-        for one in seen:
-            assert one.body == content[one.opaque : one.opaque + size]
-
-    run_on(loop_factory, main())
+    assert [one.opaque for one in seen] == list(range(answers))
+    for one in seen:
+        assert one.body == content[one.opaque : one.opaque + size]
 
 
 @dataclass
@@ -158,10 +156,8 @@ def test_a_frame_whose_end_is_lost_ends_its_connection(
     assert len(heads) == 1
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_large_writes_bypass_an_idle_transport(
-    loop_factory: LoopFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@on_both_loops
+async def test_large_writes_bypass_an_idle_transport(monkeypatch: pytest.MonkeyPatch) -> None:
     """The transport would copy what the socket accepts at once."""
     straight: list[int] = []
     # Whether bytes bypass the transport is visible in nothing that arrives.
@@ -190,18 +186,15 @@ def test_large_writes_bypass_an_idle_transport(
         connection.write(encode_reply(request, body=bytes(request.opaque)))
         return None
 
-    async def main() -> None:
-        async with serving(part) as (server, _), peer_of(server) as peer:
-            for size in (DIRECT_WRITE_MIN // 2, DIRECT_WRITE_MIN):
-                peer.writer.write(encode_request(105, opaque=size, header=ROUTE))
-                assert (await peer.answer()).body == bytes(size)
-
-    run_on(loop_factory, main())
+    async with serving(part) as (server, _), peer_of(server) as peer:
+        for size in (DIRECT_WRITE_MIN // 2, DIRECT_WRITE_MIN):
+            peer.writer.write(encode_request(105, opaque=size, header=ROUTE))
+            assert (await peer.answer()).body == bytes(size)
     assert len(straight) == 1
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_nothing_is_written_to_a_peer_that_is_gone(loop_factory: LoopFactory) -> None:
+@on_both_loops
+async def test_nothing_is_written_to_a_peer_that_is_gone() -> None:
     """Its descriptor may belong to another peer by then."""
     connections: list[Connection] = []
 
@@ -210,17 +203,14 @@ def test_nothing_is_written_to_a_peer_that_is_gone(loop_factory: LoopFactory) ->
         connection.write(encode_reply(request, body=bytes(DIRECT_WRITE_MIN)))
         return None
 
-    async def main() -> None:
-        lost: list[Connection] = []
-        async with serving(part, lost=lost) as (server, _):
-            async with peer_of(server) as peer:
-                peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
-                assert (await peer.answer()).body == bytes(DIRECT_WRITE_MIN)
-            while not lost:  # noqa: ASYNC110  # the server fills the list
-                await asyncio.sleep(0)
-            async with peer_of(server) as other:
-                connections[0].write(bytes(2 * DIRECT_WRITE_MIN))
-                other.writer.write(encode_request(105, opaque=2, header=ROUTE))
-                assert (await other.answer()).opaque == 2
-
-    run_on(loop_factory, main())
+    lost: list[Connection] = []
+    async with serving(part, lost=lost) as (server, _):
+        async with peer_of(server) as peer:
+            peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
+            assert (await peer.answer()).body == bytes(DIRECT_WRITE_MIN)
+        while not lost:  # noqa: ASYNC110  # the server fills the list
+            await asyncio.sleep(0)
+        async with peer_of(server) as other:
+            connections[0].write(bytes(2 * DIRECT_WRITE_MIN))
+            other.writer.write(encode_request(105, opaque=2, header=ROUTE))
+            assert (await other.answer()).opaque == 2

@@ -12,7 +12,7 @@ from halfmq.broker.ports import ACK_S, Connection
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply, encode_request
-from tests.support.loops import LOOPS, LoopFactory, run_on
+from tests.support.client_loops import on_both_loops
 from tests.support.serving import ROUTE, SocketPeer, peer_of, serving
 
 
@@ -48,25 +48,21 @@ async def _introduce(peer: SocketPeer, header_type: int = HeaderType.MSGPACK) ->
     await peer.answer()
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_request_to_a_peer_gets_its_own_answer(loop_factory: LoopFactory) -> None:
+@on_both_loops
+async def test_a_request_to_a_peer_gets_its_own_answer() -> None:
     """Answers arrive in any order; only the opaque assigns one to its request."""
+    asked = Asked()
+    async with serving(asked.remember) as (server, _), peer_of(server) as peer:
+        await _introduce(peer)
+        assert [asked.ask(b"%d" % number) for number in range(3)] == [True] * 3
+        questions = [await peer.answer() for _ in range(3)]
+        assert not any(question.is_one_way for question in questions)
 
-    async def main() -> None:
-        asked = Asked()
-        async with serving(asked.remember) as (server, _), peer_of(server) as peer:
-            await _introduce(peer)
-            assert [asked.ask(b"%d" % number) for number in range(3)] == [True] * 3
-            questions = [await peer.answer() for _ in range(3)]
-            assert not any(question.is_one_way for question in questions)
+        for question in reversed(questions):
+            peer.writer.write(encode_reply(question, int(question.body)))
+        await asked.wait_for(3)
 
-            for question in reversed(questions):
-                peer.writer.write(encode_reply(question, int(question.body)))
-            await asked.wait_for(3)
-
-            assert [one and one.code for one in asked.answers] == [2, 1, 0]
-
-    run_on(loop_factory, main())
+        assert [one and one.code for one in asked.answers] == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -83,23 +79,19 @@ async def test_only_halfmq_clients_are_known_to_answer(
         assert asked.connection.acknowledges is acknowledges
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_lost_connection_ends_every_request_to_its_peer(loop_factory: LoopFactory) -> None:
+@on_both_loops
+async def test_a_lost_connection_ends_every_request_to_its_peer() -> None:
     """The caller learns that no answer will come, and can ask another peer."""
+    asked = Asked()
+    async with serving(asked.remember) as (server, _):
+        async with peer_of(server) as peer:
+            await _introduce(peer)
+            asked.ask()
+            asked.ask()
+        await asked.wait_for(2)
 
-    async def main() -> None:
-        asked = Asked()
-        async with serving(asked.remember) as (server, _):
-            async with peer_of(server) as peer:
-                await _introduce(peer)
-                asked.ask()
-                asked.ask()
-            await asked.wait_for(2)
-
-            assert asked.answers == [None, None]
-            assert not asked.ask()
-
-    run_on(loop_factory, main())
+        assert asked.answers == [None, None]
+        assert not asked.ask()
 
 
 async def test_an_unanswered_request_to_a_peer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:

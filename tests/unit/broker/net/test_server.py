@@ -21,39 +21,36 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
 from tests.support.broker_doubles import FakeConnection
+from tests.support.client_loops import on_both_loops
 from tests.support.loops import LOOPS, LoopFactory, run_on
 from tests.support.serving import ROUTE, ManualLog, SocketPeer, echo, peer_of, serving
 
 TLS_HELLO = bytes.fromhex("16030100f5010000f10303")
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_stop_sends_waiting_replies_first(loop_factory: LoopFactory) -> None:
+@on_both_loops
+async def test_a_stop_sends_waiting_replies_first() -> None:
     """Stored messages are acknowledged, even if the stop comes between append and flush."""
+    log = ManualLog()
 
-    async def main() -> None:
-        log = ManualLog()
+    def stores(request: RemotingCommand, connection: Connection) -> bytes | None:
+        log.write_offset = 10
+        connection.respond(request, encode_reply(request), 10)
+        return None
 
-        def stores(request: RemotingCommand, connection: Connection) -> bytes | None:
-            log.write_offset = 10
-            connection.respond(request, encode_reply(request), 10)
-            return None
-
-        async with serving(stores, log) as (server, release), peer_of(server) as peer:
-            peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
-            while release.idle:  # noqa: ASYNC110  # the release has no event of its own
-                await asyncio.sleep(0)
-
-            stopping = asyncio.create_task(server.stop())
+    async with serving(stores, log) as (server, release), peer_of(server) as peer:
+        peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
+        while release.idle:  # noqa: ASYNC110  # the release has no event of its own
             await asyncio.sleep(0)
-            log.durable_offset = 10
-            release.release()
 
-            assert (await peer.answer()).opaque == 1
-            assert await peer.is_closed()
-            await stopping
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0)
+        log.durable_offset = 10
+        release.release()
 
-    run_on(loop_factory, main())
+        assert (await peer.answer()).opaque == 1
+        assert await peer.is_closed()
+        await stopping
 
 
 async def test_a_taken_port_is_named_with_its_setting() -> None:
@@ -73,23 +70,19 @@ async def test_a_taken_port_is_named_with_its_setting() -> None:
             await second.start()
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_lost_connection_is_reported_once(loop_factory: LoopFactory) -> None:
+@on_both_loops
+async def test_a_lost_connection_is_reported_once() -> None:
     """The registry removes the clients of a lost connection."""
+    lost: list[Connection] = []
+    async with serving(echo, lost=lost) as (server, _):
+        async with peer_of(server) as peer:
+            peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
+            await peer.answer()
+        while not lost:  # noqa: ASYNC110  # the callback fills the list
+            await asyncio.sleep(0)
 
-    async def main() -> None:
-        lost: list[Connection] = []
-        async with serving(echo, lost=lost) as (server, _):
-            async with peer_of(server) as peer:
-                peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
-                await peer.answer()
-            while not lost:  # noqa: ASYNC110  # the callback fills the list
-                await asyncio.sleep(0)
-
-            assert len(lost) == 1
-            assert lost[0].closed
-
-    run_on(loop_factory, main())
+        assert len(lost) == 1
+        assert lost[0].closed
 
 
 async def test_the_address_is_the_one_the_client_reached() -> None:
