@@ -7,11 +7,7 @@ Real processes, real sockets, real files. By default a few rounds; as a campaign
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -26,7 +22,6 @@ from halfmq.client import (
     TransactionProducer,
 )
 from halfmq.client.testing import BrokerProcess, broker_process
-from tests.support import crash_producer
 from tests.support.ledger import Ledger, consume_all, send_until
 from tests.support.patience import PATIENCE_S
 from tests.support.seeds import campaign_seconds, printed_seed
@@ -88,83 +83,6 @@ def test_many_kills_lose_nothing(tmp_path: Path) -> None:
         acknowledged += len(ledger.acknowledged)
 
     print(f"kills={kills} acknowledged={acknowledged} lost=0")
-
-
-async def _next_body(broker: BrokerProcess, group: str, topic: str) -> bytes:
-    consumer = Consumer(group, {topic: "*"}, start_from="first", config=_config(broker))
-    async with consumer, asyncio.timeout(PATIENCE_S):
-        async for message in consumer:
-            await message.ack()
-            return message.body
-    raise AssertionError("the consumer ended without a message")
-
-
-def _ledger_database(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path)
-    database.execute("create table if not exists ledger (key text primary key)")
-    database.commit()
-    return database
-
-
-def _kill_before_the_decision(broker: BrokerProcess, group: str, ledger: Path, *keys: str) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-    }
-    done = subprocess.run(
-        [sys.executable, crash_producer.__file__, broker.address, group, str(ledger), *keys],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == -9, done.stderr
-
-
-def test_a_producer_killed_before_its_decision_has_its_message_delivered(tmp_path: Path) -> None:
-    """The row is committed, the decision never sent: another producer of the group is checked."""
-    path = tmp_path / "ledger.db"
-    database = _ledger_database(path)
-    asked: list[str] = []
-
-    async def checker(message: MessageView) -> Decision:
-        asked.append(message.keys)
-        row = database.execute("select 1 from ledger where key = ?", [message.keys]).fetchone()
-        return Decision.COMMIT if row else Decision.ROLLBACK
-
-    async def take_over(broker: BrokerProcess) -> bytes:
-        async with TransactionProducer("orders-group", checker=checker, config=_config(broker)):
-            return await _next_body(broker, "readers", crash_producer.TOPIC)
-
-    with broker_process(tmp_path / "broker", transactionTimeOut=300) as broker:
-        _kill_before_the_decision(broker, "orders-group", path, "o-1")
-
-        body = asyncio.run(take_over(broker))
-
-    assert body == b"o-1"
-    assert asked == ["o-1"]
-
-
-def test_producer_and_broker_killed_together_lose_nothing(tmp_path: Path) -> None:
-    """The undecided transaction is in the log, and is checked after the start."""
-    path = tmp_path / "ledger.db"
-    database = _ledger_database(path)
-
-    async def checker(message: MessageView) -> Decision:
-        row = database.execute("select 1 from ledger where key = ?", [message.keys]).fetchone()
-        return Decision.COMMIT if row else Decision.ROLLBACK
-
-    async def take_over(broker: BrokerProcess) -> bytes:
-        async with TransactionProducer("orders-group", checker=checker, config=_config(broker)):
-            return await _next_body(broker, "readers", crash_producer.TOPIC)
-
-    with broker_process(tmp_path / "broker", transactionTimeOut=300) as broker:
-        _kill_before_the_decision(broker, "orders-group", path, "o-1")
-        broker.kill()
-        broker.start()
-
-        assert asyncio.run(take_over(broker)) == b"o-1"
 
 
 async def _decide(broker: BrokerProcess, count: int) -> tuple[set[bytes], set[bytes]]:

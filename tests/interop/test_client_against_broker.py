@@ -570,49 +570,21 @@ def test_the_blocking_facade(served: BrokerProcess, topic: str) -> None:
     assert bodies == {b"plain", b"committed", b"checked"}
 
 
-async def test_everything_goes_on_after_the_broker_was_killed(tmp_path: Path) -> None:
-    """What was answered is there, and no client has to be started again."""
-    config = ClientConfig(send_timeout=PATIENCE_S, retry_delay=0.1)
-    sent: list[bytes] = []
-    with broker_process(tmp_path, **SMALL_FILES) as broker:
-        address = broker.address
-        async with (
-            Producer("g", namesrv=address, config=config) as producer,
-            Consumer("billing", {"orders": "*"}, namesrv=address, config=config) as consumer,
-        ):
-
-            async def send() -> None:
-                for n in range(60):
-                    body = b"%d" % n
-                    await producer.send(Message("orders", body))
-                    sent.append(body)
-
-            sending = asyncio.ensure_future(send())
-            await until(lambda: len(sent) >= 20, PATIENCE_S)
-            broker.kill()
-            await asyncio.to_thread(broker.start)
-            await sending
-            seen: set[bytes] = set()
-            while seen != set(sent):
-                (message,) = await take(consumer, 1)
-                seen.add(message.body)
-        assert broker.stop() == 0
-
-    assert len(sent) == 60
-
-
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_a_restart_under_load_is_no_error(tmp_path: Path, end: str) -> None:
-    """Sends of every kind go on while the broker is stopped or killed, and started again."""
+    """Clients go on while the broker is stopped or killed, and what was answered is delivered."""
     config = ClientConfig(send_timeout=PATIENCE_S)  # the default may be short on a busy machine
     slowest: dict[str, float] = {}
     bodies: set[bytes] = set()
     stopped = asyncio.Event()
     clock = asyncio.get_running_loop().time
     with broker_process(tmp_path, **SMALL_FILES) as broker:
-        async with TransactionProducer(
-            "tx", lambda _: Decision.COMMIT, namesrv=broker.address, config=config
-        ) as producer:
+        async with (
+            Consumer("billing", {"orders": "*"}, namesrv=broker.address) as consumer,
+            TransactionProducer(
+                "tx", lambda _: Decision.COMMIT, namesrv=broker.address, config=config
+            ) as producer,
+        ):
 
             async def transact(messages: Message | list[Message]) -> None:
                 async with producer.transaction(messages):
@@ -647,34 +619,11 @@ async def test_a_restart_under_load_is_no_error(tmp_path: Path, end: str) -> Non
                 await asyncio.to_thread(broker.start)
             stopped.set()
             await asyncio.gather(*sending)
-        print("slowest, seconds:", {name: round(s, 3) for name, s in slowest.items()})
-        seen: set[bytes] = set()
-        async with Consumer("billing", {"orders": "*"}, namesrv=broker.address) as consumer:
+            print("slowest, seconds:", {name: round(s, 3) for name, s in slowest.items()})
+            seen: set[bytes] = set()
             while not seen >= bodies:
                 (message,) = await take(consumer, 1)
                 seen.add(message.body)
-
-
-async def test_a_producer_killed_in_mid_transaction_is_stood_in_for(tmp_path: Path) -> None:
-    """Half message on disk, broker killed too: the check still finds the next producer."""
-    quick = {"transactionTimeOut": 500, "transactionCheckInterval": 200}
-    with broker_process(tmp_path, **quick, **SMALL_FILES) as broker:
-
-        async def checker(_message: MessageView) -> Decision:
-            return Decision.COMMIT
-
-        async with TransactionProducer("tx", checker=checker, namesrv=broker.address) as producer:
-            tx = producer.transaction(Message("orders", b"survives"))
-            await tx.__aenter__()
-            broker.kill()
-        await asyncio.to_thread(broker.start)
-        async with (
-            TransactionProducer("tx", checker=checker, namesrv=broker.address),
-            Consumer("billing", {"orders": "*"}, namesrv=broker.address) as consumer,
-        ):
-            (message,) = await take(consumer, 1)
-
-    assert (message.body, message.transaction_id) == (b"survives", tx.id)
 
 
 async def test_a_broker_that_takes_no_transactions_says_so(tmp_path: Path) -> None:

@@ -101,13 +101,16 @@ async def _inherit(broker: BrokerProcess, path: Path) -> list[str]:
     return asked
 
 
-def _check_death(tmp_path: Path, moment: str, bodies: list[bytes]) -> None:
+def _check_death(tmp_path: Path, moment: str, bodies: list[bytes], *, broker_too: bool) -> None:
     path = tmp_path / "orders.db"
     with contextlib.closing(sqlite3.connect(path)) as database:
         TransactionLedger().create_table(database)
         database.execute("create table orders (id text primary key)")
         with broker_process(tmp_path / "broker", **SETTINGS) as broker:
             _die(broker, path, moment)
+            if broker_too:
+                broker.kill()
+                broker.start()
             asked = asyncio.run(_inherit(broker, path))
             broker.stop()
 
@@ -119,12 +122,15 @@ def _check_death(tmp_path: Path, moment: str, bodies: list[bytes]) -> None:
 
 def test_w20_a_producer_killed_before_its_local_commit_delivers_nothing(tmp_path: Path) -> None:
     """Another producer of the group gets the check, finds no row, and rolls back."""
-    _check_death(tmp_path, "before", [])
+    _check_death(tmp_path, "before", [], broker_too=False)
 
 
-def test_w21_a_producer_killed_after_its_local_commit_delivers_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("broker_too", [False, True])
+def test_w21_a_producer_killed_after_its_local_commit_delivers_once(
+    tmp_path: Path, broker_too: bool
+) -> None:
     """Another producer of the group gets the check, finds the row, and commits."""
-    _check_death(tmp_path, "after", [b"o-1"])
+    _check_death(tmp_path, "after", [b"o-1"], broker_too=broker_too)
 
 
 @contextlib.asynccontextmanager
