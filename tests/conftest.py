@@ -39,6 +39,7 @@ SLOW = (
     "tests/quality/test_sourcecode.py::test_types_are_sound",
     "tests/simulation/test_simulation.py::test_a_missing_protection_is_found",
     "tests/simulation/test_simulation.py::test_a_seed_replays_exactly",
+    "tests/simulation/test_simulation.py::test_every_mutation_fits_the_code",
     "tests/spark/",
     "tests/unit/broker/access/test_misconfigured.py",
 )

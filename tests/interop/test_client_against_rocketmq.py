@@ -11,9 +11,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from inspect import signature
+from collections.abc import Awaitable, Callable, Iterator
+from inspect import iscoroutinefunction, signature
 from typing import NamedTuple
 
 import pytest
@@ -28,13 +27,13 @@ from halfmq.client import (
     MessageView,
     Producer,
     RouteNotFoundError,
-    SendStatus,
     SqlFilter,
     TransactionProducer,
     blocking,
 )
 from halfmq.remoting.codes import ResponseCode
 from tests.interop import test_client_admin as at_halfmq
+from tests.interop import test_client_against_broker as clients
 from tests.interop import test_dead_letters as letters
 from tests.support.fake_broker import until
 from tests.support.patience import PATIENCE_S
@@ -122,76 +121,6 @@ async def test_an_sql_filter_selects_by_properties(namesrv: str, topic: str) -> 
     assert caught.value.position == 8
 
 
-async def test_what_was_sent_is_consumed_in_order(namesrv: str, topic: str) -> None:
-    """Single, batch, one-way, compressed and tagged messages of one key."""
-    long = b"long " * 2000
-    async with Producer("g", namesrv=namesrv) as producer:
-        message = Message(topic, b"hello", tags="created", keys="o-1", properties={"a": "ü"})
-        result = await producer.send(message, order_key="k")
-        await producer.send(Message(topic, b"filtered", tags="other"), order_key="k")
-        await producer.send(Message(topic, long, tags="paid"), order_key="k")
-        batch = [Message(topic, b"%d" % n, tags="paid") for n in range(3)]
-        ids = (await producer.send_batch(batch, order_key="k")).message_id.split(",")
-        await producer.send_oneway(Message(topic, b"one-way", tags="paid"), order_key="k")
-    async with Consumer(f"g-{topic}", {topic: "created || paid"}, namesrv=namesrv) as consumer:
-        messages = await take(consumer, 6)
-        await nothing_more(consumer)
-
-    first = messages[0]
-    assert [m.body for m in messages] == [b"hello", long, b"0", b"1", b"2", b"one-way"]
-    assert [m.message_id for m in messages[2:5]] == ids
-    assert (result.status, result.queue_offset) == (SendStatus.SEND_OK, 0)
-    assert first.message_id == result.message_id
-    assert first.offset_message_id == result.offset_message_id
-    assert (first.keys, first.tags, first.properties["a"]) == ("o-1", "created", "ü")
-
-
-async def test_many_tasks_and_keys_keep_their_order(namesrv: str, topic: str) -> None:
-    """A hundred tasks share a producer; each key's messages come as they were sent."""
-    async with Producer("g", namesrv=namesrv) as producer:
-        await producer.send(Message(topic, b"x 0"))
-
-        async def send(key: str) -> None:
-            for n in range(20):
-                await producer.send(Message(topic, f"{key} {n}".encode()), order_key=key)
-
-        await asyncio.gather(*(send(f"key-{n}") for n in range(100)))
-    async with Consumer(f"g-{topic}", {topic: "*"}, namesrv=namesrv) as consumer:
-        bodies = [message.body.decode().split() for message in await take(consumer, 2001)]
-
-    last: Counter[str] = Counter()
-    for key, number in bodies:
-        assert int(number) == last[key]
-        last[key] += 1
-
-
-async def test_members_share_the_queues_and_one_leaves(namesrv: str, topic: str) -> None:
-    """All is consumed, and what the one that left had not acked goes to the other."""
-    config = ClientConfig(rebalance_interval=1.0)
-
-    def member() -> Consumer:
-        return Consumer(f"g-{topic}", {topic: "*"}, namesrv=namesrv, config=config)
-
-    def queues(consumer: Consumer) -> int:
-        return [queue.topic for queue in consumer.assignment].count(topic)
-
-    async with Producer("g", namesrv=namesrv) as producer, member() as stays:
-        await producer.send(Message(topic, b"creates the topic"))
-        await take(stays, 1, seconds=REGISTERED)
-        await stays.commit()  # else the queue may change hands before, and the message comes again
-        async with member() as leaves:
-            await until(lambda: queues(stays) == queues(leaves) == 2, REGISTERED)
-            for n in range(40):
-                await producer.send(Message(topic, b"%d" % n))
-            taken = {message.body for message in await take(leaves, 5)}
-        await until(lambda: queues(stays) == 4, REGISTERED)
-        seen: set[bytes] = set()
-        while seen | taken != {b"%d" % n for n in range(40)}:
-            seen.add((await take(stays, 1))[0].body)
-
-    assert not seen & taken
-
-
 async def test_what_is_not_acked_comes_again(namesrv: str, topic: str) -> None:
     """Given back by its reader after a second, or for lack of an ack after ten."""
     async with Producer("g", namesrv=namesrv) as producer:
@@ -228,27 +157,6 @@ async def test_every_member_of_a_broadcast_gets_everything(namesrv: str, topic: 
             bodies = {message.body for message in await take(consumer, 8)}
             assert bodies == {b"%d" % n for n in range(8)}
             await nothing_more(consumer)
-
-
-def test_the_blocking_facade(namesrv: str, topic: str) -> None:
-    """The same without an event loop."""
-    with blocking.Producer("g", namesrv=namesrv) as producer:
-        producer.send_batch([Message(topic, b"0"), Message(topic, b"1")])
-    with blocking.TransactionProducer(
-        f"tx-{topic}", lambda _message: Decision.UNKNOWN, namesrv=namesrv
-    ) as transactions:
-        with transactions.transaction(Message(topic, b"2")) as tx:
-            pass
-        assert tx.decided
-    with blocking.Consumer(f"g-{topic}", {topic: "*"}, namesrv=namesrv) as consumer:
-        bodies = set()
-        for message in consumer:
-            assert message.ack()
-            bodies.add(message.body)
-            if len(bodies) == 3:
-                break
-
-    assert bodies == {b"0", b"1", b"2"}
 
 
 async def test_a_refusal_carries_the_brokers_words(namesrv: str, topic: str) -> None:
@@ -297,9 +205,35 @@ async def test_a_transaction_is_delivered_if_and_only_if_it_commits(
 
 
 class Namesrv(NamedTuple):
-    """Stands for the broker process that the tests of `Admin` are given."""
+    """Stands for the broker process that tests at halfmq are given."""
 
     address: str
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        clients.test_what_was_sent_is_consumed,
+        clients.test_a_group_goes_on_where_it_stopped,
+        clients.test_members_of_a_group_share_the_queues,
+        clients.test_the_blocking_facade,
+    ],
+)
+async def test_clients_work_as_with_halfmq(
+    namesrv: str, topic: str, promise: Callable[..., Awaitable[None] | None]
+) -> None:
+    """What tests show of producers and consumers at halfmq; the headers are JSON here."""
+    available = {
+        "served": Namesrv(namesrv),
+        "topic": topic,
+        "header_type": "auto",
+        "loop_factory": asyncio.new_event_loop,
+    }
+    wanted = {name: available[name] for name in signature(promise).parameters}
+    if iscoroutinefunction(promise):
+        await promise(**wanted)
+    else:
+        await asyncio.to_thread(promise, **wanted)
 
 
 @pytest.mark.parametrize(
