@@ -309,7 +309,6 @@ def _offsets(operator: Operator) -> None:
     call("queryConsumeQueue", at, "orders", 0, 0, 0, "")
     call("queryConsumeQueue", at, "orders", 0, 0, 9, "readers")
     call("examineProducerConnectionInfo", "nobody", "orders")
-    call("fetchConsumeStatsInBroker", at, True, TIMEOUT_MS)
 
 
 def _name_server(operator: Operator) -> None:

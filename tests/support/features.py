@@ -14,7 +14,6 @@ CLIENTS_OF: Final = {
     "test_traces.py": ("Java 5.3.3", "Java 4.9.8"),
     "test_go_client.py": ("Go 2.1.2",),
     "test_go_groups.py": ("Go 2.1.2",),
-    "test_go_operated.py": ("Go 2.1.2",),
     "test_requests_to_consumers.py": ("Java 5.3.3", "Java 4.9.8"),
     "test_cpp_client.py": ("C++ 0.4.4",),
     "test_mixed_groups.py": (),

@@ -9,6 +9,7 @@ import pytest
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry
 from halfmq.store.index import index_builder
 from halfmq.store.integrity.expected_entries import QueueScan
+from halfmq.store.message_store import MessageStore
 from halfmq.store.queue.consume_queue import ConsumeQueue
 from halfmq.store.recovery import recovery
 from tests.support.stopped_stores import (
@@ -26,11 +27,15 @@ from tests.support.stopped_stores import (
     served,
 )
 from tests.support.stores import (
+    Clock,
     append_durably,
     bounds,
+    crash,
     draft,
     everything,
     log_of,
+    maintain,
+    small_config,
 )
 
 
@@ -301,3 +306,35 @@ def test_without_a_log_queues_begin_at_zero(root: Path) -> None:
     (done,) = append_durably(store, draft())
     assert (done.physical_offset, done.queue_offset) == (0, 0)
     store.close()
+
+
+COUNT = 40  # entries, of the 50 in a file
+
+
+@pytest.mark.parametrize("ending", ["kill", "stop"])
+@pytest.mark.parametrize("start", range(0, COUNT * 20 - 40, 95))
+def test_zeros_among_the_entries_lead_to_a_rebuild(tmp_path: Path, start: int, ending: str) -> None:
+    """Wherever they lie, though the queue's end is where the checkpoint says."""
+    store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
+    store.open()
+    append_durably(store, *(draft("quiet", 0, f"{number}".encode()) for number in range(COUNT)))
+    for _ in range(200):  # the part of the log that a start scans holds none of them
+        append_durably(store, draft("busy", 0, bytes(1_000)))
+    maintain(store)
+    maintain(store)
+    root = tmp_path / "store"
+    if ending == "kill":
+        root = crash(root, tmp_path / "killed")
+        store.close(clean=False)
+    else:
+        store.close()
+    queue = root / "consumequeue" / "quiet" / "0" / f"{0:020}"
+    with queue.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(40))
+
+    store = MessageStore(small_config(root), now_ms=Clock())
+    store.open()
+    found = [record.body for record in everything(store) if record.topic == "quiet"]
+    store.close()
+    assert found == [f"{number}".encode() for number in range(COUNT)]

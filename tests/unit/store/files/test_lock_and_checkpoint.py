@@ -1,4 +1,4 @@
-"""One broker per store root."""
+"""One broker per store root, and the checkpoint file."""
 
 import os
 import subprocess
@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from halfmq.store.errors import DirectoryInUseError
+from halfmq.store.files.checkpoint import load_checkpoint
 from tests.support.stopped_stores import (
+    filled,
+    mark_aborted,
     open_store,
+    served,
 )
 from tests.support.stores import (
     append_durably,
@@ -71,4 +75,31 @@ def test_the_lock_file_has_rocketmqs_form(root: Path) -> None:
     store, _ = open_store(root)
 
     assert (root / "lock").read_bytes().startswith(b"lock")
+    store.close()
+
+
+def test_a_checkpoint_has_rocketmqs_form(root: Path) -> None:
+    """After a clean stop its times are those of the last record."""
+    offsets = filled(root)
+    store, _ = open_store(root)
+    last = store.reader.record_at(offsets[-1])
+    assert last is not None
+    store.close()
+
+    checkpoint = load_checkpoint(root / "checkpoint")
+
+    assert (root / "checkpoint").stat().st_size == 4096
+    assert checkpoint.log_timestamp == checkpoint.queues_timestamp == last.store_timestamp
+    assert checkpoint.confirm_offset == offsets[-1]
+
+
+def test_a_checkpoint_that_is_cut_short_is_ignored(root: Path) -> None:
+    """The whole log is scanned."""
+    offsets = filled(root)
+    (root / "checkpoint").write_bytes(b"\xff" * 39)
+    mark_aborted(root)
+
+    store, report = open_store(root)
+
+    assert (report.start_offset, served(store)) == (0, offsets)
     store.close()
