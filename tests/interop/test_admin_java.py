@@ -304,7 +304,7 @@ def _offsets(operator: Operator) -> None:
         call("querySubscription", group, topic)
         call("queryTopicConsumeByWho", topic)
         call("queryTopicsByConsumer", group)
-        call("viewBrokerStatsData", at, "TOPIC_PUT_NUMS", topic)
+    call("viewBrokerStatsData", at, "TOPIC_PUT_NUMS", "unknown")
     call("queryConsumeTimeSpan", "unknown", "readers")
     call("queryConsumeQueue", at, "orders", 0, 0, 0, "")
     call("queryConsumeQueue", at, "orders", 0, 0, 9, "readers")
