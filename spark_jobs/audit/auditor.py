@@ -21,14 +21,16 @@ from ..log.log_end import survey
 from ..log.lookup import LogLookup, Place
 from ..log.segments import LogExtent, Segment
 from ..log.store_files import StoreFiles
-from ..source.parts import Part
-from ..source.roles import read_log
+from ..log.transaction_parts import Part
+from ..source.message_roles import read_log
 from ..source.scan import QUEUE, read_scan
 from . import key_groups, queue_findings, statistics
+from .altered_finals import difference
 from .checks import DEFAULT_CHECKS, Check, Checks, Remark, checks_of
+from .delays import faulty_delays
 from .digests import changed_bytes
-from .model import FINDING_COLUMNS, FINDING_DDL, AuditedState, Kind
-from .notes import Notes
+from .rules.model import FINDING_COLUMNS, FINDING_DDL, AuditedState, Kind
+from .scan_summary import ScanSummary
 from .statistics import Delays, OpenAges, Timeline
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ _SPREAD_MIN: Final = 16 << 20  # bytes; a smaller log is read fastest by one tas
 
 _RANGES: Final = (Kind.GAP, Kind.OVERLAP, Kind.CORRUPT_RECORD)  # their offsets are start and end
 _SEEN: Final = (
-    "transactionId string, topic string, producerGroup string,"
+    "transactionId string, topic string, producerGroup string, difference string,"
     " bytes array<struct<file: string, position: bigint, size: int>>"
 )
 _OWNER_COLUMNS: Final = ("physicalOffset", "uniqKey", "producerGroup", "realTopic", "timestamp")
@@ -142,29 +144,38 @@ def _audit(
     partitions = spark.sparkContext.defaultParallelism if extent.size > _SPREAD_MIN else 1
     stage(f"reading {extent.size:,} bytes of log")
     scan = read_scan(
-        spark, extent, key_groups.COLUMNS, verify_crc=checks.crc, partitions=partitions
+        spark,
+        extent,
+        key_groups.COLUMNS,
+        verify_crc=checks.crc,
+        partitions=partitions,
+        delay_levels=checks.delay_levels,
     )
     # Of a single partition Spark groups and joins without any shuffle.
     scan = keep(scan if partitions > 1 else scan.coalesce(1))
     noted = scan.where("part is null").select(F.inline("notes"))
     rows = [row.asDict() for row in noted.where(F.col("what") != QUEUE).collect()]
-    notes = Notes(rows, extent, store, checks)
-    bounds, terms = notes.bounds, notes.terms
+    notes = ScanSummary(rows, extent, store, checks)
+    bounds, limits = notes.bounds, notes.limits
 
     stage("judging what became of transactions")
+    is_delay = F.col("part") >= int(Part.DELAYED)
     events = scan.where("part is not null").drop("notes")
     found: list[DataFrame] = []
+    if notes.delays:
+        found.append(faulty_delays(events.where(is_delay), bounds, limits))
+        events = events.where(~is_delay)
     if notes.keyless:
         linked = keep(key_groups.linked(events))
         halves = events.where(F.col("part") == int(Part.HALF))
         found.append(key_groups.orphans(linked.where("key is null"), halves, bounds))
         events = events.where("key is not null").unionByName(linked.where("key is not null"))
-    settled = keep(key_groups.settled(key_groups.grouped(events), bounds, terms))
+    settled = keep(key_groups.settled(key_groups.grouped(events), bounds, limits))
     transactions = settled.where("state is not null").select(*key_groups.TRANSACTION_COLUMNS)
     tally = statistics.tally(settled, notes.scale)
     if count := sum(row["count"] for row in tally if row["state"] is None):
         unsettled = settled.where("state is null").select("key")
-        verdicts = keep(key_groups.judged(events, unsettled, bounds, terms, count=count))
+        verdicts = keep(key_groups.judged(events, unsettled, bounds, limits, count=count))
         judged = verdicts.where("state is not null").select(*key_groups.TRANSACTION_COLUMNS)
         tally += statistics.tally(judged, notes.scale)
         transactions = transactions.unionByName(judged)
@@ -251,12 +262,14 @@ def _named(findings: DataFrame, segments: Sequence[Segment]) -> DataFrame:
             places = [lookup[0].place(offsets[0], end=offsets[1])]
         else:
             places = [lookup[0].place(offset) for offset in offsets]
-        return *lookup[0].names(at), [place for place in places if place is not None]
+        differs = difference(lookup[0], *offsets) if kind == Kind.ALTERED_FINAL else ""
+        known = [place for place in places if place is not None]
+        return *lookup[0].names(at), f": {differs}" if differs else "", known
 
     seen = F.udf(see, f"struct<{_SEEN}>", useArrow=False)
-    return findings.withColumn("seen", seen("kind", "offsets", "at")).select(
-        "kind", "offsets", "detail", "seen.*"
-    )
+    described = findings.withColumn("seen", seen("kind", "offsets", "at"))
+    detail = F.concat("detail", "seen.difference").alias("detail")
+    return described.select("kind", "offsets", detail, "seen.*").drop("difference")
 
 
 def _anomalies(named: DataFrame, kinds: Counter[str]) -> list[Anomaly]:

@@ -6,8 +6,9 @@ from typing import Final, NamedTuple
 
 from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
+from ..source.options import DELAY_LEVELS_MS
 from .digests import digest_of
-from .model import CHECKS_MAX
+from .rules.model import CHECKS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class Checks:
     queues: bool = True  # compare the consume queues with the log
     pending_age: timedelta | None = None  # undecided for longer is an anomaly; None: never
     as_of_ms: int | None = None  # when ages are counted; None: when the last record was stored
+    delay_levels: tuple[int, ...] = DELAY_LEVELS_MS  # ms, as in the broker's messageDelayLevel
     checks_max: int = CHECKS_MAX  # transactionCheckMax of the RocketMQ broker that wrote the log
 
 

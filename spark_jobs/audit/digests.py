@@ -18,7 +18,7 @@ from ..log.log_end import RECORD_SIZE_MAX
 from ..log.rows import Rows
 from ..log.segment_reader import SegmentReader
 from ..log.segments import LogExtent, Segment
-from .model import FINDING_DDL, Found, Kind
+from .rules.model import FINDING_DDL, Found, Kind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

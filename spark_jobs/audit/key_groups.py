@@ -15,10 +15,10 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
+from ..log.transaction_parts import Part
 from ..source.events import SLOT_BITS, WITH_CONTENT
-from ..source.parts import Part
-from .judge import judge
-from .model import AuditedState, Kind, LogBounds, LogEvent, MessageContent, Terms
+from .rules.judge import judge
+from .rules.model import AuditedState, Kind, LogBounds, LogEvent, MessageContent, TimeLimits
 
 COLUMNS: Final = (
     "key",
@@ -34,13 +34,12 @@ COLUMNS: Final = (
     "crcOk",
     "topicHash",
     "partition",
-    "tagsHash",
-    "keysHash",
-    "bodyCrc",
+    "contentHash",
     "bodySize",
+    "halfId",
     "label",
 )
-_CONTENT: Final = ("topicHash", "partition", "tagsHash", "keysHash", "bodyCrc", "bodySize")
+_CONTENT: Final = ("topicHash", "partition", "contentHash")
 _RANGES_MAX: Final = 100  # compared in a query; of more, ``judge`` looks at what they may concern
 _BROADCAST_MAX: Final = 1_000_000  # keys that are sent to all tasks; some 16 MB
 
@@ -73,6 +72,7 @@ def grouped(events: DataFrame) -> DataFrame:
     is_usual = is_half | is_op | decides
     is_usual &= F.col("checkTimes").isNull() & (F.col("total") == 1) & (F.col("number") == 0)
     is_usual &= F.coalesce("crcOk", F.expr("true"))
+    is_usual &= F.coalesce(F.col("halfId") == F.col("halfOffset"), F.expr("true"))
     return events.groupBy("key").agg(
         F.count_if(~is_usual).alias("unusual"),
         F.count_if(is_half).alias("halves"),
@@ -93,7 +93,7 @@ def grouped(events: DataFrame) -> DataFrame:
     )
 
 
-def settled(groups: DataFrame, bounds: LogBounds, terms: Terms) -> DataFrame:
+def settled(groups: DataFrame, bounds: LogBounds, limits: TimeLimits) -> DataFrame:
     """Say what became of the usual groups; the ``state`` of the others is null.
 
     The columns are ``TRANSACTION_COLUMNS`` and ``key``.
@@ -106,9 +106,9 @@ def settled(groups: DataFrame, bounds: LogBounds, terms: Terms) -> DataFrame:
     undecided = is_usual & (F.col("decisions") == 0)
     by_op = undecided & (F.col("ops") == 1) & (op > half)
     by_op &= ~_touches(op, op, bounds.records_rollbacks) & ~_touches(half, op, bounds.damage)
-    is_young = F.col("slot") >= terms.passed_slot
-    if terms.overdue_before_ms is not None:
-        is_young &= F.col("halfTime") >= terms.overdue_before_ms
+    is_young = F.col("slot") >= limits.passed_slot
+    if limits.overdue_before_ms is not None:
+        is_young &= F.col("halfTime") >= limits.overdue_before_ms
     state = (
         F.when(by_record & is_commit & (F.col("difference") == 0), str(AuditedState.COMMITTED))
         .when(by_record & ~is_commit, str(AuditedState.ROLLED_BACK))
@@ -214,7 +214,7 @@ def orphans(ops: DataFrame, halves: DataFrame, bounds: LogBounds) -> DataFrame:
 
 
 def judged(
-    events: DataFrame, unsettled: DataFrame, bounds: LogBounds, terms: Terms, *, count: int
+    events: DataFrame, unsettled: DataFrame, bounds: LogBounds, limits: TimeLimits, *, count: int
 ) -> DataFrame:
     """Apply the rules to groups that are not usual: columns as in ``VERDICT_DDL``.
 
@@ -223,7 +223,7 @@ def judged(
     chosen = F.broadcast(unsettled) if count <= _BROADCAST_MAX else unsettled
 
     def verdict(history: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        return list(_verdict(history, bounds, terms))
+        return list(_verdict(history, bounds, limits))
 
     udf = F.udf(verdict, f"array<struct<{VERDICT_DDL}>>", useArrow=False)
     return (
@@ -245,7 +245,11 @@ def event_of(
     time: int,
     due: int,
     sound: bool | None,
-    *content: int,
+    topic: int,
+    queue: int,
+    rest: int,
+    body_size: int,
+    half_id: int | None,
 ) -> LogEvent:
     """Make an event of a row with ``COLUMNS``, without its key and label."""
     reference = slot if part == Part.HALF else half
@@ -257,21 +261,22 @@ def event_of(
         number,
         total,
         time,
-        MessageContent(*content) if part in WITH_CONTENT else None,
+        MessageContent(topic, queue, rest, body_size) if part in WITH_CONTENT else None,
         due,
         sound is not False,
+        half_id,
     )
 
 
 def _verdict(
-    history: Sequence[tuple[Any, ...]], bounds: LogBounds, terms: Terms
+    history: Sequence[tuple[Any, ...]], bounds: LogBounds, limits: TimeLimits
 ) -> Iterator[tuple[Any, ...]]:
     """Judge a key group; yield rows of ``VERDICT_DDL``."""
     events = [event_of(*row[:-1]) for row in history]
     labels = {event.offset: row[-1] for event, row in zip(events, history, strict=True)}
     first = min(labels)
     times = {event.offset: event.time_ms for event in events if event.part is Part.HALF}
-    verdict = judge(events, bounds, terms)
+    verdict = judge(events, bounds, limits)
     for one in verdict.transactions:
         at = first if one.half is None else one.half
         numbers = one.half, one.decided, one.took_ms, times.get(at), one.checks, one.halves

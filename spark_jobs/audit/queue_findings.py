@@ -29,11 +29,11 @@ from halfmq.store.format.topics import (
 from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
 from ..source.columns import MESSAGE
+from ..source.message_roles import read_log, takes_slot
 from ..source.queue_source import QUEUE_COLUMNS, ConsumeQueueDataSource
-from ..source.roles import read_log, takes_slot
 from ..source.scan import BLOCK, MODULUS, PLACE_FACTOR, SIZE_FACTOR, TAGS_FACTOR
 from ..source.schema import ddl
-from .model import Kind, LogBounds
+from .rules.model import Kind, LogBounds
 
 RECORD_COLUMNS: Final = (
     "topic",

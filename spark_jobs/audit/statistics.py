@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from ..log.lookup import Names
 from ..times import DAY, HOUR, MINUTE, SECOND
-from .model import AuditedState
+from .rules.model import AuditedState
 
 BINS_MAX: Final = 60  # intervals: as many as can be told apart on a phone
 SHOWN: Final = (

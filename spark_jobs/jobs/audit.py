@@ -9,6 +9,7 @@ from ..audit.auditor import audited
 from ..audit.checks import Checks
 from ..report.page import write_page
 from ..report.summary import summary, table
+from ..source.options import DELAY_LEVELS, DELAY_LEVELS_MS, parse_levels
 from .command import CLEAN, FINDINGS, add_job, age, running
 from .output import probe_file
 
@@ -58,6 +59,20 @@ def add(jobs: "Jobs") -> None:
         default=15,
         help="transactionCheckMax of the RocketMQ broker that wrote the log (15)",
     )
+    parser.add_argument(
+        "--delay-levels",
+        metavar="LEVELS",
+        type=_levels,
+        default=DELAY_LEVELS_MS,
+        help=f"messageDelayLevel of the broker, if not {DELAY_LEVELS!r}",
+    )
+
+
+def _levels(text: str) -> tuple[int, ...]:
+    try:
+        return parse_levels(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected {error}, not {text!r}") from error
 
 
 def run(options: argparse.Namespace) -> int:
@@ -67,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
         queues=not options.skip_queues,
         pending_age=options.pending_age,
         as_of_ms=time.time_ns() // 1_000_000 if options.as_of == "now" else None,
+        delay_levels=options.delay_levels,
         checks_max=options.check_max,
     )
     if options.html:

@@ -24,7 +24,7 @@ from ..errors import SparkFailedError, root_cause
 from ..log.log_end import survey
 from ..log.segments import LogExtent
 from ..report.tables import Rows
-from ..source.roles import read_log
+from ..source.message_roles import read_log
 from .output import Output
 from .session import spark_session
 

@@ -22,7 +22,7 @@ from halfmq.store.format.properties import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from ..errors import OptionError
 from ..log.lookup import LogTimes
 from ..source.columns import MESSAGE
-from ..source.roles import DELAYED, HALF, PARKED, property_value, role, takes_slot
+from ..source.message_roles import DELAYED, HALF, PARKED, property_value, role, takes_slot
 
 COLUMNS: Final = (
     "topic",

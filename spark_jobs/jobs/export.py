@@ -32,7 +32,7 @@ from ..log.segment_reader import SegmentReader
 from ..log.segments import LogExtent
 from ..report.tables import fact, listing
 from ..source.columns import CORRUPT, MESSAGE
-from ..source.roles import location, role
+from ..source.message_roles import location, role
 from ..source.schema import ddl
 from .command import CLEAN, FINDINGS, add_job, running
 from .output import probe_folder

@@ -20,7 +20,7 @@ from ..log.lookup import log_times
 from ..log.segments import LogExtent
 from ..report.tables import Rows, fact, listing
 from ..source.columns import MESSAGE
-from ..source.roles import HALF, OP, SYSTEM, messages, role, takes_slot
+from ..source.message_roles import HALF, OP, SYSTEM, messages, role, takes_slot
 from .command import CLEAN, FINDINGS, add_job, age, number, rows, running
 from .offset_table import DDL, is_brokers_own, known_groups, offset_file, read_offsets
 

@@ -2,7 +2,7 @@
 
 ``prepared`` turns a log into the rows that the queries in ``QUERIES`` read. Only what consumers of
 an application see counts as a message: copies, halves and the broker's own records have other
-roles (``roles.py``).
+roles (``message_roles.py``).
 """
 
 import argparse
@@ -17,7 +17,7 @@ from halfmq.store.format.properties import PROPERTY_RETRY_TOPIC
 
 from ..report.tables import Rows, fact, listing
 from ..source.columns import CORRUPT, MESSAGE
-from ..source.roles import DEAD_LETTER, RETRY, messages, property_value, role
+from ..source.message_roles import DEAD_LETTER, RETRY, messages, property_value, role
 from .command import CLEAN, FINDINGS, add_job, age, number, rows, running
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ Source of all positions: ``halfmq.store.format.record_fields``; of the propertie
 """
 
 import mmap
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Final, TypeVar
 
@@ -321,6 +322,13 @@ class Rows:
         starts, ends, there = self.property_places(name)
         return cut(self.property_block.buffer, starts, ends, there)
 
+    def sum_over_properties(self, hashes: "Callable[[PropertyBlock], Words]") -> Words:
+        """Add up a number of 64 bits for each property of a record; the sum wraps around."""
+        if self._origin is not None:
+            rows, places = self._origin
+            return rows.sum_over_properties(hashes)[places]
+        return self.property_block.sums(hashes(self.property_block))
+
     def property_pairs(self) -> tuple[Ints, pa.BinaryArray, pa.BinaryArray]:
         """Return all properties: how many each record has, their names and their values.
 
@@ -364,6 +372,36 @@ class PropertyBlock:
     def buffer(self) -> pa.Buffer:
         """The joined strings, for ``cut``."""
         return pa.py_buffer(self.padded)
+
+    @cached_property
+    def bounds(self) -> tuple[Ints, Ints]:
+        """Where properties begin and end, name and value together; of what is none, end < begin."""
+        return self._starts, self._ends(np.arange(len(self._starts)))
+
+    def are_named(self, names: Sequence[bytes]) -> Bools:
+        """Tell which properties begin with one of these names, each with its separator."""
+        codes = [int.from_bytes(name[:WORD], "little") for name in names if len(name) >= WORD]
+        is_like = np.isin(self._first_words, np.array(codes, dtype=np.uint64))
+        for name in names:
+            if len(name) < WORD:
+                is_like |= _begins_with(self._first_words, name)
+        alike = np.flatnonzero(is_like)
+        named = np.zeros(len(alike), dtype=np.bool_)
+        for name in names:
+            is_it = _begins_with(self._first_words[alike], name[:WORD])
+            for place in range(WORD, len(name), WORD):
+                here = self.words[self._starts[alike] + place]
+                is_it &= _begins_with(here, name[place : place + WORD])
+            named |= is_it
+        is_like[alike] = named
+        return is_like
+
+    def sums(self, values: Words) -> Words:
+        """Add up the values of the properties in each row."""
+        up_to = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(values)])
+        places = np.searchsorted(self._starts, self._bounds)
+        sums: Words = up_to[places[1:]] - up_to[places[:-1]]
+        return sums
 
     def find(self, name: str) -> tuple[Ints, Ints, Bools]:
         """Find a property; see ``Rows.property_places``.

@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..audit.model import Kind
+from ..audit.rules.model import Kind
 from ..log.files import open_file
 from ..log.lookup import Place
 from .kinds import KINDS, Explanation

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from ..audit.model import Kind
+from ..audit.rules.model import Kind
 
 
 class Explanation(NamedTuple):
@@ -67,16 +67,34 @@ KINDS: Final = {
         "A record delivers the message though it is no final message of the transaction.",
         f"Find out what wrote it: a broker delivers final messages only. {_EFFECTS}",
     ),
+    Kind.INVISIBLE_MESSAGE: Explanation(
+        "A message was stored with flags that keep it out of its queue, so nobody gets it.",
+        "Find its sender: it set transaction flags without TRAN_MSG. Send the message again.",
+    ),
     Kind.UNMARKED_FINAL: Explanation(
         "The record names its half message, but its flags do not say that it is a commit.",
-        "Consumers see the message. Check the disk: a bit of the flags may have flipped.",
+        "Check the disk: a bit of the flags may have flipped. Consumers see it unless it is an"
+        " invisible_message, too.",
+    ),
+    Kind.EARLY_DELIVERY: Explanation(
+        "A message with a delay was put into its topic before it was due.",
+        "Check messageDelayLevel against --delay-levels, and the broker's clock.",
+    ),
+    Kind.LATE_DELIVERY: Explanation(
+        "A message with a delay was put into its topic more than a minute after it was due, while"
+        " the broker was at work.",
+        "Check messageDelayLevel against --delay-levels, and how busy the broker was.",
+    ),
+    Kind.ALTERED_DELIVERY: Explanation(
+        "Consumers see a message that differs from the one that waited.",
+        f"The waiting message at the offset shown has what was sent. {_EFFECTS}",
     ),
     Kind.OVERDUE_DELIVERY: Explanation(
-        "A committed message with a delay is due and was never put into its topic.",
+        "A message with a delay, or a retry, is due and was never put into its topic.",
         "Restart the broker, which looks for due messages; else send the message again.",
     ),
     Kind.DELIVERED_TWICE: Explanation(
-        "A committed message with a delay was put into its topic more than once.",
+        "A message with a delay was put into its topic more than once.",
         f"Let consumers drop repeats by the transaction's id. {_EFFECTS}",
     ),
     Kind.SPLIT_GROUP: Explanation(

@@ -19,7 +19,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from .. import times
-from ..audit.model import AuditedState
+from ..audit.rules.model import AuditedState
 from ..audit.statistics import PERCENTILES, Delays, OpenAges, Timeline
 from . import charts, text
 from .anomalies import dump, shown_kinds

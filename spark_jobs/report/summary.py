@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from ..audit.model import AuditedState
+from ..audit.rules.model import AuditedState
 from ..audit.statistics import PERCENTILES
 from .tables import ROWS_MAX, fact, listing
 

@@ -29,9 +29,9 @@ from ..log.checksums import sound_records
 from ..log.rows import Rows
 from ..log.segment_reader import SkippedRange
 from ..log.segments import Segment
+from ..log.transaction_parts import decision_parts
 from .bodies import unpacked
 from .options import ReadOptions
-from .parts import decision_parts
 
 LOG_APPEND_TIME: Final = 1  # Kafka's timestampType for "set by the broker"
 _TIME_MIN: Final = -62_135_596_800_000  # ms, year 1: what Python and Spark can show;

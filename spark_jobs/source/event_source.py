@@ -27,9 +27,9 @@ from ..log.log_end import survey
 from ..log.rows import Rows
 from ..log.segment_reader import SegmentReader, SkippedRange
 from ..log.segments import LogExtent
+from ..log.transaction_parts import Part, all_parts
 from .events import EVENT, HAS_KEY, NOTHING, BatchEvents, Halves, Records, read_events
 from .options import EventOptions
-from .parts import Part, all_parts
 from .schema import arrow_schema, ddl
 from .splits import SegmentSplit, parts_of, plan_partitions
 
@@ -46,7 +46,12 @@ _TYPES: Final = {"u8": "bigint", "i8": "bigint", "i4": "int", "i1": "tinyint", "
 EVENT_COLUMNS: Final = {
     name: EventColumn(_TYPES[EVENT[name].str[1:]]) for name in EVENT.names or () if name != HAS_KEY
 }
-_NULLABLE: Final = ("halfOffset", "halfQueueOffset", "checkTimes")  # NOTHING in it is null
+_NULLABLE: Final = (
+    "halfOffset",
+    "halfQueueOffset",
+    "checkTimes",
+    "halfId",
+)  # NOTHING in it is null
 
 
 class TransactionDataSource(DataSource):
@@ -104,7 +109,7 @@ def read_chunks(split: SegmentSplit, options: EventOptions) -> Iterator[EventChu
             yield EventChunk(none, skipped=item)
             continue
         sound = sound_records(item) if options.verify_crc else None
-        found = _read_events(item, sound)
+        found = _read_events(item, sound, options)
         halves.add(found.events)
         events = halves.link(found.events)
         waiting.append(events[~events[HAS_KEY]])
@@ -112,13 +117,13 @@ def read_chunks(split: SegmentSplit, options: EventOptions) -> Iterator[EventChu
     yield EventChunk(halves.link(np.concatenate(waiting)))  # some may precede their half
 
 
-def _read_events(rows: Rows, sound: Bools | None) -> BatchEvents:
+def _read_events(rows: Rows, sound: Bools | None, options: EventOptions) -> BatchEvents:
     parts = all_parts(rows)
     if sound is None:  # op records are checked all the same
         is_op = parts == Part.OP
         sound = np.ones(len(rows), dtype=np.bool_)
         sound[is_op] = sound_records(rows.select(is_op))
-    return read_events(rows, parts, sound)
+    return read_events(rows, parts, sound, options.delay_levels)
 
 
 def event_batch(schema: pa.Schema, events: Records, options: EventOptions) -> pa.RecordBatch:

@@ -1,13 +1,13 @@
 """The records of transactions as numbers: all that an audit needs of them.
 
-A record of a transaction becomes a row of ``EVENT``. Texts become hashes of 64 bits: of a hundred
-million unique keys, two have equal hashes with a probability of 1 in 4000, and what an audit
-reports is looked up in the log again. Everything here works on whole batches; no record becomes an
-object of Python.
+A record of a transaction becomes a row of ``EVENT``. Texts become hashes (``hashes.py``); what an
+audit reports is looked up in the log again. Everything here works on whole batches; no record
+becomes an object of Python.
 
 Source: ``broker/transaction/half.py``; RocketMQ ``TransactionalMessageBridge``.
 """
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,12 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from halfmq.store.format.properties import (
-    PROPERTY_KEYS,
     PROPERTY_PGROUP,
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
-    PROPERTY_TAGS,
     PROPERTY_TIMER_OUT_MS,
+    PROPERTY_TIMER_ROLL_TIMES,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_DELAY_MS,
     PROPERTY_TRANSACTION_DELIVER_MS,
@@ -29,11 +28,14 @@ from halfmq.store.format.properties import (
     PROPERTY_TRANSACTION_HALVES,
     PROPERTY_UNIQ_KEY,
 )
-from halfmq.store.format.record import CRC_MASK
+from halfmq.store.format.topics import TIMER_TOPIC
 
-from ..log.arrays import WORD, Bools, Ints, Words, joined, whole_numbers, words
+from ..log.arrays import Bools, Ints, whole_numbers
+from ..log.final_content import content_hashes
+from ..log.hashes import GOLDEN, Hashes, hashed, hashes_of, mixed
 from ..log.rows import Rows, store_times
-from .parts import Part, Parts
+from ..log.transaction_parts import Part, Parts
+from .options import DELAY_LEVELS_MS
 
 HAS_KEY: Final = "hasKey"
 EVENT: Final = np.dtype(
@@ -53,10 +55,12 @@ EVENT: Final = np.dtype(
         # Of halves, and of what delivers them:
         ("topicHash", "<u8"),  # of the real one
         ("partition", "<i4"),  # the real one
-        ("tagsHash", "<u8"),
-        ("keysHash", "<u8"),
-        ("bodyCrc", "<i4"),
+        (
+            "contentHash",
+            "<u8",
+        ),  # of all else that a final has of its half, see ``final_content.py``
         ("bodySize", "<i4"),  # bytes
+        ("halfId", "<i8"),  # physical offset in TRANSACTION_HALF_ID; NOTHING
         ("label", "<u8"),  # of a half: stands for producer group and topic
         (HAS_KEY, "?"),  # no column; some records say only which half they are about
     ]
@@ -66,15 +70,23 @@ MARK: Final = np.dtype([("at", "<i8"), ("is_ours", "?"), ("is_final", "?")])
 NOTHING: Final = -1
 _OF_HALVES: Final = ["key", "physicalOffset", "halfQueueOffset"]  # fields
 SLOT_BITS: Final = 48  # of an offset in a half queue; above them is the queue's number, mostly 0
-WITH_CONTENT: Final = (Part.HALF, Part.COMMIT, Part.DELIVERED, Part.WAITING)
+_OF_DELAYS: Final = (Part.DELAYED, Part.ARRIVED, Part.RECALLED)
+_WAITING: Final = (Part.WAITING, Part.DELAYED)
+WITH_CONTENT: Final = (
+    *(Part.HALF, Part.COMMIT, Part.DELIVERED, Part.WAITING),
+    *(Part.DELAYED, Part.ARRIVED),
+)
+_PLACE_BITS: Final = 40  # of a place where a message waits; above them is the number of its queue
+_DELAYS: Final = np.uint64(0xD6E8FEB86659FD93)  # keeps keys of delays apart from transactions'
 _NAMING: Final = (Part.COMMIT, Part.ROLLBACK, Part.WAITING)  # may name further halves
+_ID_DIGITS: Final = 16  # of an offset, at the end of an offset message id
+_ID_PLACES: Final = np.arange(-_ID_DIGITS, 0)
+_ID_SHIFTS: Final = -4 * (_ID_PLACES + 1)
+_HEX: Final = np.full(256, 16, dtype=np.uint8)  # the value of each hexadecimal digit
+_HEX[list(b"0123456789ABCDEF")] = np.arange(16)
+_HEX[list(b"abcdef")] = np.arange(10, 16)
 _NUMBER_MAX: Final = np.iinfo(np.int32).max
-_HASHED_MAX: Final = 512  # bytes hashed of a text; keys have 32, groups and topics up to 255
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2: Final = np.uint64(0x94D049BB133111EB)
 
-Hashes = npt.NDArray[np.uint64]
 Records = npt.NDArray[np.void]
 
 
@@ -86,16 +98,19 @@ class BatchEvents(NamedTuple):
     marks: Records  # MARK, see ``audit/dialects.py``: those that may begin or end a range
 
 
-def read_events(rows: Rows, parts: Parts, sound: Bools) -> BatchEvents:
+def read_events(
+    rows: Rows, parts: Parts, sound: Bools, levels_ms: Sequence[int] = DELAY_LEVELS_MS
+) -> BatchEvents:
     """Extract the events of transactions from a batch of records.
 
-    ``parts`` says what each record is, 0 for none; ``sound`` which match their CRC. A damaged op
-    record is ignored, since one flipped bit would roll back another transaction.
+    ``parts`` says what each record is, 0 for none; ``sound`` which match their CRC; ``levels_ms``
+    how long each delay level lasts. A damaged op record is ignored, since one flipped bit would
+    roll back another transaction.
     """
     is_op = parts == Part.OP
     ops, unread_ops = _op_entries(rows.select(is_op & sound))
     chosen = (parts != 0) & ~is_op
-    batch = _Reader(rows.select(chosen), parts[chosen], sound[chosen])
+    batch = _Reader(rows.select(chosen), parts[chosen], sound[chosen], levels_ms)
     events = np.concatenate([batch.events, batch.named(), ops])
     return BatchEvents(events, unread_ops, batch.marks())
 
@@ -103,8 +118,9 @@ def read_events(rows: Rows, parts: Parts, sound: Bools) -> BatchEvents:
 class _Reader:
     """Reads records, each of which is about a transaction, as events."""
 
-    def __init__(self, rows: Rows, parts: Parts, sound: Bools) -> None:
+    def __init__(self, rows: Rows, parts: Parts, sound: Bools, levels_ms: Sequence[int]) -> None:
         self._rows = rows
+        self._levels_ms = np.array(levels_ms, dtype=np.int64)
         self._words = rows.property_block.words
         self._is_half = is_half = parts == Part.HALF
         self._group = self._hashes(PROPERTY_PGROUP)
@@ -124,6 +140,7 @@ class _Reader:
         self._read_keys()
         self._read_content()
         self._read_due_times()
+        self._read_delays()
 
     def _hashes(self, name: str) -> Hashes:
         starts, ends, _ = self._rows.property_places(name)
@@ -141,7 +158,7 @@ class _Reader:
         starts, ends, has_key = starts.copy(), ends.copy(), has_key.copy()
         self._read_group_marks(starts, ends, has_key)
         text = hashed(self._words, starts, ends)
-        events["key"] = _mixed(text + self._group * _GOLDEN)
+        events["key"] = mixed(text + self._group * GOLDEN)
         by_place = self._is_half & ~has_key
         events["key"][by_place] = key_of_place(events["physicalOffset"][by_place])
         events[HAS_KEY] = has_key | self._is_half
@@ -176,29 +193,64 @@ class _Reader:
     def _read_content(self) -> None:
         rows, events = self._rows, self.events
         real_topic = self._hashes(PROPERTY_REAL_TOPIC)
-        events["label"] = np.where(self._is_half, _mixed(real_topic + self._group * _GOLDEN), 0)
-        is_moved = self._is_half | (events["part"] == Part.WAITING)
-        topic = _hashes_of(rows.topics[0])[rows.topic_codes]
+        events["label"] = np.where(self._is_half, mixed(real_topic + self._group * GOLDEN), 0)
+        is_moved = self._is_half | np.isin(events["part"], _WAITING)
+        topic = hashes_of(rows.topics[0])[rows.topic_codes]
         real_queue = self._numbers(PROPERTY_REAL_QID, NOTHING)
         has = np.isin(events["part"], WITH_CONTENT)
         events["topicHash"] = np.where(is_moved, real_topic, topic) * has
         queue = np.where(is_moved, real_queue, rows.field("queue_id"))
         events["partition"] = np.minimum(queue, _NUMBER_MAX) * has
-        events["tagsHash"] = self._hashes(PROPERTY_TAGS) * has
-        events["keysHash"] = self._hashes(PROPERTY_KEYS) * has
-        events["bodyCrc"] = (rows.field("body_crc") & CRC_MASK) * has
+        events["contentHash"] = content_hashes(rows) * has
         events["bodySize"] = rows.field("body_size") * has
+        events["halfId"] = self._half_ids()
+
+    def _half_ids(self) -> Ints:
+        """Read the offsets at the ends of TRANSACTION_HALF_ID; what is no such id counts as 0."""
+        starts, ends, there = self._rows.property_places(PROPERTY_TRANSACTION_HALF_ID)
+        ids = np.full(len(starts), NOTHING, dtype=np.int64)
+        row = np.flatnonzero(there)
+        ids[row] = 0
+        row = row[ends[row] - starts[row] >= _ID_DIGITS]
+        digits = _HEX[self._rows.property_block.padded[ends[row, None] + _ID_PLACES]]
+        right = (digits < 16).all(axis=1)
+        ids[row[right]] = digits[right].astype(np.int64) @ (np.int64(1) << _ID_SHIFTS)
+        return ids
 
     def _read_due_times(self) -> None:
-        waits = self.events["part"] == Part.WAITING
+        waits = np.isin(self.events["part"], _WAITING)
         if not waits.any():
             return
         wait = self._numbers(PROPERTY_TRANSACTION_DELAY_MS, NOTHING)
-        by_wait = np.where(wait >= 0, self.events["time"] + wait, 0)
+        level = np.clip(self._rows.field("queue_id"), 0, len(self._levels_ms) - 1)
+        wait = np.where(wait >= 0, wait, self._levels_ms[level])
+        by_wait = np.where(self._in_topic(TIMER_TOPIC), 0, self.events["time"] + wait)
         due = self._numbers(PROPERTY_TRANSACTION_DELIVER_MS, NOTHING)
         in_timer_topic = self._numbers(PROPERTY_TIMER_OUT_MS, NOTHING)
         due = np.where(in_timer_topic >= 0, in_timer_topic, due)
         self.events["dueTime"] = np.where(due >= 0, due, by_wait) * waits
+
+    def _in_topic(self, topic: str) -> Bools:
+        names = self._rows.topic_names
+        return self._rows.of_topics(np.array([name == topic for name in names], dtype=np.bool_))
+
+    def _read_delays(self) -> None:
+        """Read plain delays: known by unique key and retries, and by the place of what waits."""
+        events, rows = self.events, self._rows
+        chosen = np.isin(events["part"], _OF_DELAYS)
+        if not chosen.any():
+            return
+        retries = rows.field("reconsume_times").astype(np.uint64)
+        key = mixed(self._hashes(PROPERTY_UNIQ_KEY) ^ mixed(retries ^ _DELAYS))
+        events["key"][chosen] = key[chosen]
+        waits = events["part"] == Part.DELAYED
+        number = np.where(self._in_topic(TIMER_TOPIC), 0, rows.field("queue_id") + 1)
+        place = (number << _PLACE_BITS) + rows.field("queue_offset")
+        again = events["halfOffset"] < 0
+        again |= rows.property_places(PROPERTY_TIMER_ROLL_TIMES)[2]
+        events["number"][chosen] = (again & waits)[chosen]
+        events["total"][chosen] = 1
+        events["halfOffset"][waits] = -1 - place[waits]  # what a record that delivers it has
 
     def named(self) -> Records:
         """Return the further halves that decisions name, each as an event of its own."""
@@ -246,7 +298,7 @@ def _ends_of_runs(values: Bools) -> Ints:
 
 def key_of_place(at: Ints) -> Hashes:
     """Return the keys of halves without a unique key, which brokers always add: each its own."""
-    return _mixed(at.astype(np.uint64) ^ _GOLDEN)
+    return mixed(at.astype(np.uint64) ^ GOLDEN)
 
 
 def _slots(rows: Rows) -> Ints:
@@ -260,7 +312,7 @@ def _op_entries(rows: Rows) -> tuple[Records, Ints]:
     row, values, is_number = _listed(rows.bodies())
     entries = np.zeros(len(row), dtype=EVENT)
     entries["part"], entries["crcOk"], entries["total"] = Part.OP, True, 1
-    entries["checkTimes"] = entries["halfOffset"] = NOTHING
+    entries["checkTimes"] = entries["halfOffset"] = entries["halfId"] = NOTHING
     entries["halfQueueOffset"] = (rows.field("queue_id") << SLOT_BITS)[row] + values
     entries["physicalOffset"] = rows.physical_offsets[row]
     entries["time"] = store_times(rows)[row]
@@ -313,41 +365,3 @@ class Halves:
             events["halfOffset"][chosen[found]] = half["physicalOffset"]
             events[HAS_KEY][chosen[found]] = True
         return events
-
-
-# --- hashes
-
-
-def hash_of(text: str) -> int:
-    """Hash a text as it stands in a column."""
-    return int(_hashes_of(pa.array([text.encode()])).astype(np.int64)[0])
-
-
-def _hashes_of(texts: pa.BinaryArray) -> Hashes:
-    """Hash some texts."""
-    data, bounds = joined(texts)
-    padded = np.append(data, np.zeros(WORD, dtype=np.uint8))
-    return hashed(words(padded), bounds[:-1], bounds[1:])
-
-
-def hashed(content: Words, starts: Ints, ends: Ints) -> Hashes:
-    """Hash the texts [start, end) of up to 512 bytes; ``content`` reaches a word beyond them."""
-    sizes = np.minimum(ends - starts, _HASHED_MAX)
-    hashes = _mixed(sizes.astype(np.uint64) + _GOLDEN)
-    for place in range(0, int(sizes.max(initial=0)), WORD):
-        left = sizes - place
-        if left.min() >= WORD:
-            hashes = _mixed(hashes ^ content[starts + place])
-            continue
-        here = np.flatnonzero(left > 0)
-        bits = 8 * np.minimum(left[here], WORD).astype(np.uint64)
-        mask = np.uint64(2**64 - 1) >> (np.uint64(64) - bits)
-        hashes[here] = _mixed(hashes[here] ^ (content[starts[here] + place] & mask))
-    return hashes
-
-
-def _mixed(values: Hashes) -> Hashes:
-    """Spread every bit over all: the last steps of SplitMix64."""
-    values = (values ^ (values >> np.uint64(30))) * _MIX_1
-    values = (values ^ (values >> np.uint64(27))) * _MIX_2
-    return values ^ (values >> np.uint64(31))

@@ -67,6 +67,24 @@ def _path(text: str) -> str:
     return unquote(url.path) if url.scheme == "file" else text
 
 
+def parse_levels(text: str) -> tuple[int, ...]:
+    """Read delay levels, as in a broker's ``messageDelayLevel``, in ms.
+
+    Raises:
+        ValueError: There is none, or one is no number with a unit.
+    """
+    found = [_LEVEL.fullmatch(level) for level in text.split()]
+    known = [match for match in found if match is not None]
+    if not known or len(known) < len(found):
+        raise ValueError("delay levels, as in '1s 5s 10m 2h'")
+    return tuple(int(match[1]) * _LEVEL_UNITS_MS[match[2]] for match in known)
+
+
+_LEVEL: Final = re.compile(r"(\d{1,9})([smhd])")
+_LEVEL_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+DELAY_LEVELS_MS: Final = parse_levels(DELAY_LEVELS)  # both brokers' defaults
+
 _TIME: Final = _number("milliseconds since 1970", {"": None})
 _START_EXPECTED: Final = f"{EARLIEST} or a physical offset in bytes"
 _START: Final = _number(_START_EXPECTED, {EARLIEST: None, LATEST: _FROM_LATEST})
@@ -135,8 +153,8 @@ class QueueOptions(Options):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventOptions(Options):
-    """The options of one read of transactions, and some of those of every read of the log."""
+class LogOptions(Options):
+    """The options of every read of the log."""
 
     path_holds = "a store root or a folder of segments"
 
@@ -147,7 +165,14 @@ class EventOptions(Options):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions(EventOptions):
+class EventOptions(LogOptions):
+    """The options of one read of transactions."""
+
+    delay_levels: tuple[int, ...] = _option(parse_levels, DELAY_LEVELS_MS)  # ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions(LogOptions):
     """The options of a read or a stream of the log."""
 
     starting_timestamp: int | None = _option(_TIME, None)  # ms, when the broker stored it

@@ -11,16 +11,18 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from halfmq.store.format.flags import INNER_BATCH
+from halfmq.store.format.flags import INNER_BATCH, NO_QUEUE_ENTRY
 from halfmq.store.format.properties import PROPERTY_INNER_NUM
+from halfmq.store.format.topics import HALF_TOPIC
 
 from ..log.arrays import Ints, whole_numbers
 from ..log.rows import Rows, store_times
 from ..log.segments import LogExtent
+from ..log.transaction_parts import Part
 from .columns import ARROW_TYPES, tags_codes
 from .event_source import EVENT_COLUMNS, EventChunk, event_batch, read_chunks
 from .events import HAS_KEY
-from .options import PARTITION_BYTES, EventOptions
+from .options import DELAY_LEVELS_MS, PARTITION_BYTES, EventOptions
 from .schema import ddl
 from .splits import Partition, SegmentSplit, plan_partitions
 from .worker_python import use_this_python
@@ -34,6 +36,8 @@ PLACE_FACTOR: Final = 8191  # a prime, so that two entries that changed places c
 SIZE_FACTOR: Final = 31
 TAGS_FACTOR: Final = 17
 MODULUS: Final = (1 << 31) - 1
+PAUSE_MIN: Final = 10_000  # ms without a record: the broker may have been down
+_PAUSES_MAX: Final = 100  # of a batch; one with more is a pause as a whole
 CLOCK_STEP_MIN: Final = 1_000  # ms; clocks are corrected by less all the time
 _QUIET_MAX: Final = 86_400_000  # ms; a longer pause beside one record is taken for a wrong time
 
@@ -59,8 +63,11 @@ QUEUE: Final = "queue"  # records of a queue with the offsets [offset, endOffset
 RECORDS: Final = "records"  # in a row, in which the clock was not set back; ``sum`` are their bytes
 HOLE: Final = "hole"  # [physicalOffset, lastPhysicalOffset) holds no record; ``text`` says what
 UNSOUND: Final = "unsound"  # a record that does not match its CRC
+INVISIBLE: Final = "invisible"  # a message with bits that keep it out of its queue
 UNREAD_OP: Final = "unread op"  # an op record with something that is no queue offset
 MARK: Final = "mark"  # which broker wrote: ``records`` is 1 for halfmq, ``sum`` for a final
+PAUSE: Final = "pause"  # from ``time`` to ``lastTime`` nothing was written
+DELAYS: Final = "delays"  # so many events are about plain delays
 KEYLESS: Final = "keyless"  # so many events name a half in another split
 
 _TYPES: Final = {
@@ -81,6 +88,7 @@ def read_scan(
     *,
     verify_crc: bool,
     partitions: int = 1,
+    delay_levels: tuple[int, ...] = DELAY_LEVELS_MS,
 ) -> "DataFrame":
     """Read a log as events, with these columns, and as rows of ``notes``.
 
@@ -88,7 +96,13 @@ def read_scan(
     source, which takes as long as to read a small log.
     """
     use_this_python(spark)
-    scan = EventScan(extent, columns, verify_crc=verify_crc, partitions=partitions)
+    scan = EventScan(
+        extent,
+        columns,
+        verify_crc=verify_crc,
+        partitions=partitions,
+        delay_levels=delay_levels,
+    )
 
     class Scan:
         def eval(self, numbers: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -114,9 +128,13 @@ class EventScan:
         verify_crc: bool,
         partitions: int = 1,
         partition_bytes: int = PARTITION_BYTES,
+        delay_levels: tuple[int, ...] = DELAY_LEVELS_MS,
     ) -> None:
         self._options = EventOptions(
-            min_partitions=partitions, max_partition_bytes=partition_bytes, verify_crc=verify_crc
+            min_partitions=partitions,
+            max_partition_bytes=partition_bytes,
+            verify_crc=verify_crc,
+            delay_levels=delay_levels,
         )
         fields = [pa.field(name, ARROW_TYPES[EVENT_COLUMNS[name].spark_type]) for name in columns]
         self._schema = pa.schema([*fields, pa.field("notes", _NOTES)])
@@ -148,12 +166,29 @@ def _notes(chunk: EventChunk, base: int) -> Iterator[Note]:
         for at, is_ours, is_final in chunk.found.marks.tolist():
             yield Note(MARK, physicalOffset=at, records=int(is_ours), sum=int(is_final))
         yield from _clock_ranges(chunk.rows)
+        yield from _pauses(_smoothed(store_times(chunk.rows)))
+        if count := int((chunk.found.events["part"] >= Part.DELAYED).sum()):
+            yield Note(DELAYS, records=count)
         if chunk.sound is not None and not chunk.sound.all():
             unsound = chunk.rows.physical_offsets[~chunk.sound].tolist()
             yield from (Note(UNSOUND, physicalOffset=at) for at in unsound)
+        for at in _invisible(chunk.rows):
+            yield Note(INVISIBLE, physicalOffset=at)
         yield from queue_ranges(chunk.rows.queued())
     elif keyless := int((~chunk.events[HAS_KEY]).sum()):
         yield Note(KEYLESS, records=keyless)
+
+
+def _invisible(rows: Rows) -> list[int]:
+    """Find messages with the bits of a prepared or rolled-back one, which no queue takes in.
+
+    RocketMQ stores what a client sends with such bits and without TRAN_MSG, and answers OK. In the
+    half topic, these are records of decisions.
+    """
+    is_elsewhere = np.array([name != HALF_TOPIC for name in rows.topic_names], dtype=np.bool_)
+    found = (rows.field("sys_flag") & NO_QUEUE_ENTRY != 0) & rows.of_topics(is_elsewhere)
+    offsets: list[int] = rows.physical_offsets[found].tolist()
+    return offsets
 
 
 def _clock_ranges(rows: Rows) -> Iterator[Note]:
@@ -174,6 +209,15 @@ def _clock_ranges(rows: Rows) -> Iterator[Note]:
             time=int(times[first]),
             lastTime=int(times[last]),
         )
+
+
+def _pauses(times: Ints) -> Iterator[Note]:
+    places = np.flatnonzero(times[1:] - times[:-1] >= PAUSE_MIN)
+    if len(places) > _PAUSES_MAX:
+        yield Note(PAUSE, time=int(times.min()), lastTime=int(times.max()))
+        return
+    for place in places.tolist():
+        yield Note(PAUSE, time=int(times[place]), lastTime=int(times[place + 1]))
 
 
 def _smoothed(times: Ints) -> Ints:

@@ -8,7 +8,7 @@ from pyspark.sql.datasource import InputPartition
 
 from ..log.segment_reader import SegmentReader
 from ..log.segments import LogExtent, Segment
-from .options import EventOptions, ReadOptions
+from .options import LogOptions, ReadOptions
 
 # Bytes after a blank are undefined, so that a split should not begin there. A blank is written
 # when a record does not fit, hence within the size of the largest record from the end.
@@ -57,7 +57,7 @@ def parts_of(partition: InputPartition) -> list[Any]:
 
 def plan_partitions(
     extent: LogExtent,
-    options: EventOptions,
+    options: LogOptions,
     *,
     aligned: bool = False,
     chosen: Collection[Segment] | None = None,

@@ -12,13 +12,13 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit import key_groups
 from halfmq.spark_jobs.audit.dialects import END
-from halfmq.spark_jobs.audit.judge import judge
-from halfmq.spark_jobs.audit.model import LogBounds, LogEvent, MessageContent, Terms
+from halfmq.spark_jobs.audit.rules.judge import judge
+from halfmq.spark_jobs.audit.rules.model import LogBounds, LogEvent, MessageContent, TimeLimits
+from halfmq.spark_jobs.log.transaction_parts import Part
 from halfmq.spark_jobs.source.event_source import EVENT_COLUMNS
-from halfmq.spark_jobs.source.parts import Part
 from halfmq.spark_jobs.source.schema import ddl
 
-TERMS = Terms(overdue_before_ms=30, passed_slot=5)
+TIME_LIMITS = TimeLimits(overdue_before_ms=30, passed_slot=5)
 BOUNDS = {
     "of RocketMQ": LogBounds(0, last_offset=10**6),
     "of halfmq": LogBounds(0, last_offset=10**6, records_rollbacks=((0, END),)),
@@ -26,7 +26,7 @@ BOUNDS = {
         100, ((300, 420), (700, 720)), 10**6, records_rollbacks=((500, 600), (800, END))
     ),
 }
-ALIKE = MessageContent(1, 2, 3, 4, 5, 6)
+ALIKE = MessageContent(1, 2, 3, 4)
 
 parts = st.sampled_from(
     [Part.OP, Part.COMMIT, Part.ROLLBACK, Part.DISCARD, Part.RESUME, Part.DELIVERED, Part.WAITING]
@@ -52,7 +52,7 @@ def histories(draw: st.DrawFn) -> list[LogEvent]:
     at = start + draw(st.sampled_from([10, 10, 10, 0, -3]))
     kind = draw(st.sampled_from(["commit", "rollback", "op", "none", "any"]))
     if kind == "commit":
-        content = ALIKE._replace(**draw(st.sampled_from([{}, {}, {}, {"queue": 9}, {"keys": 0}])))
+        content = ALIKE._replace(**draw(st.sampled_from([{}, {}, {}, {"queue": 9}, {"rest": 0}])))
         sound = draw(st.sampled_from([True] * 9 + [False]))
         events += [
             LogEvent(
@@ -94,7 +94,7 @@ def row(key: int, event: LogEvent) -> tuple[Any, ...]:
         key, int(event.part), event.offset,
         None if is_half else event.reference, event.reference if is_half else None,
         event.check_times, event.number, event.total, event.time_ms, event.due_ms, event.sound,
-        *(event.content or [0] * 6), key if is_half else 0,
+        *(event.content or [0] * 4), event.half_id, key if is_half else 0,
     )  # fmt: skip
 
 
@@ -109,13 +109,13 @@ def test_queries_say_what_the_rules_say(
     schema = ddl(*key_groups.COLUMNS, columns=EVENT_COLUMNS)
     events = spark.createDataFrame(rows, schema)
 
-    settled = key_groups.settled(key_groups.grouped(events), bounds, TERMS).collect()
+    settled = key_groups.settled(key_groups.grouped(events), bounds, TIME_LIMITS).collect()
     unsettled = [one["key"] for one in settled if one["state"] is None]
     keys = spark.createDataFrame([(key,) for key in unsettled], "key bigint")
-    judged = key_groups.judged(events, keys, bounds, TERMS, count=len(unsettled)).collect()
+    judged = key_groups.judged(events, keys, bounds, TIME_LIMITS, count=len(unsettled)).collect()
 
     told = [one for one in (*settled, *judged) if one["state"] is not None]
-    verdicts = [judge(history, bounds, TERMS) for history in logs]
+    verdicts = [judge(history, bounds, TIME_LIMITS) for history in logs]
     assert Counter(tuple(one[n] for n in key_groups.TRANSACTION_COLUMNS[:-1]) for one in told) == (
         Counter(
             (

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from halfmq.spark_jobs.audit import queue_findings
 from halfmq.spark_jobs.audit.digests import changed_bytes
-from halfmq.spark_jobs.audit.model import Kind, LogBounds
+from halfmq.spark_jobs.audit.rules.model import Kind, LogBounds
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.rows import Rows
 from halfmq.spark_jobs.log.segment_reader import SegmentReader

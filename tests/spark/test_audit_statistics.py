@@ -11,7 +11,7 @@ from halfmq.spark_jobs.audit import statistics
 from halfmq.spark_jobs.audit.auditor import audited
 from halfmq.spark_jobs.audit.checks import Checks
 from halfmq.spark_jobs.audit.key_groups import TRANSACTION_COLUMNS, VERDICT_DDL
-from halfmq.spark_jobs.audit.model import AuditedState
+from halfmq.spark_jobs.audit.rules.model import AuditedState
 from halfmq.spark_jobs.audit.statistics import BINS_MAX, SHOWN, Scale
 from halfmq.spark_jobs.log.lookup import Names
 from tests.support import golden_store

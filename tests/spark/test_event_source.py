@@ -9,12 +9,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.errors import OptionError
+from halfmq.spark_jobs.log.transaction_parts import Part
 from halfmq.spark_jobs.source.event_source import (
     EVENT_COLUMNS,
     EVENT_FORMAT,
     TransactionDataSource,
 )
-from halfmq.spark_jobs.source.parts import Part
 from halfmq.spark_jobs.source.schema import ddl
 from tests.support.documents import examples
 from tests.support.log_writer import HALF, LogWriter, Ours
@@ -69,7 +69,7 @@ def test_every_record_of_a_transaction_is_a_row(spark: SparkSession, tmp_path: P
     assert {one["key"] for one in ops} & {None}
     for op in ops:
         assert op["key"] in {None, halves[op["halfQueueOffset"]]["key"]}
-    content = ("key", "topicHash", "partition", "tagsHash", "keysHash", "bodyCrc", "bodySize")
+    content = ("key", "topicHash", "partition", "contentHash", "bodySize")
     by_offset = {one["physicalOffset"]: one for one in halves.values()}
     for final in (one for one in events if one["part"] == Part.COMMIT):
         half = by_offset[final["halfOffset"]]

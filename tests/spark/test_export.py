@@ -25,7 +25,7 @@ from halfmq.spark_jobs.__main__ import main
 from halfmq.spark_jobs.jobs import export
 from halfmq.spark_jobs.jobs.export import Export
 from halfmq.spark_jobs.log.log_end import survey
-from halfmq.spark_jobs.source import roles
+from halfmq.spark_jobs.source import message_roles
 from tests.support import golden_store, messages
 from tests.support.log_writer import LogWriter, Ours, Written
 
@@ -439,7 +439,7 @@ def test_two_exports_do_not_write_into_one_directory(
 def test_the_function_works_on_any_log_in_a_notebook(spark: SparkSession, tmp_path: Path) -> None:
     """Without the command: what would be exported, as a DataFrame; days are those of UTC."""
     log_of_orders(tmp_path, 20)
-    log = roles.read_log(spark, str(tmp_path), *export.COLUMNS, "recordType")
+    log = message_roles.read_log(spark, str(tmp_path), *export.COLUMNS, "recordType")
     zone = spark.conf.get("spark.sql.session.timeZone")
     assert zone is not None
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit.auditor import audited
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.model import AuditedState, Kind
+from halfmq.spark_jobs.audit.rules.model import AuditedState, Kind
 from tests.support.planted_log import DAMAGE, PENDING_AGE, plant
 from tests.support.seeds import run_seed
 

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.__main__ import main
 from halfmq.spark_jobs.jobs import differences
-from halfmq.spark_jobs.source import roles
+from halfmq.spark_jobs.source import message_roles
 from tests.support import golden_store, messages
 from tests.support.jars import jar
 from tests.support.log_writer import PREPARED, SCHEDULE, START, LogWriter, Ours, Written
@@ -416,7 +416,7 @@ def test_what_cannot_be_compared_ends_with_2_and_a_sentence(
 def test_the_functions_work_on_any_log_in_a_notebook(spark: SparkSession, tmp_path: Path) -> None:
     """Without the command: two DataFrames in, one of differences out."""
     store = small_orders(tmp_path)
-    log = roles.read_log(spark, str(store), *differences.COLUMNS)
+    log = message_roles.read_log(spark, str(store), *differences.COLUMNS)
     ledger = spark.createDataFrame([("o-1",), ("o-2",), ("o-3",)], "id string")
 
     told = differences.differences(

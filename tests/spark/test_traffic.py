@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.__main__ import main
 from halfmq.spark_jobs.jobs import traffic
-from halfmq.spark_jobs.source import roles
+from halfmq.spark_jobs.source import message_roles
 from tests.support import golden_store, messages
 from tests.support.log_writer import START, LogWriter, Ours
 
@@ -227,7 +227,7 @@ def test_the_functions_work_on_any_log_in_a_notebook(spark: SparkSession, tmp_pa
         log.append("plain", b"xyz")
     log.close()
 
-    records = traffic.prepared(roles.read_log(spark, str(tmp_path), *traffic.COLUMNS))
+    records = traffic.prepared(message_roles.read_log(spark, str(tmp_path), *traffic.COLUMNS))
 
     per_minute = traffic.query("topic_rates", records, every=60_000).collect()
     assert [row["messagesPerSecond"] for row in per_minute] == [1 / 60] * 3

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from halfmq.spark_jobs.audit.checks import DEFAULT_CHECKS, Checks
-from halfmq.spark_jobs.audit.judge import judge
 from halfmq.spark_jobs.audit.key_groups import COLUMNS, event_of
-from halfmq.spark_jobs.audit.model import AuditedState, Kind, LogBounds
-from halfmq.spark_jobs.audit.notes import Notes
+from halfmq.spark_jobs.audit.rules.deliveries import judge_delays
+from halfmq.spark_jobs.audit.rules.judge import judge
+from halfmq.spark_jobs.audit.rules.model import AuditedState, Kind, LogBounds
+from halfmq.spark_jobs.audit.scan_summary import ScanSummary
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.store_files import StoreFiles
-from halfmq.spark_jobs.source.parts import Part
+from halfmq.spark_jobs.log.transaction_parts import Part
 from halfmq.spark_jobs.source.scan import QUEUE, EventScan
 
 Row = dict[str, Any]
@@ -47,8 +48,8 @@ def audit_here(directory: Path, *, step: int = 1 << 20, checks: Checks = DEFAULT
             for row in batch.to_pylist():
                 notes += [note for note in row["notes"] or () if note["what"] != QUEUE]
                 events += [row] if row["part"] is not None else []
-    log = Notes(notes, extent, store, checks)
-    bounds, terms = log.bounds, log.terms
+    log = ScanSummary(notes, extent, store, checks)
+    bounds, limits = log.bounds, log.limits
     assert log.keyless == sum(row["key"] is None for row in events)
     faults = [(kind, offsets, detail) for kind, offsets, detail, _ in log.findings()]
     faults += _linked(events, bounds)
@@ -58,7 +59,11 @@ def audit_here(directory: Path, *, step: int = 1 << 20, checks: Checks = DEFAULT
             groups[row["key"]].append(row)
     outcome = Outcome(Counter(), {}, [], [])
     for rows in groups.values():
-        verdict = judge([event_of(*(row[n] for n in COLUMNS[1:-1])) for row in rows], bounds, terms)
+        records = [event_of(*(row[n] for n in COLUMNS[1:-1])) for row in rows]
+        if rows[0]["part"] >= Part.DELAYED:
+            faults += judge_delays(records, bounds, limits)
+            continue
+        verdict = judge(records, bounds, limits)
         faults += verdict.findings
         for one in verdict.transactions:
             outcome.states[one.state] += 1

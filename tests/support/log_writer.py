@@ -250,6 +250,23 @@ class Apache(Transactions):
         """Forget a queued op."""
         self._done.remove(queue_offset)
 
+    def commit_at_level(self, half: Written, level: int) -> Written:
+        """Append a final message that waits in the queue of a delay level, with no time."""
+        properties = {**half.properties, "DELAY": str(level)}
+        if isinstance(self, Ours):
+            properties["TRANSACTION_HALF_ID"] = f"7F00000100002A9F{half.offset:016X}"
+        final = self.log.append(
+            SCHEDULE,
+            half.body,
+            properties,
+            queue_id=level - 1,
+            sys_flag=COMMIT,
+            prepared=half.offset,
+            born=half.born,
+        )
+        self.done(half.queue_offset)
+        return final
+
     @property
     def writes_ops_at_once(self) -> bool:
         return self._op_each

@@ -10,9 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from .log_writer import COMMIT, ROLLBACK, Apache, LogWriter, Ours, Written, write_store
+from .log_writer import COMMIT, PREPARED, ROLLBACK, Apache, LogWriter, Ours, Written, write_store
 from .oracle.words import Kind, State
+from .planted_delays import DELAYS_OF_BOTH, DELAYS_OF_OURS, HEALTHY_DELAYS
 from .planted_log import (
     HEALTHY_OF_BOTH,
     HEALTHY_OF_OURS,
@@ -86,7 +88,15 @@ def with_copies(planted: Planted, dialect: Apache) -> None:
     planted.decide(half, State.COMMITTED)
 
 
-MORE_OF_BOTH: list[Fault] = [sent_twice, listed_twice, with_copies]
+def reordered(planted: Planted, dialect: Apache) -> None:
+    """Healthy: RocketMQ writes properties in the order of a hash map."""
+    half = dialect.half(dialect.key(), KEYS="k", colour="red", size="L")
+    properties = dict(reversed(half.properties.items()))
+    dialect.commit(half._replace(properties=properties))
+    planted.decide(half, State.COMMITTED)
+
+
+MORE_OF_BOTH: list[Fault] = [sent_twice, listed_twice, with_copies, reordered]
 MORE_OF_OURS: list[Fault] = [shrunk, waits]
 
 
@@ -142,32 +152,69 @@ def parked_with_op(planted: Planted, dialect: Apache) -> None:
     planted.wrong(Kind.MISSING_DECISION, half.offset, lambda: planted.ops_of(half)[0])
 
 
+_PROPERTIES: dict[str, dict[str, str | None]] = {  # what the final has instead; None: nothing
+    "property added": {"colour": "red"},
+    "property changed": {"size": "42"},
+    "property gone": {"size": None},
+    "another half's transaction id": {"__transactionId__": "7F0000010001"},
+    "no TRAN_MSG": {"TRAN_MSG": None},
+    "WAIT": {"WAIT": "false"},
+    "tags": {"TAGS": "Created"},
+    "no tags": {"TAGS": None},
+    "keys": {"KEYS": "other"},
+    "topic": {"REAL_TOPIC": "plain1"},
+}
+_FIELDS: dict[str, dict[str, Any]] = {
+    "compression bit": {"sys_flag": COMMIT | 1},
+    "flag": {"flag": 3},
+    "born time": {"born": 1_600_000_000_000},
+    "born host": {"born_host": bytes([127, 0, 0, 9, 0, 0, 1, 1])},
+    "born host of another kind": {"born_host": bytes(19) + b"\1"},
+    "store host": {"store_host": bytes([127, 0, 0, 9, 0, 0, 1, 1])},
+    "reconsume times": {"reconsume_times": 1},
+}
+
+
 def altered(planted: Planted, dialect: Apache) -> None:
     """The final differs from its half in one way; its CRC is right."""
-    key = f"KEYS{planted.next()}"
-    half = dialect.half(dialect.key(), KEYS=key, body=b"an order of two items")
+    ways = ["body", "length", "queue", *_PROPERTIES, *_FIELDS]
+    what = ways[planted.next() % len(ways)]
+    more: dict[str, str] = {"size": "L", "WAIT": "true", "KEYS": f"KEYS{planted.next()}"}
+    key = dialect.key()
+    half = dialect.half(key, body=b"an order of two items", __transactionId__=key, **more)
+    fields = dict(_FIELDS.get(what, {}))
     changed = half
-    more: dict[str, int] = {}
-    what = planted.random.choice(["body", "length", "topic", "queue", "keys", "tags", "no tags"])
-    if what == "body":
+    if what in _PROPERTIES:
+        wanted = {**half.properties, **_PROPERTIES[what]}
+        changed = half._replace(properties={k: v for k, v in wanted.items() if v is not None})
+    elif what == "body":
         changed = half._replace(body=b"an order of six items")
     elif what == "length":
         changed = half._replace(body=half.body[:-1])
-    elif what == "topic":
-        changed = _with(half, REAL_TOPIC="plain1")
     elif what == "queue":
-        more = {"queue_id": planted.random.choice([0, 1, 2, 4, 7])}  # REAL_QID says 3
-    elif what == "keys":
-        changed = _with(half, KEYS=key + "x")
-    elif what == "tags":
-        changed = _with(half, TAGS="Created")
-    else:
-        changed = half._replace(
-            properties={k: v for k, v in half.properties.items() if k != "TAGS"}
-        )
-    final = _commit(dialect, changed, **more)
+        fields = {"queue_id": planted.random.choice([0, 1, 2, 4, 7])}  # REAL_QID says 3
+    final = _commit(dialect, changed, **fields)
     planted.decide(half, State.COMMITTED)
     planted.wrong(Kind.ALTERED_FINAL, half.offset, final.offset)
+
+
+def id_of_another_half(planted: Planted, dialect: Apache) -> None:
+    """Consumers would take the message for one of another transaction."""
+    assert isinstance(dialect, Ours)
+    half, other = dialect.half(dialect.key()), dialect.half(dialect.key())
+    final = _commit(dialect, half, identity=other.offset)
+    dialect.commit(other)
+    planted.decide(half, State.COMMITTED)
+    planted.decide(other, State.COMMITTED)
+    planted.wrong(Kind.ALTERED_FINAL, half.offset, final.offset)
+
+
+def invisible(planted: Planted, dialect: Apache) -> None:
+    """A client set transaction flags, and not the property that makes a half of a message."""
+    flags = planted.random.choice([PREPARED, ROLLBACK])
+    properties = {"UNIQ_KEY": dialect.key()}
+    record = planted.log.append("plain0", b"never seen", properties, sys_flag=flags)
+    planted.wrong(Kind.INVISIBLE_MESSAGE, record.offset)
 
 
 def altered_follower(planted: Planted, dialect: Apache) -> None:
@@ -226,8 +273,11 @@ def delivered_though_undecided(planted: Planted, dialect: Apache) -> None:
 def bits_lost(planted: Planted, dialect: Apache) -> None:
     """The flags of the final lack the bits of a commit."""
     half = dialect.half(dialect.key())
-    final = _commit(dialect, half, sys_flag=planted.random.choice([0, ROLLBACK]))
+    flags = planted.random.choice([0, PREPARED, ROLLBACK])
+    final = _commit(dialect, half, sys_flag=flags)
     planted.decide(half, State.COMMITTED)
+    if flags:
+        planted.wrong(Kind.INVISIBLE_MESSAGE, final.offset)
     planted.wrong(Kind.UNMARKED_FINAL, half.offset, final.offset)
 
 
@@ -367,6 +417,7 @@ OF_BOTH: list[Fault] = [
     altered,
     altered,
     altered,
+    invisible,
     delivered_again,
     delivered_though_rolled_back,
     delivered_though_undecided,
@@ -385,6 +436,7 @@ OF_OURS: list[Fault] = [
     parked_with_op,
     altered_follower,
     altered_delivery,
+    id_of_another_half,
     link_and_bits_lost,
     never_delivered,
     arrived_twice,
@@ -400,11 +452,14 @@ def _some(planted: Planted, dialect: Apache) -> None:
         plain(planted, dialect)
 
 
-def _commit(dialect: Apache, half: Written, **fields: int) -> Written:
-    """Append a final that is not as it should be."""
+def _commit(
+    dialect: Apache, half: Written, *, identity: int | None = None, **fields: Any
+) -> Written:
+    """Append a final that is not as it should be; ``identity`` is the half that its id names."""
     properties = dict(half.properties)
     if isinstance(dialect, Ours):
-        properties["TRANSACTION_HALF_ID"] = f"7F00000100002A9F{half.offset:016X}"
+        identity = half.offset if identity is None else identity
+        properties["TRANSACTION_HALF_ID"] = f"7F00000100002A9F{identity:016X}"
     queue = fields.pop("queue_id", int(properties["REAL_QID"]))
     fields = {"sys_flag": COMMIT, "prepared": half.offset, "born": half.born, **fields}
     topic = properties["REAL_TOPIC"]
@@ -428,6 +483,10 @@ def _flip(planted: Planted, offset: int) -> None:
         value = file.read(1)[0]
         file.seek(-1, 1)
         file.write(bytes([value ^ 1]))
+
+
+OF_BOTH += DELAYS_OF_BOTH
+OF_OURS += DELAYS_OF_OURS
 
 
 # --- whole logs
@@ -470,8 +529,9 @@ def plant_faults(
             dialect.write_ops()
             _decided(planted, dialect)
             dialect.write_ops()
-    log.now += 60_000  # what was due is overdue
-    plain(planted, dialect)
+    for _ in range(9):  # what was due is overdue
+        log.now += 1_000
+        plain(planted, dialect)
     log.close()
     topics = {record.topic: 1 for record in log.written if record.topic.startswith("%")}
     write_store(log, QUEUES | topics | {_SHRUNK: 2})
@@ -496,7 +556,7 @@ def _part(
 ) -> None:
     choose = planted.random
     is_ours = isinstance(dialect, Ours)
-    healthy = [*HEALTHY_OF_BOTH, *MORE_OF_BOTH, transaction, transaction]
+    healthy = [*HEALTHY_OF_BOTH, *MORE_OF_BOTH, *HEALTHY_DELAYS, transaction, transaction]
     healthy += [*HEALTHY_OF_OURS, *MORE_OF_OURS, several] if is_ours else []
     known = list(faults if faults is not None else OF_BOTH + (OF_OURS if is_ours else []))
     choose.shuffle(known)

@@ -99,9 +99,18 @@ def retried(planted: Planted, dialect: Apache) -> None:
     bits = 0 if isinstance(dialect, Ours) else 0x8
     # As in the golden store ``delay-retry-dlq``: the retry topic is the real one of what waits.
     retry = {"DELAY": "3", "RETRY_TOPIC": "orders", "REAL_TOPIC": "%RETRY%cg", "REAL_QID": "0"}
-    for topic in (SCHEDULE, "%RETRY%cg", "%DLQ%cg"):
+    for topic, queue in ((SCHEDULE, 2), ("%RETRY%cg", 0), ("%DLQ%cg", 0)):
         properties = {**final.properties, **retry}
-        planted.log.append(topic, half.body, properties, sys_flag=bits, reconsume_times=1)
+        planted.log.append(
+            topic,
+            half.body,
+            properties,
+            queue_id=queue,
+            sys_flag=bits,
+            reconsume_times=1,
+            born=half.born,
+        )
+        planted.log.now += 10_000 if topic == SCHEDULE else 0
 
 
 def transaction(planted: Planted, dialect: Apache) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from halfmq.spark_jobs.audit.auditor import Anomaly, Audit, LogSummary
 from halfmq.spark_jobs.audit.checks import Check, Remark
-from halfmq.spark_jobs.audit.model import Kind
+from halfmq.spark_jobs.audit.rules.model import Kind
 from halfmq.spark_jobs.audit.statistics import AGES_MS, OPEN, SHOWN, Delays, OpenAges, Timeline
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.lookup import LogLookup

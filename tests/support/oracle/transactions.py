@@ -6,27 +6,18 @@ memory do not count. It shares no code with what is tested, and ``test_oracle.py
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .records import BITS, COMMIT, HALF, OP, PARKED, PREPARED, ROLLBACK, SCHEDULE, TIMER, Raw, read
-from .words import Found, Kind, State
+from .delays import is_overdue, mistimed, plain_delays
+from .log import MAY_DIFFER, Audit, Log
+from .records import BITS, COMMIT, HALF, OP, PARKED, PREPARED, ROLLBACK, SCHEDULE, TIMER, Raw
+from .words import Kind, State
 
-GRACE_MS = 5_000  # a due message is delivered within
 CHECKS_MAX = 15
 PARKED_WITHIN_MS = 600_000
-# What a final message, or its copy after a delay, may have otherwise than its half.
-MAY_DIFFER = {
-    *("REAL_TOPIC", "REAL_QID", "TRANSACTION_HALF_ID", "TRANSACTION_HALVES"),
-    *("TRANSACTION_PRINCIPAL", "TRANSACTION_DELAY_MS", "TRANSACTION_DELIVER_MS", "DELAY"),
-    *("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_OUT_MS"),
-    *("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "__CRC32#"),
-    *("INNER_MULTI_QUEUE_OFFSET", "TRANSACTION_PARKED"),
-}
 
 
 @dataclass
@@ -62,77 +53,14 @@ class Transaction:
         return not (one.finals or one.rollbacks or one.ops or one.damaged or one.unmarked)
 
 
-@dataclass
-class Audit:
-    """What the audit of a log must say."""
-
-    found: list[Found] = field(default_factory=list)
-    states: dict[int, State] = field(default_factory=dict)  # by the half's offset
-
-    def add(self, kind: Kind, *offsets: int) -> None:
-        self.found.append((kind, tuple(sorted(offsets))))
-
-
-class Log:
-    """The records of a log, and what is known of it as a whole."""
-
-    def __init__(self, root: Path) -> None:
-        self.damage: list[tuple[int, int]] = []
-        folder = root / "commitlog" if (root / "commitlog").is_dir() else root
-        self.folder = folder
-        self.records = list(read(folder, self.damage))
-        self.first = self.records[0].offset
-        self.last = self.records[-1]
-        self.queues: dict[str, int] | None = None
-        if folder is not root:
-            table = json.loads((root / "config" / "topics.json").read_text())["topicConfigTable"]
-            self.queues = {topic: one["writeQueueNums"] for topic, one in table.items()}
-        self._marks = [mark for one in self.records for mark in _mark_of(one)]
-        self._told_by_finals = any(ours and final for _, ours, final in self._marks)
-        if not self._told_by_finals:
-            self._marks = [mark for mark in self._marks if not mark[2]]
-
-    def is_ours(self, offset: int) -> bool:
-        """Tell whether halfmq wrote here: the marks before and after it are halfmq's."""
-        places = [at for at, _, _ in self._marks]
-        before, after = bisect_right(places, offset) - 1, bisect_left(places, offset)
-        if not self._marks:
-            return False
-        ours_before = self._marks[before][1] if before >= 0 else self._told_by_finals
-        return ours_before and (after == len(places) or self._marks[after][1])
-
-    def hides(self, start: int, end: int | None = None) -> bool:
-        """Tell whether something between two offsets cannot be read."""
-        if start < self.first:
-            return True
-        return any(stop > start and (end is None or begin < end) for begin, stop in self.damage)
-
-    def has_room(self, size: int, start: int, end: int) -> bool:
-        return any(min(stop, end) - max(begin, start) >= size for begin, stop in self.damage)
-
-
-def _mark_of(one: Raw) -> Iterable[tuple[int, bool, bool]]:
-    """What only one of the brokers writes: where, whether halfmq, whether it is a final."""
-    has_id = "TRANSACTION_HALF_ID" in one.properties
-    if one.topic == HALF and one.bits in (ROLLBACK, PREPARED):
-        yield one.offset, True, False
-    elif one.topic == PARKED:
-        yield one.offset, one.link > 0, False
-    elif one.topic == HALF and "TRANSACTION_CHECK_TIMES" in one.properties:
-        yield one.offset, False, False
-    elif one.topic in (SCHEDULE, TIMER):
-        if one.bits == COMMIT and one.link > 0 and has_id:
-            yield one.offset, True, True
-    elif one.bits == COMMIT and one.link > 0:
-        yield one.offset, has_id, True
-
-
 def audit(root: Path, pending_age_ms: int) -> Audit:
     """Say what is wrong with the transactions of a store, or of a folder of segments."""
     log, told = Log(root), Audit()
     for one in log.records:
         if not one.sound:
             told.add(Kind.CRC, one.offset)
+        if one.topic != HALF and one.bits in (PREPARED, ROLLBACK):
+            told.add(Kind.INVISIBLE_MESSAGE, one.offset)
     for start, end in log.damage:
         path = max(path for path in log.folder.iterdir() if int(path.name) <= start)
         base = int(path.name)
@@ -147,6 +75,7 @@ def audit(root: Path, pending_age_ms: int) -> Audit:
         by_key[key].append(verdict)
     for together in by_key.values():
         _repeated(told, together)
+    plain_delays(told, log)
     told.found.sort()
     return told
 
@@ -531,10 +460,10 @@ class _Verdict:
         if len(message.arrivals) > len(waiting):
             self._told.add(Kind.DELIVERED_TWICE, *(one.offset for one in message.arrivals))
         last = max((*waiting, *message.waits), key=lambda one: one.offset)
-        due = _due(last)
-        if message.arrivals or not 0 < due < self._log.last.time - GRACE_MS:
-            return
-        if not self._log.hides(last.offset):
+        for wait, arrival in zip(waiting, message.arrivals, strict=False):
+            own = [one for one in message.waits if one.offset < arrival.offset]
+            mistimed(self._told, self._log, own[-1] if len(waiting) == 1 and own else wait, arrival)
+        if not message.arrivals and is_overdue(self._log, last):
             self._told.add(Kind.OVERDUE_DELIVERY, message.halves[0].offset, last.offset)
 
     # --- what should have gone on
@@ -559,14 +488,6 @@ class _Verdict:
 def _checks(half: Raw) -> int | None:
     text = half.properties.get("TRANSACTION_CHECK_TIMES")
     return None if text is None else int(text)
-
-
-def _due(one: Raw) -> int:
-    for name in ("TIMER_OUT_MS", "TRANSACTION_DELIVER_MS"):
-        if name in one.properties:
-            return int(one.properties[name])
-    wait = one.properties.get("TRANSACTION_DELAY_MS")
-    return one.time + int(wait) if wait else 0
 
 
 def _repeated(told: Audit, verdicts: list[_Verdict]) -> None:

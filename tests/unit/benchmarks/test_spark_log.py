@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import spark_log
 from benchmarks.spark_log import write_log
-from halfmq.spark_jobs.audit.model import AuditedState
+from halfmq.spark_jobs.audit.rules.model import AuditedState
 from tests.support.auditing import audit_here
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.model import Kind
+from halfmq.spark_jobs.audit.rules.model import Kind
 from halfmq.spark_jobs.errors import LogDirectoryError, SparkJobsError
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.lookup import LogLookup

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.spark_jobs.audit.model import Kind
+from halfmq.spark_jobs.audit.rules.model import Kind
 from tests.support import golden_store
 from tests.support.auditing import audit_here
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SUPPORT = Path(__file__).parents[3] / "support"
-WRITERS = ["log_writer.py", "planted_log.py", "planted_faults.py"]
+WRITERS = ["log_writer.py", "planted_log.py", "planted_faults.py", "planted_delays.py"]
 FILES = [*sorted((SUPPORT / "oracle").glob("*.py")), *(SUPPORT / name for name in WRITERS)]
 
 

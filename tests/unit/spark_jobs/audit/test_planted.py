@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.spark_jobs.audit.checks import Checks
-from halfmq.spark_jobs.audit.model import AuditedState
+from halfmq.spark_jobs.audit.rules.model import AuditedState
 from tests.support.auditing import audit_here
 from tests.support.oracle.transactions import audit
 from tests.support.oracle.words import OF_QUEUES

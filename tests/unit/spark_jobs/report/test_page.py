@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.spark_jobs.audit.auditor import Anomaly, Audit
-from halfmq.spark_jobs.audit.model import AuditedState, Kind
+from halfmq.spark_jobs.audit.rules.model import AuditedState, Kind
 from halfmq.spark_jobs.report.anomalies import shown_kinds
 from halfmq.spark_jobs.report.kinds import KINDS
 from halfmq.spark_jobs.report.page import ROWS_MAX, page

@@ -8,8 +8,8 @@ from halfmq.spark_jobs.log.checksums import sound_records
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.rows import Rows
 from halfmq.spark_jobs.log.segment_reader import SegmentReader
+from halfmq.spark_jobs.log.transaction_parts import Part, all_parts
 from halfmq.spark_jobs.source.events import read_events
-from halfmq.spark_jobs.source.parts import Part, all_parts
 from tests.support.log_writer import Apache, LogWriter
 
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from ..source.parts import Part
+from ...log.transaction_parts import Part
 
+PAUSE_COUNTS_MS: Final = 2_000  # so that a quiet broker is found out after some records
 CHECKS_MAX: Final = 15  # RocketMQ's transactionCheckMax: it gives up after so many copies
 
 
@@ -35,10 +36,14 @@ class Kind(StrEnum):
     MISSING_FINAL = "missing_final"  # committed, and a message of it has no final
     MISSING_DECISION = "missing_decision"  # an op, where rollbacks are records, and no decision
     ALTERED_FINAL = "altered_final"  # it differs from its half
+    INVISIBLE_MESSAGE = "invisible_message"  # its bits keep it out of its queue
     UNMARKED_FINAL = "unmarked_final"  # it names its half, and lacks the bits of a commit
     UNLINKED_DELIVERY = "unlinked_delivery"  # by a record that is no final message
-    OVERDUE_DELIVERY = "overdue_delivery"  # a delayed commit is due, and was never delivered
-    DELIVERED_TWICE = "delivered_twice"  # a delayed commit
+    OVERDUE_DELIVERY = "overdue_delivery"  # it is due, and was never delivered
+    EARLY_DELIVERY = "early_delivery"  # before it was due
+    LATE_DELIVERY = "late_delivery"  # long after, while the broker was at work
+    DELIVERED_TWICE = "delivered_twice"  # what waited once
+    ALTERED_DELIVERY = "altered_delivery"  # it differs from the plain message that waited
     SPLIT_GROUP = "split_group"  # some of several messages decided otherwise than the rest
     OVERDUE_HALF = "overdue_half"
     LOST_PARKING = "lost_parking"
@@ -54,13 +59,11 @@ class Kind(StrEnum):
 
 
 class MessageContent(NamedTuple):
-    """What a half and its final have in common; texts as hashes of 64 bits."""
+    """What a half and its final have in common."""
 
-    topic: int  # the real one
+    topic: int  # hash of the real one
     queue: int  # the real one
-    tags: int
-    keys: int
-    body_crc: int  # as the record's head says
+    rest: int  # hash of everything else, see ``log/final_content.py``
     body_size: int  # bytes
 
 
@@ -77,6 +80,7 @@ class LogEvent(NamedTuple):
     content: MessageContent | None = None  # of halves and what delivers them; None: not known
     due_ms: int = 0  # of WAITING: when it is to be delivered
     sound: bool = True  # matches its CRC; a final that does not decides nothing
+    half_id: int | None = None  # the offset of a half, as the final's property says it
 
 
 Found = tuple[str, list[int], str, int | None]
@@ -150,13 +154,29 @@ class LogBounds(NamedTuple):
         return None
 
 
-class Terms(NamedTuple):
+class TimeLimits(NamedTuple):
     """From when on being undecided is held against a transaction."""
 
     overdue_before_ms: int | None = None  # prepared earlier: it should have been decided
     passed_slot: int = 0  # RocketMQ's checks will not come back to half queue offsets below
     checks_max: int = CHECKS_MAX
     newest_ms: int = 0  # when the last record of the log was stored
+    pauses: tuple[tuple[int, int], ...] = ()  # ms, in which nothing was written, sorted
+    clock_steps: tuple[int, ...] = ()  # physical offsets at which the clock was set back
+
+    def worked_ms(self, start: int, end: int) -> int:
+        """Say for how long between two times the log shows that a broker was at work.
+
+        A pause counts as little: no more than that a record follows a record.
+        """
+        at = bisect_right(self.pauses, start, key=lambda pause: pause[1])
+        worked = end - start
+        for first, last in self.pauses[at:]:
+            if first >= end:
+                break
+            worked -= min(last, end) - max(first, start)
+            worked += PAUSE_COUNTS_MS if start <= first else 0
+        return worked
 
 
-NO_TERMS: Final = Terms()
+NO_TIME_LIMITS: Final = TimeLimits()

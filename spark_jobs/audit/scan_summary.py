@@ -10,19 +10,19 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
+from ..log.hashes import hash_of
 from ..log.segment_reader import UNWRITTEN
 from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
 from ..source import scan as source
-from ..source.events import hash_of
 from ..times import duration, full_moment
 from .checks import Checks, Remark
 from .dialects import Mark, recorded_rollbacks
-from .model import Found, Kind, LogBounds, Terms
+from .rules.model import Found, Kind, LogBounds, TimeLimits
 from .statistics import Scale, scale
 
 
-class Notes:
+class ScanSummary:
     """The notes of a log, but for the ranges of its queues."""
 
     def __init__(
@@ -82,15 +82,38 @@ class Notes:
         )
 
     @property
-    def terms(self) -> Terms:
+    def limits(self) -> TimeLimits:
         """Say from when on being undecided is held against a transaction."""
         age = self._checks.pending_age
-        return Terms(
+        return TimeLimits(
             overdue_before_ms=None if age is None else self._now - age // timedelta(milliseconds=1),
             passed_slot=self._store.passed_slot,
             checks_max=self._checks.checks_max,
             newest_ms=self._newest,
+            pauses=self._pauses,
+            clock_steps=tuple(after["physicalOffset"] for _, after in self._steps()),
         )
+
+    @property
+    def _pauses(self) -> tuple[tuple[int, int], ...]:
+        """The times in which nothing was written; those that overlap are one."""
+        found = [(note["time"], note["lastTime"]) for note in self._of(source.PAUSE)]
+        between = pairwise(self._ranges)
+        found += [(before["lastTime"], after["time"]) for before, after in between]
+        pauses: list[tuple[int, int]] = []
+        for start, end in sorted(found):
+            if end - start < source.PAUSE_MIN:
+                continue
+            if pauses and start < pauses[-1][1]:
+                pauses[-1] = (pauses[-1][0], max(end, pauses[-1][1]))
+            else:
+                pauses.append((start, end))
+        return tuple(pauses)
+
+    @property
+    def delays(self) -> int:
+        """How many events are about plain delays."""
+        return sum(note["records"] for note in self._of(source.DELAYS))
 
     @property
     def scale(self) -> Scale:
@@ -112,14 +135,18 @@ class Notes:
 
     def clock_steps(self) -> Iterator[Remark]:
         """Say where in the log the broker's clock was set back."""
-        for before, after in pairwise(self._ranges):
+        for before, after in self._steps():
             step = before["lastTime"] - after["time"]
-            if step >= source.CLOCK_STEP_MIN:
-                detail = (
-                    f"the broker's clock was set back by {duration(step)}, from"
-                    f" {full_moment(before['lastTime'])} to {full_moment(after['time'])}"
-                )
-                yield Remark("clock_step", [after["physicalOffset"]], detail)
+            detail = (
+                f"the broker's clock was set back by {duration(step)}, from"
+                f" {full_moment(before['lastTime'])} to {full_moment(after['time'])}"
+            )
+            yield Remark("clock_step", [after["physicalOffset"]], detail)
+
+    def _steps(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        for before, after in pairwise(self._ranges):
+            if before["lastTime"] - after["time"] >= source.CLOCK_STEP_MIN:
+                yield before, after
 
     def deleted_topics(self) -> Iterator[Remark]:
         """Name the topics that were deleted while the log may still have messages of them."""
@@ -136,6 +163,10 @@ class Notes:
         for note in self._of(source.UNSOUND):
             at = note["physicalOffset"]
             yield str(Kind.CRC), [at], "the record does not match its CRC", at
+        for note in self._of(source.INVISIBLE):
+            at = note["physicalOffset"]
+            detail = "its flags say prepared or rolled back: it is in no queue, nobody gets it"
+            yield str(Kind.INVISIBLE_MESSAGE), [at], detail, at
         for note in self._of(source.UNREAD_OP):
             detail = "the op message holds something that is not an offset of the half queue"
             yield str(Kind.OP_WITHOUT_HALF), [note["physicalOffset"]], detail, None

@@ -17,8 +17,11 @@ from halfmq.store.format.properties import (
     PROPERTY_DELAY,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TAGS,
+    PROPERTY_TIMER_DEL_UNIQKEY,
+    PROPERTY_TIMER_OUT_MS,
     PROPERTY_TRAN_MSG,
     PROPERTY_TRANSACTION_HALF_ID,
+    PROPERTY_UNIQ_KEY,
 )
 from halfmq.store.format.topics import (
     DEAD_LETTER_PREFIX,
@@ -26,12 +29,14 @@ from halfmq.store.format.topics import (
     OP_TOPIC,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
+    SYSTEM_PREFIX,
     TIMER_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 
-from ..log.arrays import Bools, Ints
-from ..log.rows import Rows
+from .arrays import Bools, Ints
+from .hashes import hashed, hashes_of
+from .rows import Rows
 
 
 class Part(IntEnum):
@@ -45,7 +50,11 @@ class Part(IntEnum):
     RESUME = 6
     NAMED = 7  # no record: a decision at ``offset`` names one more half, at ``reference``
     DELIVERED = 8  # the message in an application's topic, by a record that is no final of it
-    WAITING = 9  # a final, or a copy of it without a link, in SCHEDULE_TOPIC_XXXX
+    WAITING = 9  # a final, or a copy of it without a link, in a topic of delayed messages
+    # Of messages that have nothing to do with a transaction, or no more:
+    DELAYED = 10  # waits in a topic of delayed messages; a consumer's retry does so, too
+    ARRIVED = 11  # what is delivered after that
+    RECALLED = 12  # says that a waiting message is not to be delivered
 
 
 Parts = npt.NDArray[np.int8]
@@ -93,7 +102,51 @@ def all_parts(rows: Rows) -> Parts:
     # A negative number names the timer message that a record delivers.
     linked = rows.field("prepared_transaction_offset") > 0
     parts[(roles == _APPLICATION) & (parts == 0) & (is_copy | linked)] = Part.DELIVERED
+    _add_delays(rows, roles, parts)
     return parts
+
+
+def _add_delays(rows: Rows, roles: Parts, parts: Parts) -> None:
+    """Add the parts of plain delays, of messages that have a unique key to be known by.
+
+    RocketMQ leaves in a delivered record what it waited for and where it was to go; retries, which
+    keep the properties of earlier deliveries, go elsewhere.
+    """
+    starts, ends, has_key = rows.property_places(PROPERTY_UNIQ_KEY)
+    is_free = (parts == 0) & has_key
+    waits = is_free & (roles == _WAITS)
+    if waits.any():
+        waits &= ~_starts_with(rows, PROPERTY_REAL_TOPIC, SYSTEM_PREFIX)  # records of pops
+        parts[waits] = Part.DELAYED
+        parts[waits & rows.property_places(PROPERTY_TIMER_DEL_UNIQKEY)[2]] = Part.RECALLED
+    arrives = is_free & ((roles == _APPLICATION) | (roles == _COPIES))
+    linked = arrives & (rows.field("prepared_transaction_offset") < 0)
+    starts, _, delayed = rows.property_places(PROPERTY_DELAY)
+    delayed = delayed & (rows.property_block.padded[starts] != ord("0"))
+    arrives &= ~linked & (delayed | rows.property_places(PROPERTY_TIMER_OUT_MS)[2])
+    if arrives.any():
+        starts, ends, there = rows.property_places(PROPERTY_REAL_TOPIC)
+        wanted = hashed(rows.property_block.words, starts, ends)
+        arrives &= there & (wanted == hashes_of(rows.topics[0])[rows.topic_codes])
+    arrived = arrives | linked
+    if arrived.any():
+        arrived &= ~_is_system(rows)
+        parts[arrived] = Part.ARRIVED
+
+
+def _is_system(rows: Rows) -> Bools:
+    return rows.of_topics(
+        np.array([name.startswith(SYSTEM_PREFIX) for name in rows.topic_names], dtype=np.bool_)
+    )
+
+
+def _starts_with(rows: Rows, name: str, prefix: str) -> Bools:
+    """Tell which values of a property begin with some text of up to eight letters."""
+    starts, ends, _ = rows.property_places(name)
+    code, size = int.from_bytes(prefix.encode(), "little"), len(prefix)
+    first = rows.property_block.words[starts] & np.uint64(2 ** (8 * size) - 1)
+    found: Bools = (ends - starts >= size) & (first == np.uint64(code))
+    return found
 
 
 def _roles(rows: Rows) -> Parts:

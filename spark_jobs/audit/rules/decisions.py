@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from halfmq.store.format.record import RECORD_SIZE_MIN
 
-from ..source.parts import Part
+from ...log.transaction_parts import Part
 from .histories import History, MessageHistory
 from .model import AuditedState, Finding, Kind, LogBounds, LogEvent
 

@@ -23,7 +23,7 @@ was decided.
 Nothing is held against a record for naming what the log no longer holds: what lies below its
 first offset is expired, what lies in a damaged range is lost.
 
-The rules are grouped by subject in ``rules_*.py``; ``histories`` says which record is about which
+The rules are in files beside this one, by subject; ``histories`` says which record is about which
 transaction, ``model`` what a record is.
 
 Source: RocketMQ ``EndTransactionProcessor``, ``TransactionalMessageServiceImpl``;
@@ -32,31 +32,39 @@ Source: RocketMQ ``EndTransactionProcessor``, ``TransactionalMessageServiceImpl`
 
 from collections.abc import Iterable
 
-from ..source.parts import Part
-from . import rules_decisions, rules_finals, rules_groups, rules_waiting
+from ...log.transaction_parts import Part
+from . import decisions, finals, groups, waiting
+from .decisions import Outcome
 from .histories import divide
-from .model import NO_TERMS, AuditedTransaction, KeyGroupVerdict, Kind, LogBounds, LogEvent, Terms
-from .rules_decisions import Outcome
+from .model import (
+    NO_TIME_LIMITS,
+    AuditedTransaction,
+    KeyGroupVerdict,
+    Kind,
+    LogBounds,
+    LogEvent,
+    TimeLimits,
+)
 
 
 def judge(
-    events: Iterable[LogEvent], bounds: LogBounds, terms: Terms = NO_TERMS
+    events: Iterable[LogEvent], bounds: LogBounds, limits: TimeLimits = NO_TIME_LIMITS
 ) -> KeyGroupVerdict:
     """Say what became of the transactions of a key group, given all its records."""
     histories, findings = divide(sorted(events, key=_log_order), bounds)
     missing = {Kind.DECISION_WITHOUT_HALF, Kind.PARKED_WITHOUT_HALF}
     unfounded = any(finding.kind in missing for finding in findings)
-    outcomes = [rules_decisions.outcome(one, bounds, unfounded=unfounded) for one in histories]
+    outcomes = [decisions.outcome(one, bounds, unfounded=unfounded) for one in histories]
     for outcome in outcomes:
         findings += outcome.findings
-        findings += rules_decisions.conflicts(outcome)
-        findings += rules_groups.unlike_the_leader(outcome, bounds)
-        findings += rules_finals.faulty_deliveries(outcome, bounds, terms)
+        findings += decisions.conflicts(outcome)
+        findings += groups.unlike_the_leader(outcome, bounds)
+        findings += finals.faulty_deliveries(outcome, bounds, limits)
         if not outcome.findings:  # one whose decision is missing waits for nobody
-            findings += rules_waiting.left_undecided(outcome, bounds, terms)
-        findings += rules_waiting.resumed_from_nothing(outcome.history, bounds)
-    for together in rules_groups.overlapping(outcomes):
-        findings += rules_groups.repeated(together)
+            findings += waiting.left_undecided(outcome, bounds, limits)
+        findings += waiting.resumed_from_nothing(outcome.history, bounds)
+    for together in groups.overlapping(outcomes):
+        findings += groups.repeated(together)
     return KeyGroupVerdict([_transaction(outcome) for outcome in outcomes], findings)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..source.parts import Part
+from ...log.transaction_parts import Part
 from .model import Finding, Kind, LogBounds, LogEvent
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from .decisions import AcceptedDecision, Outcome
 from .histories import History, MessageHistory
 from .model import AuditedState, Finding, Kind, LogBounds
-from .rules_decisions import AcceptedDecision, Outcome
 
 # --- several messages
 

@@ -1,0 +1,1 @@
+"""The rules by which records are judged; no Spark in here."""
