@@ -69,14 +69,15 @@ from .events import (
     ConnectionLost,
     ConsumerEvent,
     DeliveryRefused,
+    Health,
     Lagging,
+    QueueHealth,
     Rejected,
     Retried,
     Revoked,
     TopicMissing,
     UnequalSubscriptions,
 )
-from .health import Health, QueueHealth
 from .ledger import TransactionLedger
 from .message import (
     Decision,

@@ -19,8 +19,7 @@ refuses them, except ``resume`` for a parked message. The other requests are Roc
 
 from __future__ import annotations
 
-import ssl
-from typing import Final
+from typing import Final, Unpack
 
 from halfmq.remoting.bodies import HeartbeatData
 
@@ -38,7 +37,7 @@ from .administration.transactions import (
     pending_transactions,
 )
 from .administration.users import UserCalls
-from .config import ClientConfig, CredentialsSource
+from .config import ConnectionOptions
 from .errors import ConnectError
 from .net.session import Session
 
@@ -71,36 +70,17 @@ class Admin(
 
     def __init__(
         self,
-        *,
-        namesrv: str | None = None,
-        access_key: str | None = None,
-        secret_key: str | None = None,
-        credentials: CredentialsSource | None = None,
-        tls: bool | ssl.SSLContext | None = None,
-        config: ClientConfig | None = None,
+        **connection: Unpack[ConnectionOptions],
     ) -> None:
         """Create a client for all brokers of a cluster.
 
         Args:
-            namesrv: ``host:port``, several with ``;`` or ``,``; overrides ``config``.
-            access_key: Signs every request; overrides ``config``, as do the next three.
-            secret_key: The secret of ``access_key``.
-            credentials: A function that returns both, called again if a broker rejects them.
-            tls: Whether connections are encrypted; or an ``ssl.SSLContext``.
-            config: All other settings.
+            connection: Addresses, credentials, TLS and settings.
 
         Raises:
             ConfigurationError: An argument cannot be used; says which.
         """
-        super().__init__(
-            GROUP,
-            namesrv=namesrv,
-            access_key=access_key,
-            secret_key=secret_key,
-            credentials=credentials,
-            tls=tls,
-            config=config,
-        )
+        super().__init__(GROUP, **connection)
 
     def _new_session(self) -> Session:
         return Session(self.config, _make_heartbeat, {}, {})

@@ -42,7 +42,7 @@ import time
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Self, overload
+from typing import Any, Final, Generic, Self, cast, overload
 
 from . import message as aio_message
 from .access import Acl, AclEntry, PolicyType, User
@@ -67,14 +67,15 @@ from .events import (
     ConnectionLost,
     ConsumerEvent,
     DeliveryRefused,
+    Health,
     Lagging,
+    QueueHealth,
     Rejected,
     Retried,
     Revoked,
     TopicMissing,
     UnequalSubscriptions,
 )
-from .health import Health, QueueHealth
 from .ledger import TransactionLedger
 from .message import (
     Decision,
@@ -83,6 +84,7 @@ from .message import (
     ReceivedMessage,
     SendResult,
     SendStatus,
+    V,
 )
 from .threads.calls import AdminCalls, ConsumerCalls, ProducerCalls, TransactionProducerCalls
 from .transaction import Transaction, TransactionListener
@@ -156,11 +158,11 @@ logger = logging.getLogger(__name__)
 _turns: Final = itertools.count()
 
 
-class Producer(ProducerCalls):
+class Producer(ProducerCalls[V]):
     """Sends messages for a producer group; see ``halfmq.client.Producer``."""
 
 
-class TransactionProducer(TransactionProducerCalls):
+class TransactionProducer(TransactionProducerCalls[V]):
     """Sends transactional messages; see ``halfmq.client.TransactionProducer``."""
 
     def transaction(
@@ -218,7 +220,7 @@ class _BlockingTransaction(contextlib.AbstractContextManager[Transaction]):
     A signal handler may raise at any point in its methods.
     """
 
-    def __init__(self, producer: TransactionProducer, transaction: Transaction) -> None:
+    def __init__(self, producer: TransactionProducer[Any], transaction: Transaction) -> None:
         self._producer = producer
         self._transaction = transaction
         self._entered = False
@@ -257,18 +259,23 @@ class _BlockingTransaction(contextlib.AbstractContextManager[Transaction]):
             )
 
 
-class MessageView(ReceivedMessage):
+class MessageView(ReceivedMessage, Generic[V]):
     """A message handed to a blocking consumer."""
 
     __slots__ = ("_consumer", "_delivery", "settled")
 
-    def __init__(self, delivery: Delivery, consumer: Consumer) -> None:
+    def __init__(self, delivery: Delivery, consumer: Consumer[V]) -> None:
         super().__init__(delivery.record, delivery.window.queue.broker_name)
         self.delivery_attempt += delivery.attempts - 1
         self._delivery = delivery
         self._consumer = consumer
         self.settled = False
         """Whether ``ack``, ``retry`` or ``reject`` was called."""
+
+    @property
+    def value(self) -> V:
+        """What the consumer's codec has made of the body; without a codec, the body."""
+        return cast("V", self.body if self.decoded is None else self.decoded[0])
 
     def ack(self) -> bool:
         """Acknowledge the message: it was processed and need not be redelivered.
@@ -337,7 +344,7 @@ class MessageView(ReceivedMessage):
         return await call(*given)
 
 
-class Consumer(ConsumerCalls):
+class Consumer(ConsumerCalls[V]):
     """Consumes topics for a group; see ``halfmq.client.Consumer``.
 
     ``for message in consumer`` ends when another thread or a signal handler stops the consumer, or
@@ -358,12 +365,12 @@ class Consumer(ConsumerCalls):
         )
 
     @overload
-    def receive(self, timeout: None = None) -> MessageView: ...
+    def receive(self, timeout: None = None) -> MessageView[V]: ...
 
     @overload
-    def receive(self, timeout: float) -> MessageView | None: ...
+    def receive(self, timeout: float) -> MessageView[V] | None: ...
 
-    def receive(self, timeout: float | None = None) -> MessageView | None:
+    def receive(self, timeout: float | None = None) -> MessageView[V] | None:
         """Return the next message; with a timeout, None if there is none in so many seconds.
 
         Once the consumer is stopped or closed, a call with a timeout returns None at once.
@@ -378,13 +385,13 @@ class Consumer(ConsumerCalls):
         found = receive_any((self,), timeout)
         return None if found is None else found[1]
 
-    def receive_many(self, messages_max: int, timeout: float | None = None) -> list[MessageView]:
+    def receive_many(self, messages_max: int, timeout: float | None = None) -> list[MessageView[V]]:
         """Wait for a message, and return it with those that follow without waiting.
 
         See ``halfmq.client.Consumer.receive_many``.
         """
         check_count("messages_max", messages_max, range(1, RECEIVE_MAX + 1))
-        found: list[MessageView] = []
+        found: list[MessageView[V]] = []
         try:
             one = self.receive() if timeout is None else self.receive(timeout)
             while one is not None:
@@ -397,7 +404,7 @@ class Consumer(ConsumerCalls):
 
     def run(
         self,
-        handler: Callable[[MessageView], object],
+        handler: Callable[[MessageView[V]], object],
         *,
         concurrency: int = 8,
         ordered_by: Callable[[ReceivedMessage], Hashable] | None = None,
@@ -416,10 +423,11 @@ class Consumer(ConsumerCalls):
                 "handler", handler, "a plain function; halfmq.client.Consumer takes async ones"
             )
 
-        def handle(view: aio_message.MessageView) -> None:
+        def handle(view: aio_message.MessageView[V]) -> None:
             delivery = view.deliverer
             assert isinstance(delivery, Delivery), "of a consumer's message"
             message = MessageView(delivery, self)
+            message.decoded = view.decoded
             try:
                 handler(message)
             finally:
@@ -452,7 +460,7 @@ class Consumer(ConsumerCalls):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> MessageView:
+    def __next__(self) -> MessageView[V]:
         try:
             return self.receive()
         except ClientClosedError:
@@ -463,19 +471,19 @@ class Consumer(ConsumerCalls):
 
 @overload
 def receive_any(
-    consumers: Sequence[Consumer], timeout: None = None
-) -> tuple[Consumer, MessageView]: ...
+    consumers: Sequence[Consumer[V]], timeout: None = None
+) -> tuple[Consumer[V], MessageView[V]]: ...
 
 
 @overload
 def receive_any(
-    consumers: Sequence[Consumer], timeout: float
-) -> tuple[Consumer, MessageView] | None: ...
+    consumers: Sequence[Consumer[V]], timeout: float
+) -> tuple[Consumer[V], MessageView[V]] | None: ...
 
 
 def receive_any(
-    consumers: Sequence[Consumer], timeout: float | None = None
-) -> tuple[Consumer, MessageView] | None:
+    consumers: Sequence[Consumer[V]], timeout: float | None = None
+) -> tuple[Consumer[V], MessageView[V]] | None:
     """Return the next message of any of several consumers, and which one it is from.
 
     While several have messages, none waits for the others. With a timeout it returns None if there
@@ -493,7 +501,7 @@ def receive_any(
         check_seconds("timeout", timeout, zero=True)
     deadline = None if timeout is None else time.monotonic() + timeout
     slot: list[Delivery] = []
-    taker: Consumer | None = None
+    taker: Consumer[V] | None = None
     try:
         while True:
             for taker in _in_turn(consumers):
@@ -503,7 +511,13 @@ def receive_any(
                 if slot or handover.take(slot):
                     message = MessageView(slot[0], taker)
                     slot[0].taken_at = time.monotonic()
-                    return taker, message
+                    codec = taker.asynchronous.codec
+                    wrong = None if codec is None else message.decode(codec.decode)
+                    if wrong is None:
+                        return taker, message
+                    message.reject(wrong)
+                    slot.clear()
+                    break
             if not _fill(consumers, deadline):
                 break
     except BaseException:
@@ -517,7 +531,7 @@ def receive_any(
     return None
 
 
-def _in_turn(consumers: Sequence[Consumer]) -> Sequence[Consumer]:
+def _in_turn(consumers: Sequence[Consumer[V]]) -> Sequence[Consumer[V]]:
     """Return the consumers, each call beginning with another one."""
     if len(consumers) == 1:
         return consumers
@@ -525,14 +539,14 @@ def _in_turn(consumers: Sequence[Consumer]) -> Sequence[Consumer]:
     return (*consumers[first:], *consumers[:first])
 
 
-def _handover(consumer: Consumer) -> Handover:
+def _handover(consumer: Consumer[Any]) -> Handover:
     handover = consumer.asynchronous.handover
     if handover is None:
         raise ClientClosedError(f"Consumer {consumer.asynchronous.group}")
     return handover
 
 
-def _fill(consumers: Sequence[Consumer], deadline: float | None) -> bool:
+def _fill(consumers: Sequence[Consumer[Any]], deadline: float | None) -> bool:
     """Wait until a consumer has messages; return False at the deadline, or if all are stopped."""
     seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
     for consumer in consumers:

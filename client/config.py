@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypedDict
 
 from .arguments import check_count, check_optional_text, check_seconds, check_text
 from .errors import ConfigurationError
@@ -207,6 +207,23 @@ class ClientConfig:
     def namesrv_addresses(self) -> list[str]:
         """The name servers, one ``host:port`` each, in the order given."""
         return parse_addresses(self.namesrv or default_namesrv())
+
+
+class ConnectionOptions(TypedDict, total=False):
+    """Keyword arguments that all clients have. Each overrides the field of ``config``."""
+
+    namesrv: str | None
+    """``host:port``, several with ``;`` or ``,``."""
+    access_key: str | None
+    """Signs every request."""
+    secret_key: str | None
+    """The secret of ``access_key``."""
+    credentials: CredentialsSource | None
+    """A function that returns both, called again if a broker rejects them."""
+    tls: bool | ssl.SSLContext | None
+    """Whether connections are encrypted; or an ``ssl.SSLContext``."""
+    config: ClientConfig | None
+    """All other settings."""
 
 
 def parse_addresses(text: str) -> list[str]:

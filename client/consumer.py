@@ -21,13 +21,12 @@ import asyncio
 import contextlib
 import logging
 import os
-import ssl
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, Self, TypeAlias, overload
+from typing import Final, Generic, Literal, Self, TypeAlias, Unpack, cast, overload
 
 from halfmq.remoting.bodies import ConsumeType, HeartbeatData, subscription_data
 from halfmq.remoting.codes import RequestCode
@@ -35,7 +34,8 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.store.format.topics import retry_topic
 
 from .arguments import INT32, check_callable, check_count, check_kind, check_seconds
-from .config import ClientConfig, CredentialsSource
+from .codecs import Codec
+from .config import ConnectionOptions
 from .consuming.assignment import Assignment
 from .consuming.delivery import Delivery, DeliveryBuffer
 from .consuming.filters import SqlFilter
@@ -55,9 +55,8 @@ from .consuming.runner import RetryPolicy, Runner, RunSummary, ending_on_signals
 from .consuming.send_back import send_back
 from .consuming.subscriptions import check_sql_filters, consumer_heartbeat, subscribe
 from .errors import ClientClosedError, ConfigurationError
-from .events import Connected, ConnectionLost, ConsumerEvent, Rejected, Retried
-from .health import Health, QueueHealth
-from .message import DEAD_LETTER_LEVEL, MessageView, ReceivedMessage
+from .events import Connected, ConnectionLost, ConsumerEvent, Health, QueueHealth, Rejected, Retried
+from .message import DEAD_LETTER_LEVEL, MessageView, ReceivedMessage, V
 from .net.connection import BrokerConnection
 from .net.session import Session, wall_clock_ms
 from .popping.pop_assignment import PopAssignment
@@ -74,7 +73,7 @@ RECEIVE_MAX: Final = 10_000
 """Messages that one call returns; as many are unacknowledged together."""
 
 
-class Consumer(FlowCalls):
+class Consumer(FlowCalls, Generic[V]):
     """Consumes topics for a group.
 
     ::
@@ -101,12 +100,8 @@ class Consumer(FlowCalls):
         broadcasting: bool = False,
         offsets_file: str | os.PathLike[str] | None = None,
         on_event: Callable[[ConsumerEvent], object] | None = None,
-        namesrv: str | None = None,
-        access_key: str | None = None,
-        secret_key: str | None = None,
-        credentials: CredentialsSource | None = None,
-        tls: bool | ssl.SSLContext | None = None,
-        config: ClientConfig | None = None,
+        codec: Codec[V] | None = None,
+        **connection: Unpack[ConnectionOptions],
     ) -> None:
         """Create a member of a consumer group and subscribe it to topics.
 
@@ -144,27 +139,19 @@ class Consumer(FlowCalls):
             on_event: Called with each event of ``halfmq.client.events``: what becomes of
                 connections, queues and failed messages. It runs on the event loop, so it must
                 return at once.
-            namesrv: ``host:port``, several with ``;`` or ``,``; overrides ``config``.
-            access_key: Signs every request; overrides ``config``, as do the next three.
-            secret_key: The secret of ``access_key``.
-            credentials: A function that returns both, called again if a broker rejects them.
-            tls: Whether connections are encrypted; or an ``ssl.SSLContext``.
-            config: All other settings.
+            codec: Decodes bodies for ``message.value``; one that does not decode is rejected.
+            connection: Addresses, credentials, TLS and settings.
 
         Raises:
             FilterError: A filter of tags is not valid; says at which character. ``start`` raises it
                 for an ``SqlFilter``.
             ConfigurationError: Another argument cannot be used; says which.
         """
-        super().__init__(
-            group,
-            namesrv=namesrv,
-            access_key=access_key,
-            secret_key=secret_key,
-            credentials=credentials,
-            tls=tls,
-            config=config,
-        )
+        super().__init__(group, **connection)
+        if codec is not None:
+            check_kind("codec", codec, Codec)
+        self.codec = codec
+        """What decodes the bodies; None: nothing does."""
         self._start_from = start_from
         self._ack_timeout = ack_timeout
         self._retries_max = retries_max
@@ -203,12 +190,12 @@ class Consumer(FlowCalls):
         )
 
     @overload
-    async def receive(self, timeout: None = None) -> MessageView: ...  # noqa: ASYNC109
+    async def receive(self, timeout: None = None) -> MessageView[V]: ...  # noqa: ASYNC109
 
     @overload
-    async def receive(self, timeout: float) -> MessageView | None: ...  # noqa: ASYNC109
+    async def receive(self, timeout: float) -> MessageView[V] | None: ...  # noqa: ASYNC109
 
-    async def receive(self, timeout: float | None = None) -> MessageView | None:  # noqa: ASYNC109
+    async def receive(self, timeout: float | None = None) -> MessageView[V] | None:  # noqa: ASYNC109
         """Return the next message; with a timeout, None if there is none in so many seconds.
 
         Once the consumer is stopped or closed, a call with a timeout returns None at once.
@@ -234,7 +221,7 @@ class Consumer(FlowCalls):
         self,
         messages_max: int,
         timeout: float | None = None,  # noqa: ASYNC109
-    ) -> list[MessageView]:
+    ) -> list[MessageView[V]]:
         """Wait for a message, and return it with those that follow without waiting.
 
         The list is empty if there is none in ``timeout`` seconds, or once the consumer is stopped
@@ -247,28 +234,46 @@ class Consumer(FlowCalls):
         check_count("messages_max", messages_max, range(1, RECEIVE_MAX + 1))
         if timeout is not None:
             check_seconds("timeout", timeout, zero=True)
-        found: list[MessageView] = []
+        found: list[MessageView[V]] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 message = await self._take(messages_max)
                 while message is not None:
                     found.append(message)
                     more = len(found) < messages_max and self._buffer is not None
-                    message = self._buffer.take_ready() if more and self._buffer else None
+                    message = await self._take_ready() if more else None
         return found
 
-    async def _take(self, wanted: int = 1) -> MessageView | None:
+    async def _take(self, wanted: int = 1) -> MessageView[V] | None:
         if self._buffer is None:
             raise ClientClosedError(self._name)
         self._check_binding()
-        return await self._buffer.take_by(self._buffer.take_ready, wanted)
+        take = self._buffer.take_ready
+        while (message := await self._buffer.take_by(take, wanted)) is not None:
+            if self.codec is None or await self._decodes(message, self.codec):
+                return cast("MessageView[V]", message)
+        return None
+
+    async def _take_ready(self) -> MessageView[V] | None:
+        """Take the next message if one is ready; None otherwise."""
+        while self._buffer is not None and (message := self._buffer.take_ready()) is not None:
+            if self.codec is None or await self._decodes(message, self.codec):
+                return cast("MessageView[V]", message)
+        return None
+
+    async def _decodes(self, message: MessageView, codec: Codec[V]) -> bool:
+        """Decode a message, or else reject it; return whether it has a value."""
+        wrong = message.decode(codec.decode)
+        if wrong is not None:
+            await message.reject(wrong)
+        return wrong is None
 
     async def run(
         self,
-        handler: Callable[[MessageView], object],
+        handler: Callable[[MessageView[V]], object],
         *,
         concurrency: int = 8,
-        ordered_by: Callable[[MessageView], Hashable] | None = None,
+        ordered_by: Callable[[MessageView[V]], Hashable] | None = None,
         policy: RetryPolicy | None = None,
         drain_seconds: float = 30.0,
         signals: bool = True,
@@ -312,7 +317,7 @@ class Consumer(FlowCalls):
             return await runner.run(self._take, stopped, self.stop, self._ack_timeout)
 
     def inbox(
-        self, message: MessageView, *, session: object, table: str = "halfmq_inbox"
+        self, message: MessageView[V], *, session: object, table: str = "halfmq_inbox"
     ) -> AbstractAsyncContextManager[None]:
         """Return the context manager of a block that processes a message once.
 
@@ -392,7 +397,7 @@ class Consumer(FlowCalls):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> MessageView:
+    async def __anext__(self) -> MessageView[V]:
         message = await self._take()
         if message is None:
             raise StopAsyncIteration

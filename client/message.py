@@ -16,7 +16,7 @@ from enum import IntEnum
 from functools import lru_cache
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, cast
 
 from halfmq.store.format import properties as names
 from halfmq.store.format.half_id import half_message_id
@@ -32,6 +32,15 @@ from halfmq.store.format.topics import (
 from .arguments import INT32, check_count, check_kind, check_seconds, invalid_text_reason, is_tag
 from .errors import ClientError, ConfigurationError, InvalidMessageError, UnreadableBodyError
 from .net.compression import decompress_body
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    V = TypeVar("V", default=bytes)
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
 
 # Source: RocketMQ MessageStoreConfig.messageDelayLevel, its default.
 DELAY_SECONDS: Final = (
@@ -345,7 +354,7 @@ def _check_value(what: str, value: str) -> None:
 class ReceivedMessage:
     """A stored message, the base of the async and the blocking ``MessageView``."""
 
-    __slots__ = ("_body", "_properties", "_record", "delivery_attempt", "queue", "topic")
+    __slots__ = ("_body", "_properties", "_record", "decoded", "delivery_attempt", "queue", "topic")
 
     topic: str
     """The topic to which it was sent, also if it comes from a retry topic."""
@@ -357,6 +366,8 @@ class ReceivedMessage:
         self._record = record
         self._properties: Mapping[str, str] | None = None
         self._body: bytes | None = None
+        self.decoded: tuple[Any] | None = None
+        """What the consumer's codec has made of the body."""
         self.topic = record.topic
         if record.topic.startswith(RETRY_PREFIX):
             self.topic = self.properties.get(names.PROPERTY_RETRY_TOPIC, record.topic)
@@ -484,6 +495,14 @@ class ReceivedMessage:
         """When it was stored, by the broker's clock (UTC)."""
         return datetime.fromtimestamp(self._record.store_timestamp / 1000, UTC)
 
+    def decode(self, decode: Callable[[bytes], object]) -> str | None:
+        """Decode the body for ``value``; return why that fails, or None."""
+        try:
+            self.decoded = (decode(self.body),)
+        except Exception as error:  # noqa: BLE001 -- of any codec
+            return f"not decoded: {type(error).__name__}: {error}"
+        return None
+
     def _decompressed_body(self) -> bytes:
         try:
             return decompress_body(self._record.body, self._record.sys_flag)
@@ -534,7 +553,7 @@ class Deliverer(Protocol):
         """Send the reply to a request."""
 
 
-class MessageView(ReceivedMessage):
+class MessageView(ReceivedMessage, Generic[V]):
     """A message for an async consumer or a transaction checker."""
 
     __slots__ = ("_deliverer", "settled")
@@ -552,6 +571,11 @@ class MessageView(ReceivedMessage):
         self.settled = False
         """Whether ``ack``, ``retry`` or ``reject`` was called."""
         self.delivery_attempt += earlier_attempts
+
+    @property
+    def value(self) -> V:
+        """What the consumer's codec has made of the body; without a codec, the body."""
+        return cast("V", self.body if self.decoded is None else self.decoded[0])
 
     async def ack(self) -> bool:
         """Acknowledge the message: it was processed and need not be redelivered.

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, Generic, Unpack
 
 from halfmq.remoting.bodies import HeartbeatData, ProducerData
 from halfmq.remoting.codes import RequestCode
@@ -33,8 +32,9 @@ from halfmq.remoting.recall_handle import parse_recall_handle
 from halfmq.store.format.flags import TRANSACTION_MASK
 from halfmq.store.format.topics import DEFAULT_TOPIC
 
-from .arguments import check_optional_text, check_seconds, check_text
-from .config import ClientConfig, CredentialsSource
+from .arguments import check_kind, check_optional_text, check_seconds, check_text
+from .codecs import Codec
+from .config import ConnectionOptions
 from .errors import (
     BrokerRefusedError,
     ClientError,
@@ -43,7 +43,7 @@ from .errors import (
     ReplyTimeoutError,
     RouteNotFoundError,
 )
-from .message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from .message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus, V
 from .net.base_client import BaseClient
 from .net.connection import ServerRequestHandler
 from .net.message_encoding import EncodedMessage, encode_message, encode_message_batch, join_units
@@ -60,7 +60,7 @@ STATUSES: Final = {int(status): status for status in SendStatus}
 """Response codes with which the message is stored."""
 
 
-class Producer(BaseClient):
+class Producer(BaseClient, Generic[V]):
     """Sends messages for a producer group.
 
     ::
@@ -75,38 +75,42 @@ class Producer(BaseClient):
         self,
         group: str,
         *,
-        namesrv: str | None = None,
-        access_key: str | None = None,
-        secret_key: str | None = None,
-        credentials: CredentialsSource | None = None,
-        tls: bool | ssl.SSLContext | None = None,
-        config: ClientConfig | None = None,
+        codec: Codec[V] | None = None,
+        **connection: Unpack[ConnectionOptions],
     ) -> None:
         """Create a member of a producer group.
 
         Args:
             group: One name for all producers with the same purpose, such as ``orders-producer``.
-            namesrv: ``host:port``, several with ``;`` or ``,``; overrides ``config``.
-            access_key: Signs every request; overrides ``config``, as do the next three.
-            secret_key: The secret of ``access_key``.
-            credentials: A function that returns both, called again if a broker rejects them.
-            tls: Whether connections are encrypted; or an ``ssl.SSLContext``.
-            config: All other settings.
+            codec: Encodes the values of :meth:`message`.
+            connection: Addresses, credentials, TLS and settings.
 
         Raises:
             ConfigurationError: An argument cannot be used; says which.
         """
-        super().__init__(
-            group,
-            namesrv=namesrv,
-            access_key=access_key,
-            secret_key=secret_key,
-            credentials=credentials,
-            tls=tls,
-            config=config,
-        )
+        super().__init__(group, **connection)
+        if codec is not None:
+            check_kind("codec", codec, Codec)
+        self._codec = codec
         self._batcher: Batcher | None = None
         self._replies = AwaitedReplies()
+
+    def message(self, topic: str, value: V, **fields: Any) -> Message:
+        """Return a message whose body is ``value`` as the codec encodes it, for any kind of send.
+
+        ``fields`` are all others of :class:`Message`.
+
+        Raises:
+            InvalidMessageError: The codec cannot encode the value, or a field is wrong.
+            ConfigurationError: The producer has no codec.
+        """
+        if self._codec is None:
+            raise ConfigurationError("codec", None, "a codec of halfmq.client.codecs")
+        try:
+            body = self._codec.encode(value)
+        except Exception as error:
+            raise InvalidMessageError(f"{value!r:.200} is not encoded: {error}") from error
+        return Message(topic, body, **fields)
 
     async def send(
         self,

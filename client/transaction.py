@@ -26,20 +26,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
 from halfmq.remoting.codes import RequestCode
 from halfmq.store.format.ids import parse_offset_message_id
 
 from .arguments import OrderKeys, check_callable, check_kind, check_order_keys
-from .config import ClientConfig, CredentialsSource
+from .codecs import Codec
+from .config import ConnectionOptions
 from .errors import (
     BadAnswerError,
     ClientClosedError,
@@ -56,6 +56,7 @@ from .message import (
     MessageView,
     SendResult,
     SendStatus,
+    V,
     is_topic,
     topic_error,
 )
@@ -135,7 +136,7 @@ class Transaction:
 
     def __init__(
         self,
-        producer: TransactionProducer,
+        producer: TransactionProducer[Any],
         messages: Message | Sequence[Message],
         order_key: OrderKeys = None,
     ) -> None:
@@ -300,7 +301,7 @@ class Transaction:
         return f"<Transaction {identity} decision={self.decision} decided={self.decided}>"
 
 
-class TransactionProducer(Producer):
+class TransactionProducer(Producer[V]):
     """A producer whose messages are delivered if and only if a local transaction commits.
 
     ::
@@ -319,12 +320,8 @@ class TransactionProducer(Producer):
         checker: Checker | TransactionListener | None = None,
         *,
         topics: tuple[str, ...] = (),
-        namesrv: str | None = None,
-        access_key: str | None = None,
-        secret_key: str | None = None,
-        credentials: CredentialsSource | None = None,
-        tls: bool | ssl.SSLContext | None = None,
-        config: ClientConfig | None = None,
+        codec: Codec[V] | None = None,
+        **connection: Unpack[ConnectionOptions],
     ) -> None:
         """Create a member of a producer group, whose members answer checks for each other.
 
@@ -334,25 +331,13 @@ class TransactionProducer(Producer):
                 transaction uses :meth:`send_in_transaction`; the last listener then answers checks.
             topics: The brokers of these topics are also registered with at the start, for clusters
                 whose name server does not list all brokers.
-            namesrv: ``host:port``, several with ``;`` or ``,``; overrides ``config``.
-            access_key: Signs every request; overrides ``config``, as do the next three.
-            secret_key: The secret of ``access_key``.
-            credentials: A function that returns both, called again if a broker rejects them.
-            tls: Whether connections are encrypted; or an ``ssl.SSLContext``.
-            config: All other settings.
+            codec: Encodes the values of :meth:`message`.
+            connection: Addresses, credentials, TLS and settings.
 
         Raises:
             ConfigurationError: An argument cannot be used; says which.
         """
-        super().__init__(
-            group,
-            namesrv=namesrv,
-            access_key=access_key,
-            secret_key=secret_key,
-            credentials=credentials,
-            tls=tls,
-            config=config,
-        )
+        super().__init__(group, codec=codec, **connection)
         if checker is not None and not isinstance(checker, TransactionListener):
             check_callable("checker", checker)
         given: object = topics

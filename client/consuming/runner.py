@@ -132,7 +132,7 @@ class Runner:
 
     async def run(
         self,
-        take: Callable[[], Coroutine[Any, Any, MessageView | None]],
+        take: Callable[[], Coroutine[Any, Any, MessageView[Any] | None]],
         wait_stopped: Callable[[], Coroutine[Any, Any, None]],
         stop: Callable[[], Coroutine[Any, Any, None]],
         ack_timeout: float | None,
@@ -168,7 +168,7 @@ class Runner:
         return self._summary
 
     async def _take_messages(
-        self, take: Callable[[], Coroutine[Any, Any, MessageView | None]]
+        self, take: Callable[[], Coroutine[Any, Any, MessageView[Any] | None]]
     ) -> None:
         while True:
             await self._room.acquire()

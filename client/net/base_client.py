@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import replace
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self, Unpack
 
 from halfmq.remoting.bodies import HeartbeatData
 from halfmq.store.format.topics import validate_group
 
 from ..arguments import check_kind, check_seconds, check_text
-from ..config import ClientConfig, CredentialsSource
+from ..config import ClientConfig, ConnectionOptions
 from ..errors import ClientClosedError, ConfigurationError, ConnectError
-from ..health import Health
+from ..events import Health
 from .fork_safety import LoopBinding
 from .session import Session
 
@@ -24,32 +23,25 @@ RESERVED_GROUPS: Final = frozenset({"DEFAULT_PRODUCER", "DEFAULT_CONSUMER"})
 class BaseClient:
     """Base of all clients. Has one session and runs once, from ``start`` to ``close``."""
 
-    def __init__(
-        self,
-        group: str,
-        *,
-        namesrv: str | None,
-        access_key: str | None,
-        secret_key: str | None,
-        credentials: CredentialsSource | None,
-        tls: bool | ssl.SSLContext | None,
-        config: ClientConfig | None,
-    ) -> None:
+    def __init__(self, group: str, **connection: Unpack[ConnectionOptions]) -> None:
         check_text("group", group)
         reason = "reserved" if group in RESERVED_GROUPS else validate_group(group)
         if reason is not None:
             raise ConfigurationError("group", group, f"another name ({reason})")
+        unknown = connection.keys() - ConnectionOptions.__annotations__.keys()
+        if unknown:
+            known = ", ".join(ConnectionOptions.__annotations__)
+            raise TypeError(f"unexpected argument {min(unknown)!r}; expected some of {known}")
+        config = connection.pop("config", None)
         if config is None:
             config = ClientConfig()
         check_kind("config", config, ClientConfig)
-        if namesrv is not None:
-            config = replace(config, namesrv=namesrv)
-        if access_key is not None or secret_key is not None or credentials is not None:
-            config = replace(
-                config, access_key=access_key, secret_key=secret_key, credentials=credentials
-            )
-        if tls is not None:
-            config = replace(config, tls=tls)
+        given: dict[str, Any] = {
+            name: value for name, value in connection.items() if value is not None
+        }
+        if given.keys() & {"access_key", "secret_key", "credentials"}:  # those of config, no more
+            given = {"access_key": None, "secret_key": None, "credentials": None} | given
+        config = replace(config, **given)
         self.group = group
         self.config = config
         self._running: Session | None = None

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import types
+from typing import Generic
 
 from ..admin import Admin
 from ..consumer import Consumer
@@ -32,7 +34,9 @@ def _calls(kind, *by_hand):
         elif inspect.isfunction(member):
             is_iterator = str(inspect.signature(member).return_annotation).startswith("Async")
             members[name] = (_iterator if is_iterator else _method)(member)
-    return type(f"{kind.__name__}Calls", (Facade,), members)
+    parameters = getattr(kind, "__parameters__", ())
+    bases = (Facade, Generic[parameters]) if parameters else (Facade,)
+    return types.new_class(f"{kind.__name__}Calls", bases, {}, lambda body: body.update(members))
 
 
 def _constructor(kind):
@@ -50,7 +54,8 @@ def _property(name, member):
 def _method(method):
     @functools.wraps(method)
     def call(self, *args, **kwargs):
-        return self.wait(method(self.asynchronous, *args, **kwargs))
+        made = method(self.asynchronous, *args, **kwargs)
+        return self.wait(made) if inspect.iscoroutine(made) else made
 
     return call
 

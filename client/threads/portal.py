@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from ..errors import ClientClosedError, ClientError, ForkedError, GreenThreadsError
-from ..health import Health
+from ..events import Health
 from ..net.base_client import BaseClient
 
 try:  # imported here and not on first use, when a fork could interrupt the import in a thread

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import ssl
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -56,6 +57,7 @@ from halfmq.client import (
     User,
     blocking,
 )
+from halfmq.client.codecs import json, msgpack
 from halfmq.client.testing import broker_process
 
 
@@ -329,3 +331,40 @@ def without_await(directory: Path) -> None:
             show(admin.redrive("billing", letters[0].message_id).begun)
         broker.kill()
         broker.restart()
+
+
+@dataclass
+class Order:
+    number: str
+    amount: int
+
+
+async def typed_messages() -> None:
+    """A codec gives messages their types, on both sides and without a cast."""
+    orders = json(Order)
+    async with Producer("g", codec=orders, namesrv="127.0.0.1:9876") as producer:
+        await producer.send(producer.message("orders", Order("o-1", 3), keys="o-1"))
+    transactional = TransactionProducer("g", codec=orders)
+    async with transactional.transaction(transactional.message("orders", Order("o-2", 4))):
+        pass
+    async with Consumer("billing", {"orders": "*"}, codec=orders) as consumer:
+        async for message in consumer:
+            amount: int = message.value.amount
+            print(amount)
+            await message.ack()
+
+        async def handle(message: MessageView[Order]) -> None:
+            print(message.value.number)
+
+        await consumer.run(handle)
+    plain: Consumer = Consumer("billing", {"orders": "*"})
+    body: bytes = (await plain.receive()).value
+    assert body
+
+
+def typed_blocking_messages(consumer: blocking.Consumer[Order]) -> int:
+    """So does the blocking client."""
+    with blocking.Consumer("billing", {"orders": "*"}, codec=msgpack(Order)) as other:
+        found = blocking.receive_any([consumer, other], timeout=1)
+        print("none" if found is None else found[1].value.number)
+        return other.receive().value.amount

@@ -27,7 +27,7 @@ ALLOWED = {
 """Folder → the folders of ours that it may import, besides itself."""
 
 ROOMS = {
-    "client/net": {"access", "arguments", "config", "errors", "health", "message"},
+    "client/net": {"access", "arguments", "config", "errors", "events", "message"},
     "client/administration": {
         "access",
         "arguments",
@@ -49,7 +49,7 @@ ROOMS = {
     "client/popping": {"errors", "message", "client/consuming", "client/net"},
     "client/producing": {"config", "errors", "message", "client/net"},
     "client/threads": {
-        *("admin", "consumer", "errors", "health", "producer", "transaction", "client/net"),
+        *("admin", "consumer", "errors", "events", "producer", "transaction", "client/net"),
     },
     "client/transactional": {
         *("arguments", "config", "daemon_thread", "errors", "message", "client/net"),
@@ -125,7 +125,7 @@ THIRD_PARTY = {
     "remoting": {"msgspec"},
     "store/format": {"numpy"},
     "store": {"attrs", "msgspec", "numpy"},
-    "client": {"msgspec", "uvloop"},
+    "client": {"msgspec", "pydantic", "uvloop"},
     "command": {"rich", "typer"},
     "console": {"nicegui"},
     "integrations": {"django"},

@@ -45,8 +45,12 @@ def _class(name: str, imports: set[str]) -> str:
     kind = name.removesuffix("Calls")
     module = getattr(calls, kind).__module__
     imports.add(f"from ..{module.removeprefix('halfmq.client.')} import {kind}")
+    bases = f"Facade[{kind}]"
+    if getattr(getattr(calls, kind), "__parameters__", ()):
+        bases = f"Facade[{kind}[V]], Generic[V]"
+        imports |= {"from typing import Generic", "from ..message import V"}
     body = "\n".join(_members(made, imports))
-    return f"class {name}(Facade[{kind}]):\n" + textwrap.indent(body, "    ")
+    return f"class {name}({bases}):\n" + textwrap.indent(body, "    ")
 
 
 def _members(made: type, imports: set[str]) -> Iterator[str]:
