@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-from typing import Annotated, Any, Final, Self
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -108,7 +109,8 @@ async def redrive(
     admin = await cli.admin()
     if id is not None:
         await _named(admin, group, id)
-    with _Progress(shown=not dry_run) as progress:
+    count = 1 if id else (await admin.dead_letter_groups()).get(group)
+    with _progress(None if dry_run else count) as progress:
         result = await admin.redrive(
             group,
             id,
@@ -147,29 +149,17 @@ async def redrive(
     return FAILED if result.failures else DONE
 
 
-class _Progress:
-    """The number of letters done, shown on a terminal."""
+@contextmanager
+def _progress(total: int | None) -> Iterator[Callable[[DeadLetter], None]]:
+    """Show a bar on a terminal; yield what is called with each letter that is done."""
+    from rich.console import Console  # noqa: PLC0415 -- no other verb shows progress
+    from rich.progress import Progress  # noqa: PLC0415
 
-    def __init__(self, *, shown: bool) -> None:
-        from rich.console import Console  # noqa: PLC0415 -- no other verb shows progress
-
-        console = Console(stderr=True)
-        self._status = console.status("") if shown and console.is_terminal else None
-        self._count = 0
-
-    def __enter__(self) -> Self:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __call__(self, _letter: DeadLetter) -> None:
-        self._count += 1
-        if self._status is not None:
-            self._status.update(f"{self._count} letters")
-
-    def __exit__(self, *_error: object) -> None:
-        if self._status is not None:
-            self._status.stop()
+    console = Console(stderr=True)
+    hidden = total is None or not console.is_terminal
+    with Progress(console=console, disable=hidden, transient=True) as bar:
+        letters = bar.add_task("letters", total=total)
+        yield lambda _letter: bar.advance(letters)
 
 
 async def _named(admin: Admin, group: str, message_id: str) -> DeadLetter:

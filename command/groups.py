@@ -132,7 +132,10 @@ async def delete(
     offsets: Annotated[bool, typer.Option("--offsets", help="its offsets, too")] = False,
 ) -> None:
     """Delete a group."""
-    await (await cli.admin()).delete_group(name, offsets=offsets)
+    admin = await cli.admin()
+    if name not in await admin.group_names():
+        raise CommandError(f"there is no consumer group {name}")
+    await admin.delete_group(name, offsets=offsets)
     cli.done(f"deleted group {name}", name=name, action="delete")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 from nicegui import app, ui
@@ -12,6 +13,7 @@ from halfmq.client.admin import Admin
 from halfmq.client.config import ClientConfig
 from halfmq.client.errors import AccessDeniedError, ClientError
 
+from .history import SAMPLE_S, SAMPLES
 from .session import Sessions
 
 Page = Callable[[Admin], Awaitable[None]]
@@ -31,6 +33,9 @@ PAGES: Final[dict[str, tuple[str, str]]] = {
 }
 """Path → title and icon, in the order of an incident."""
 
+CONNECTED_S: Final = 60.0
+"""Seconds for a browser to load the page's scripts."""
+
 _STYLE: Final = """
 .nicegui-link { color: var(--q-primary) }
 .body--dark .nicegui-link { color: #8ec5ff }
@@ -46,6 +51,14 @@ class Console:
         self.sessions = Sessions(config)
         ui.page("/sign-in", title="halfmq: sign in")(self._sign_in)
         app.on_shutdown(self.sessions.close)
+        app.timer(SAMPLE_S, self._sample)
+
+    async def _sample(self) -> None:
+        """Go on with the charts while nobody looks, as the user who was signed in last."""
+        admin = self.sessions.latest
+        if admin is not None:
+            with suppress(ClientError):
+                await SAMPLES.sample(admin)
 
     def page(self, path: str, show: Callable[..., Awaitable[None]]) -> None:
         """Register ``show(admin, …)`` for a path; further arguments come from the query."""
@@ -62,6 +75,8 @@ class Console:
                 ui.navigate.to("/sign-in")
                 return
             self._frame(path)
+            # The frame is shown at once; what the brokers tell comes when they do.
+            await ui.context.client.connected(CONNECTED_S)
             try:
                 await show(admin, q)
             except ClientError as error:

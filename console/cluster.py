@@ -12,22 +12,24 @@ from .widgets import Row, SearchTable, confirm
 
 
 async def connections(admin: Admin, query: str) -> None:
-    """Connected consumers."""
+    """Connected consumers and producers."""
     table = SearchTable(
         {
+            "role": "Role",
             "group": "Group",
             "client": "Client id",
             "address": "Address",
             "filters": "Subscriptions",
             "state": "State",
         },
-        empty="no consumer is connected",
+        empty="no client is connected",
         search=query,
     )
     table.fill(
         [
             {
                 "key": f"{group.name}\n{member.client_id}",
+                "role": "consumer",
                 "group": group.name,
                 "client": member.client_id,
                 "address": member.address,
@@ -38,6 +40,18 @@ async def connections(admin: Admin, query: str) -> None:
             }
             for group in (await admin.connected_groups()).values()
             for member in group.members
+        ]
+        + [
+            {
+                "key": "\n".join(one),
+                "role": "producer",
+                "group": one.group,
+                "client": one.client_id,
+                "address": one.address,
+                "filters": "",
+                "state": f"sends to {one.broker_name}",
+            }
+            for one in await admin.producers()
         ]
     )
 
@@ -72,9 +86,9 @@ async def settings(admin: Admin, query: str) -> None:
     async def load() -> None:
         table.fill(
             [
-                {"key": f"{name}\n{key}", "broker": name, "name": key, "value": value}
-                for name, values in (await admin.settings()).items()
-                for key, value in sorted(values.items())
+                {"key": f"{name}\n{key}", "broker": name, "name": key, **one._asdict()}
+                for name, values in (await admin.described_settings()).items()
+                for key, one in sorted(values.items())
             ]
         )
 
@@ -93,7 +107,13 @@ async def settings(admin: Admin, query: str) -> None:
                 ui.button("Cancel", on_click=dialog.close).props("flat")
 
     table = SearchTable(
-        {"broker": "Broker", "name": "Setting", "value": "Value"},
+        {
+            "name": "Setting",
+            "value": "Value",
+            "change": "Change",
+            "source": "Source",
+            "broker": "Broker",
+        },
         empty="no broker tells settings",
         on_open=change,
         search=query,

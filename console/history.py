@@ -1,4 +1,4 @@
-"""Figures of the last hour, sampled while somebody looks."""
+"""Figures of the last hour, sampled from the first sign-in on."""
 
 from __future__ import annotations
 
@@ -67,3 +67,7 @@ def _number(text: str, is_rate: bool) -> float:
         return float(text.split(maxsplit=1)[0] if is_rate else text)
     except (ValueError, IndexError):
         return 0.0
+
+
+SAMPLES: Final = ChartSamples()
+"""Of all browsers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing, suppress
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -11,14 +13,16 @@ from halfmq.client.admin import Admin, PendingTransaction
 from halfmq.client.errors import ClientError
 from halfmq.client.message import ReceivedMessage
 
-from .history import CHARTS, SAMPLE_S, ChartSamples
+from .history import CHARTS, SAMPLE_S, SAMPLES
 from .session import reported
 from .widgets import PAGE_ROWS, SearchTable, confirm, facts
 
 TRANSACTIONS_MAX: Final = 100_000
 """Transactions that are read for the list; 1 KiB each."""
 
-_SAMPLES: Final = ChartSamples()
+MESSAGES_MAX: Final = 10
+"""Messages from a time on that are shown with their lives."""
+
 _COLORS: Final = {"ok": "green-9", "warning": "orange-10", "problem": "red-9"}
 _ICONS: Final = {"ok": "check_circle", "warning": "warning", "problem": "error"}
 
@@ -27,12 +31,12 @@ async def now(admin: Admin, _query: str) -> None:
     """Whether it can write, who lags, what fails; and the last hour."""
     found = ui.column().classes("w-full gap-1")
     with ui.grid().classes("w-full grid-cols-1 md:grid-cols-2"):
-        charts = {title: ui.echart(_SAMPLES.chart(title)).classes("h-52") for title in CHARTS}
+        charts = {title: ui.echart(SAMPLES.chart(title)).classes("h-52") for title in CHARTS}
 
     async def refresh() -> None:
-        await _SAMPLES.sample(admin)
+        await SAMPLES.sample(admin)
         for title, chart in charts.items():
-            chart.options.update(_SAMPLES.chart(title))
+            chart.options.update(SAMPLES.chart(title))
             chart.update()
         results = [one async for one in admin.diagnose()]
         found.clear()
@@ -144,7 +148,7 @@ async def _open_transaction(admin: Admin, half_id: str, load: Any) -> None:
             for text, word, action in (
                 ("Commit", "commit", commit),
                 ("Roll back", "roll back", roll_back),
-                ("Check now", "check", resume),
+                ("Resume" if one.parked_reason else "Check now", "check", resume),
             ):
                 ui.button(
                     text,
@@ -156,7 +160,7 @@ async def _open_transaction(admin: Admin, half_id: str, load: Any) -> None:
 
 
 async def message(admin: Admin, query: str) -> None:
-    """One box for a message id, a transaction id or a key; and its life."""
+    """One box for a message id, a transaction id, a key or a time; and its life."""
     result = ui.column().classes("w-full")
 
     async def find() -> None:
@@ -174,6 +178,12 @@ async def message(admin: Admin, query: str) -> None:
             found = [] if one is None else [one]
             if not found and name:
                 found = await admin.messages_with_key(name, text)
+            if not found and name and (since := _time(text)) is not None:
+                async with aclosing(admin.browse(name, since=since)) as messages:
+                    async for each in messages:
+                        found.append(each)
+                        if len(found) == MESSAGES_MAX:
+                            break
             if not found and pending is None:
                 where = f" in topic {name}" if name else "; message ids and keys need a topic"
                 ui.label(f"Nothing has the id or key “{text}”{where}")
@@ -181,13 +191,19 @@ async def message(admin: Admin, query: str) -> None:
                 await _life(admin, each)
 
     with ui.row().classes("items-center w-full"):
-        box = ui.input("Id or key", value=query).classes("min-w-80").props("outlined dense")
+        box = ui.input("Id, key or time", value=query).classes("min-w-80").props("outlined dense")
         topic = ui.input("Topic").props("outlined dense")
         ui.button("Find", icon="search", on_click=reported(find))
         box.on("keydown.enter", reported(find))
         topic.on("keydown.enter", reported(find))
     if query:
         await find()
+
+
+def _time(text: str) -> datetime | None:
+    with suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(text).astimezone()
+    return None
 
 
 async def _life(admin: Admin, message: ReceivedMessage) -> None:

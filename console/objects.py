@@ -88,6 +88,20 @@ async def _open_topic(admin: Admin, topic: str, load: Any) -> None:
         await load()
         return f"deleted topic {topic}"
 
+    now = next(one for one in await admin.topics() if one.name == topic)
+
+    async def change() -> None:
+        count = int(queues.value)
+        await admin.create_topic(
+            topic,
+            queues=count,
+            read_queues=max(count, now.read_queues),
+            readable=readable.value,
+            writable=writable.value,
+        )
+        ui.notify(f"changed topic {topic}", type="positive")
+        await load()
+
     with ui.dialog(value=True).props("full-width") as dialog, ui.card().classes("w-full"):
         with ui.row().classes("items-center w-full"):
             ui.label(topic).classes("text-lg")
@@ -97,6 +111,12 @@ async def _open_topic(admin: Admin, topic: str, load: Any) -> None:
                 "Delete", on_click=lambda: confirm(f"Delete topic {topic}?", topic, delete)
             ).props("outline color=negative")
             ui.button("Close", on_click=dialog.close).props("flat")
+        with ui.row().classes("items-center"):
+            queues = ui.number("Queues", value=now.write_queues, min=1, max=1024, precision=0)
+            queues.props("outlined dense")
+            readable = ui.checkbox("Consumers may read", value=now.readable)
+            writable = ui.checkbox("Producers may send", value=now.writable)
+            ui.button("Change", on_click=reported(change)).props("outline")
         with ui.row().classes("items-center"):
             body = ui.input("Body").props("outlined dense")
             keys = ui.input("Keys").props("outlined dense")

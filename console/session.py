@@ -83,6 +83,11 @@ class Sessions:
         session = self._by_browser.get(_browser())
         return "" if session is None else session.user
 
+    @property
+    def latest(self) -> Admin | None:
+        """The client of the browser that was used last; None if nobody is signed in."""
+        return next((one.admin for one in reversed(self._by_browser.values())), None)
+
     async def close(self) -> None:
         """Close all clients."""
         while self._by_browser:

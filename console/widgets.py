@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 from nicegui import ui
+from nicegui.events import KeyEventArguments
 
 from .session import reported
 
 PAGE_ROWS: Final = 25
 
 Row = dict[str, Any]
+
+_OPENING_CELL: Final = """
+<q-td :props="props"><q-btn flat dense no-caps align="left" :label="String(props.value)"
+  @click.stop="() => $parent.$emit('open', props.row)" /></q-td>
+"""
+"""A button as the first cell, which the keyboard reaches."""
 
 
 class SearchTable:
@@ -26,7 +34,7 @@ class SearchTable:
         *,
         empty: str,
         on_open: Callable[[Row], Any] | None = None,
-        search: str = "",
+        search: str | None = None,
     ) -> None:
         """Show an empty table.
 
@@ -34,15 +42,17 @@ class SearchTable:
             columns: Title of each field that is shown.
             empty: What is said if there are no rows.
             on_open: Called with a row that is clicked.
-            search: The text that is searched first.
+            search: The text that is searched first, from the page's address, which follows it;
+                None for a list in a dialogue.
         """
         self._rows: list[Row] = []
-        self._empty = empty
+        self._empty, self._is_linked = empty, search is not None
         with ui.row().classes("items-center w-full"):
-            self.search = ui.input("Search", value=search, on_change=self._searched).props(
+            self.search = ui.input("Search", value=search or "", on_change=self._searched).props(
                 "clearable outlined dense debounce=200 aria-label=Search"
             )
             self._count = ui.label().props("aria-live=polite")
+        ui.keyboard(on_key=self._key, ignore=["input", "textarea", "select"])
         self._table = (
             ui.table(
                 columns=[
@@ -60,13 +70,21 @@ class SearchTable:
         if on_open is not None:
             self._table.classes("cursor-pointer")
             self._table.on("rowClick", lambda event: on_open(event.args[1]))
+            self._table.on("open", lambda event: on_open(event.args))
+            self._table.add_slot(f"body-cell-{next(iter(columns))}", _OPENING_CELL)
 
     def fill(self, rows: Sequence[Row]) -> None:
         """Replace the rows."""
         self._rows = list(rows)
         self._show(dict(self._table.pagination))
 
+    def _key(self, event: KeyEventArguments) -> None:
+        if event.action.keydown and event.key == "/":
+            self.search.run_method("focus")
+
     def _searched(self) -> None:
+        if self._is_linked:
+            ui.navigate.history.replace(f"?q={quote(self.search.value or '')}")
         self._show({**self._table.pagination, "page": 1})
 
     def _show(self, pagination: dict[str, Any]) -> None:

@@ -126,6 +126,14 @@ def encode_producers(groups: Mapping[str, Sequence[Entry]]) -> bytes:
     return dump({"data": groups})
 
 
+def decode_producers(body: bytes) -> dict[str, list[Entry]]:
+    """Decode the clients by group in an answer to GET_ALL_PRODUCER_INFO (328). Raises BodyError."""
+    found = _checked(_checked(parse(body)).get("data") or {})
+    if not all(isinstance(clients, list) for clients in found.values()):
+        raise BodyError("data has no lists of clients")
+    return {group: [_checked(one) for one in clients] for group, clients in found.items()}
+
+
 def encode_subscription(group: str, topic: str, data: SubscriptionData | None) -> bytes:
     """Return the body of an answer to QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
     found = {} if data is None else {"subscriptionData": data}

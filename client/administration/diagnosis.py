@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ..errors import UnsupportedRequestError
+from ..errors import AccessDeniedError, UnsupportedRequestError
 from .progress import ProgressCalls
 from .settings import BrokerCalls, BrokerStatus
 from .transactions import TransactionCalls
@@ -50,11 +49,14 @@ class DiagnosisCalls(ProgressCalls, TransactionCalls, BrokerCalls):
             if status.error is None:
                 for finding in _clock_delays_and_disk(status):
                     yield finding
-        async for finding in self._lagging():
-            yield finding
-        with suppress(UnsupportedRequestError):  # a broker of Apache RocketMQ
-            async for finding in self._stuck():
-                yield finding
+        for part in (self._lagging, self._stuck):
+            try:
+                async for finding in part():
+                    yield finding
+            except UnsupportedRequestError:
+                pass  # a broker of Apache RocketMQ
+            except AccessDeniedError as error:
+                yield _denied("permissions", error)
 
     async def _lagging(self) -> AsyncGenerator[Diagnosis, None]:
         connected = await self.connected_groups()
@@ -124,11 +126,18 @@ def _reached(status: BrokerStatus) -> Diagnosis:
     subject = f"broker {status.name} at {status.address}"
     if status.error is None:
         return Diagnosis("ok", subject, f"answers after {status.seconds * 1000:.0f} ms")
+    if isinstance(status.error, AccessDeniedError):
+        return _denied(subject, status.error)
     remedy = (
         "the name server sends clients to this address: if it is not the broker's, set brokerIP1 "
         "there; otherwise start the broker, or open the port"
     )
     return Diagnosis("problem", subject, str(status.error), remedy, "/brokers")
+
+
+def _denied(subject: str, error: AccessDeniedError) -> Diagnosis:
+    remedy = "sign as a user that may: --credentials FILE, or halfmq acl create for this one"
+    return Diagnosis("problem", subject, str(error), remedy, "/access")
 
 
 def _clock_delays_and_disk(status: BrokerStatus) -> list[Diagnosis]:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from halfmq.remoting.admin_bodies import decode_producers
 from halfmq.remoting.admin_headers import DrainBrokerRequestHeader
 from halfmq.remoting.bodies import decode_table
 from halfmq.remoting.codes import RequestCode
@@ -67,6 +68,15 @@ class BrokerStatus:
         return int(self.metrics.get("bootTimestamp", 0)) / 1000 + passed
 
 
+class ConnectedProducer(NamedTuple):
+    """A connection of a producer."""
+
+    group: str
+    client_id: str
+    address: str
+    broker_name: str
+
+
 class BrokerCalls(ClusterClient):
     """Shows and changes brokers."""
 
@@ -104,6 +114,30 @@ class BrokerCalls(ClusterClient):
                 BrokerStatus(
                     name=name, address=address, seconds=seconds, metrics=metrics, error=error
                 )
+            )
+        return found
+
+    async def producers(self) -> list[ConnectedProducer]:
+        """Return the connected producers by broker, group and client id.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
+        found = []
+        for name, address in self._brokers():
+            code = RequestCode.GET_ALL_PRODUCER_INFO
+            answer = expect_success(await call_broker(self._session, address, code, None))
+            with answer_of(address):
+                groups = decode_producers(answer.body)
+            found += sorted(
+                ConnectedProducer(
+                    group,
+                    str(one.get("clientId")),
+                    str(one.get("remoteIP")).removeprefix("/"),
+                    name,
+                )
+                for group, clients in groups.items()
+                for one in clients
             )
         return found
 

@@ -15,7 +15,7 @@ from ..administration.groups import ConsumerGroup
 from ..administration.messages import MESSAGES_MAX
 from ..administration.progress import Consumption, GroupLag
 from ..administration.running_consumers import DirectConsumption, RunningConsumer
-from ..administration.settings import DRAIN_S, BrokerStatus, Traffic
+from ..administration.settings import DRAIN_S, BrokerStatus, ConnectedProducer, Traffic
 from ..administration.topics import QueueRange, Topic
 from ..administration.transactions import PAGE_SIZE, PendingTransaction, State
 from ..codecs import Codec
@@ -806,6 +806,13 @@ class AdminCalls(Facade[Admin]):
         limit: int = PAGE_SIZE,
     ) -> list[PendingTransaction]:
         """Return up to ``limit`` results of ``transactions``; an empty list is the end."""
+
+    def producers(self) -> list[ConnectedProducer]:
+        """Return the connected producers by broker, group and client id.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
 
     def queues(self, topic: str) -> list[QueueRange]:
         """Return the queues of a topic on all brokers, and which messages each has.

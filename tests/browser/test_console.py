@@ -149,6 +149,48 @@ def test_one_of_fifty_thousand_is_found_and_decided(
         assert len(admin.messages_with_key("payments", "pay-31415")) == 1
 
 
+def press(tab: Page, key: str, text: str = "") -> None:
+    tab.ask("Input.dispatchKeyEvent", type="keyDown", key=key, text=text)
+    tab.ask("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+
+def test_a_list_is_searched_linked_to_and_opened_by_keys(address: str, tab: Page) -> None:
+    """``/`` goes to the search, which the address names; a row's first cell is a button."""
+    tab.look(width=DESK)
+    tab.open(f"{address}/transactions?q=pay-2718")
+    until(tab, "with “pay-2718”")
+    press(tab, "/")
+    wait_until(
+        lambda: bool(tab.run("document.activeElement.getAttribute('aria-label') === 'Search'")),
+        "the search has no focus",
+    )
+    tab.run("document.activeElement.select()")
+    tab.ask("Input.insertText", text="pay-31999")
+    until(tab, "1-1 of 1")
+    wait_until(lambda: "q=pay-31999" in str(tab.run("location.href")), "the address stays")
+    tab.run("document.querySelector('tbody button').focus()")
+    press(tab, "Enter", "\r")
+    until(tab, "Undecided transaction")
+    tab.open(str(tab.run("location.href")))
+    until(tab, "1-1 of 1")
+
+
+def test_a_topic_is_changed(broker: BrokerProcess, address: str, tab: Page) -> None:
+    """Its permissions, where it is opened."""
+    with Admin(namesrv=broker.address) as admin:
+        admin.create_topic("closing", queues=2)
+        tab.look(width=DESK)
+        tab.open(f"{address}/topics?q=closing")
+        until(tab, "1-1 of 1")
+        click(tab, "tbody tr")
+        until(tab, "Producers may send")
+        click(tab, "div.q-checkbox", "Producers may send")
+        click(tab, "button", "CHANGE")
+        until(tab, "changed topic closing")
+        (topic,) = [one for one in admin.topics() if one.name == "closing"]
+    assert (topic.writable, topic.readable, topic.write_queues) == (False, True, 2)
+
+
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_every_page_fits_and_asks_nobody_else(address: str, tab: Page, width: int) -> None:
     """At the width of a phone too; offline, without an error in the browser's console."""
@@ -186,7 +228,13 @@ def test_the_life_of_a_message_is_shown(address: str, tab: Page) -> None:
     tab.look(width=DESK)
     tab.open(f"{address}/message")
     until(tab, "FIND")
-    type_into(tab, "Id or key", "o-0")
+    type_into(tab, "Id, key or time", "o-0")
+    type_into(tab, "Topic", "orders")
+    click(tab, "button", "search")
+    until(tab, "mail: ")
+    tab.open(f"{address}/message")
+    until(tab, "FIND")
+    type_into(tab, "Id, key or time", "2020-01-01T00:00")
     type_into(tab, "Topic", "orders")
     click(tab, "button", "search")
     until(tab, "mail: ")

@@ -206,3 +206,14 @@ def test_a_running_consumer_is_asked(broker: BrokerProcess, admin: Admin) -> Non
         assert (done.outcome, done.succeeded, done.remark) == ("CR_SUCCESS", True, None)
         with pytest.raises(BrokerRefusedError, match="not online"):
             admin.running_consumer("runners", "nobody")
+
+
+def test_connected_producers_are_listed(broker: BrokerProcess, admin: Admin) -> None:
+    """By group; none when it has left."""
+    with Producer("seen", namesrv=broker.address) as producer:
+        producer.send(Message("orders", b"x"))
+        (found,) = [one for one in admin.producers() if one.group == "seen"]
+        assert found.client_id
+        assert found.broker_name == "broker-a"
+        assert found.address.startswith("127.0.0.1:")
+    wait_until(lambda: all(one.group != "seen" for one in admin.producers()), "it has not left")

@@ -133,6 +133,7 @@ def test_a_reset_is_previewed_and_made(broker: BrokerProcess, halfmq: Shell) -> 
     assert "--to" in halfmq("group", "reset", "again", "again", "--to", "noon", code=2)
 
     assert halfmq("group", "delete", "again", "--offsets") == "deleted group again\n"
+    assert "there is no consumer group" in halfmq("group", "delete", "again", code=1)
     assert all(one["name"] != "again" for one in halfmq.json("group", "list"))
 
 
@@ -317,6 +318,28 @@ def test_the_doctor_names_what_is_wrong_and_the_remedy(
             lambda: "refuses messages" in _said(broker, "doctor"), "a full disk is not found"
         )
         assert main(["doctor", "--namesrv", broker.address]) == 1
+
+
+def test_the_doctor_names_missing_permissions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with its remedy, and it goes on with what it may ask."""
+    owner = {"username": "owner", "password": "secret"}
+    with broker_process(
+        tmp_path,
+        authenticationEnabled="true",
+        authorizationEnabled="true",
+        initAuthenticationUser=json.dumps(owner),
+    ) as broker:
+        with Admin(namesrv=broker.address, access_key="owner", secret_key="secret") as admin:
+            admin.create_user("guest", "guest-secret")
+        monkeypatch.setenv("HALFMQ_ACCESS_KEY", "guest")
+        monkeypatch.setenv("HALFMQ_SECRET_KEY", "guest-secret")
+        assert main(["doctor", "--json", "--namesrv", broker.address]) == 1
+        found = json.loads(capsys.readouterr().out)
+    problems = [one for one in found if one["level"] == "problem"]
+    assert [one["subject"].split()[0] for one in problems] == ["broker", *["permissions"] * 2]
+    assert all("halfmq acl create" in one["remedy"] for one in problems)
 
 
 def _said(broker: BrokerProcess, *words: str) -> str:
