@@ -4,7 +4,7 @@
 ├── `RequestRefusedError`: the request is refused, with this code and remark as its answer
 │   └── `MessageRefusedError`: the same for a message
 ├── `NotYetError`: the request is served later, after something else is done
-├── `UnfinishedError`: the request was served in part, as far as one turn of the loop allows
+├── `UnfinishedError`: the request and those after it wait, for a turn of the loop or for room
 ├── `BrokerConfigError`: a setting is wrong; the broker does not start (exit code 2)
 └── `AddressTakenError`: another process listens on the address (exit code 5)
 """
@@ -76,10 +76,15 @@ class NotYetError(BrokerError):
 
 
 class UnfinishedError(BrokerError):
-    """The request is continued in the next turn of the loop, before the next ones of its peer.
+    """The request is continued later, before the next ones of its peer, who is not read until then.
 
     The connection keeps its progress in ``unfinished``.
     """
+
+    def __init__(self, until: Callable[[Callable[[], None]], None] | None = None) -> None:
+        """``until`` takes a function and calls it when to continue; None: in the next turn."""
+        super().__init__(until)
+        self.until = until
 
 
 class BrokerConfigError(BrokerError):

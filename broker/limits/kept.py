@@ -158,9 +158,9 @@ CHANGES_BYTES: Final = _limit(
 )
 NEW_TOPIC_BYTES: Final = _limit(
     "new_topic_bytes",
-    "requests that wait until new topics are saved, 1,024 of them",
+    "requests that wait until new topics are saved, 256 of them",
     16 << 20,
-    "further topics are saved one by one",
+    "the connection of a further one is not read",
     in_bytes=True,
 )
 MEMBERS: Final = _limit(

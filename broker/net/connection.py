@@ -23,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, cast
 
 from attrs import define
@@ -343,7 +344,12 @@ class ClientConnection(asyncio.Protocol):
             self._shared.fetch(reason, self._fetched)
         else:
             self._fetches = 0
-            self._shared.turns.wait(self._resume)
+            wait = self._shared.turns.wait
+            until = reason.until if isinstance(reason, UnfinishedError) else None
+            if until is None:
+                wait(self._resume)
+            else:
+                until(partial(wait, self._resume))
 
     def _fetched(self, is_there: bool) -> None:
         self._fetching = False

@@ -102,7 +102,10 @@ def serve(handler: Handler, command: RemotingCommand, connection: Connection) ->
     try:
         try:
             reply = handler(command, connection)
-        except UnfinishedError:  # it has had its turn by waiting
+        except UnfinishedError as reason:  # it has had its turn by waiting
+            if reason.until is not None:
+                reason.until(partial(serve, handler, command, connection))
+                return
             reply = handler(command, connection)
         except NotInMemoryError:
             with allowed_to_wait(True):

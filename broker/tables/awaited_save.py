@@ -21,8 +21,9 @@ from attrs import define, field
 from ..errors import RequestRefusedError
 from ..limits.kept import NEW_TOPIC_BYTES
 
-WAITING_MAX: Final = 1_024
-"""Deferred requests. If all are for one topic, they are served together, in some 10 ms."""
+WAITING_MAX: Final = 256
+"""Deferred requests. The connection of a further one waits with it for the end of a save, which
+takes a tenth of a second if there are very many topics."""
 
 TOPICS_PER_PASS: Final = 4
 """Topics that become visible in one pass of the event loop. The first message of each creates two
@@ -46,11 +47,12 @@ class AwaitedSave:
     _begin: Callable[[], Callable[[], None]]
     _end: Callable[[OSError | None], RequestRefusedError | None]
     _publish: Callable[[str], None]
-    # Requests and the bytes of their bodies, by topic: until their topic is saved, and then.
-    _waiting: dict[str, list[tuple[ServeDeferred, int]]] = field(init=False, factory=dict)
-    _ready: dict[str, list[tuple[ServeDeferred, int]]] = field(init=False, factory=dict)
+    # Requests by topic: until their topic is saved, and then.
+    _waiting: dict[str, list[ServeDeferred]] = field(init=False, factory=dict)
+    _ready: dict[str, list[ServeDeferred]] = field(init=False, factory=dict)
     _refusal: RequestRefusedError | None = field(init=False, default=None)  # of the ready ones
     _requests: int = field(init=False, default=0)
+    _for_room: list[Callable[[], None]] = field(init=False, factory=list)
     bytes: int = field(init=False, default=0)
     """Bytes of the bodies of the deferred requests."""
     _busy: bool = field(init=False, default=False)  # a thread saves, or there are ready requests
@@ -60,6 +62,10 @@ class AwaitedSave:
         """Whether no more requests can wait."""
         return self._requests >= WAITING_MAX or self.bytes >= NEW_TOPIC_BYTES.most
 
+    def when_room(self, resume: Callable[[], None]) -> None:
+        """Call ``resume`` when the requests that wait now are served; only while ``is_full``."""
+        self._for_room.append(resume)
+
     def wait(self, topics: Sequence[str], serve: ServeDeferred, size: int) -> None:
         """Call ``serve`` when the topics are saved; ``size`` is that of the request's body."""
         left = len(topics)
@@ -68,14 +74,15 @@ class AwaitedSave:
             nonlocal left
             left -= 1
             if not left:
+                self._requests -= 1
+                self.bytes -= size
                 serve(refusal)
 
-        self._requests += left
+        self._requests += 1
         self.bytes += size
         for topic in topics:
             requests = self._ready if topic in self._ready else self._waiting
-            requests.setdefault(topic, []).append((count_down, size))
-            size = 0  # it is one request
+            requests.setdefault(topic, []).append(count_down)
         if not self._busy:
             self._save()
 
@@ -102,13 +109,15 @@ class AwaitedSave:
         for topic in list(islice(self._ready, TOPICS_PER_PASS)):
             if self._refusal is None:
                 self._publish(topic)
-            for serve, size in self._ready.pop(topic):
-                self._requests -= 1
-                self.bytes -= size
+            for serve in self._ready.pop(topic):
                 serve(self._refusal)
         if self._ready:
             asyncio.get_running_loop().call_soon(self._serve)
-        elif self._waiting:
+            return
+        resumed, self._for_room = self._for_room, []
+        for resume in resumed:
+            resume()
+        if self._waiting:
             self._save()
         else:
             self._busy = False

@@ -38,7 +38,7 @@ from halfmq.store.format.topics import (
 from halfmq.store.queue.deleted_topics import DELETED_KEY, deleted_topics_of
 
 from ..config import TopicDefaults
-from ..errors import NotYetError, RequestRefusedError, invalid_parameter
+from ..errors import NotYetError, RequestRefusedError, UnfinishedError, invalid_parameter
 from ..limits.kept import NEW_TOPIC_BYTES, RESERVE, TOPICS, Kept
 from .awaited_save import AwaitedSave
 from .table_file import (
@@ -468,6 +468,8 @@ class TopicTable:
 
     def _request(self, wanted: Sequence[TopicConfig], reason: str) -> None:
         """Return when new topics that a request needs are in the file."""
+        if self._awaited is not None and self._awaited.is_full:
+            raise UnfinishedError(self._awaited.when_room)
         new = [
             made
             for made in wanted
@@ -479,7 +481,7 @@ class TopicTable:
             self._new[made.name] = made
             self.unused[made.name] = self._now_ms()
             _log_created(made, reason)
-        if self._awaited is not None and not self._awaited.is_full:
+        if self._awaited is not None:
             raise NotYetError(partial(self._awaited.wait, [made.name for made in wanted]))
         error = None
         try:

@@ -205,19 +205,25 @@ async def test_a_topic_that_cannot_be_saved_is_refused(rig: Rig) -> None:
 
 
 @windowed()
-async def test_requests_beyond_the_limit_are_served_at_once(
+async def test_the_connection_of_a_request_beyond_the_limit_waits(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deferred requests are bounded, and none is refused because of that."""
+    """Deferred requests are bounded, none is refused because of that, and the loop saves none."""
     monkeypatch.setattr(awaited_save, "WAITING_MAX", 2)
-    producer = await rig.peer()
+    producer, other = await rig.peer(), await rig.peer()
+    await other.prepare("8" * 32, topic="known")
     with watched(rig) as thread:
-        waiting = [send(producer, key) for key in range(4)]
+        thread.may_write.clear()
+        waiting = [send(producer, key, topic=f"new-{key}") for key in range(7)]
+        await other.prepare("9" * 32, topic="known")
+        assert len(rig.records_of("RMQ_SYS_TRANS_HALF_TOPIC")) == 2
+        thread.may_write.set()
         answers = [await producer.answer(one) for one in waiting]
-        assert threading.get_ident() in thread.writers
+        assert threading.get_ident() not in thread.writers
+        assert len(thread.writers) >= 4
 
     assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
-    assert len(rig.records_of("RMQ_SYS_TRANS_HALF_TOPIC")) == 4
+    assert len(rig.records_of("RMQ_SYS_TRANS_HALF_TOPIC")) == 9
 
 
 @windowed()
