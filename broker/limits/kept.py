@@ -177,12 +177,14 @@ QUEUE_LOCKS: Final = _limit(
     "refused",
     code=ResponseCode.SYSTEM_BUSY,
 )
-OFFSETS: Final = _limit(
-    "offsets",
-    "offsets of groups, 100 bytes each",
-    1_000_000,  # queues times groups; the file then has 30 MB
+OFFSET_BYTES: Final = _limit(
+    "offset_bytes",
+    "offsets of groups: 340 bytes and both names for a group in a topic, 80 for each queue, 240 "
+    "and both names for each that was reset",
+    64 << 20,  # 70,000 groups in topics of eight queues; the file then has 15 MB
     "refused",
     code=ResponseCode.NO_PERMISSION,
+    in_bytes=True,
 )
 TOPICS: Final = _limit(
     "topics",

@@ -162,6 +162,8 @@ class PopEngine:
         """Find the messages in flight; the store must be open."""
         self._offsets.on_forget = self._forgotten
         for key in (key for batch in self._offsets.key_batches() for key in batch):
+            if not key.startswith(RETRY_PREFIX):
+                continue
             topic, _, group = key.rpartition("@")
             for separator in "_+":
                 prefix = f"{RETRY_PREFIX}{group}{separator}"

@@ -17,7 +17,7 @@ from halfmq.remoting.codes import INT64_MAX, ResponseCode
 from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX
 
 from ..errors import RequestRefusedError
-from ..limits.kept import OFFSETS, Kept
+from ..limits.kept import OFFSET_BYTES, Kept
 from .table_file import PeriodicSave, TableFile, as_integer, as_object
 
 NO_OFFSET: Final = -1
@@ -30,6 +30,15 @@ COMMITS_PER_VERSION: Final = 500
 """Commits that count as one change. Source: `consumerOffsetUpdateVersionStep`."""
 
 
+PAIR_BYTES: Final = 340
+"""Of a group in a topic, besides both names: its entry, and a dict for a few queues."""
+
+QUEUE_BYTES: Final = 80
+"""Of each queue: the offset, and its place in that dict."""
+
+RESET_BYTES: Final = 240
+"""Of a queue that was reset and not pulled since, besides both names: its entry."""
+
 KEYS_PER_STEP: Final = 64  # examined in one step, in some 10 us
 
 _RESETS_KEY: Final = "halfmqResets"
@@ -40,7 +49,7 @@ class ConsumerOffsetTable:
     """Next offset to consume by group, topic and queue, kept in `consumerOffset.json`."""
 
     def __init__(
-        self, path: Path, *, now_ms: Callable[[], int], offsets_max: int = OFFSETS.most
+        self, path: Path, *, now_ms: Callable[[], int], bytes_max: int = OFFSET_BYTES.most
     ) -> None:
         self._file = TableFile(
             path,
@@ -50,9 +59,9 @@ class ConsumerOffsetTable:
             if_removed="each consumer group then begins where its own setting says, at its first "
             "or last message",
         )
-        self._offsets_max = offsets_max
+        self._bytes_max = bytes_max
         self._offsets: dict[str, dict[int, int]] = {}  # "topic@group" → queue id → offset
-        self._count = 0
+        self._bytes = 0
         self._commits = 0
         # "topic@group@queue id" → offset from which its consumer must continue, and has not pulled.
         self._resets: dict[str, int] = {}
@@ -72,9 +81,9 @@ class ConsumerOffsetTable:
                 as_integer(queue_id, -1): as_integer(offset, 0)
                 for queue_id, offset in as_object(queues).items()
             }
-        self._count = sum(map(len, self._offsets.values()))
+            self._bytes += _size_of(key, len(self._offsets[key]))
         for key, offset in as_object(content.get(_RESETS_KEY)).items():
-            self._resets[key] = as_integer(offset, 0)
+            self._add_reset(key, as_integer(offset, 0))
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
         """Return the next offset to consume, or `NO_OFFSET`."""
@@ -87,7 +96,13 @@ class ConsumerOffsetTable:
         Raises what ``commit`` raises.
         """
         self.place(group, topic, queue_id, offset)
-        self._resets[f"{topic}@{group}@{queue_id}"] = offset
+        key = f"{topic}@{group}@{queue_id}"
+        self._check_room(RESET_BYTES + len(key))
+        self._add_reset(key, offset)
+
+    def _add_reset(self, key: str, offset: int) -> None:
+        self._bytes += RESET_BYTES + len(key)
+        self._resets[key] = offset
 
     def pending_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return the offset to which a queue was reset; None if it was not, or that has ended.
@@ -99,7 +114,11 @@ class ConsumerOffsetTable:
 
     def end_reset(self, group: str, topic: str, queue_id: int) -> None:
         """Count commits again; a consumer pulls from the offset of the reset."""
-        if self._resets.pop(f"{topic}@{group}@{queue_id}", None) is not None:
+        self._end_reset(f"{topic}@{group}@{queue_id}")
+
+    def _end_reset(self, key: str) -> None:
+        if self._resets.pop(key, None) is not None:
+            self._bytes -= RESET_BYTES + len(key)
             self._saves.dirty = True
 
     def place(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -138,21 +157,21 @@ class ConsumerOffsetTable:
         key = f"{topic}@{group}"
         queues = self._offsets.get(key)
         if queues is None or queue_id not in queues:
-            queues = self._make_room(key)
+            self._check_room(size := QUEUE_BYTES if queues else _size_of(key, 1))
+            self._bytes += size
+            queues = self._offsets.setdefault(key, {})
         queues[queue_id] = offset
         self._saves.dirty = True
         self._commits += 1
         if self._commits % COMMITS_PER_VERSION == 0:
             self._file.next_version()
 
-    def _make_room(self, key: str) -> dict[int, int]:
-        if self._count >= self._offsets_max:
+    def _check_room(self, size: int) -> None:
+        if self._bytes + size > self._bytes_max:
             raise RequestRefusedError(
-                f"no offset of a further queue can be kept: the limit is {self._offsets_max}",
+                f"no offset of a further queue can be kept: the limit is {self._bytes_max} bytes",
                 ResponseCode.NO_PERMISSION,
             )
-        self._count += 1
-        return self._offsets.setdefault(key, {})
 
     def key_batches(self) -> list[list[str]]:
         """Return `topic@group` of everything that has a commit, in batches for slices."""
@@ -180,14 +199,15 @@ class ConsumerOffsetTable:
         for reset in list(self._resets):
             of_topic, _, of_group = _key(reset).partition("@")
             if topic in (None, of_topic) and group in (None, of_group):
-                del self._resets[reset]
+                self._end_reset(reset)
         for number, key in enumerate(list(self._offsets)):
             of_topic, _, of_group = key.partition("@")
             if topic in (None, of_topic) and group in (None, of_group):
                 queues = self._offsets.pop(key, {})
-                self._count -= len(queues)
-                if topic is not None and len(self._resets) < self._offsets_max:
-                    self._resets |= {f"{key}@{queue_id}": 0 for queue_id in queues}
+                self._bytes -= _size_of(key, len(queues))
+                if topic is not None and self._bytes < self._bytes_max:
+                    for queue_id in queues:
+                        self._add_reset(f"{key}@{queue_id}", 0)
                 self.on_forget(of_group, of_topic, queues)
                 self._file.next_version()
                 self._saves.dirty = True
@@ -230,7 +250,12 @@ class ConsumerOffsetTable:
 
     def kept(self) -> Kept:
         """Return how much of what it keeps for peers is used."""
-        return {OFFSETS: self._count}
+        return {OFFSET_BYTES: self._bytes}
+
+
+def _size_of(key: str, queues: int) -> int:
+    """Return the bytes that a group in a topic takes."""
+    return PAIR_BYTES + len(key) + QUEUE_BYTES * queues
 
 
 def _key(reset: str) -> str:

@@ -140,6 +140,25 @@ def directories(directory: Path) -> list[Path]:
     return [path for path in entries(directory) if path.is_dir()] if directory.is_dir() else []
 
 
+def directory_names(directory: str) -> list[str]:
+    """Return the names of the subdirectories, sorted; links are none. Empty if it is gone."""
+    try:
+        with os.scandir(directory) as found:
+            return sorted(one.name for one in found if one.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
+
+
+def file_sizes(directory: str) -> dict[str, int]:
+    """Return the sizes in bytes of the regular files by name, sorted; empty if it is gone."""
+    try:
+        with os.scandir(directory) as found:
+            sizes = {one.name: one.stat().st_size for one in found if one.is_file()}
+    except FileNotFoundError:
+        return {}
+    return dict(sorted(sizes.items()))
+
+
 def below(directory: Path) -> list[Path]:
     """Return all paths below a directory, recursively and sorted."""
     return sorted(directory.rglob("*"))

@@ -228,8 +228,8 @@ def decode_table(content: bytes) -> dict[str, Any]:
         ValueError: The content is neither, or not an object.
     """
     try:
-        table = json.loads(content)
-    except ValueError:
+        table = msgspec.json.decode(content)  # a third of the time of ``json``
+    except msgspec.DecodeError:
         table = json.loads(_STRING_OR_BARE_KEY.sub(_quote, content.decode()))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error

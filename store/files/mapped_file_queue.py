@@ -6,7 +6,6 @@ found by arithmetic. Source: RocketMQ ``MappedFileQueue.java``.
 
 import logging
 from bisect import insort
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,33 +28,32 @@ class MappedFileQueue:
         self.file_size = file_size
         self.bases: list[int] = []  # ascending offsets of first bytes, usually contiguous
 
-    def load(self, names: Sequence[str] | None = None) -> dict[Path, int]:
+    def load(self) -> dict[Path, int]:
         """Find the existing files; return the sizes in bytes of those without ``file_size``.
 
-        ``names`` are those of the directory, if the caller knows them. An empty last file was being
-        created when the machine stopped, and is removed.
+        An empty last file was being created when the machine stopped, and is removed.
 
         Raises:
             UnusableFileError: The name of a file is not valid here.
         """
-        if names is None:
-            is_there = disk.is_directory(self.directory)
-            names = [path.name for path in disk.files(self.directory)] if is_there else ()
-        sizes = {path: disk.size_of(path) for path in map(self.directory.joinpath, sorted(names))}
+        directory = self.directory
+        sizes = disk.file_sizes(str(directory))
         last = next(reversed(sizes), None)
         if last is not None and not sizes[last]:
-            logger.warning("event=empty_file_removed path=%s", last)
-            disk.unlink(last)
+            logger.warning("event=empty_file_removed path=%s", directory / last)
+            disk.unlink(directory / last)
             del sizes[last]
-        self.bases = [self._checked(path) for path in sizes]
-        return {path: size for path, size in sizes.items() if size != self.file_size}
+        self.bases = [self._checked(name) for name in sizes]
+        return {directory / name: size for name, size in sizes.items() if size != self.file_size}
 
-    def _checked(self, path: Path) -> int:
-        if not (path.name.isascii() and path.name.isdigit()):
-            raise UnusableFileError(path, "is no data file, and nothing else may lie here")
-        base = int(path.name)
-        if len(path.name) != NAME_DIGITS or base % self.file_size:
-            raise UnusableFileError(path, f"is not named by a multiple of {self.file_size} bytes")
+    def _checked(self, name: str) -> int:
+        if not (name.isascii() and name.isdigit()):
+            reason = "is no data file, and nothing else may lie here"
+            raise UnusableFileError(self.directory / name, reason)
+        base = int(name)
+        if len(name) != NAME_DIGITS or base % self.file_size:
+            reason = f"is not named by a multiple of {self.file_size} bytes"
+            raise UnusableFileError(self.directory / name, reason)
         return base
 
     def path(self, base: int) -> Path:

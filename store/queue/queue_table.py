@@ -61,14 +61,12 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
         """
         wrong: dict[Path, int] = {}
         count = 0
-        depth = len(self._directory.parts) + 2
-        for name, directories, files in disk.walk(self._directory):
-            directories.sort()
-            parts = Path(name).parts
-            if len(parts) == depth and parts[-1].isdecimal():
-                queue = self[parts[-2], int(parts[-1])]
-                wrong |= queue.files.load(files)
-                count += len(queue.files.bases)
+        root = str(self._directory)
+        for topic in disk.directory_names(root):
+            for queue_id in filter(str.isdecimal, disk.directory_names(f"{root}/{topic}")):
+                files = self[topic, int(queue_id)].files
+                wrong |= files.load()
+                count += len(files.bases)
         self._mend_sizes(wrong, count, rebuild=rebuild)
         for queue in self.values():
             queue.load()

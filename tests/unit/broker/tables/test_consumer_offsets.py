@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.limits.kept import OFFSET_BYTES
 from halfmq.broker.tables.consumer_offsets import (
     NO_OFFSET,
+    PAIR_BYTES,
     PERSIST_INTERVAL_MS,
+    QUEUE_BYTES,
+    RESET_BYTES,
     ConsumerOffsetTable,
 )
 from halfmq.remoting.codes import ResponseCode
@@ -18,9 +23,9 @@ from tests.support.golden_store import unpack
 from tests.support.tables import load_table
 
 
-def table(root: Path, clock: Clock, *, offsets_max: int = 1_000) -> ConsumerOffsetTable:
+def table(root: Path, clock: Clock, *, bytes_max: int = 1 << 20) -> ConsumerOffsetTable:
     made = ConsumerOffsetTable(
-        config_path(root, "consumerOffset.json"), now_ms=clock, offsets_max=offsets_max
+        config_path(root, "consumerOffset.json"), now_ms=clock, bytes_max=bytes_max
     )
     made.load()
     return made
@@ -150,14 +155,54 @@ def test_a_failed_write_is_tried_again(tmp_path: Path) -> None:
 
 def test_a_full_table_accepts_commits_of_known_queues(tmp_path: Path) -> None:
     """Clients may name any queue id; this must not harm other consumers."""
-    offsets = table(tmp_path, Clock(), offsets_max=2)
+    offsets = table(tmp_path, Clock(), bytes_max=510)
     offsets.commit("g", "T", 0, 1)
     offsets.commit("g", "T", 1, 1)
-    with pytest.raises(RequestRefusedError, match="the limit is 2"):
+    with pytest.raises(RequestRefusedError, match="the limit is 510 bytes"):
         offsets.commit("g", "T", 2, 1)
+    with pytest.raises(RequestRefusedError, match="the limit is 510 bytes"):
+        offsets.reset("g", "T", 0, 1)
     offsets.commit("g", "T", 1, 2)
 
     assert offsets.query("g", "T", 1) == 2
+
+
+@pytest.mark.parametrize("queues", [1, 8, 100])
+def test_offsets_take_at_most_the_memory_that_is_counted(tmp_path: Path, queues: int) -> None:
+    """Whoever fills the table fills no more memory than operators plan."""
+    offsets = table(tmp_path, Clock(), bytes_max=OFFSET_BYTES.most)
+    count = 20_000 // queues
+    tracemalloc.start()
+    try:
+        for number in range(count):
+            for queue_id in range(queues):
+                offsets.commit(f"group-{number}", f"topic-{number}", queue_id, 10**6 + number)
+        committed, _ = tracemalloc.get_traced_memory()
+        counted = offsets.kept()[OFFSET_BYTES]
+        assert committed <= counted
+        for number in range(count):
+            for queue_id in range(queues):
+                offsets.reset(f"group-{number}", f"topic-{number}", queue_id, 10**7 + number)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    kept = offsets.kept()[OFFSET_BYTES]
+    assert taken <= kept
+
+    offsets.persist()
+    assert table(tmp_path, Clock()).kept()[OFFSET_BYTES] == kept
+    for _ in offsets.forget(group="group-0"):
+        pass
+    for number in range(count):
+        for queue_id in range(queues):
+            offsets.end_reset(f"group-{number}", f"topic-{number}", queue_id)
+    each = PAIR_BYTES + len("topic-0@group-0") + QUEUE_BYTES * queues
+    assert offsets.kept()[OFFSET_BYTES] == counted - each
+    for _ in offsets.forget(topic="topic-1"):
+        pass
+    assert offsets.kept()[OFFSET_BYTES] == counted - 2 * each + queues * (
+        RESET_BYTES + len("topic-1@group-1@0")
+    )
 
 
 @pytest.mark.parametrize("group", ["CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_REVIVE_GROUP"])
