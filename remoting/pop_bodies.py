@@ -65,7 +65,7 @@ def decode_batch_ack(body: bytes) -> BatchAckBody:
     """Decode the body of BATCH_ACK_MESSAGE (200151). Raises BodyError."""
     try:
         return _decode_acks(body) if body else BatchAckBody()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BodyError(f"batch of acknowledgements: {error}") from error
 
 
@@ -106,7 +106,7 @@ def decode_request_mode(body: bytes) -> RequestMode:
     """Decode the body of SET_MESSAGE_REQUEST_MODE (401). Raises BodyError."""
     try:
         found = _decode_mode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BodyError(f"request mode: {error}") from error
     if found.mode not in {"PULL", "POP"}:
         raise BodyError(f"mode={found.mode[:40]!r}, expected PULL or POP")

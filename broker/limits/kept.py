@@ -235,6 +235,20 @@ POP_IN_FLIGHT: Final = _limit(
     "further pops get POLLING_FULL",
     code=ResponseCode.POLLING_FULL,
 )
+POP_LOCKS: Final = _limit(
+    "pop_locks",
+    "queues that groups pop in order, with up to 32 messages each, 4 KiB at most",
+    10_000,
+    "the oldest ones that have ended are forgotten; further pops get POLLING_FULL",
+    code=ResponseCode.POLLING_FULL,
+)
+POP_PAIRS: Final = _limit(
+    "pop_pairs",
+    "topics that groups have popped, 300 bytes each",
+    50_000,
+    "further pops get POLLING_FULL",
+    code=ResponseCode.POLLING_FULL,
+)
 REQUEST_MODES: Final = _limit(
     "request_modes",
     "groups and topics with a mode, pull or pop, 500 bytes each",

@@ -19,7 +19,9 @@ Source: RocketMQ ``PopMessageProcessor``, ``AckMessageProcessor``, ``PopReviveSe
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -36,7 +38,7 @@ from halfmq.store.log.append_request import AppendRequest
 
 from ..delay.levels import with_properties
 from ..errors import RequestRefusedError
-from ..limits.kept import POP_IN_FLIGHT, Kept
+from ..limits.kept import POP_IN_FLIGHT, POP_LOCKS, POP_PAIRS, Kept
 from ..loop.fetches import Fetch
 from ..net.long_polling import Wanted
 from ..ports import Store
@@ -149,10 +151,12 @@ class PopEngine:
         self._in_flight, self._locks = InFlight(), OrderLocks()
         self.popped: set[tuple[str, str]] = set()  # group and topic that pop now
         self._pulled: set[tuple[str, str]] = set()  # that have popped and pull now
+        self._settling: deque[Lapsed] = deque()  # of queues that were reset or deleted
         self._draining: set[tuple[str, str]] = set()  # whose retries go where they are pulled
         self._base_of: dict[str, str] = {}  # retry topic → topic
         self._acknowledged: dict[tuple[str, str, PopHandle], None] = {}
         self._pops = 0
+        self._first_pop_ms = 0  # the least time of the next pop
         self._settled: dict[int, int] = {}  # revive queue → offset settled at the last save
         self._progress_at = self._ticked_ms = self._monotonic_ms()
 
@@ -204,7 +208,15 @@ class PopEngine:
         self._move(queue, max(said.offsets[-1] + 1, self._position(queue)))
         left_ms = max(said.pop_ms + said.invisible_ms - self._now_ms(), 0)
         left_ms = min(left_ms, said.invisible_ms)
-        self._add(said, revive_queue, revive_offset, left_ms)
+        # A later pop of the same message, after a reset, may be in a queue that was read before.
+        found = [self._in_flight.get(queue, offset) for offset in said.offsets]
+        said.offsets = tuple(
+            offset
+            for offset, one in zip(said.offsets, found, strict=True)
+            if one is None or one.pop_ms <= said.pop_ms
+        )
+        if said.offsets:
+            self._add(said, revive_queue, revive_offset, left_ms)
 
     def _add(self, said: PopRecord, revive_queue: int, revive_offset: int, left_ms: int) -> None:
         checkpoint = PopCheckpoint(
@@ -248,11 +260,12 @@ class PopEngine:
                 f"{self._in_flight.count} of all groups; the limits are {GROUP_MAX} and "
                 f"{POP_IN_FLIGHT.most}: acknowledge some first"
             )
-        self._begin(wish.group, wish.topic)
         taken, rest = self._find(wish, read)
         found = [one for one in taken if one.records]
+        if found:
+            self._begin(wish, len(found))
         revive_queue = ORDER_QUEUE if wish.in_order else self._pops % REVIVE_QUEUES
-        pop_ms = self._now_ms()
+        pop_ms = max(self._now_ms(), self._first_pop_ms)
         if found:
             self._pops += 1
         if wish.in_order:
@@ -278,14 +291,17 @@ class PopEngine:
         """Return whether a pop would get messages now."""
         return bool(self.peek(wish, read))
 
-    def _begin(self, group: str, topic: str) -> None:
-        key = group, topic
-        if key not in self.popped:
-            self.popped.add(key)
-            self._pulled.discard(key)
-            self._draining.discard(key)
-        for version_2 in (False, True):
-            self._base_of.setdefault(pop_retry_topic(topic, group, version_2=version_2), topic)
+    def _begin(self, wish: Wish, queues: int) -> None:
+        if wish.in_order and not self._locks.has_room(queues, self._monotonic_ms()):
+            raise PopFullError(f"{len(self._locks)} queues are locked: acknowledge messages first")
+        key = wish.group, wish.topic
+        if key in self.popped:
+            return
+        self._pulled.discard(key)
+        if len(self.popped) + len(self._pulled) >= POP_PAIRS.most:
+            raise PopFullError(f"groups pop {POP_PAIRS.most} topics, which is the limit")
+        self.popped.add(key)
+        self._draining.discard(key)
 
     def _find(self, wish: Wish, read: Read) -> tuple[list[Taken], int]:
         """Return what a pop takes from each queue, and how much it leaves."""
@@ -319,9 +335,9 @@ class PopEngine:
         is_retry = queue.topic != wish.topic
         done = self._locks.done(queue) if wish.in_order else set()
         wanted = None if is_retry else wish.wanted
-        next_offset, records = read(queue, start, room + len(done), wanted)
-        if done:
-            records = [one for one in records if one[0] not in done][:room]
+        next_offset, records = read(queue, start, room, wanted)
+        if done:  # the first one is not among them, so that a pop never searches far
+            records = [one for one in records if one[0] not in done]
         if is_retry:
             # Version 1 of the name may be that of another group's ordinary retry topic.
             records = [one for one in records if _was_popped(one[1])]
@@ -329,7 +345,9 @@ class PopEngine:
 
     def _retry_queues(self, group: str, topic: str) -> list[PopQueue]:
         names = (pop_retry_topic(topic, group, version_2=one) for one in (False, True))
-        return [PopQueue(group, name, 0) for name in names if name in self._topics]
+        found = [name for name in names if name in self._topics]
+        self._base_of |= dict.fromkeys(found, topic)
+        return [PopQueue(group, name, 0) for name in found]
 
     def _store_checkpoints(
         self, said: Sequence[PopRecord], revive_queue: int, *more: AppendRequest, left_ms: int
@@ -519,8 +537,9 @@ class PopEngine:
 
     def _clear(self, queue: PopQueue) -> None:
         self._locks.release(queue)
-        for due in self._in_flight.of_queue(queue):
-            self._settle(due)
+        self._first_pop_ms = self._now_ms() + 1  # so that a start can tell which pop is later
+        self._settling += self._in_flight.take_queue(queue)
+        self._settle()
 
     def _forgotten(self, group: str, topic: str, queue_ids: Collection[int]) -> None:
         """Forget what is in flight of a topic or group that is deleted, also for a start."""
@@ -558,6 +577,10 @@ class PopEngine:
         """Make messages visible whose time is over; return the seconds until the next call."""
         now_ms = self._monotonic_ms()
         self._drain()
+        try:
+            self._settle()
+        except StoreError as error:
+            logger.warning("event=pop_not_settled error=%r", str(error))
         for _ in range(BATCH_MAX):
             due = self._in_flight.take_due(now_ms)
             if due is None:
@@ -573,7 +596,7 @@ class PopEngine:
         times = self._in_flight.next_due_ms(), self._locks.next_release_ms(now_ms)
         waits = [one - now_ms for one in times if one is not None]
         wait_s = max(min(waits, default=PROGRESS_MS) / 1_000, 0)
-        return 0 if self._draining else min(wait_s, IDLE_TICK_S)
+        return 0 if self._draining or self._settling else min(wait_s, IDLE_TICK_S)
 
     def _revive(self, due: Lapsed) -> None:
         """Store messages again, as their next delivery."""
@@ -624,11 +647,14 @@ class PopEngine:
         checkpoint = due.checkpoint._replace(due_ms=self._monotonic_ms() + ms)
         self._in_flight.add(due.queue, checkpoint, due.offsets)
 
-    def _settle(self, due: Lapsed) -> None:
-        """Store that messages are done, without another delivery."""
-        self._store.append([self._done_record(due.queue, _handles(due))])
-        for offset in due.offsets:
-            self._in_flight.remove(due.queue, offset)
+    def _settle(self) -> None:
+        """Store that some messages are done, without another delivery; the tick goes on."""
+        batch = list(islice(self._settling, BATCH_MAX))
+        if batch:
+            self._store.append([self._done_record(due.queue, _handles(due)) for due in batch])
+            for _ in batch:
+                self._settling.popleft()
+            self._wake()
 
     def _base(self, queue: PopQueue) -> str:
         """Return the topic of which a queue has messages or retries."""
@@ -644,7 +670,7 @@ class PopEngine:
 
     def _drain(self) -> None:
         """Pop some retries of groups that pull now, so that they become visible where they pull."""
-        for key in list(self._draining):
+        for key in list(islice(self._draining, BATCH_MAX)):
             group, topic = key
             found = 0
             for queue in self._retry_queues(group, topic):
@@ -705,7 +731,11 @@ class PopEngine:
 
     def kept(self) -> Kept:
         """Return how much of what it keeps for peers is used."""
-        return {POP_IN_FLIGHT: self._in_flight.count}
+        return {
+            POP_IN_FLIGHT: self._in_flight.count + len(self._settling),
+            POP_LOCKS: len(self._locks),
+            POP_PAIRS: len(self.popped) + len(self._pulled),
+        }
 
 
 def _handles(due: Lapsed) -> list[PopHandle]:

@@ -80,6 +80,7 @@ class InFlight:
     def __init__(self) -> None:
         self._numbers: dict[PopQueue, int] = {}
         self._queues: list[PopQueue] = []  # by number
+        self._free: list[int] = []  # numbers of queues with nothing in flight
         self._flights: list[dict[int, int]] = []  # by number: queue offset → packed checkpoint
         self._heap: list[int] = []  # packed checkpoints
         self._chunks: dict[int, dict[int, int]] = {}  # revive queue → chunk → messages in flight
@@ -94,15 +95,24 @@ class InFlight:
         """Add the messages of a checkpoint; this ends earlier deliveries of them."""
         number = self._numbers.get(queue)
         if number is None:
-            number = self._numbers[queue] = len(self._queues)
-            self._queues.append(queue)
-            self._flights.append({})
+            number = self._numbers[queue] = self._number(queue)
+        flights = self._flights[number]
         for offset in offsets:
-            self.remove(queue, offset)
+            if (old := flights.pop(offset, None)) is not None:
+                self._count(queue.group, _unpacked(old), -1)
         packed = checkpoint._replace(number=number).packed()
-        self._flights[number].update(dict.fromkeys(offsets, packed))
+        flights.update(dict.fromkeys(offsets, packed))
         self._count(queue.group, checkpoint, len(offsets))
         heapq.heappush(self._heap, packed)
+
+    def _number(self, queue: PopQueue) -> int:
+        if self._free:  # a checkpoint in the heap that has this number still is another one
+            number = self._free.pop()
+            self._queues[number] = queue
+            return number
+        self._queues.append(queue)
+        self._flights.append({})
+        return len(self._queues) - 1
 
     def get(self, queue: PopQueue, offset: int) -> PopCheckpoint | None:
         """Return the checkpoint of a message in flight; None if it is not."""
@@ -111,10 +121,15 @@ class InFlight:
 
     def remove(self, queue: PopQueue, offset: int) -> bool:
         """Remove a message; return whether it was in flight."""
-        packed = self._of(queue).pop(offset, None)
+        flights = self._of(queue)
+        packed = flights.pop(offset, None)
         if packed is None:
             return False
         self._count(queue.group, _unpacked(packed), -1)
+        if not flights:
+            number = self._numbers.pop(queue)
+            self._flights[number] = {}  # a dict that was large stays so
+            self._free.append(number)
         if len(self._heap) > 2 * self.count + SLACK:
             self._heap = list({one for flights in self._flights for one in flights.values()})
             heapq.heapify(self._heap)
@@ -126,6 +141,14 @@ class InFlight:
         for offset, packed in self._of(queue).items():
             found.setdefault(packed, []).append(offset)
         return [Lapsed(queue, _unpacked(packed), offsets) for packed, offsets in found.items()]
+
+    def take_queue(self, queue: PopQueue) -> list[Lapsed]:
+        """Remove and return all messages of a queue."""
+        taken = self.of_queue(queue)
+        for one in taken:
+            for offset in one.offsets:
+                self.remove(queue, offset)
+        return taken
 
     def queues(self) -> list[PopQueue]:
         """Return the queues with messages in flight."""

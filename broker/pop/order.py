@@ -11,9 +11,11 @@ Source: RocketMQ ``ConsumerOrderInfoManager``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
+from ..limits.kept import POP_LOCKS
 from .in_flight import PopQueue
 
 
@@ -38,7 +40,20 @@ class OrderLocks:
     """Locks by group and queue."""
 
     def __init__(self) -> None:
-        self._locks: dict[PopQueue, OrderLock] = {}
+        self._locks: dict[PopQueue, OrderLock] = {}  # the latest pop last
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    def has_room(self, queues: int, now_ms: int) -> bool:
+        """Return whether so many more queues can be locked; forget old locks that have ended.
+
+        Messages of a forgotten lock that were acknowledged, but not all before them, come again.
+        """
+        for queue in list(islice(self._locks, max(len(self) + queues - POP_LOCKS.most, 0))):
+            if self._locks[queue].released_ms <= now_ms:
+                del self._locks[queue]
+        return len(self) + queues <= POP_LOCKS.most
 
     def is_blocked(self, queue: PopQueue, attempt_id: str | None, now_ms: int) -> bool:
         """Return whether a pop gets nothing from this queue now."""
@@ -65,6 +80,7 @@ class OrderLocks:
         times = {offset: before.get(offset, 0) for offset in offsets}
         visible_ms = dict.fromkeys(offsets, now_ms + invisible_ms)
         done = self.done(queue)
+        self._locks.pop(queue, None)
         self._locks[queue] = OrderLock(
             pop_ms, invisible_ms, attempt_id, visible_ms, times, end, done
         )
@@ -90,6 +106,8 @@ class OrderLocks:
         if lock.visible_ms:
             return min(lock.visible_ms)
         del self._locks[queue]
+        while lock.end in lock.done:  # an earlier pop asked for more
+            lock.end += 1
         return lock.end
 
     def release(self, queue: PopQueue) -> None:

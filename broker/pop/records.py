@@ -68,7 +68,7 @@ def decode_pop(encoded: bytes) -> PopRecord | None:
     """Return what the body of a record of the revive topic says; None if it is none of these."""
     try:
         body = _decode(encoded)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     queue = PopQueue(body.group, body.topic, body.queue_id)
     if body.count >= 0:

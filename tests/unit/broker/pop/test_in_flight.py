@@ -109,3 +109,24 @@ def test_acknowledged_checkpoints_are_forgotten_before_they_are_due() -> None:
         tracemalloc.stop()
     assert table.count == 0
     assert taken < 20_000 * 20
+
+
+def test_queues_with_nothing_in_flight_are_forgotten() -> None:
+    """A peer may pop from millions of them, one after the other."""
+    table = InFlight()
+    tracemalloc.start()
+    try:
+        for number in range(5_000):
+            queue = PopQueue(f"group-{number}", "orders", 0)
+            table.add(queue, checkpoint(10**9 + number, 0, 2, record=number), [0, 1])
+            if number % 2:
+                table.remove(queue, 0)
+                table.remove(queue, 1)
+            else:
+                assert [one.offsets for one in table.take_queue(queue)] == [[0, 1]]
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert table.count == 0
+    assert table.take_due(10**12) is None
+    assert taken < 5_000 * 40

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
+from halfmq.broker.limits.kept import POP_LOCKS, POP_PAIRS, usage
+from halfmq.broker.pop import engine, order
 from halfmq.remoting.admin_headers import TopicRequestHeader
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import BodyError
 from halfmq.remoting.header_tables import response_header
-from halfmq.remoting.pop_bodies import RequestMode, encode_batch_ack
+from halfmq.remoting.pop_bodies import (
+    RequestMode,
+    decode_batch_ack,
+    decode_request_mode,
+    encode_batch_ack,
+)
 from halfmq.remoting.pop_handle import PopHandle, kind_of, parse_handle, parse_offsets
 from halfmq.remoting.pop_headers import (
     AckMessageRequestHeader,
@@ -28,7 +37,8 @@ from halfmq.remoting.pop_headers import (
 )
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import Record, decode_records
-from tests.support.peers import Peer
+from halfmq.store.log.append_request import AppendRequest, AppendResult
+from tests.support.peers import Peer, until
 from tests.support.race_windows import Rig, windowed
 from tests.support.stores import draft
 from tests.support.usual_headers import pull_header
@@ -376,6 +386,83 @@ async def test_an_order_lock_ends_with_its_time(rig: Rig) -> None:
     told = response_header(answer, PopMessageResponseHeader).order_count_info
     assert told == "0 qo0%0 1;0 qo0%2 1"
     assert await ack(peer, first[0]) == ResponseCode.NO_MESSAGE
+
+
+@windowed()
+async def test_a_pop_in_order_gets_no_later_messages_while_the_first_is_not_acknowledged(
+    rig: Rig,
+) -> None:
+    """Otherwise a member that leaves it out would make the others search ever farther."""
+    peer = await send(rig, 12, queues=1)
+    order: dict[str, Any] = {"order": True, "queue_id": 0}
+    for _ in range(3):
+        found = await pop(peer, max_msg_nums=4, **order)
+        assert {one.body for one in found} <= {"m0", "m1", "m2", "m3"}
+        for one in found[1:]:
+            assert await ack(peer, one) == 0
+        await rig.wait(INVISIBLE_MS + 100, step_ms=1_000)
+    (first,) = await pop(peer, max_msg_nums=1, **order)
+    assert await ack(peer, first) == 0
+    assert [one.body for one in await pop(peer, max_msg_nums=2, **order)] == ["m4", "m5"]
+
+
+@windowed()
+async def test_locks_and_popped_topics_are_bounded(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has ended makes room, and a topic without messages takes none."""
+    monkeypatch.setattr(order, "POP_LOCKS", POP_LOCKS._replace(most=2))
+    monkeypatch.setattr(engine, "POP_PAIRS", POP_PAIRS._replace(most=1))
+    peer = await send(rig, 4)
+    wanted: dict[str, Any] = {"order": True, "max_msg_nums": 1}
+    for queue_id in (0, 1):
+        assert len(await pop(peer, queue_id=queue_id, **wanted)) == 1
+    full = await peer.call(RequestCode.POP_MESSAGE, pop_header(queue_id=2, **wanted))
+    assert full.code == ResponseCode.POLLING_FULL
+    other = await peer.call(RequestCode.POP_MESSAGE, pop_header(consumer_group="other"))
+    assert (other.code, "which is the limit" in (other.remark or "")) == (209, True)
+
+    await rig.wait(INVISIBLE_MS + 100, step_ms=1_000)
+    assert len(await pop(peer, queue_id=2, **wanted)) == 1
+    kept = usage(rig.broker.keepers)
+    assert (kept["pop_locks"]["used"], kept["pop_pairs"]["used"]) == (2, 1)
+
+
+@windowed()
+async def test_what_a_reset_ends_is_stored_in_slices(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group may have a hundred thousand pops in flight."""
+    count = 3 * engine.BATCH_MAX
+    peer = await send(rig, count, queues=1)
+    for _ in range(count):
+        await pop(peer, max_msg_nums=1)
+    rig.tables.offsets.reset(GROUP, TOPIC, 0, 0)
+    stored: list[int] = []
+    append = rig.store.append
+
+    def counted(group: Sequence[AppendRequest]) -> Sequence[AppendResult]:
+        stored.append(len(group))
+        return append(group)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.store, "append", counted)
+        assert len(await bodies(peer)) == count
+        await until(lambda: usage(rig.broker.keepers)["pop_in_flight"]["used"] == count)
+    assert sum(stored) == count + 2  # the position, and the new pop
+    assert max(stored) == engine.BATCH_MAX
+    await rig.kill()
+    peer = await rig.peer(GROUP)
+    await rig.wait(INVISIBLE_MS + 500)
+    assert len(await bodies(peer)) == count
+
+
+@pytest.mark.parametrize("decode", [decode_batch_ack, decode_request_mode])
+def test_deeply_nested_bodies_are_refused(decode: Callable[[bytes], object]) -> None:
+    """As any other garbage, and not as an error of the broker."""
+    nested = b"[" * 60_000 + b"]" * 60_000
+    with pytest.raises(BodyError):
+        decode(b'{"acks":%b,"consumerGroup":%b}' % (nested, nested))
 
 
 @windowed()
