@@ -200,8 +200,8 @@ def test_offsets_take_at_most_the_memory_that_is_counted(tmp_path: Path, queues:
     assert offsets.kept()[OFFSET_BYTES] == counted - each
     for _ in offsets.forget(topic="topic-1"):
         pass
-    assert offsets.kept()[OFFSET_BYTES] == counted - 2 * each + queues * (
-        RESET_BYTES + len("topic-1@group-1@0")
+    assert offsets.kept()[OFFSET_BYTES] == counted - 2 * each + sum(
+        RESET_BYTES + len(f"topic-1@group-1@{queue_id}") for queue_id in range(queues)
     )
 
 
