@@ -5,6 +5,7 @@
 │   └── `MessageRefusedError`: the same for a message
 ├── `NotYetError`: the request is served later, after something else is done
 ├── `UnfinishedError`: the request and those after it wait, for a turn of the loop or for room
+├── `FilterSyntaxError`, `EvaluationError`: an SQL92 filter is wrong, or fails on a message
 ├── `BrokerConfigError`: a setting is wrong; the broker does not start (exit code 2)
 └── `AddressTakenError`: another process listens on the address (exit code 5)
 """
@@ -109,3 +110,18 @@ class AddressTakenError(BrokerError):
     def __str__(self) -> str:
         remedy = f"end the other process or set {self.key}"
         return f"cannot listen on {self.address}: {self.reason}; {remedy}"
+
+
+class FilterSyntaxError(BrokerError):
+    """An SQL92 expression is wrong at ``position``, in characters from its start."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(position, reason)
+        self.position, self.reason = position, reason
+
+    def __str__(self) -> str:
+        return f"SQL92 filter is wrong at character {self.position + 1}: {self.reason}"
+
+
+class EvaluationError(BrokerError):
+    """The values of a message cannot be compared as the expression requires."""

@@ -41,8 +41,8 @@ from .draining import Draining
 from .filters.filters_in_use import FiltersInUse
 from .handlers.access_checks import may_see
 from .handlers.admin.access import PlainAclHandlers, UserHandlers
+from .handlers.admin.broker_config import CleaningHandlers
 from .handlers.admin.change_queue import ChangeQueue
-from .handlers.admin.cleaning import CleaningHandlers
 from .handlers.admin.consumer_relays import RelayHandlers
 from .handlers.admin.group_offsets import GroupOffsetHandlers
 from .handlers.admin.statistics import StatisticsHandlers
@@ -51,8 +51,7 @@ from .handlers.admin.transactions import TransactionAdminHandlers
 from .handlers.administration import admin_handlers
 from .handlers.clients.assignments import AssignmentHandlers
 from .handlers.clients.brokers import BrokerHandlers
-from .handlers.clients.clients import ClientHandlers
-from .handlers.clients.locks import LockHandlers
+from .handlers.clients.clients import ClientHandlers, LockHandlers
 from .handlers.clients.queue_offsets import OffsetHandlers
 from .handlers.clients.routes import RouteHandlers
 from .handlers.messages.pop import PopHandler
@@ -90,9 +89,8 @@ from .runtime_info import RuntimeInfo
 from .store_service import PersistTicker, StoreService, make_tables_directory
 from .tables.all_tables import make_tables
 from .tables.client_registry import SCAN_S
-from .tables.current_queues import CurrentQueues
 from .tables.message_statistics import Statistics
-from .transaction.destination import Destinations
+from .transaction.destination import CurrentQueues, Destinations
 from .transaction.transaction_service import TransactionService
 from .unused_names import SCAN_S as UNUSED_SCAN_S
 from .unused_names import UnusedNames

@@ -12,13 +12,7 @@ from typing import TypeVar
 import msgspec
 
 # Importing these declares their classes with ``request_header`` and ``answer_header``.
-from . import (  # noqa: F401
-    access_bodies,
-    admin_headers,
-    headers,
-    pop_headers,
-    transaction_headers,
-)
+from . import access_bodies, admin_headers, headers, own_requests, pop  # noqa: F401
 from .command import RemotingCommand
 from .errors import HeaderError
 from .ext_fields import (

@@ -397,7 +397,7 @@ class QueryConsumersRequestHeader(Header, frozen=True, kw_only=True):
     consumer_group: Name | None = None  # None: all groups
     after_group: Name = ""  # of the last member of the previous page
     after_client: Name = ""
-    max_count: Int32 = 100  # at most consumer_bodies.CONSUMERS_MAX; the last member's are whole
+    max_count: Int32 = 100  # at most own_requests.CONSUMERS_MAX; the last member's are whole
     broker_name: Name | None = field(default=None, name="bname")
 
 

@@ -3,7 +3,7 @@
 The store is synchronous and owned by one thread, the broker's event loop; methods that other
 threads may call say so. Two helper threads make only calls that release the interpreter:
 the flusher (``log/flusher.py``) makes the log durable; the maintenance thread
-(``files/maintenance.py``) prepares files, flushes queues and index, and writes the checkpoint.
+(``files/worker.py``) prepares files, flushes queues and index, and writes the checkpoint.
 
 Opening: lock, load, set the abort marker, recover, index, start threads. Closing undoes this in
 the opposite order. The marker is removed last, when everything is on disk. A store whose disk
@@ -30,10 +30,9 @@ from .errors import DirectoryLostError, StoreClosedError, StoreError, UnusableFi
 from .files import disk
 from .files.checkpoint import Checkpoint, DurableMark, abort_marker, load_checkpoint, rebuild_marker
 from .files.directory_lock import DirectoryLock
-from .files.maintenance import Maintenance
 from .files.mapped_file import lacks_space, make_directory
 from .files.obsolete_files import remove_obsolete_files
-from .files.worker import ThreadWorker, WorkerFactory
+from .files.worker import Maintenance, ThreadWorker, WorkerFactory
 from .format.record import decode_record
 from .format.topics import DELAYED_TOPICS
 from .index.index_builder import IndexBuilder, KeyIndex, NoIndex
@@ -46,9 +45,8 @@ from .log.log_reader import LogReader
 from .queue.consume_queue import ConsumeQueue
 from .queue.deleted_topics import TopicDeletion, load_deleted_topics
 from .queue.pull_selection import GetResult, GetStatus
-from .queue.queue_ends import QueueEnds
 from .queue.queue_reader import QueueReader
-from .queue.queue_table import QueueTable
+from .queue.queue_table import QueueEnds, QueueTable
 from .recovery.recovery import Progress, Recovery, RecoveryReport
 
 __all__ = ["GetResult", "GetStatus", "MessageStore", "RecoveryReport"]

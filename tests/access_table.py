@@ -50,8 +50,8 @@ from halfmq.remoting.headers import (
     SendMessageRequestHeader,
     SendMessageResponseHeader,
 )
+from halfmq.remoting.own_requests import PreparedMessage, TransactionEnd, encode_entries
 from halfmq.remoting.replies import encode_request
-from halfmq.remoting.transaction_bodies import PreparedMessage, TransactionEnd, encode_entries
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TRACE_TOPIC

@@ -32,8 +32,8 @@ from halfmq.remoting.bodies import (
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.errors import BodyError
 from halfmq.remoting.ext_fields import Name
+from halfmq.remoting.own_requests import decode_prepared_messages
 from halfmq.remoting.request_sizes import NAME_LENGTH_MAX
-from halfmq.remoting.transaction_bodies import decode_prepared_messages
 from halfmq.store.format.topics import (
     RETRY_PREFIX,
     is_broker_only,

@@ -54,7 +54,6 @@ from ..limits.kept import DELAYED, Kept
 from ..loop.fetches import Fetch
 from ..ports import Store
 from .done_file import DoneFile
-from .due_times import Due, DueTimes
 from .find_waiting import waiting_messages
 from .levels import DelayLevels, restored
 from .timer_records import TimerError, again, is_recall, link_of, recall_of, text_of
@@ -64,6 +63,8 @@ from .waiting import (
     PENDING,
     RECALLED,
     TIMER_QUEUE,
+    Due,
+    DueTimes,
     WaitingQueue,
     place_of,
     queue_offset_of,

@@ -7,7 +7,7 @@ from typing import Final
 
 from halfmq.store.format.properties import decode_properties, get_property
 
-from .errors import EvaluationError
+from ..errors import EvaluationError
 from .expressions import Node, Properties
 
 NAMES_FEW: Final = 4

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from .errors import FilterSyntaxError
+from ..errors import FilterSyntaxError
 from .values import (
     LONG_MAX,
     Value,

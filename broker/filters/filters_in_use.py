@@ -19,10 +19,9 @@ from typing import Final, NamedTuple, Protocol
 from halfmq.remoting.bodies import EXPRESSION_LENGTH_MAX
 from halfmq.remoting.codes import ResponseCode
 
-from ..errors import NotYetError, RequestRefusedError
+from ..errors import FilterSyntaxError, NotYetError, RequestRefusedError
 from ..limits.kept import FILTER_BYTES, FILTER_REQUEST_BYTES, Kept
 from .compiled_filter import OPERATOR_SIZE, CompiledFilter
-from .errors import FilterSyntaxError
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from typing import Final
 from lark import Lark, Token, Transformer, UnexpectedToken, v_args
 from lark.lexer import Lexer
 
+from ..errors import FilterSyntaxError
 from . import expressions as build
 from .compiled_filter import CompiledFilter
-from .errors import FilterSyntaxError
 from .expressions import Node
 from .values import LONG_MIN
 

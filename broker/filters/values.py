@@ -15,7 +15,7 @@ import re
 from math import copysign, isnan
 from typing import Final, TypeAlias
 
-from .errors import EvaluationError
+from ..errors import EvaluationError
 
 Known: TypeAlias = bool | int | float | str
 Value: TypeAlias = Known | None

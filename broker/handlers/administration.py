@@ -11,14 +11,12 @@ from ..live_settings import LiveSettings
 from ..ports import Handlers
 from ..tables.all_tables import Tables
 from ..tables.message_statistics import Statistics
-from .admin.broker_config import SettingsHandlers
+from .admin.broker_config import KvConfigHandlers, SettingsHandlers
 from .admin.change_queue import ChangeQueue
-from .admin.consume_queue import ConsumeQueueHandlers
 from .admin.consumer_relays import RelayHandlers
 from .admin.consumption import ConsumptionHandlers
 from .admin.groups import GroupHandlers
-from .admin.kv_config import KvConfigHandlers
-from .admin.topics import TopicHandlers
+from .admin.topics import ConsumeQueueHandlers, TopicHandlers
 
 
 def admin_handlers(

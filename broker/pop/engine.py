@@ -28,7 +28,7 @@ import msgspec
 from attrs import define
 
 from halfmq.remoting.codes import INT32_MAX
-from halfmq.remoting.pop_handle import ORDER_QUEUE, PopHandle, kind_of, pop_retry_topic
+from halfmq.remoting.pop import ORDER_QUEUE, PopHandle, kind_of, pop_retry_topic
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.properties import PROPERTY_FIRST_POP_TIME, get_property

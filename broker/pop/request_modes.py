@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from halfmq.remoting.codes import ResponseCode
-from halfmq.remoting.pop_bodies import RequestMode
+from halfmq.remoting.pop import RequestMode
 
 from ..errors import RequestRefusedError
 from ..limits.kept import REQUEST_MODES, Kept

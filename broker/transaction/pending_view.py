@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from attrs import define
 
-from halfmq.remoting.transaction_bodies import TransactionInfo
+from halfmq.remoting.own_requests import TransactionInfo
 from halfmq.store.files.page_cache import Missing, NotInMemoryError
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.consumer_bodies import ConsumerInfo, decode_consumers
 from halfmq.remoting.headers import QueryConsumersRequestHeader, QueryConsumersResponseHeader
+from halfmq.remoting.own_requests import ConsumerInfo, decode_consumers
 
 from ..arguments import check_optional_text, check_text
 from ..net.response_errors import answer_of

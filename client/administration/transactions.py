@@ -9,12 +9,13 @@ from typing import Final, Literal, TypeAlias
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
-from halfmq.remoting.transaction_bodies import TransactionInfo, decode_transactions
-from halfmq.remoting.transaction_headers import (
+from halfmq.remoting.own_requests import (
     DecideTransactionRequestHeader,
     DecideTransactionResponseHeader,
     QueryTransactionsRequestHeader,
     QueryTransactionsResponseHeader,
+    TransactionInfo,
+    decode_transactions,
 )
 from halfmq.store.format.ids import parse_offset_message_id
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import product
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.pop_headers import PollingInfoRequestHeader
+from halfmq.remoting.pop import PollingInfoRequestHeader
 from halfmq.store.format.topics import RETRY_PREFIX
 
 from ..consuming.assignment import Assignment, gather_all

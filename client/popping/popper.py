@@ -21,15 +21,18 @@ from halfmq.remoting.bodies import SUBSCRIBE_ALL
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
-from halfmq.remoting.pop_handle import PopHandle, parse_handle, parse_offsets, topic_of_kind
-from halfmq.remoting.pop_headers import (
+from halfmq.remoting.pop import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
     NotificationRequestHeader,
     NotificationResponseHeader,
+    PopHandle,
     PopMessageRequestHeader,
     PopMessageResponseHeader,
+    parse_handle,
+    parse_offsets,
+    topic_of_kind,
 )
 from halfmq.store.format.errors import CorruptRecordError
 from halfmq.store.format.properties import PROPERTY_POP_CK, get_property

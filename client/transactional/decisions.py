@@ -21,15 +21,13 @@ from typing import Any, Final, TypeAlias
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import EndTransactionRequestHeader
-from halfmq.remoting.transaction_bodies import (
+from halfmq.remoting.own_requests import (
     ENDS_MAX,
+    EndTransactionResponseHeader,
+    EndTransactionsRequestHeader,
     TransactionEnd,
     decode_end_results,
     encode_entries,
-)
-from halfmq.remoting.transaction_headers import (
-    EndTransactionResponseHeader,
-    EndTransactionsRequestHeader,
 )
 
 from ..config import ClientConfig

@@ -14,13 +14,13 @@ from typing import Final
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FRAME_SIZE_MAX
-from halfmq.remoting.transaction_bodies import (
+from halfmq.remoting.own_requests import (
     GROUP_MESSAGES_MAX,
     PreparedMessage,
+    PrepareTransactionRequestHeader,
     decode_prepared_results,
     encode_entries,
 )
-from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
 
 from ..config import ClientConfig
 from ..errors import (

@@ -11,6 +11,7 @@ digest was lost does not get a new one from its beginning, because it may have b
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
@@ -19,7 +20,15 @@ from ..format.queue_entry import ENTRY_SIZE
 from ..log.resync import Damage
 from ..queue.consume_queue import ConsumeQueue
 from ..queue.queue_table import QueueTable
-from .file_digest import Digest, digest_path, load_digest, read_if_there, replace_file, unpacked
+from .file_digest import (
+    Digest,
+    digest_of,
+    digest_path,
+    load_digest,
+    read_if_there,
+    replace_file,
+    unpacked,
+)
 
 IndexExtent = tuple[Path, int]
 """An index file and the number of bytes used in it."""
@@ -282,3 +291,42 @@ def remove_orphans(root: Path) -> None:
             for file in files:
                 if not disk.exists(of / file):
                     disk.remove(Path(directory, file))
+
+
+_READ_SIZE: Final = 1 << 20  # bytes at once
+# Entries never have so many zeros in a row: a size is not 0, and an offset 0 begins a log.
+_ZEROS: Final = bytes(ENTRY_SIZE)
+
+
+class HoleSearch:
+    """Finds zeros among the entries of a queue, where no digest tells; for a start.
+
+    A part of a queue file may be zeroed that a kill left without a digest. The search for the end
+    of the entries meets such a hole by chance only, and consumers would skip the messages.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._ends = QueueEndDigests(root)
+
+    def has_hole(self, queue: ConsumeQueue, end: int) -> bool:
+        """Return whether zeros lie among the entries below queue offset ``end``."""
+        files = queue.files
+        for base in files.bases:
+            stop = min(end * ENTRY_SIZE - base, files.file_size)
+            if stop <= 0:
+                return False
+            path = files.path(base)
+            digest = self._ends.of(queue, base) or digest_of(self._root, path)
+            start = 0 if digest is None else digest.end
+            if start < stop and _has_zeros(path, start, stop):
+                return True
+        return False
+
+
+def _has_zeros(path: Path, start: int, stop: int) -> bool:
+    with disk.opened(path) as fd:
+        return any(
+            _ZEROS in disk.pread(fd, min(_READ_SIZE + ENTRY_SIZE, stop - position), position)
+            for position in range(start, stop, _READ_SIZE)
+        )

@@ -39,15 +39,14 @@ from ..files.mapped_file import write_again, zero_tail
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.queue_entry import PRE_BLANK
 from ..format.record import PREFIX, Record
+from ..integrity.digests import HoleSearch
 from ..integrity.expected_entries import find_batch_queues, is_sound
-from ..integrity.holes import HoleSearch
 from ..log.log_reader import LogReader
 from ..log.log_scan import LogScan, Trust
 from ..log.resync import Damage
 from ..log.transaction_ranges import TransactionRanges
 from ..queue.consume_queue import ConsumeQueue
-from ..queue.queue_ends import checksum
-from ..queue.queue_table import QueueTable
+from ..queue.queue_table import QueueTable, checksum
 from .fillers_for_lost_records import DAMAGED, Repair
 from .queue_rebuild import IncompleteError, LastEntries, QueueRebuild
 

@@ -17,9 +17,8 @@ from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.own_requests import PrepareTransactionRequestHeader, encode_entries
 from halfmq.remoting.replies import encode_request
-from halfmq.remoting.transaction_bodies import encode_entries
-from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
 from halfmq.store.format.properties import encode_properties
 from tests.support.ledger_log import read_log
 from tests.support.patience import PATIENCE_S

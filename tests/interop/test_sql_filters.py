@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from itertools import product
 
-from halfmq.broker.filters.errors import EvaluationError, FilterSyntaxError
+from halfmq.broker.errors import EvaluationError, FilterSyntaxError
 from halfmq.broker.filters.grammar import parse
 from tests.support.official_filters import Case, official_answers
 from tests.support.seeds import run_seed

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from halfmq.remoting.codes import INT64_MAX, INT64_MIN
 from halfmq.remoting.errors import BodyError
-from halfmq.remoting.transaction_bodies import (
+from halfmq.remoting.own_requests import (
     ENDS_MAX,
     GROUP_MESSAGES_MAX,
     TRANSACTIONS_MAX,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import hypothesis.strategies as st
 from hypothesis import given
 
-from halfmq.broker.filters.errors import FilterSyntaxError
+from halfmq.broker.errors import FilterSyntaxError
 from halfmq.broker.filters.grammar import parse
 
 Tree = tuple[object, ...]

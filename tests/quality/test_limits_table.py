@@ -20,7 +20,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         handlers/messages/recall.PAGE_BYTES_MAX handlers/messages/recall.TIMERS_MAX
         delay/delivery.BATCH_COUNT_MAX delay/delivery.FETCHES_MAX
         filters/grammar.TOKENS_MAX
-        handlers/admin/consume_queue.ENTRIES_MAX handlers/admin/consumption.ROWS_MAX
+        handlers/admin/topics.ENTRIES_MAX handlers/admin/consumption.ROWS_MAX
         handlers/admin/group_offsets.RESET_CLIENTS_MAX handlers/admin/groups.GROUPS_PER_REQUEST_MAX
         handlers/admin/consumer_relays.ANSWER_BYTES_MAX
         handlers/admin/consumer_relays.STATUS_BYTES_MAX
@@ -40,7 +40,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         http/app.CONNECTION_S_MAX http/console_process.RESTART_S_MAX
         delay/levels.DELAY_MS_MAX filters/values.INTEGER_MAX filters/values.LONG_MAX
         handlers/admin/topics._PERM_MAX handlers/admin/consumer_relays._CODE_MAX
-        handlers/admin/consume_queue._EXTENSION_MAX handlers/messages/pull.SUSPEND_MS_MAX
+        handlers/admin/topics._EXTENSION_MAX handlers/messages/pull.SUSPEND_MS_MAX
         handlers/messages/pop.INVISIBLE_MS_MAX pop/engine.GROUP_MAX
         loop/ticker.EXTRA_PAUSE_S_MAX net/replay_pace.SLICE_S_MAX
         net/reply_release.STALLED_S_MAX transaction/checks/group_queues.REFUSALS_MAX

@@ -19,10 +19,12 @@ from halfmq.client import (
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.header_tables import response_header
-from halfmq.remoting.transaction_bodies import TransactionEnd, decode_end_results, encode_entries
-from halfmq.remoting.transaction_headers import (
+from halfmq.remoting.own_requests import (
     EndTransactionResponseHeader,
     EndTransactionsRequestHeader,
+    TransactionEnd,
+    decode_end_results,
+    encode_entries,
 )
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.topics import OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC

@@ -24,7 +24,7 @@ from halfmq.client import (
 from halfmq.client.testing import BrokerProcess, BrokerStartError, broker_process
 from halfmq.remoting.codes import HeaderType, ResponseCode
 from halfmq.remoting.header_tables import response_header
-from halfmq.remoting.transaction_headers import EndTransactionResponseHeader
+from halfmq.remoting.own_requests import EndTransactionResponseHeader
 from halfmq.store.config import StoreConfig
 from halfmq.store.format.record import Record
 from halfmq.store.message_store import MessageStore

@@ -18,7 +18,7 @@ from unittest import mock
 
 from halfmq.broker.delay import find_waiting
 from halfmq.broker.delay.done_file import DoneFile
-from halfmq.broker.delay.due_times import DueTimes
+from halfmq.broker.delay.waiting import DueTimes
 from halfmq.broker.disk.retention_policy import RetentionPolicy
 from halfmq.broker.handlers.messages import batch_units, send, sent_properties
 from halfmq.broker.net.connection import ClientConnection

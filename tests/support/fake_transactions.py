@@ -13,22 +13,20 @@ from halfmq.remoting.headers import (
     EndTransactionRequestHeader,
     SendMessageRequestHeader,
 )
-from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transaction_bodies import (
+from halfmq.remoting.own_requests import (
     EndResult,
+    EndTransactionResponseHeader,
+    EndTransactionsRequestHeader,
     PreparedResult,
+    PrepareTransactionRequestHeader,
+    QueryTransactionsRequestHeader,
+    QueryTransactionsResponseHeader,
     TransactionInfo,
     decode_ends,
     decode_prepared_messages,
     encode_entries,
 )
-from halfmq.remoting.transaction_headers import (
-    EndTransactionResponseHeader,
-    EndTransactionsRequestHeader,
-    PrepareTransactionRequestHeader,
-    QueryTransactionsRequestHeader,
-    QueryTransactionsResponseHeader,
-)
+from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_properties

@@ -9,14 +9,15 @@ from halfmq.remoting.bodies import encode_table
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
-from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transaction_bodies import TransactionInfo, encode_entries
-from halfmq.remoting.transaction_headers import (
+from halfmq.remoting.own_requests import (
     DecideTransactionRequestHeader,
     DecideTransactionResponseHeader,
     QueryTransactionsRequestHeader,
     QueryTransactionsResponseHeader,
+    TransactionInfo,
+    encode_entries,
 )
+from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.ids import offset_message_id, pack_host
 
 from .fake_broker import FakeBroker, Peer

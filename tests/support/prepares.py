@@ -20,14 +20,14 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import SendMessageResponseHeader
-from halfmq.remoting.replies import encode_request
-from halfmq.remoting.transaction_bodies import (
+from halfmq.remoting.own_requests import (
     PreparedMessage,
     PreparedResult,
+    PrepareTransactionRequestHeader,
     decode_prepared_results,
     encode_entries,
 )
-from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
+from halfmq.remoting.replies import encode_request
 from halfmq.store.format.ids import UniqueKeyFactory
 from halfmq.store.format.properties import encode_properties
 from tests.support.broker_doubles import START_MS, FakeConnection

@@ -15,7 +15,7 @@ from typing import Final
 from halfmq.remoting.admin_bodies import encode_member, encode_offset_members
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.pop_bodies import decode_request_mode
+from halfmq.remoting.pop import decode_request_mode
 from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.topics import RETRY_PREFIX
 

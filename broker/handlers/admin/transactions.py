@@ -20,14 +20,15 @@ from attrs import define
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
-from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transaction_bodies import TRANSACTIONS_MAX, encode_entries
-from halfmq.remoting.transaction_headers import (
+from halfmq.remoting.own_requests import (
+    TRANSACTIONS_MAX,
     DecideTransactionRequestHeader,
     DecideTransactionResponseHeader,
     QueryTransactionsRequestHeader,
     QueryTransactionsResponseHeader,
+    encode_entries,
 )
+from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import decode_record

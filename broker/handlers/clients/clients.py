@@ -27,14 +27,16 @@ from msgspec.structs import replace
 from halfmq.remoting.bodies import (
     TAG,
     HeartbeatData,
+    LockBatchBody,
     SubscriptionData,
     decode_heartbeat,
+    decode_lock_batch,
     decode_subscription,
     encode_consumer_list,
+    encode_locked_queues,
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.consumer_bodies import CONSUMERS_MAX, ConsumerInfo
 from halfmq.remoting.errors import BodyError
 from halfmq.remoting.headers import (
     GetConsumerListByGroupRequestHeader,
@@ -44,8 +46,8 @@ from halfmq.remoting.headers import (
     QueryConsumersResponseHeader,
     UnregisterClientRequestHeader,
 )
+from halfmq.remoting.own_requests import CONSUMERS_MAX, ConsumerInfo, encode_entries
 from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transaction_bodies import encode_entries
 
 from ...errors import RequestRefusedError
 from ...filters.filters_in_use import FiltersInUse
@@ -54,6 +56,7 @@ from ...ports import Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
 from ...tables.group_members import GroupMembers
 from ...tables.group_table import GroupTable
+from ...tables.queue_locks import QueueLocks
 from ...tables.topic_table import TopicTable, group_of
 from ..access_checks import principal_name
 
@@ -283,3 +286,36 @@ def _decode_subscription(body: bytes) -> SubscriptionData:
     except BodyError as error:
         raise RequestRefusedError(str(error)) from error
     return subscription
+
+
+class LockHandlers(Handlers):
+    """Locks queues for one consumer of a group at a time, which consumes in order (41, 42).
+
+    Source: RocketMQ `AdminBrokerProcessor.lockBatchMQ`, `unlockBatchMQ`.
+    """
+
+    def __init__(self, locks: QueueLocks) -> None:
+        self._locks = locks
+
+    @serves(RequestCode.LOCK_BATCH_MQ)
+    def lock(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Lock queues or renew their locks; answer with those that the client holds now."""
+        body = _decode(request)
+        owned = self._locks.lock(body.consumer_group, body.client_id, body.mq_set)
+        return encode_reply(request, body=encode_locked_queues(owned))
+
+    @serves(RequestCode.UNLOCK_BATCH_MQ)
+    def unlock(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Unlock queues."""
+        body = _decode(request)
+        self._locks.unlock(body.consumer_group, body.client_id, body.mq_set)
+        return encode_reply(request)
+
+
+def _decode(request: RemotingCommand) -> LockBatchBody:
+    if not request.body:
+        raise RequestRefusedError("the request has no body")
+    try:
+        return decode_lock_batch(request.body)
+    except BodyError as error:
+        raise RequestRefusedError(str(error)) from error

@@ -15,9 +15,7 @@ from typing import Final, TypeAlias
 from halfmq.remoting.codes import INT32_MAX, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import PullMessageRequestHeader
-from halfmq.remoting.pop_bodies import decode_batch_ack
-from halfmq.remoting.pop_handle import PopHandle, kind_of, offsets_text, parse_handle
-from halfmq.remoting.pop_headers import (
+from halfmq.remoting.pop import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
@@ -26,8 +24,13 @@ from halfmq.remoting.pop_headers import (
     PeekMessageRequestHeader,
     PollingInfoRequestHeader,
     PollingInfoResponseHeader,
+    PopHandle,
     PopMessageRequestHeader,
     PopMessageResponseHeader,
+    decode_batch_ack,
+    kind_of,
+    offsets_text,
+    parse_handle,
 )
 from halfmq.remoting.replies import encode_reply
 from halfmq.store.files.page_cache import NotInMemoryError

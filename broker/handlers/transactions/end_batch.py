@@ -18,14 +18,14 @@ from attrs import define
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transaction_bodies import (
+from halfmq.remoting.own_requests import (
     EndResult,
+    EndTransactionsRequestHeader,
     TransactionEnd,
     decode_ends,
     encode_entries,
 )
-from halfmq.remoting.transaction_headers import EndTransactionsRequestHeader
+from halfmq.remoting.replies import encode_reply
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError
 

@@ -15,14 +15,14 @@ from attrs import define
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
-from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transaction_bodies import (
+from halfmq.remoting.own_requests import (
     PreparedMessage,
     PreparedResult,
+    PrepareTransactionRequestHeader,
     decode_prepared_messages,
     encode_entries,
 )
-from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
+from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import get_property, terminated

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.transaction_bodies import decode_prepared_results, encode_entries
-from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
+from halfmq.remoting.own_requests import (
+    PrepareTransactionRequestHeader,
+    decode_prepared_results,
+    encode_entries,
+)
 from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.record import crc_tail_matches

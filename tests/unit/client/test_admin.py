@@ -19,8 +19,8 @@ from halfmq.client.admin import Admin, PendingTransaction
 from halfmq.client.errors import BadAnswerError, TransactionNotFoundError, UnsupportedRequestError
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.ext_fields import texts_of
+from halfmq.remoting.own_requests import encode_entries
 from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transaction_bodies import encode_entries
 from halfmq.store.format.ids import offset_message_id, pack_host
 from tests.support.client_loops import in_steady_time, on_both_loops
 from tests.support.fake_broker import FakeBroker, Ignore, fake_broker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from halfmq.remoting import access_bodies, admin_headers, headers, pop_headers, transaction_headers
+from halfmq.remoting import access_bodies, admin_headers, headers, own_requests, pop
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import HeaderError
@@ -190,7 +190,7 @@ def test_every_public_header_class_is_in_a_table() -> None:
     used = {*REQUEST_HEADERS.values(), *RESPONSE_HEADERS.values()}
     classes = {
         value
-        for module in (access_bodies, admin_headers, headers, pop_headers, transaction_headers)
+        for module in (access_bodies, admin_headers, headers, own_requests, pop)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Header) and value is not Header
     }

@@ -7,14 +7,15 @@ from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
-from halfmq.remoting import consumer_bodies, transaction_bodies
+from halfmq.remoting import own_requests
 from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.consumer_bodies import CONSUMERS_MAX, MEMBER_TOPICS_MAX
 from halfmq.remoting.ext_fields import Header, Int32, Int64, Name
 from halfmq.remoting.header_tables import REQUEST_HEADERS, RESPONSE_HEADERS
-from halfmq.remoting.transaction_bodies import (
+from halfmq.remoting.own_requests import (
+    CONSUMERS_MAX,
     ENDS_MAX,
     GROUP_MESSAGES_MAX,
+    MEMBER_TOPICS_MAX,
     TRANSACTIONS_MAX,
     EndEntry,
     TransactionInfo,
@@ -82,7 +83,7 @@ def test_every_entry_is_listed_with_its_fields_and_its_limit() -> None:
     """The bodies are arrays without names, so readers depend on the order."""
     kinds = [
         kind
-        for kind in (vars(transaction_bodies) | vars(consumer_bodies)).values()
+        for kind in vars(own_requests).values()
         if isinstance(kind, type) and issubclass(kind, EndEntry) and kind is not EndEntry
     ]
 
@@ -111,7 +112,7 @@ def test_extended_official_requests_have_their_codes_and_fields() -> None:
 def test_an_old_reader_finds_the_group_size_missing() -> None:
     """The one field of a listing that has a default counts the transaction as one message."""
     values = [1, 2, "m", "t", "g", "topic", "", "parked", 5, 6, None, 0, 0, 0, None, None]
-    (info,) = transaction_bodies.decode_transactions(msgspec.msgpack.encode([values]))
+    (info,) = own_requests.decode_transactions(msgspec.msgpack.encode([values]))
 
     assert info.messages == 1
     assert isinstance(info, TransactionInfo)

@@ -25,17 +25,15 @@ from halfmq.remoting.headers import (
     QueryMessageRequestHeader,
     ViewMessageRequestHeader,
 )
-from halfmq.remoting.transaction_bodies import (
+from halfmq.remoting.own_requests import (
+    EndTransactionsRequestHeader,
     PreparedMessage,
+    PrepareTransactionRequestHeader,
+    QueryTransactionsRequestHeader,
     TransactionEnd,
     decode_end_results,
     decode_prepared_results,
     encode_entries,
-)
-from halfmq.remoting.transaction_headers import (
-    EndTransactionsRequestHeader,
-    PrepareTransactionRequestHeader,
-    QueryTransactionsRequestHeader,
 )
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import decode_record, decode_records

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from halfmq.broker.errors import FilterSyntaxError
 from halfmq.broker.filters.compiled_filter import NAMES_FEW
-from halfmq.broker.filters.errors import FilterSyntaxError
 from halfmq.broker.filters.expressions import (
     CONTAINS_LENGTH_MAX,
     CONTAINS_OPERATORS,

@@ -20,19 +20,17 @@ from halfmq.remoting.headers import (
     SearchOffsetRequestHeader,
     ViewMessageRequestHeader,
 )
-from halfmq.remoting.transaction_bodies import (
+from halfmq.remoting.own_requests import (
+    DecideTransactionRequestHeader,
+    EndTransactionsRequestHeader,
     PreparedMessage,
+    PrepareTransactionRequestHeader,
+    QueryTransactionsRequestHeader,
     TransactionEnd,
     decode_end_results,
     decode_prepared_results,
     decode_transactions,
     encode_entries,
-)
-from halfmq.remoting.transaction_headers import (
-    DecideTransactionRequestHeader,
-    EndTransactionsRequestHeader,
-    PrepareTransactionRequestHeader,
-    QueryTransactionsRequestHeader,
 )
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import encode_properties

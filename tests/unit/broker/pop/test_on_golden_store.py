@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.pop_headers import PopMessageRequestHeader
+from halfmq.remoting.pop import PopMessageRequestHeader
 from halfmq.store.format.record import decode_records
 from tests.support.broker_doubles import START_MS
 from tests.support.golden_store import unpack

@@ -6,11 +6,10 @@ import pytest
 
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.loop import slices
-from halfmq.broker.tables.current_queues import CurrentQueues
 from halfmq.broker.tables.topic_config import TopicConfig
 from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.destination import Destinations
+from halfmq.broker.transaction.destination import CurrentQueues, Destinations
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     HalfMismatchError,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from halfmq.broker.handlers.admin import consume_queue
+from halfmq.broker.handlers.admin import topics
 from halfmq.remoting.admin_headers import QueryConsumeQueueRequestHeader
 from halfmq.remoting.bodies import tag_code
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -61,7 +61,7 @@ async def test_one_answer_has_a_limited_number_of_entries(
 ) -> None:
     """However many are asked for."""
     peer = await filled(rig)
-    monkeypatch.setattr(consume_queue, "ENTRIES_MAX", 2)
+    monkeypatch.setattr(topics, "ENTRIES_MAX", 2)
     answer = await query(peer, count=2**31 - 1)
     assert len(parse(answer.body)["queueData"]) == 2
 

@@ -27,12 +27,13 @@ from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
-from halfmq.remoting.transaction_bodies import TransactionInfo, decode_transactions
-from halfmq.remoting.transaction_headers import (
+from halfmq.remoting.own_requests import (
     DecideTransactionRequestHeader,
     DecideTransactionResponseHeader,
     QueryTransactionsRequestHeader,
     QueryTransactionsResponseHeader,
+    TransactionInfo,
+    decode_transactions,
 )
 from halfmq.store.format.ids import offset_message_id, pack_host
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC

@@ -9,16 +9,15 @@ import pytest
 
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.filters.filters_in_use import FiltersInUse
-from halfmq.broker.handlers.clients.clients import ClientHandlers
-from halfmq.broker.handlers.clients.locks import LockHandlers
+from halfmq.broker.handlers.clients.clients import ClientHandlers, LockHandlers
 from halfmq.broker.loop import slices
 from halfmq.broker.tables.client_registry import EXPIRY_MS, ClientRegistry
 from halfmq.broker.tables.group_table import GroupTable
 from halfmq.broker.tables.queue_locks import QueueLocks
 from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.consumer_bodies import ConsumerInfo, decode_consumers
 from halfmq.remoting.headers import NotifyConsumerIdsChangedRequestHeader
+from halfmq.remoting.own_requests import ConsumerInfo, decode_consumers
 from tests.support.broker_doubles import (
     Clock,
     FakeConnection,

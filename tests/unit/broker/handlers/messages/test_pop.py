@@ -17,14 +17,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import BodyError
 from halfmq.remoting.header_tables import response_header
-from halfmq.remoting.pop_bodies import (
-    RequestMode,
-    decode_batch_ack,
-    decode_request_mode,
-    encode_batch_ack,
-)
-from halfmq.remoting.pop_handle import PopHandle, kind_of, parse_handle, parse_offsets
-from halfmq.remoting.pop_headers import (
+from halfmq.remoting.pop import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
@@ -32,8 +25,16 @@ from halfmq.remoting.pop_headers import (
     NotificationResponseHeader,
     PollingInfoRequestHeader,
     PollingInfoResponseHeader,
+    PopHandle,
     PopMessageRequestHeader,
     PopMessageResponseHeader,
+    RequestMode,
+    decode_batch_ack,
+    decode_request_mode,
+    encode_batch_ack,
+    kind_of,
+    parse_handle,
+    parse_offsets,
 )
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import Record, decode_records

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from halfmq.broker.errors import NotYetError, RequestRefusedError
+from halfmq.broker.errors import FilterSyntaxError, NotYetError, RequestRefusedError
 from halfmq.broker.filters import filters_in_use
-from halfmq.broker.filters.errors import FilterSyntaxError
 from halfmq.broker.filters.expressions import OPERATORS_MAX
 from halfmq.broker.handlers.messages import sql_search
 from halfmq.broker.limits.kept import FILTER_BYTES

@@ -18,17 +18,15 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import EndTransactionRequestHeader
-from halfmq.remoting.replies import encode_request
-from halfmq.remoting.transaction_bodies import (
+from halfmq.remoting.own_requests import (
     EndResult,
+    EndTransactionResponseHeader,
+    EndTransactionsRequestHeader,
     TransactionEnd,
     decode_end_results,
     encode_entries,
 )
-from halfmq.remoting.transaction_headers import (
-    EndTransactionResponseHeader,
-    EndTransactionsRequestHeader,
-)
+from halfmq.remoting.replies import encode_request
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from tests.support.transactions import HOST, Broker, Connected, message

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.transaction_bodies import decode_prepared_results, encode_entries
-from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
+from halfmq.remoting.own_requests import (
+    PrepareTransactionRequestHeader,
+    decode_prepared_results,
+    encode_entries,
+)
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from tests.support.peers import COMMIT, ROLLBACK, Half, Peer

@@ -11,7 +11,7 @@ from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.remoting.codes import HeaderType, ResponseCode
-from halfmq.remoting.transaction_bodies import GROUP_MESSAGES_MAX, PreparedMessage, PreparedResult
+from halfmq.remoting.own_requests import GROUP_MESSAGES_MAX, PreparedMessage, PreparedResult
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.topics import HALF_TOPIC, TIMER_TOPIC
 from tests.support.prepares import Prepares, part
