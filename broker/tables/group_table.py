@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,35 +24,17 @@ from ..limits.kept import GROUPS, RESERVE, Kept
 from .table_file import (
     NAMES_LOGGED_MAX,
     CreatedNames,
+    JsonFields,
     JsonObject,
     PeriodicSave,
     TableFile,
     as_integer,
     as_object,
-    as_switch,
-    without_keys,
 )
 
 logger = logging.getLogger(__name__)
 
 _READ_FORBIDDEN: Final = 1 << 2  # RocketMQ keeps the bit at PermName.INDEX_PERM_READ
-
-_KNOWN_FIELDS: Final = frozenset(
-    {
-        "brokerId",
-        "consumeBroadcastEnable",
-        "consumeEnable",
-        "consumeFromMinEnable",
-        "consumeMessageOrderly",
-        "consumeTimeoutMinute",
-        "groupName",
-        "groupSysFlag",
-        "notifyConsumerIdsChangedEnable",
-        "retryMaxTimes",
-        "retryQueueNums",
-        "whichBrokerWhenConsumeSlowly",
-    }
-)
 
 
 def _uninterpreted_fields() -> dict[str, object]:
@@ -80,47 +62,17 @@ class GroupConfig:
 
     def to_json(self) -> dict[str, object]:
         """Return the entry as `subscriptionGroup.json` holds it."""
-        return {
-            **self.unknown,
-            "brokerId": self.broker_id,
-            "consumeBroadcastEnable": self.consume_broadcast_enable,
-            "consumeEnable": self.consume_enable,
-            "consumeFromMinEnable": self.consume_from_min_enable,
-            "consumeMessageOrderly": self.consume_message_orderly,
-            "consumeTimeoutMinute": self.consume_timeout_minute,
-            "groupName": self.name,
-            "groupSysFlag": self.group_sys_flag,
-            "notifyConsumerIdsChangedEnable": self.notify_consumer_ids_changed_enable,
-            "retryMaxTimes": self.retry_max_times,
-            "retryQueueNums": self.retry_queue_nums,
-            "whichBrokerWhenConsumeSlowly": self.which_broker_when_consume_slowly,
-        }
+        return _FIELDS.entry(self, self.unknown)
 
     @classmethod
     def from_json(cls, name: str, entry: JsonObject) -> GroupConfig:
         """Read an entry; a missing field has its default."""
+        made = cls(name=name)
+        found = _FIELDS.read(entry, made)
+        return replace(made, **{**found, "unknown": {**made.unknown, **found["unknown"]}})
 
-        def switch(key: str, *, default: bool = True) -> bool:
-            return as_switch(entry.get(key), default=default)
 
-        def integer(key: str, default: int) -> int:
-            return as_integer(entry.get(key), default)
-
-        return cls(
-            name=name,
-            consume_enable=switch("consumeEnable"),
-            consume_from_min_enable=switch("consumeFromMinEnable"),
-            consume_broadcast_enable=switch("consumeBroadcastEnable"),
-            consume_message_orderly=switch("consumeMessageOrderly", default=False),
-            retry_queue_nums=integer("retryQueueNums", 1),
-            retry_max_times=integer("retryMaxTimes", 16),
-            broker_id=integer("brokerId", 0),
-            which_broker_when_consume_slowly=integer("whichBrokerWhenConsumeSlowly", 1),
-            notify_consumer_ids_changed_enable=switch("notifyConsumerIdsChangedEnable"),
-            group_sys_flag=integer("groupSysFlag", 0),
-            consume_timeout_minute=integer("consumeTimeoutMinute", 15),
-            unknown={**_uninterpreted_fields(), **without_keys(entry, _KNOWN_FIELDS)},
-        )
+_FIELDS: Final = JsonFields(GroupConfig, name="groupName")
 
 
 @define(eq=False, repr=False, slots=False)

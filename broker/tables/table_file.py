@@ -18,8 +18,9 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import DamagedTableError
@@ -27,6 +28,9 @@ from halfmq.store.files import disk
 from halfmq.store.files.json_table import TableOrigin, read_table, save_table, set_aside
 
 from ..errors import RequestRefusedError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +266,41 @@ def as_object(value: object) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def without_keys(value: JsonObject, known: frozenset[str]) -> dict[str, object]:
-    """Return the unknown fields of an entry, which are written back unchanged."""
-    return {key: field for key, field in value.items() if key not in known}
+class JsonFields:
+    """The fields of a dataclass in the JSON entries of a table, by their keys in camel case.
+
+    Its field ``name`` is the entry's own key; ``unknown`` keeps the fields that are not
+    interpreted. ``keys`` has the keys that are named otherwise.
+    """
+
+    def __init__(self, made: type[DataclassInstance], **keys: str) -> None:
+        names = (one.name for one in fields(made) if one.name != "unknown")
+        by_key = {keys.get(name, _camel_case(name)): name for name in names}
+        self._names = dict(sorted(by_key.items()))
+
+    def entry(self, made: object, unknown: JsonObject) -> dict[str, object]:
+        """Return the JSON entry of an instance."""
+        return {**unknown, **{key: getattr(made, name) for key, name in self._names.items()}}
+
+    def read(self, entry: JsonObject, default: object) -> dict[str, Any]:
+        """Return the fields of an entry; one without a value of its type is as in ``default``."""
+        found = {
+            name: _as_type(entry.get(key), getattr(default, name))
+            for key, name in self._names.items()
+            if name != "name"
+        }
+        unknown = {key: value for key, value in entry.items() if key not in self._names}
+        return {**found, "unknown": unknown}
+
+
+def _camel_case(name: str) -> str:
+    first, *words = name.split("_")
+    return first + "".join(map(str.title, words))
+
+
+def _as_type(value: object, default: object) -> object:
+    if isinstance(default, bool):
+        return as_switch(value, default=default)
+    if isinstance(default, int):
+        return as_integer(value, default)
+    return as_text(value, default) if isinstance(default, str) else as_object(value)

@@ -6,7 +6,7 @@ Source: RocketMQ `TopicConfig`, `PermName`, `TopicConfigManager`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from halfmq.store.format.topics import (
@@ -22,25 +22,12 @@ from halfmq.store.format.topics import (
 )
 
 from ..config import TopicDefaults
-from .table_file import JsonObject, as_integer, as_object, as_switch, as_text, without_keys
+from .table_file import JsonFields, JsonObject
 
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 PERM_INHERIT: Final = 1  # new topics may copy the settings of this one
 PERM_ALL: Final = PERM_READ | PERM_WRITE | PERM_INHERIT
-
-_KNOWN_FIELDS: Final = frozenset(
-    {
-        "attributes",
-        "order",
-        "perm",
-        "readQueueNums",
-        "topicFilterType",
-        "topicName",
-        "topicSysFlag",
-        "writeQueueNums",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,32 +68,21 @@ class TopicConfig:
 
     def to_json(self) -> dict[str, object]:
         """Return the entry as `topics.json` holds it."""
-        return {
-            **self.unknown,
-            "attributes": dict(self.attributes),
-            "order": self.order,
-            "perm": self.perm,
-            "readQueueNums": self.read_queue_nums,
-            "topicFilterType": self.filter_type,
-            "topicName": self.name,
-            "topicSysFlag": self.sys_flag,
-            "writeQueueNums": self.write_queue_nums,
-        }
+        return _FIELDS.entry(self, self.unknown)
 
     @classmethod
     def from_json(cls, name: str, entry: JsonObject) -> TopicConfig:
         """Read an entry; a missing field has the default of RocketMQ's class."""
-        return cls(
-            name=name,
-            read_queue_nums=max(0, as_integer(entry.get("readQueueNums"), 16)),
-            write_queue_nums=max(0, as_integer(entry.get("writeQueueNums"), 16)),
-            perm=as_integer(entry.get("perm"), PERM_READ | PERM_WRITE),
-            filter_type=as_text(entry.get("topicFilterType"), "SINGLE_TAG"),
-            sys_flag=as_integer(entry.get("topicSysFlag"), 0),
-            order=as_switch(entry.get("order"), default=False),
-            attributes=as_object(entry.get("attributes")),
-            unknown=without_keys(entry, _KNOWN_FIELDS),
-        )
+        made = cls(name=name, read_queue_nums=16, write_queue_nums=16)
+        found = _FIELDS.read(entry, made)
+        for number in ("read_queue_nums", "write_queue_nums"):
+            found[number] = max(0, found[number])
+        return replace(made, **found)
+
+
+_FIELDS: Final = JsonFields(
+    TopicConfig, name="topicName", filter_type="topicFilterType", sys_flag="topicSysFlag"
+)
 
 
 def built_in_topics(identity: TopicDefaults, delay_levels: int) -> dict[str, TopicConfig]:
