@@ -27,7 +27,7 @@ from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery.recovery import RecoveryReport
 
-from .access.build import AccessSetup, Reloading
+from .access.build import AccessSetup, reloading
 from .access.tls import registration_context, tls_context
 from .config import BrokerConfig
 from .config_file import LoadedConfig
@@ -68,11 +68,11 @@ from .handlers.transactions.prepare import PrepareHandler
 from .http.console_process import ConsoleProcess
 from .http.endpoint import OFF, HttpEndpoint
 from .http.histogram import LONG_BOUNDS_S, Histogram
-from .lifecycle import Service, ServiceStack
 from .limits.kept import HELD_POP_BYTES, Keeps, usage
 from .live_settings import LiveSettings
 from .logs import set_level
 from .loop.fetches import Fetches
+from .loop.services import Periodic, Service, ServiceStack
 from .loop.slices import PAUSE_S, PeriodicWork
 from .loop.ticker import Ticker
 from .net.group_append import GroupAppend
@@ -86,7 +86,7 @@ from .pop.records import PopRecords, is_from_timer
 from .pop.request_modes import RequestModes
 from .ports import Connection, Handlers
 from .runtime_info import RuntimeInfo
-from .store_service import PersistTicker, StoreService, make_tables_directory
+from .store_service import TABLES_TICK_S, StoreService, make_tables_directory
 from .tables.all_tables import make_tables
 from .tables.client_registry import SCAN_S
 from .tables.message_statistics import Statistics
@@ -400,7 +400,7 @@ class Broker:
             self._pop_polling,
             *self._make_housekeeping(),
             *self._access.services,
-            *([] if self._tls is None else [Reloading(self._tls.reload)]),
+            *([] if self._tls is None else [reloading(self._tls.reload)]),
             self._server,
             self._registration,
             *([] if self._http is None else [self._http]),
@@ -697,13 +697,14 @@ class Broker:
             self._paced_ticker(
                 "unused names", PeriodicWork(UNUSED_SCAN_S, self._unused.expire).tick
             ),
-            PersistTicker(
+            Periodic(
+                TABLES_TICK_S,
                 [
                     tables.topics.persist_job,
                     tables.groups.persist_job,
                     tables.offsets.persist_job,
                     self._delays.persist_job,
-                ]
+                ],
             ),
         ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -115,33 +114,3 @@ def _tried(work: Callable[[], None]) -> bool:
         logger.error("event=stop_step_failed step=%r error=%r", work, str(error))  # noqa: TRY400
         return False
     return True
-
-
-class PersistTicker:
-    """Writes tables that are due, on a thread, one after the other."""
-
-    def __init__(self, jobs: Sequence[Callable[[], Callable[[], None] | None]]) -> None:
-        self._jobs = jobs
-        self._task: asyncio.Task[None] | None = None
-        self._writing: asyncio.Future[None] | None = None
-
-    async def start(self) -> None:
-        """Start the periodic scan for due tables."""
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Wait for a running write, which must not overlap with the final one."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if self._writing is not None:
-            await asyncio.gather(self._writing, return_exceptions=True)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(TABLES_TICK_S)
-            for due in self._jobs:
-                job = due()
-                if job is not None:
-                    self._writing = asyncio.ensure_future(asyncio.to_thread(job))
-                    await asyncio.shield(self._writing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import stat
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.store.errors import StoreError
 
 from ..errors import BrokerConfigError, RequestRefusedError
-from ..lifecycle import Service
+from ..loop.services import Periodic, Service
 from ..ports import Connection, Handler
 from .addresses import address_of
 from .config import AccessConfig
@@ -102,7 +101,7 @@ class AccessSetup:
                 inner=config.inner_credentials,
             )
             warn_of_inner(config, self.accounts)
-            self.services.append(Reloading(self.accounts.reload))
+            self.services.append(reloading(self.accounts.reload))
         elif config.authentication_enabled:
             self.users = Users(users_file)
             self._control = AccessControl(
@@ -149,7 +148,7 @@ def _serve_locally(
     return handler(request, connection)
 
 
-class UserTable:
+class UserTable(Service):
     """Reads the users at the start, and creates those that are configured."""
 
     def __init__(self, users: Users, config: AccessConfig) -> None:
@@ -187,32 +186,7 @@ class UserTable:
                 "a first user, because there is none yet who could sign a request",
             )
 
-    async def stop(self) -> None:
-        """Do nothing; nothing is open."""
 
-
-class Reloading:
-    """Reads files again when they change."""
-
-    def __init__(self, reload: Callable[[], object]) -> None:
-        """`reload` reads files again if they have changed; it is called on a thread."""
-        self._reload = reload
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Start the periodic check."""
-        self._task = asyncio.create_task(self._run(), name="reload")
-
-    async def stop(self) -> None:
-        """Stop the periodic check."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(RELOAD_S)
-            try:
-                await asyncio.to_thread(self._reload)
-            except Exception:  # keep what was read before, and check again
-                logger.exception("event=reload_failed")
+def reloading(reload: Callable[[], object]) -> Periodic:
+    """Return the service that lets `reload` read files again if they have changed, on a thread."""
+    return Periodic(RELOAD_S, [lambda: reload])

@@ -23,6 +23,7 @@ from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files import disk
 
 from ..config import DiskConfig
+from ..loop.services import Service
 from .send_refusal import SendRefusal
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def space_of(path: Path) -> Space:
 
 
 @define(eq=False, repr=False, slots=False)
-class DiskLimits:
+class DiskLimits(Service):
     """Tests the disk and applies the limits; call `tick` after the seconds that it returns."""
 
     _config: DiskConfig
@@ -144,9 +145,6 @@ class DiskLimits:
     async def start(self) -> None:
         """Test the disk before the first message arrives."""
         self.tick()
-
-    async def stop(self) -> None:
-        """Nothing to do."""
 
     def metrics(self) -> dict[str, int]:
         """Return gauges and counters by name."""

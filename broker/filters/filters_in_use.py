@@ -21,6 +21,7 @@ from halfmq.remoting.codes import ResponseCode
 
 from ..errors import FilterSyntaxError, NotYetError, RequestRefusedError
 from ..limits.kept import FILTER_BYTES, FILTER_REQUEST_BYTES, Kept
+from ..loop.services import Service
 from .compiled_filter import OPERATOR_SIZE, CompiledFilter
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Owner(Protocol):
     def closed(self) -> bool: ...
 
 
-class FiltersInUse:
+class FiltersInUse(Service):
     """Compiled filters by expression; of wrong ones nothing is kept."""
 
     def __init__(self, *, enabled: bool = True) -> None:
@@ -72,9 +73,6 @@ class FiltersInUse:
         self._queues: dict[Owner, deque[_Request]] = {}  # in order of turns
         self._waiting_bytes = 0
         self._is_compiling = False
-
-    async def start(self) -> None:
-        """Do nothing; the thread starts with the first filter."""
 
     async def stop(self) -> None:
         """Wait for the filter that is being compiled, and compile no more."""

@@ -10,6 +10,8 @@ from typing import Final
 
 from halfmq.store.files.page_cache import NotInMemoryError
 
+from .services import Service
+
 logger = logging.getLogger(__name__)
 
 FETCH_THREADS: Final = 4
@@ -20,14 +22,11 @@ Fetch = Callable[[NotInMemoryError, Callable[[bool], None]], None]
 """``Fetches.begin``."""
 
 
-class Fetches:
+class Fetches(Service):
     """Runs fetches, each for one connection, transaction or delay level."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
-
-    async def start(self) -> None:
-        """Do nothing; the threads start with the first fetch."""
 
     def begin(self, missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
         """Start a fetch; call ``on_fetched`` on the event loop when it has ended.

@@ -28,6 +28,7 @@ from halfmq.store.message_store import GetResult, GetStatus, MessageStore
 from ...errors import RequestRefusedError, UnfinishedError
 from ...filters.compiled_filter import CompiledFilter
 from ...limits.kept import REPLAYED_PULL_BYTES, Kept
+from ...loop.services import Service
 from ...net.long_polling import HeldPull, LongPolling, Wanted, size_of
 from ...net.replay_pace import ReplayPace
 from ...net.router import refusal_reply, serve
@@ -91,7 +92,7 @@ _REMARKS: Final = {GetStatus.NO_MATCHED_LOGIC_QUEUE: GetStatus.NO_MESSAGE_IN_QUE
 
 
 @define(eq=False, repr=False, slots=False)
-class PullHandler(Handlers):
+class PullHandler(Handlers, Service):
     """Serves pulls."""
 
     _store: MessageStore
@@ -112,9 +113,6 @@ class PullHandler(Handlers):
         self._staged_bytes = 0
         self._pace = ReplayPace(self._store)
         self._long_polling.answer_by(self._answer_held, self._store)
-
-    async def start(self) -> None:
-        """Do nothing; threads start with the first cold read."""
 
     async def stop(self) -> None:
         """Wait for the reads of the disk that are running."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from halfmq.broker.config_file import load_config
-from halfmq.broker.lifecycle import ServiceStack
+from halfmq.broker.loop.services import ServiceStack
 from halfmq.broker.service import Broker
 from halfmq.broker.store_service import StoreService
 from halfmq.store.errors import StoreError, UnusableFileError
