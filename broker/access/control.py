@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from attrs import define
+
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import RemotingError
@@ -113,37 +115,26 @@ class Subject:
             raise self.denied(requirement, reason)
 
 
+@define(eq=False, repr=False, slots=False)
 class AccessControl:
     """Authenticates and authorizes requests."""
 
-    def __init__(
-        self,
-        principals: Principals,
-        *,
-        cluster_name: str,
-        belongs_to_other: BelongsToOther,
-        inner: KeyPair | None = None,
-        authorizes: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Wire it.
+    _principals: Principals  # the known senders, from a plain ACL or the table of users
+    _cluster_name: str  # the name of this broker as a resource of rules
+    _belongs_to_other: BelongsToOther  # tests the client ids of requests; see ``CLIENT_IDS``
+    # Credentials of brokers that register here; they permit nothing else.
+    _inner: KeyPair | None = None
+    _authorizes: bool = True  # whether rules count; otherwise a valid signature is enough
+    _clock: Callable[[], float] = time.monotonic  # seconds, for the rate of log lines
 
-        Args:
-            principals: The known senders, from a plain ACL or the table of users.
-            cluster_name: The name of this broker as a resource of rules.
-            belongs_to_other: Tests the client ids of requests; see ``CLIENT_IDS``.
-            inner: Credentials of brokers that register here; they permit nothing else.
-            authorizes: Whether rules count; otherwise a valid signature is enough.
-            clock: Seconds, for the rate of log lines.
-        """
-        self._principals = principals
-        self._cluster = Resource(ResourceKind.CLUSTER, cluster_name)
-        self._belongs_to_other = belongs_to_other
-        self._authorizes = authorizes
-        self._dialect = principals.dialect
-        self._refusals = _RefusalLog(clock)
+    def __attrs_post_init__(self) -> None:
+        self._cluster = Resource(ResourceKind.CLUSTER, self._cluster_name)
+        self._dialect = self._principals.dialect
+        self._refusals = _RefusalLog(self._clock)
         self._anybody = Principal("", Signer(""), is_super=True)
-        self._broker = None if inner is None else Principal(inner.name, Signer(inner.secret))
+        self._broker = (
+            None if self._inner is None else Principal(self._inner.name, Signer(self._inner.secret))
+        )
 
     @property
     def refused(self) -> Counter[str]:

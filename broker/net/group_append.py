@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from attrs import define
+
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.errors import StoreError
 from halfmq.store.log.append_request import AppendRequest, AppendResult
@@ -48,18 +50,16 @@ class Staged(Protocol):
         ...
 
 
+@define(eq=False, repr=False, slots=False)
 class GroupAppend:
     """Collects staged records and appends them together."""
 
-    def __init__(
-        self,
-        log: AppendLog,
-        *,
-        call_soon: Callable[[Callable[[], None]], object],
-    ) -> None:
-        """Wire it; ``call_soon`` schedules a function for the end of this pass of the loop."""
-        self._append = log.append
-        self._call_soon = call_soon
+    _log: AppendLog
+    # Schedules a function for the end of this pass of the loop.
+    _call_soon: Callable[[Callable[[], None]], object]
+
+    def __attrs_post_init__(self) -> None:
+        self._append = self._log.append
         self._staged: list[tuple[Staged, Handler]] = []
         self._requests: list[AppendRequest] = []  # of all that is staged
 

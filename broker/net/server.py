@@ -9,6 +9,8 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from attrs import define
+
 from ..access.tls import TlsContext
 from ..access.tls_listener import TlsListener
 from ..errors import AddressTakenError
@@ -39,36 +41,30 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds for peers to read their last replies when the broker stops."""
 
 
+@define(eq=False, repr=False, slots=False)
 class Server:
     """Listens on all addresses and keeps their connections."""
 
-    def __init__(
-        self,
-        router: Router,
-        release: ReplyRelease,
-        fetch: Fetch,
-        on_closed: Callable[[Connection], None],
-        *,
-        host: str,
-        advertised_host: str = "",
-        listen_port: int,
-        namesrv_port: int,
-        tls: TlsContext | None = None,
-        connections_per_address: int = 0,
-    ) -> None:
-        self._shared = SharedState(
-            router,
-            release,
-            fetch,
-            on_closed,
-            advertised_host=advertised_host,
-            per_address_max=connections_per_address,
-        )
-        self._host = host
-        self._listen_port, self._namesrv_port = listen_port, namesrv_port
-        self._release = release
+    _router: Router
+    _release: ReplyRelease
+    _fetch: Fetch
+    _on_closed: Callable[[Connection], None]
+    _host: str
+    _listen_port: int
+    _namesrv_port: int
+    _advertised_host: str = ""
+    _tls: TlsContext | None = None
+    _connections_per_address: int = 0
 
-        self._tls = tls
+    def __attrs_post_init__(self) -> None:
+        self._shared = SharedState(
+            self._router,
+            self._release,
+            self._fetch,
+            self._on_closed,
+            advertised_host=self._advertised_host,
+            per_address_max=self._connections_per_address,
+        )
         self._servers: list[asyncio.Server | TlsListener] = []
         idle = PeriodicWork(IDLE_SCAN_S, self._close_idle)
         self._idle_scan = Ticker("idle", idle.tick, pause=PAUSE_S, traffic=lambda: self.reads)

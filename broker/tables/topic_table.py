@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.files.json_table import EntryTexts
 from halfmq.store.format.topics import (
@@ -65,43 +67,39 @@ QUEUES_MAX: Final = 1_024
 """Queues of one topic that a request may create; each costs a file when it is first used."""
 
 
+@define(eq=False, repr=False, slots=False)
 class TopicTable:
     """All topics by name, kept in `topics.json`."""
 
-    def __init__(
-        self,
-        path: Path,
-        identity: TopicDefaults,
-        *,
-        now_ms: Callable[[], int],
-        delay_levels: int = 18,
-        topics_max: int = TOPICS.most,
-        saves_on_thread: bool = False,
-        is_group: Callable[[str], bool] = lambda _name: False,
-    ) -> None:
-        """Wire it.
+    _path: Path
+    _identity: TopicDefaults
+    _now_ms: Callable[[], int]
+    _delay_levels: int = 18
+    _topics_max: int = TOPICS.most
+    # With it, a thread saves new topics while the requests that need them wait; otherwise the
+    # save blocks.
+    _saves_on_thread: bool = False
+    # Retry topics and dead letters do not count if it knows their group.
+    _is_group: Callable[[str], bool] = lambda _name: False
 
-        Retry topics and dead letters do not count if ``is_group`` knows their group.
-        With `saves_on_thread`, a thread saves new topics while the requests that need them wait;
-        otherwise the save blocks.
-        """
+    def __attrs_post_init__(self) -> None:
         self._file = TableFile(
-            path, now_ms, derived=[DELETED_KEY, CreatedNames.KEY], table_key="topicConfigTable"
+            self._path,
+            self._now_ms,
+            derived=[DELETED_KEY, CreatedNames.KEY],
+            table_key="topicConfigTable",
         )
-        self._now_ms = now_ms
-        self._is_group = is_group
         self._own = (-1, 0)  # topics of groups, by the version at which they were counted
         self.unused = CreatedNames()
-        self._auto_create = identity.auto_create
-        self.default_queue_nums = identity.default_queue_nums
+        self._auto_create = self._identity.auto_create
+        self.default_queue_nums = self._identity.default_queue_nums
         """Most queues of a topic that is created automatically."""
-        self._topics_max = topics_max
-        self._topics = built_in_topics(identity, delay_levels)
+        self._topics = built_in_topics(self._identity, self._delay_levels)
         self._built_in = frozenset(self._topics)
         self._deleted: dict[str, int] = {}  # see DELETED_KEY
         self._deleting: set[str] = set()  # no topic of that name may be created
         self._texts = EntryTexts(TopicConfig.to_json)
-        self._saves = PeriodicSave(0, now_ms)  # whenever it is dirty
+        self._saves = PeriodicSave(0, self._now_ms)  # whenever it is dirty
         self._version = 0
         self._created_hooks: list[Callable[[str], None]] = []
         # Topics that are not visible yet: to be saved, and being saved or just saved.
@@ -110,7 +108,7 @@ class TopicTable:
         self._changing: dict[str, TopicConfig] = {}  # being saved by `change`
         self._awaited = (
             AwaitedSave(self._begin_save, self._end_save, self._publish_saved)
-            if saves_on_thread
+            if self._saves_on_thread
             else None
         )
 

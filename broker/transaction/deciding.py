@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
+from attrs import define
 
 from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.flags import TransactionType
@@ -96,46 +97,33 @@ class DecisionRequest(msgspec.Struct, gc=False):
     authorize: Authorize | None = None  # None: without access control
 
 
+@define(eq=False, repr=False, slots=False)
 class Decisions:
     """Applies decisions, and answers repeated ones."""
 
-    def __init__(
-        self,
-        log: TransactionLog,
-        table: PendingTable,
-        finals: FinalMessageCache,
-        ops: OpWriter,
-        lookup: DecisionLookup,
-        counters: Counters,
-        *,
-        halves: HalfReader,
-        resolve: Callable[[AppendRequest], AppendRequest],
-        store_host: bytes,
-        now_ms: Callable[[], int],
-        unflushed_topics: Container[str] = frozenset(),
-        observe_age: Callable[[float], None] = lambda _seconds: None,
-    ) -> None:
-        """Wire the parts.
+    _log: TransactionLog
+    _table: PendingTable
+    _finals: FinalMessageCache
+    _ops: OpWriter
+    _lookup: DecisionLookup
+    _counters: Counters
+    _halves: HalfReader
+    # Returns a final message as it must be stored now.
+    _resolve: Callable[[AppendRequest], AppendRequest]
+    _store_host: bytes
+    _now_ms: Callable[[], int]
+    # Decisions about their messages are answered before they are on disk.
+    _unflushed_topics: Container[str] = frozenset()
+    # Gets the age of each half at its decision.
+    _observe_age: Callable[[float], None] = lambda _seconds: None
 
-        ``resolve`` returns a final message as it must be stored now. Decisions about messages of
-        ``unflushed_topics`` are answered before they are on disk. ``observe_age`` gets the age of
-        each half at its decision.
-        """
-        self._observe_age = observe_age
-        self._log = log
-        self._append = log.append
-        self._table = table
-        self._find = table.get
-        self._groups, self._copies = table.groups, table.copies
-        self._pop_final = finals.pop
-        self._add_op = ops.add
-        self._lookup = lookup
-        self._counters = counters
-        self._read_half, self._existing_half = halves.read, halves.existing
-        self._resolve = resolve
-        self._store_host = store_host
-        self._now_ms = now_ms
-        self._unflushed_topics = unflushed_topics
+    def __attrs_post_init__(self) -> None:
+        self._append = self._log.append
+        self._find = self._table.get
+        self._groups, self._copies = self._table.groups, self._table.copies
+        self._pop_final = self._finals.pop
+        self._add_op = self._ops.add
+        self._read_half, self._existing_half = self._halves.read, self._halves.existing
         self._planned: set[int] = set()  # halves with a planned decision
 
     def plan(self, request: DecisionRequest) -> PlannedDecision | Ended | None:

@@ -10,6 +10,8 @@ the queue had: a queue offset that a consumer may have seen is not used again.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from attrs import define
+
 from ..format.queue_entry import QueueEntry, unpack_entries
 from ..integrity.expected_entries import ExpectedEntries
 from ..log.transaction_ranges import TransactionRanges
@@ -35,40 +37,31 @@ class LastEntries(NamedTuple):
         return self.first + len(self.entries)
 
 
+@define(eq=False, repr=False, slots=False)
 class QueueRebuild:
     """The queues during one scan of the log from ``start`` on."""
 
-    def __init__(
-        self,
-        queues: QueueTable,
-        *,
-        start: int,
-        log_start: int,
-        held: Callable[[ConsumeQueue], int],
-        delay_levels_ms: Sequence[int],
-        batch_queues: frozenset[tuple[str, int]],
-        deleted_topics: Mapping[str, int],
-        before: dict[ConsumeQueue, LastEntries],
-        ends_checked: bool,
-    ) -> None:
-        """``held`` returns how many entries below ``start`` a queue has; it may raise.
+    _queues: QueueTable
+    _start: int
+    _log_start: int
+    _held: Callable[[ConsumeQueue], int]  # how many entries below ``start`` a queue has; may raise
+    _delay_levels_ms: Sequence[int]
+    _batch_queues: frozenset[tuple[str, int]]
+    _deleted_topics: Mapping[str, int]
+    # Keeps the ends of queues that the first scan of a start found, for a second scan.
+    _before: dict[ConsumeQueue, LastEntries]
+    _ends_checked: bool  # a queue without records in the scan is left as it is
 
-        ``before`` keeps the ends of queues that the first scan of a start found, for a second scan.
-        With ``ends_checked``, a queue without records in the scan is left as it is.
-        """
-        self._queues = queues
-        self._is_partial = start > log_start
-        self._held = held
-        self._before = before
-        self._ends_checked = ends_checked
+    def __attrs_post_init__(self) -> None:
+        self._is_partial = self._start > self._log_start
         self._begun: set[ConsumeQueue] = set()
-        self.transactions = TransactionRanges(start)
+        self.transactions = TransactionRanges(self._start)
         self.expected = ExpectedEntries(
             self._begin,
-            log_start=log_start,
-            delay_levels_ms=delay_levels_ms,
-            batch_queues=batch_queues,
-            deleted_topics=deleted_topics,
+            log_start=self._log_start,
+            delay_levels_ms=self._delay_levels_ms,
+            batch_queues=self._batch_queues,
+            deleted_topics=self._deleted_topics,
             transactions=self.transactions,
         )
 
