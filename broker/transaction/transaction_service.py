@@ -20,6 +20,8 @@ from random import Random
 from time import perf_counter
 from typing import Final
 
+from attrs import define, field
+
 from ..config import TransactionConfig
 from ..limits.kept import FINAL_MESSAGE_BYTES, PENDING, Kept
 from ..loop.fetches import Fetch
@@ -50,97 +52,66 @@ IDLE_TICK_MS: Final = 250
 """Longest pause between two ticks: a check scheduled during the pause may be this late."""
 
 
+@define(eq=False, repr=False, slots=False)
 class TransactionService:
     """Accepts half messages and decisions, and checks halves that stay undecided."""
 
-    def __init__(
-        self,
-        log: TransactionLog,
-        producers: ProducerDirectory,
-        destinations: Destinations,
-        config: TransactionConfig,
-        *,
-        broker_name: str,
-        store_host: bytes,
-        now_ms: Callable[[], int],
-        monotonic_ms: Callable[[], int],
-        snapshot_path: Path,
-        record_size_max: int,
-        fetch: Fetch,
-        wake: Callable[[], None] = lambda: None,
-        observe_age: Callable[[float], None] = lambda _seconds: None,
-        may_see: Callable[[Connection, StoredHalf], bool] = lambda _producer, _half: True,
-        jitter: Random | None = None,
-        snapshot_log_bytes: int = LOG_BYTES_MIN,
-        decided_remembered: int = DECIDED_REMEMBERED,
-    ) -> None:
-        """Wire the parts.
+    _log: TransactionLog
+    _producers: ProducerDirectory
+    _destinations: Destinations
+    _config: TransactionConfig
+    _broker_name: str
+    _store_host: bytes
+    _now_ms: Callable[[], int]  # the wall clock, for ages
+    _monotonic_ms: Callable[[], int]  # for checks and housekeeping
+    _snapshot_path: Path
+    _record_size_max: int  # bytes of the largest record the log takes
+    _fetch: Fetch  # reads a half into memory and calls back
+    _wake: Callable[[], None] = lambda: None  # schedules ``tick`` soon
+    # Gets the seconds from each half to its decision.
+    _observe_age: Callable[[float], None] = lambda _seconds: None
+    # Returns whether a producer may see a message that a check would show it.
+    _may_see: Callable[[Connection, StoredHalf], bool] = lambda _producer, _half: True
+    _jitter: Random = field(factory=Random)  # spreads the checks; keeps no secret
+    _snapshot_log_bytes: int = LOG_BYTES_MIN
+    _decided_remembered: int = DECIDED_REMEMBERED
 
-        Checks and housekeeping use ``monotonic_ms``; ages use the wall clock, ``now_ms``.
-        ``record_size_max`` is the largest record the log takes, in bytes. ``fetch`` reads a half
-        into memory and calls back. ``wake`` schedules ``tick`` soon. ``observe_age`` gets the
-        seconds from each half to its decision. ``may_see`` returns whether a
-        producer may see a message that a check would show it. ``jitter`` spreads the checks.
-        """
-        self._log = log
-        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
-        self.table = self._table = table = PendingTable(decided_remembered)
+    def __attrs_post_init__(self) -> None:
+        log, config, now_ms = self._log, self._config, self._now_ms
+        self.table = self._table = table = PendingTable(self._decided_remembered)
         self._counters = counters = Counters()
-        self._finals = finals = FinalMessageCache()
-        self._ops = ops = OpWriter(log.append, config, store_host, now_ms)
+        self._finals = FinalMessageCache()
+        self._ops = OpWriter(log.append, config, self._store_host, now_ms)
         halves = HalfReader(log)
         lookup = DecisionLookup(log, table, read_half=halves.read, now_ms=now_ms)
-        self._parking = Parking(
-            log,
-            table,
-            counters,
-            read_half=halves.read,
-            fetch=fetch,
-            wake=wake,
-            ensure_topic=destinations.ensure_parked_topic,
-            store_host=store_host,
-            now_ms=now_ms,
-        )
+        self._parking = self._make_parking(halves)
         self.on_retention_blocked = self._parking.on_retention_blocked
-        self._checker = checker = Checker(
-            table,
-            producers,
-            config,
-            broker_name=broker_name,
-            read_half=halves.read,
-            fetch=fetch,
-            park=self._parking.park,
-            random=jitter or Random(),  # noqa: S311 - spreads load, keeps no secret
-            monotonic_ms=monotonic_ms,
-            wake=wake,
-            is_durable=lambda offset: offset < log.durable_offset,
-            may_see=may_see,
-        )
+        self._checker = checker = self._make_checker(halves)
         self.prepares = Prepares(
             log,
             table,
-            finals,
+            self._finals,
             halves,
             lookup,
             counters,
             config,
             schedule_first=checker.schedule_first,
             now_ms=now_ms,
-            record_size_max=record_size_max,
+            record_size_max=self._record_size_max,
         )
         self.decisions = Decisions(
             log,
             table,
-            finals,
-            ops,
+            self._finals,
+            self._ops,
             lookup,
             counters,
             halves=halves,
-            resolve=destinations.resolve,
-            store_host=store_host,
+            resolve=self._destinations.resolve,
+            store_host=self._store_host,
             now_ms=now_ms,
             unflushed_topics=config.unflushed_topics,
-            observe_age=observe_age,
+            observe_age=self._observe_age,
         )
         self.operator = OperatorActions(
             table, self.decisions, self._parking, checker, counters, now_ms=now_ms
@@ -149,20 +120,49 @@ class TransactionService:
             table,
             lookup,
             checker.next_check_in_ms,
-            producers_of=producers.producers_of,
+            producers_of=self._producers.producers_of,
             read_half=halves.read,
             now_ms=now_ms,
-            monotonic_ms=monotonic_ms,
+            monotonic_ms=self._monotonic_ms,
         )
         self._snapshots = Snapshots(
-            snapshot_path,
+            self._snapshot_path,
             log,
             table,
-            lambda: ops.waiting,
+            lambda: self._ops.waiting,
             counted=lambda: checker.delivered,
-            log_bytes_min=snapshot_log_bytes,
+            log_bytes_min=self._snapshot_log_bytes,
         )
         self._min_offset = 0  # of the log, when expired halves were last dropped
+
+    def _make_parking(self, halves: HalfReader) -> Parking:
+        return Parking(
+            self._log,
+            self._table,
+            self._counters,
+            read_half=halves.read,
+            fetch=self._fetch,
+            wake=self._wake,
+            ensure_topic=self._destinations.ensure_parked_topic,
+            store_host=self._store_host,
+            now_ms=self._now_ms,
+        )
+
+    def _make_checker(self, halves: HalfReader) -> Checker:
+        return Checker(
+            self._table,
+            self._producers,
+            self._config,
+            broker_name=self._broker_name,
+            read_half=halves.read,
+            fetch=self._fetch,
+            park=self._parking.park,
+            random=self._jitter,
+            monotonic_ms=self._monotonic_ms,
+            wake=self._wake,
+            is_durable=lambda offset: offset < self._log.durable_offset,
+            may_see=self._may_see,
+        )
 
     def configure(self, config: TransactionConfig) -> None:
         """Apply new limits and times of checks."""
