@@ -183,6 +183,14 @@ class Broker:
         )
         self._statistics = self._make_statistics()
         self._fetches = Fetches()
+        self._make_work(disk_space)
+        self._make_front()
+        self._stack = ServiceStack(self._services())
+
+    # --- the parts
+
+    def _make_work(self, disk_space: Callable[[Path], Space]) -> None:
+        """Create what works between requests: transactions, delays, pops, the age of messages."""
         self._transaction_ticker = self._paced_ticker("transactions", self._transactions_tick)
         self.transactions = self._make_transactions()
         self._tables.registry.on_producer(self.transactions.on_producer)
@@ -202,21 +210,6 @@ class Broker:
         self._access = self._make_access()
         self._disk_limits = self._make_disk_limits(disk_space)
         self._store_service = self._make_store_service()
-        self._filters = FiltersInUse(enabled=config.consumers.property_filter)
-        self._clients = ClientHandlers(
-            self._tables.registry,
-            self._tables.topics,
-            self._tables.groups,
-            self._filters,
-            wake=self._wake_members,
-        )
-        self._registration = self._make_registration()
-        self._draining = Draining(
-            self._refusal,
-            withdraw=self._registration.withdraw,
-            has_producers=lambda: bool(self._tables.registry.producer_groups),
-            stop=end,
-        )
         self._unused = UnusedNames(
             self._tables.topics,
             self._tables.groups,
@@ -225,6 +218,24 @@ class Broker:
             has_messages=self._had_messages,
             now_ms=self._now_ms,
         )
+
+    def _make_front(self) -> None:
+        """Create what serves requests."""
+        self._registration = self._make_registration()
+        self._draining = Draining(
+            self._refusal,
+            withdraw=self._registration.withdraw,
+            has_producers=lambda: bool(self._tables.registry.producer_groups),
+            stop=self._end,
+        )
+        self._filters = FiltersInUse(enabled=self.config.consumers.property_filter)
+        self._clients = ClientHandlers(
+            self._tables.registry,
+            self._tables.topics,
+            self._tables.groups,
+            self._filters,
+            wake=self._wake_members,
+        )
         self._members_ticker = Ticker("members", self._clients.tick, pause=PAUSE_S)
         self._pull = self._make_pull_handler()
         self._changes = ChangeQueue()
@@ -232,13 +243,10 @@ class Broker:
         self._router = Router(
             *(self._access.guarded(part.handlers()) for part in handlers), admit=self._access.admit
         )
-        self._tls = tls_context(config.tls)
+        self._tls = tls_context(self.config.tls)
         self._server = self._make_server()
         self._http = self._make_http()
         self.keepers = self._make_keepers(handlers)
-        self._stack = ServiceStack(self._services())
-
-    # --- the parts
 
     def _table_path(self, name: str) -> Path:
         return self.config.store.root / "config" / name
@@ -498,22 +506,9 @@ class Broker:
                 self._delays, tables.topics.get, broker_name=self.config.topics.broker_name
             ),
             LockHandlers(tables.locks),
-            AssignmentHandlers(
-                tables.topics,
-                tables.brokers,
-                tables.registry,
-                self.config.topics.broker_name,
-                self._modes,
-            ),
             RequestModeHandlers(self._modes, tables.topics, tables.groups, changes),
             self._make_pop_handler(),
-            RouteHandlers(tables.topics, tables.brokers, self.config.topics, self._draining.begin),
-            BrokerHandlers(
-                tables.brokers,
-                tables.kv_config,
-                self.config.topics,
-                self.config.network.registration_addresses,
-            ),
+            *self._make_route_handlers(),
             TransactionAdminHandlers(
                 self.transactions.view,
                 self.transactions.operator,
@@ -536,6 +531,17 @@ class Broker:
             ),
             self._group_offsets,
             *self._make_access_handlers(changes),
+        ]
+
+    def _make_route_handlers(self) -> list[Handlers]:
+        tables, topics = self._tables, self.config.topics
+        addresses = self.config.network.registration_addresses
+        return [
+            RouteHandlers(tables.topics, tables.brokers, topics, self._draining.begin),
+            BrokerHandlers(tables.brokers, tables.kv_config, topics, addresses),
+            AssignmentHandlers(
+                tables.topics, tables.brokers, tables.registry, topics.broker_name, self._modes
+            ),
         ]
 
     def _make_group_offsets(self, changes: ChangeQueue) -> GroupOffsetHandlers:
@@ -820,15 +826,15 @@ class Broker:
     def _wake_members(self) -> None:
         self._members_ticker.wake()
 
-    def _wake_readers(self) -> None:
-        self._polling.wake()
-        self._pop_polling.wake()
-
     def _wake_pops(self) -> None:
         self._pop_ticker.wake()
 
     def _wake_delivery(self) -> None:
         self._delay_ticker.wake()
+
+    def _wake_readers(self) -> None:
+        self._polling.wake()
+        self._pop_polling.wake()
 
     def _index_tick(self) -> float:
         if not self._store.tick():
