@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -244,6 +245,69 @@ def test_rooms_import_what_the_table_says(room: str) -> None:
     }
 
     assert not problems
+
+
+def _at_import(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports that run when a module is imported."""
+    todo: list[ast.stmt] = list(tree.body)
+    while todo:
+        statement = todo.pop()
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            yield statement
+        elif isinstance(statement, ast.Try):
+            todo += statement.body
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" not in ast.unparse(statement.test):
+            todo += statement.body + statement.orelse
+
+
+def _graph() -> dict[str, set[str]]:
+    """Return the modules that each module of ours imports, by path below the repository."""
+    graph: dict[str, set[str]] = {}
+    for path in _modules():
+        name, package = _dotted(path), ["halfmq", *path.relative_to(ROOT).parts[:-1]]
+        imported = graph.setdefault(name, set())
+        for node in _at_import(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported.update(one.name for one in node.names)
+                continue
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            imported.update([source], (f"{source}.{one.name}" for one in node.names))
+    return {name: (imported & graph.keys()) - {name} for name, imported in graph.items()}
+
+
+def _dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(["halfmq", *(part for part in parts if part != "__init__")])
+
+
+def _among_siblings(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return which folders import from their siblings, whatever lies below both."""
+    folders: dict[str, set[str]] = {}
+    for importing, modules in graph.items():
+        for imported in modules:
+            own, other = importing.split(".")[:-1], imported.split(".")[:-1]
+            level = next((n for n, (a, b) in enumerate(zip(own, other, strict=False)) if a != b), 0)
+            if level:
+                one, another = ".".join(own[: level + 1]), ".".join(other[: level + 1])
+                folders.setdefault(one, set()).add(another)
+    return folders
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Each module can be read, and imported, after those that it imports."""
+    prepared = TopologicalSorter(_graph())
+
+    prepared.prepare()  # a CycleError names the circle
+
+
+def test_no_folders_import_each_other_in_a_ring() -> None:
+    """Of two folders beside each other, one at most imports the other, by whatever way."""
+    ring = {"a.b.one": {"a.c.two"}, "a.c.two": set(), "a.c.three": {"a.b.four"}, "a.b.four": set()}
+    with pytest.raises(CycleError):
+        TopologicalSorter(_among_siblings(ring)).prepare()
+
+    TopologicalSorter(_among_siblings(_graph())).prepare()
 
 
 def test_folders_are_read_at_a_glance() -> None:
