@@ -81,15 +81,13 @@ class RequestDeniedError(RequestRefusedError):
             self._log.note(self, command, connection)
 
 
+@define(eq=False, repr=False)
 class Subject:
     """The sender of one request, for handlers that learn the resource only from a record."""
 
-    __slots__ = ("_address", "_control", "principal")
-
-    def __init__(self, principal: Principal, address: Address, control: AccessControl) -> None:
-        self.principal = principal
-        self._address = address
-        self._control = control
+    principal: Principal
+    _address: Address
+    _control: AccessControl
 
     @property
     def name(self) -> str:

@@ -9,6 +9,8 @@ from bisect import insort
 from pathlib import Path
 from typing import Final
 
+from attrs import define, field
+
 from ..errors import UnusableFileError
 from . import disk
 from .mapped_file import create_file
@@ -18,15 +20,14 @@ logger = logging.getLogger(__name__)
 NAME_DIGITS: Final = 20
 
 
+@define(eq=False, repr=False)
 class MappedFileQueue:
     """The names of the files; callers open them."""
 
-    __slots__ = ("bases", "directory", "file_size")
-
-    def __init__(self, directory: Path, file_size: int) -> None:
-        self.directory = directory
-        self.file_size = file_size
-        self.bases: list[int] = []  # ascending offsets of first bytes, usually contiguous
+    directory: Path
+    file_size: int
+    # Ascending offsets of first bytes, usually contiguous.
+    bases: list[int] = field(factory=list, init=False)
 
     def load(self) -> dict[Path, int]:
         """Find the existing files; return the sizes in bytes of those without ``file_size``.

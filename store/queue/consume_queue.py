@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from attrs import define, field
+
 from ..errors import DiskFullError
 from ..files import disk
 from ..files.mapped_file import try_reserve, write_zeros, zero_tail
@@ -95,86 +97,62 @@ class MapPool:
         self._queues.pop(queue, None)
 
 
+@define(eq=False, repr=False)
 class ConsumeQueue:
     """The entries of one topic and queue id, and the fields that all its records share."""
 
-    __slots__ = (
-        "_active_base",
-        "_cached",
-        "_end_durable",
-        "_files",
-        "_fresh_from",
-        "_known",
-        "_names_durable",
-        "_pool",
-        "_read_base",
-        "_read_fd",
-        "_reserved_end",
-        "_visible_end",
-        "appended_bytes",
-        "counted_offset",
-        "flushed_offset",
-        "is_deleted",
-        "kept_end",
-        "last_end",
-        "limit",
-        "magic",
-        "map",
-        "min_offset",
-        "next_offset",
-        "overhead",
-        "position",
-        "queue_id",
-        "special",
-        "topic",
-        "topic_field",
-    )
+    topic: str
+    queue_id: int
+    _files: MappedFileQueue
+    _pool: MapPool
+    special: bool = False  # the appender's fast path cannot encode its records
+    magic: int = field(init=False)
+    topic_field: bytes = field(init=False)
+    overhead: int = field(init=False)
 
-    def __init__(
-        self,
-        topic: str,
-        queue_id: int,
-        *,
-        directory: Path,
-        file_size: int,
-        pool: MapPool,
-        special: bool = False,
-    ) -> None:
-        topic_bytes = topic.encode()
-        if not is_directory_name(topic) or queue_id < 0:
-            raise ValueError(f"topic {topic!r}, queue {queue_id} cannot name a directory")
+    next_offset: int = field(default=0, init=False)  # queue offset of the next entry
+    min_offset: int = field(default=0, init=False)
+    # With its topic; a new queue may use its files' names.
+    is_deleted: bool = field(default=False, init=False)
+    last_end: int = field(default=0, init=False)  # physical offset after the newest record
+    # Entries below are counted, see ``QueueReader.take_appended``.
+    counted_offset: int = field(default=0, init=False)
+    appended_bytes: int = field(
+        default=0, init=False
+    )  # of the records of the entries from there on
+    # Entries below are on disk; moved by the maintenance thread alone.
+    flushed_offset: int = field(default=0, init=False)
+    # Entries below have not changed since the previous run.
+    kept_end: int = field(default=sys.maxsize, init=False)
+
+    map: disk.Map = field(default=_CLOSED, init=False)  # of the file that next_offset falls into
+    position: int = field(default=0, init=False)  # where in that file the next entry goes
+    # Position from which grow() must be called before a write.
+    limit: int = field(default=0, init=False)
+    _active_base: int = field(default=0, init=False)
+    # In that file, up to where blocks are reserved.
+    _reserved_end: int = field(default=0, init=False)
+    _fresh_from: int = field(init=False)  # position of the first entry written through that map
+    _read_fd: int = field(default=-1, init=False)  # of the file that is read without the map
+    _read_base: int = field(default=-1, init=False)
+    _cached: CachedReads = field(factory=CachedReads, init=False)
+    # Entries by queue offset, from ``load`` to the end of the recovery.
+    _known: Mapping[int, QueueEntry] = field(default=_NOTHING, init=False)
+    _visible_end: int = field(default=0, init=False)  # result of the last search
+    # The names of the files and of their directories are on disk.
+    _names_durable: bool = field(default=False, init=False)
+    # Zeros in place of removed entries after the end are on disk.
+    _end_durable: bool = field(default=True, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        topic_bytes = self.topic.encode()
+        if not is_directory_name(self.topic) or self.queue_id < 0:
+            raise ValueError(f"topic {self.topic!r}, queue {self.queue_id} cannot name a directory")
         version_2 = len(topic_bytes) > TOPIC_LENGTH_V1_MAX
-        self.topic = topic
-        self.queue_id = queue_id
-        self.special = special  # the appender's fast path cannot encode its records
         self.magic = MAGIC_V2 if version_2 else MAGIC_V1
         self.topic_field = topic_field(topic_bytes, version_2=version_2)
         self.overhead = HEAD_V4.size + len(self.topic_field) + PROPERTIES_LENGTH.size
-
-        self.next_offset = 0  # queue offset of the next entry
-        self.min_offset = 0
-        self.is_deleted = False  # with its topic; a new queue may use its files' names
-        self.last_end = 0  # physical offset after the newest record
-        self.counted_offset = 0  # entries below are counted, see ``QueueReader.take_appended``
-        self.appended_bytes = 0  # of the records of the entries from there on
-        self.flushed_offset = 0  # entries below are on disk; moved by the maintenance thread alone
-        self.kept_end = sys.maxsize  # entries below have not changed since the previous run
-
-        self.map = _CLOSED  # of the file that next_offset falls into
-        self.position = 0  # where in that file the next entry goes
-        self.limit = 0  # position from which grow() must be called before a write
-        self._active_base = 0
-        self._reserved_end = 0  # in that file, up to where blocks are reserved
-        self._fresh_from = file_size  # position of the first entry written through that map
-        self._read_fd = -1  # of the file that is read without the map
-        self._read_base = -1
-        self._cached = CachedReads()
-        self._known = _NOTHING  # entries by queue offset, from ``load`` to the end of the recovery
-        self._visible_end = 0  # result of the last search
-        self._pool = pool
-        self._files = MappedFileQueue(directory, file_size)
-        self._names_durable = False  # the names of the files and of their directories are on disk
-        self._end_durable = True  # zeros in place of removed entries after the end are on disk
+        self._fresh_from = self._files.file_size
 
     # Writing -------------------------------------------------------------------------------
 

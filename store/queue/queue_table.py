@@ -9,6 +9,7 @@ from typing import Final
 
 from ..errors import UnusableFileError
 from ..files import disk
+from ..files.mapped_file_queue import MappedFileQueue
 from ..format.crc import crc32
 from .consume_queue import ConsumeQueue, MapPool
 
@@ -45,9 +46,8 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
         queue = self[key] = ConsumeQueue(
             topic,
             queue_id,
-            directory=self._directory / topic / str(queue_id),
-            file_size=self._file_size,
-            pool=self._pool,
+            MappedFileQueue(self._directory / topic / str(queue_id), self._file_size),
+            self._pool,
             special=self._all_special or topic in self._special_topics,
         )
         return queue

@@ -11,6 +11,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halfmq.store.files.mapped_file_queue import MappedFileQueue
 from halfmq.store.format.filler import FILLER_TAGS_CODE
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry
 from halfmq.store.queue.consume_queue import ConsumeQueue, MapPool
@@ -109,7 +110,7 @@ def test_each_message_comes_once_and_in_order(
 
 def opened(home: Path) -> ConsumeQueue:
     size = PER_FILE * ENTRY_SIZE
-    return ConsumeQueue("T", 0, directory=home, file_size=size, pool=MapPool(4))
+    return ConsumeQueue("T", 0, MappedFileQueue(home, size), MapPool(4))
 
 
 def check(

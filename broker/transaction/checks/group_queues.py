@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from attrs import define
+from attrs import define, field
 
 from ...loop.slices import Slice
 from ...ports import Connection
@@ -41,37 +41,72 @@ DECIDED_LOOKUPS: Final = 200
 """Transactions of such a group that are tested at each lookup; decided ones are dropped."""
 
 
+@define(eq=False, repr=False)
+class OffsetQueue:
+    """A FIFO queue of log offsets that can also be pushed back to the front.
+
+    Garbage collection does not visit it. In a deque of a million numbers each full collection
+    visits all of them, which takes 20 ms or more; it visits nothing in an array.
+    """
+
+    # The first offsets, in reverse order.
+    _front: array[int] = field(factory=lambda: array("q"), init=False)
+    _parts: deque[array[int]] = field(factory=deque, init=False)  # the following ones
+
+    def __len__(self) -> int:
+        return len(self._front) + sum(map(len, self._parts))
+
+    def __bool__(self) -> bool:
+        return bool(self._front or self._parts)
+
+    def append(self, offset: int) -> None:
+        """Add an offset at the end."""
+        parts = self._parts
+        if not parts or len(parts[-1]) >= PART_COUNT:
+            parts.append(array("q"))
+        parts[-1].append(offset)
+
+    def appendleft(self, offset: int) -> None:
+        """Add an offset at the front."""
+        self._front.append(offset)
+
+    def popleft(self) -> int:
+        """Remove and return the first offset; the queue must not be empty."""
+        if not self._front:
+            self._front = self._parts.popleft()
+            self._front.reverse()
+        return self._front.pop()
+
+    def take_all(self, other: OffsetQueue) -> None:
+        """Move all offsets of another queue to the end of this one."""
+        if other._front:
+            other._front.reverse()
+            self._parts.append(other._front)
+            other._front = array("q")
+        self._parts.extend(other._parts)
+        other._parts.clear()
+
+
+@define(eq=False, repr=False)
 class Group:
     """The due transactions of one producer group."""
 
-    __slots__ = (
-        "aside",
-        "aside_until_ms",
-        "blocked",
-        "has_accepted",
-        "in_turn",
-        "name",
-        "pause_ms",
-        "refusals",
-        "retry_ms",
-        "tried",
-        "waiting",
-        "without_member",
-    )
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.waiting = OffsetQueue()  # to be checked, in this order
-        self.aside = OffsetQueue()  # no member was connected, or none accepted the check
-        self.tried: dict[int, tuple[Connection, ...]] = {}  # by waiting transaction
-        self.in_turn = False
-        self.blocked = False  # no member accepts anything now
-        self.without_member = False  # at the last lookup
-        self.refusals = 0  # checks in a row that no member accepted
-        self.has_accepted = False  # whether a check was accepted since it was last blocked
-        self.pause_ms = BUSY_RETRY_MS
-        self.aside_until_ms = 0  # when checks that no member accepted are sent again
-        self.retry_ms = 0  # when the group is retried; 0: not scheduled
+    name: str
+    waiting: OffsetQueue = field(factory=OffsetQueue, init=False)  # to be checked, in this order
+    # No member was connected, or none accepted the check.
+    aside: OffsetQueue = field(factory=OffsetQueue, init=False)
+    # By waiting transaction.
+    tried: dict[int, tuple[Connection, ...]] = field(factory=dict, init=False)
+    in_turn: bool = field(default=False, init=False)
+    blocked: bool = field(default=False, init=False)  # no member accepts anything now
+    without_member: bool = field(default=False, init=False)  # at the last lookup
+    refusals: int = field(default=0, init=False)  # checks in a row that no member accepted
+    # Whether a check was accepted since it was last blocked.
+    has_accepted: bool = field(default=False, init=False)
+    pause_ms: int = field(default=BUSY_RETRY_MS, init=False)
+    # When checks that no member accepted are sent again.
+    aside_until_ms: int = field(default=0, init=False)
+    retry_ms: int = field(default=0, init=False)  # when the group is retried; 0: not scheduled
 
 
 @define(eq=False, repr=False, slots=False)
@@ -258,50 +293,3 @@ class GroupQueues:
 
 PART_COUNT: Final = 1_024
 """Offsets in one array, of eight bytes each."""
-
-
-class OffsetQueue:
-    """A FIFO queue of log offsets that can also be pushed back to the front.
-
-    Garbage collection does not visit it. In a deque of a million numbers each full collection
-    visits all of them, which takes 20 ms or more; it visits nothing in an array.
-    """
-
-    __slots__ = ("_front", "_parts")
-
-    def __init__(self) -> None:
-        self._front = array("q")  # the first offsets, in reverse order
-        self._parts: deque[array[int]] = deque()  # the following ones
-
-    def __len__(self) -> int:
-        return len(self._front) + sum(map(len, self._parts))
-
-    def __bool__(self) -> bool:
-        return bool(self._front or self._parts)
-
-    def append(self, offset: int) -> None:
-        """Add an offset at the end."""
-        parts = self._parts
-        if not parts or len(parts[-1]) >= PART_COUNT:
-            parts.append(array("q"))
-        parts[-1].append(offset)
-
-    def appendleft(self, offset: int) -> None:
-        """Add an offset at the front."""
-        self._front.append(offset)
-
-    def popleft(self) -> int:
-        """Remove and return the first offset; the queue must not be empty."""
-        if not self._front:
-            self._front = self._parts.popleft()
-            self._front.reverse()
-        return self._front.pop()
-
-    def take_all(self, other: OffsetQueue) -> None:
-        """Move all offsets of another queue to the end of this one."""
-        if other._front:
-            other._front.reverse()
-            self._parts.append(other._front)
-            other._front = array("q")
-        self._parts.extend(other._parts)
-        other._parts.clear()

@@ -8,6 +8,7 @@ import pytest
 
 from halfmq.store.config import FlushMode
 from halfmq.store.files import deferred_delete, disk
+from halfmq.store.files.mapped_file_queue import MappedFileQueue
 from halfmq.store.files.worker import Round
 from halfmq.store.format.queue_entry import QueueEntry
 from halfmq.store.message_store import GetStatus, MessageStore
@@ -453,7 +454,7 @@ def test_a_store_that_rocketmq_has_deleted_from_can_be_continued(tmp_path: Path)
 
 def test_blank_entries_do_not_hide_entries_before_them(tmp_path: Path) -> None:
     """If the log lacks records in the middle of a queue, those around them are found."""
-    queue = ConsumeQueue("T", 0, directory=tmp_path, file_size=2000, pool=MapPool(1))
+    queue = ConsumeQueue("T", 0, MappedFileQueue(tmp_path, 2000), MapPool(1))
     queue.extend(b"".join(QueueEntry(at, 10, 0).pack() for at in range(0, 200, 10)), 200)
     queue.skip_to(80)
     queue.extend(b"".join(QueueEntry(at, 10, 0).pack() for at in range(800, 1000, 10)), 1000)

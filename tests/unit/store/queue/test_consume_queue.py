@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from halfmq.store.files.mapped_file_queue import MappedFileQueue
 from halfmq.store.format.queue_entry import ENTRY_SIZE, QueueEntry
 from halfmq.store.queue.consume_queue import ConsumeQueue, MapPool
 
 
 def new_queue(directory: Path, pool: MapPool) -> ConsumeQueue:
-    return ConsumeQueue("T", 0, directory=directory, file_size=200, pool=pool)
+    return ConsumeQueue("T", 0, MappedFileQueue(directory, 200), pool)
 
 
 def entries(numbers: range) -> bytes:

@@ -9,6 +9,7 @@ import pytest
 
 from halfmq.store.config import FlushMode
 from halfmq.store.files import disk
+from halfmq.store.files.mapped_file_queue import MappedFileQueue
 from halfmq.store.format.properties import tag_hash
 from halfmq.store.format.queue_entry import PRE_BLANK, QueueEntry
 from halfmq.store.format.record import decode_records
@@ -230,7 +231,7 @@ def test_queue_entries_are_loaded_across_files(
 def test_adjacent_messages_become_one_range_for_all_shapes_of_gaps(tmp_path: Path) -> None:
     """The result is that of a walk from message to message."""
     choose = random.Random(4711)
-    queue = ConsumeQueue("T", 0, directory=tmp_path, file_size=200_000, pool=MapPool(1))
+    queue = ConsumeQueue("T", 0, MappedFileQueue(tmp_path, 200_000), MapPool(1))
     end = 0
     for _ in range(500):
         entries: list[bytes] = []
