@@ -5,13 +5,16 @@ Source: RocketMQ 5.3 ``UserInfo``, ``AclInfo``; 4.9.8 ``header`` classes; frames
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
 from .codes import RequestCode
 from .errors import BodyError
 from .ext_fields import Header, Name, answer_header, request_header
+
+B = TypeVar("B")
 
 
 class _Body(
@@ -109,45 +112,32 @@ class GetBrokerAclConfigResponseHeader(Header, frozen=True, kw_only=True):
     all_acl_file_version: str | None = None  # map of file to data version as JSON text
 
 
-def decode_user(body: bytes) -> UserInfo:
-    """Decode the user in a request. Raises BodyError."""
-    try:
-        return _decode_user(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BodyError(f"not a user: {error}") from error
-
-
-def decode_users(body: bytes) -> list[UserInfo]:
-    """Decode the users in an answer. Raises BodyError."""
-    try:
-        return _decode_users(body or b"[]")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BodyError(f"not a list of users: {error}") from error
-
-
-def decode_acl(body: bytes) -> AclInfo:
-    """Decode the policies in a request. Raises BodyError."""
-    try:
-        return _decode_acl(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BodyError(f"not an ACL: {error}") from error
-
-
-def decode_acls(body: bytes) -> list[AclInfo]:
-    """Decode the policies in an answer. Raises BodyError."""
-    try:
-        return _decode_acls(body or b"[]")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BodyError(f"not a list of ACLs: {error}") from error
-
-
 def encode_access(value: UserInfo | AclInfo | Sequence[UserInfo] | Sequence[AclInfo]) -> bytes:
     """Encode one user or ACL, or a list of them."""
     return _encode(value)
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_user = msgspec.json.Decoder(UserInfo).decode
-_decode_users = msgspec.json.Decoder(list[UserInfo]).decode
-_decode_acl = msgspec.json.Decoder(AclInfo).decode
-_decode_acls = msgspec.json.Decoder(list[AclInfo]).decode
+
+
+def _reader(kind: type[B], what: str, *, empty: bytes = b"") -> Callable[[bytes], B]:
+    """Return the decoder of a body; it raises BodyError if that is not ``what``."""
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(body: bytes) -> B:
+        try:
+            return decode(body or empty)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BodyError(f"not {what}: {error}") from error
+
+    return read
+
+
+decode_user: Final = _reader(UserInfo, "a user")
+"""Decodes the user in a request."""
+decode_users: Final = _reader(list[UserInfo], "a list of users", empty=b"[]")
+"""Decodes the users in an answer."""
+decode_acl: Final = _reader(AclInfo, "an ACL")
+"""Decodes the policies in a request."""
+decode_acls: Final = _reader(list[AclInfo], "a list of ACLs", empty=b"[]")
+"""Decodes the policies in an answer."""
