@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.access import Account
 from tests.support.access_files import APPLICATION, write_plain_acl
-from tests.support.patience import PATIENCE_S
+from tests.support.python import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,14 +54,8 @@ def _run(broker: BrokerProcess, scenario: str, home: Path, keys: Account) -> lis
         "HALFMQ_ACCESS_KEY": keys.name,
         "HALFMQ_SECRET_KEY": keys.secret,
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.cpp_client", broker.address, scenario],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+    done = python(
+        "-m", "tests.support.cpp_client", broker.address, scenario, cwd=ROOT, env=environment
     )
     assert done.returncode == 0, done.stdout + done.stderr + broker.log
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -12,6 +12,7 @@ import pytest
 
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.python import python
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 
@@ -218,13 +219,7 @@ def test_a_forked_child_is_told_at_once_and_the_parent_goes_on(
     broker: BrokerProcess, script: str
 ) -> None:
     """Nothing hangs on either side, whoever forks; and a client made after the fork works."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SET_UP + script, broker.address],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = python("-W", "ignore::DeprecationWarning", "-c", SET_UP + script, broker.address)
 
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -21,6 +21,7 @@ from halfmq.client.blocking import Admin, Consumer, Producer
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.command.main import main
 from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.python import python
 
 
 class Shell:
@@ -265,13 +266,7 @@ def test_the_log_level_is_changed_while_it_runs(broker: BrokerProcess, halfmq: S
 
 def test_the_version_is_that_of_the_package() -> None:
     """Without a broker."""
-    done = subprocess.run(
-        [sys.executable, "-m", "halfmq", "--version"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
+    done = python("-m", "halfmq", "--version", check=True)
     assert done.stdout == f"{__version__}\n" == "0.1.0\n"
 
 
@@ -344,14 +339,7 @@ def test_the_doctor_names_missing_permissions(
 
 def _said(broker: BrokerProcess, *words: str) -> str:
     environment = {**os.environ, "NAMESRV_ADDR": broker.address}
-    return subprocess.run(
-        [sys.executable, "-m", "halfmq.command", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        timeout=PATIENCE_S,
-    ).stdout
+    return python("-m", "halfmq.command", *words, env=environment).stdout
 
 
 def test_a_quick_figure_leaves_nothing(halfmq: Shell) -> None:

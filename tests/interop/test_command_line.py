@@ -17,6 +17,7 @@ import pytest
 
 from halfmq.client.testing import broker_process
 from tests.support.patience import PATIENCE_S
+from tests.support.python import python
 from tests.support.small_disk import fill, small_disk
 
 READY = re.compile(
@@ -161,14 +162,7 @@ def test_a_store_that_may_not_be_written_ends_with_code_4(
             os.chown(path, 65534, 65534)
         target = Path(place) / closed
         target.chmod(mode)
-        done = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, *_settings(root, mappedFileSizeCommitLog=64 << 20)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-            cwd="/",
-        )
+        done = python("-c", AS_NOBODY, *_settings(root, mappedFileSizeCommitLog=64 << 20), cwd="/")
 
     named = root if closed in {".", "store"} else target
     if closed == "store":

@@ -15,6 +15,7 @@ from halfmq.client.blocking import Admin, Consumer
 from halfmq.client.testing import broker_process
 from tests.support.ledger_drivers import POSTGRESQL, SQLITE
 from tests.support.patience import PATIENCE_S
+from tests.support.python import python
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("django") is None,
@@ -190,13 +191,7 @@ def test_rows_and_messages_are_the_same(
     script = tmp_path / "project.py"
     script.write_text(PROJECT)
     with broker_process(tmp_path / "broker") as broker:
-        done = subprocess.run(
-            [sys.executable, str(script), *place, broker.address],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_S,
-        )
+        done = python(script, *place, broker.address)
         assert done.returncode == 0, done.stderr
         said = done.stdout.splitlines()
         rows = {"in a block", "by a decorator", "with a part"}

@@ -30,6 +30,7 @@ from halfmq.client import (
 )
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.patience import PATIENCE_S
+from tests.support.python import python
 
 GROUP = "orders-tx"
 
@@ -55,13 +56,7 @@ class Shell:
 
     async def __call__(self, *words: str) -> Outcome:
         done = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-m", "halfmq.command", *words],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
+            python, "-m", "halfmq.command", *words, env=self._environment
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
 
@@ -70,22 +65,19 @@ class Shell:
         reader, writer = os.pipe()
         os.close(reader)
         try:
-            return await self._run(words, stdout=writer)
+            done = await asyncio.to_thread(
+                subprocess.run,
+                [sys.executable, "-m", "halfmq.command", *words],
+                env=self._environment,
+                stdout=writer,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=PATIENCE_S,
+                check=False,
+            )
         finally:
             os.close(writer)
-
-    async def _run(self, words: tuple[str, ...], stdout: int) -> Outcome:
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-m", "halfmq.command", *words],
-            env=self._environment,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        return Outcome(done.returncode, done.stdout, done.stderr)
+        return Outcome(done.returncode, "", done.stderr)
 
 
 @pytest.fixture(scope="module")

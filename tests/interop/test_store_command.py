@@ -17,19 +17,14 @@ from halfmq.client.blocking import Message, Producer, TransactionProducer
 from halfmq.client.message import Decision
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.patience import PATIENCE_S
+from tests.support.python import python
 
 SETTINGS = {"mappedFileSizeCommitLog": 65_536, "maxHashSlotNum": 1000, "maxIndexNum": 4000}
 
 
 def halfmq(*words: object, code: int = 0) -> str:
     """Run the command and return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "halfmq.command", "store", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = python("-m", "halfmq.command", "store", *words)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 

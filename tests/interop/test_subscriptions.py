@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -39,6 +37,7 @@ from halfmq.remoting.headers import HeartbeatRequestHeader
 from tests.support.consuming_process import consuming
 from tests.support.fake_broker import until
 from tests.support.patience import PATIENCE_S
+from tests.support.python import python
 from tests.support.usual_headers import pull_header
 
 _numbers = itertools.count()
@@ -158,13 +157,7 @@ async def test_a_consumer_that_is_first_gets_the_message_that_creates_its_topic(
 
 def halfmq(broker: BrokerProcess, *words: str) -> str:
     """What the operator's command prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "halfmq.command", *words, "--namesrv", broker.address],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
+    done = python("-m", "halfmq.command", *words, "--namesrv", broker.address, check=True)
     return done.stdout
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from halfmq.client.testing import broker_process
+from tests.support.python import python
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "ledger.md").read_text(encoding="utf-8")
 WAIT_S = 60
@@ -27,14 +26,8 @@ def test_the_examples_commit_a_row_and_its_message(number: int, tmp_path: Path) 
     pytest.importorskip("aiosqlite", reason="needs aiosqlite: pip install -e '.[test]'")
     example = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)[number]
     with broker_process(tmp_path / "broker") as broker:
-        done = subprocess.run(
-            [sys.executable, "-c", example],
-            cwd=tmp_path,
-            env={**os.environ, "NAMESRV_ADDR": broker.address},
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
+        done = python(
+            "-c", example, cwd=tmp_path, env={**os.environ, "NAMESRV_ADDR": broker.address}
         )
 
     assert (done.returncode, done.stderr) == (0, "")

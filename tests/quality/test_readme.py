@@ -16,6 +16,7 @@ from halfmq.client.blocking import ClientConfig, Decision, Message, TransactionP
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.documents import ROOT, comparable, examples
 from tests.support.patience import PATIENCE_S
+from tests.support.python import python
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = ["README.md", "docs/client.md", "docs/producer.md", "docs/consumer.md", "docs/testing.md"]
@@ -111,15 +112,7 @@ def test_the_examples_print_what_is_shown(page: str, broker: BrokerProcess, tmp_
         if "def test_" in program.code:  # run by pytest in tests/unit/testing
             continue
         assert program.output is not None, program.code
-        done = subprocess.run(
-            [sys.executable, "-c", program.code],
-            cwd=tmp_path,
-            env=_environment(broker, tmp_path),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        done = python("-c", program.code, cwd=tmp_path, env=_environment(broker, tmp_path))
         assert (done.returncode, done.stderr) == (0, "")
         assert comparable(done.stdout) == comparable(program.output)
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import QUICK, SLOW
+from tests.support.python import python
 
 ROOT = Path(__file__).parents[2]
 FEW = ("tests/browser", "tests/quality/test_readme.py", "tests/unit/store/log/test_flush.py")
 
 
 def _collected(*options: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "--collect-only", "-q", *options, *FEW],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-m", "pytest", "-n", "0", "--collect-only", "-q", *options, *FEW, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +29,7 @@ from halfmq.store.message_store import MessageStore
 from tests.support import dying_producer
 from tests.support.patience import PATIENCE_S
 from tests.support.peers import COMMIT, ROLLBACK, Peer, until
+from tests.support.python import python
 from tests.support.stores import everything
 
 ROOT: Final = Path(__file__).parents[2]
@@ -70,13 +69,8 @@ def _die(broker: BrokerProcess, path: Path, moment: str) -> None:
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
-    done = subprocess.run(
-        [sys.executable, dying_producer.__file__, broker.address, "heirs", path, "o-1", moment],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+    done = python(
+        dying_producer.__file__, broker.address, "heirs", path, "o-1", moment, env=environment
     )
     assert done.returncode == -9, done.stderr
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from tests.support.python import python
 
 from .mutations import MUTATIONS, first_violation, mistakes_in, mutated, violations_of
 from .world import World, run
@@ -83,14 +83,7 @@ def test_a_seed_replays_exactly() -> None:
     """Two processes with the same seed have the same events, byte for byte."""
 
     def traced(seed: int) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.simulation", "--seeds", str(seed), "--trace"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = python("-m", "tests.simulation", "--seeds", seed, "--trace", cwd=ROOT)
         assert "digest" in done.stdout, done.stderr
         return done.stdout
 

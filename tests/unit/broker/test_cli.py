@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import resource
-import subprocess
 import sys
 
 import pytest
 
 from halfmq.broker import cli
 from halfmq.broker.config_file import load_config
-from tests.support.patience import PATIENCE_S
+from tests.support.python import python
 
 SCRIPT = """
 import logging
@@ -29,13 +28,7 @@ def test_the_descriptor_limit_is_raised_to_the_hard_limit() -> None:
     """Shells allow 1,024 descriptors, which a thousand clients would use up."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     may = cli.DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
+    done = python("-c", SCRIPT, check=True)
 
     assert int(done.stdout) == min(may, cli.DESCRIPTORS_WANTED)
 
@@ -54,13 +47,7 @@ def test_the_descriptor_table_never_grows_under_load() -> None:
     """Growing it stops the thread that accepts a connection, which is the event loop."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     may = max(soft, cli.DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard)
-    done = subprocess.run(
-        [sys.executable, "-c", TABLE],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
+    done = python("-c", TABLE, check=True)
 
     (slots,) = (line.split()[1] for line in done.stdout.splitlines() if line.startswith("FDSize"))
     assert int(slots) >= min(may, cli.DESCRIPTORS_WANTED)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from halfmq import client
+from tests.support.python import python
 
 HEAVY = (
     "halfmq.client.admin",  # for operators' programs
@@ -24,9 +22,7 @@ def test_the_import_loads_only_what_producers_and_consumers_need() -> None:
     """A web application pays for the import at each start of each worker."""
     program = f"import sys, halfmq.client; print(*(m for m in {HEAVY!r} if m in sys.modules))"
 
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    )
+    loaded = python("-c", program, check=True)
 
     assert loaded.stdout.split() == []
 

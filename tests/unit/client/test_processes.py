@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.broker_thread import BrokerThread
-from tests.support.patience import PATIENCE_S
+from tests.support.python import python
 
 
 @pytest.fixture
@@ -22,13 +21,7 @@ def served() -> Iterator[BrokerThread]:
 
 def run(program: str, served: BrokerThread) -> subprocess.CompletedProcess[str]:
     """Run a program with the address of the broker as its argument."""
-    return subprocess.run(
-        [sys.executable, "-c", program, served.broker.address],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return python("-c", program, served.broker.address)
 
 
 EQUAL_CONTAINERS = """

@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +30,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.files import disk
 from tests.support.access import Account, SignedPeer
-from tests.support.patience import PATIENCE_S
+from tests.support.python import python
 from tests.support.race_windows import Rig, windowed
 
 MARK: Final = "marked-secret"
@@ -42,14 +40,7 @@ AUDITOR: Final = Account("auditor", f"{MARK}-of-auditor")
 
 
 def _run(*command: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    done = python("-m", *command, env={**os.environ, **environment})
     return done.stdout + done.stderr
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from halfmq.spark_jobs.__main__ import main
 from tests.support.log_writer import LogWriter
+from tests.support.python import python
 
 
 @pytest.mark.parametrize("package", ["pyspark", "numpy", "pyarrow"])
@@ -21,9 +20,7 @@ def test_without_the_extra_it_says_what_to_install(package: str, tmp_path: Path)
         f"sys.exit(main(['audit', {str(tmp_path)!r}]))"
     )
 
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    ended = python("-c", code)
 
     assert ended.returncode == 2
     assert ended.stderr == f"{package} is not installed: run  pip install 'halfmq[spark]'\n"

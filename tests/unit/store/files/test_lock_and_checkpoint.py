@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from halfmq.store.errors import DirectoryInUseError
 from halfmq.store.files.checkpoint import load_checkpoint
+from tests.support.python import python
 from tests.support.stopped_stores import (
     filled,
     mark_aborted,
@@ -52,9 +52,7 @@ def other_process_opens(root: Path) -> subprocess.CompletedProcess[str]:
         "    print(error)\n"
         "    sys.exit(3)\n"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=False
-    )
+    return python("-c", code, root)
 
 
 def test_another_process_is_refused_with_the_holders_name(root: Path) -> None:

@@ -3,8 +3,6 @@
 import json
 import random
 import shutil
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +22,7 @@ from halfmq.store.tools.state import StoreState
 from halfmq.store.tools.verify import VerifyReport, verify
 from tests.support.damage import content_of, extend, fill, filled_store, flip, only
 from tests.support.golden_store import NAMES, unpack
+from tests.support.python import python
 from tests.support.stores import (
     Clock,
     append_durably,
@@ -144,9 +143,7 @@ def is_held_by_other_process(root: Path) -> bool:
         "from halfmq.store.files.directory_lock import is_held\n"
         "print(is_held(Path(sys.argv[1])))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=True
-    )
+    done = python("-c", code, root, check=True)
     return done.stdout == "True\n"
 
 
