@@ -549,10 +549,12 @@ class FakeBroker(FakeTransactions):
 
 @contextlib.asynccontextmanager
 async def fake_broker(
-    *, halfmq: bool = True, auto_create: bool = True, queues: int = 8
+    *, halfmq: bool = True, auto_create: bool = True, queues: int = 8, orders: int = 0
 ) -> AsyncIterator[FakeBroker]:
-    """A running broker for the length of the block."""
+    """A running broker for the length of the block; topic ``orders`` has so many queues."""
     broker = FakeBroker(halfmq=halfmq, auto_create=auto_create, queues=queues)
+    if orders:
+        broker.create_topic("orders", orders)
     await broker.start()
     try:
         yield broker

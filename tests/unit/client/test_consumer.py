@@ -473,8 +473,7 @@ async def test_a_new_group_starts_where_it_was_told(
     start_from: Any, young: bool, expected: list[str]
 ) -> None:
     """Without a time, brokers start it at the first message of a new topic."""
-    async with fake_broker() as broker:
-        broker.create_topic("orders", 1)
+    async with fake_broker(orders=1) as broker:
         await publish(broker, "old")
         broker.now_ms += 60_000
         broker.young = young
@@ -488,8 +487,7 @@ async def test_last_loses_nothing_that_is_sent_after_the_start() -> None:
     """Whichever member gets the queue, and whenever; also if the queue is new."""
     shares = RequestCode.GET_CONSUMER_LIST_BY_GROUP
     config = replace(QUICK, heartbeat_interval=0.05, rebalance_interval=0.05)
-    async with fake_broker() as broker:
-        broker.create_topic("orders", 1)
+    async with fake_broker(orders=1) as broker:
         broker.young = False
         await publish(broker, "old")
         broker.fail(shares, *[Refuse(ResponseCode.SYSTEM_ERROR)] * 1_000)  # nobody gets a queue
@@ -519,8 +517,7 @@ async def test_last_loses_nothing_that_is_sent_after_the_start() -> None:
 
 async def test_a_broadcast_from_the_last_message_loses_nothing_sent_after_the_start() -> None:
     """The queues are shared out after ``start`` has returned."""
-    async with fake_broker() as broker:
-        broker.create_topic("orders", 1)
+    async with fake_broker(orders=1) as broker:
         await publish(broker, "old")
         async with new_consumer(broker, broadcasting=True) as consumer:
             broker.store(broker.messages("orders")[-1]._replace(body=b"new"))
@@ -529,8 +526,7 @@ async def test_a_broadcast_from_the_last_message_loses_nothing_sent_after_the_st
 
 async def test_a_group_that_read_nothing_yet_keeps_its_start() -> None:
     """Otherwise "last" would skip messages sent between two runs."""
-    async with fake_broker() as broker:
-        broker.create_topic("orders", 1)
+    async with fake_broker(orders=1) as broker:
         async with new_consumer(broker) as consumer:
             await until(lambda: len(consumer.assignment) == 2)
         await publish(broker, "while away")
@@ -900,8 +896,7 @@ async def test_a_handler_that_is_too_slow_is_told_the_remedy_before_its_message_
 
 async def test_an_ack_timeout_of_none_waits_for_good() -> None:
     """It is for work that takes hours."""
-    async with fake_broker() as broker:
-        broker.create_topic("orders", 1)
+    async with fake_broker(orders=1) as broker:
         await publish(broker, "0")
         async with new_consumer(broker, ack_timeout=None) as consumer:
             message = await consumer.receive()
@@ -954,8 +949,7 @@ async def test_failed_pulls_are_repeated(broker: FakeBroker) -> None:
 
 async def test_a_broker_that_forgot_the_subscription_hears_it_again() -> None:
     """It answers 24; the consumer then sends a heartbeat at once."""
-    async with fake_broker() as broker:
-        broker.create_topic("orders", 1)
+    async with fake_broker(orders=1) as broker:
         await publish(broker, "0")
         broker.fail(PULL, *[Refuse(ResponseCode.SUBSCRIPTION_NOT_EXIST)] * 2)
         async with new_consumer(broker) as consumer:
@@ -966,8 +960,7 @@ async def test_a_broker_that_forgot_the_subscription_hears_it_again() -> None:
 
 async def test_an_offset_that_no_longer_exists_is_corrected() -> None:
     """The consumer continues at the offset that the broker returns, and commits it."""
-    async with fake_broker() as broker:
-        broker.create_topic("orders", 1)
+    async with fake_broker(orders=1) as broker:
         await publish(broker, "0", "1")
         broker.offsets["billing", "orders", 0] = 1000
         async with new_consumer(broker) as consumer:
@@ -978,8 +971,7 @@ async def test_an_offset_that_no_longer_exists_is_corrected() -> None:
 
 async def test_damaged_records_do_not_stop_the_queue(caplog: pytest.LogCaptureFixture) -> None:
     """They are skipped with an error in the log; the others are delivered."""
-    async with fake_broker() as broker:
-        broker.create_topic("orders", 1)
+    async with fake_broker(orders=1) as broker:
         await publish(broker, "0", "1", "2")
         whole = broker.pulled
 
@@ -1010,8 +1002,7 @@ async def test_pulling_pauses_while_too_much_is_unacked(
 ) -> None:
     """Memory is bounded however slow the loop is; pulling continues after acks."""
     config = ClientConfig(pull_batch=1, pull_suspend=1.0, **limit)  # type: ignore[arg-type]
-    async with fake_broker() as broker:
-        broker.create_topic("orders", 1)
+    async with fake_broker(orders=1) as broker:
         broker.pull_max = 1
         await publish(broker, *(str(n) for n in range(20)))
         async with new_consumer(broker, config=config) as consumer:
@@ -1059,8 +1050,7 @@ async def test_a_failed_start_leaves_nothing_running() -> None:
 async def test_a_queue_is_pulled_once_although_another_could_not_be_taken() -> None:
     """One queue is refused, the other answered late: the next attempt must not take it twice."""
     late = asyncio.Event()
-    async with fake_broker() as broker:
-        broker.create_topic("orders", queues=2)
+    async with fake_broker(orders=2) as broker:
         answer = broker.handlers[RequestCode.QUERY_CONSUMER_OFFSET]
         asked = 0
 

@@ -116,8 +116,7 @@ async def test_run_keeps_the_order_of_each_queue_through_failures() -> None:
 
 async def test_a_queue_that_another_member_has_locked_is_left_alone() -> None:
     """It is consumed as soon as it is free."""
-    async with fake_broker() as broker:
-        broker.create_topic("orders", 1)
+    async with fake_broker(orders=1) as broker:
         await publish(broker, "a1")
         key = QueueKey(topic="orders", broker_name="broker-a", queue_id=0)
         broker.locks[key] = "10.0.0.1@other"
@@ -135,8 +134,7 @@ async def test_a_queue_that_another_member_has_locked_is_left_alone() -> None:
 
 async def test_a_queue_moves_when_the_message_in_hand_is_settled() -> None:
     """The new member begins with the next one."""
-    async with fake_broker() as broker:
-        broker.create_topic("orders", 2)
+    async with fake_broker(orders=2) as broker:
         await publish(broker, "a1", "b1", "a2", "b2")
         async with ordered(broker) as first:
             held = dict([await next_of(first), await next_of(first)])
@@ -157,8 +155,7 @@ async def test_a_lock_that_is_not_renewed_ends_the_delivery(
     """Before the broker gives it to another; later it is locked again, and nothing is lost."""
     monkeypatch.setattr(locks, "LOCK_SECONDS", 0.3)
     monkeypatch.setattr(assignment, "LOCK_RENEWAL", 0.05)
-    async with fake_broker() as broker:
-        broker.create_topic("orders", 1)
+    async with fake_broker(orders=1) as broker:
         await publish(broker, "a1", "a2")
         async with ordered(broker) as consumer:
             _, message = await next_of(consumer)
