@@ -289,10 +289,10 @@ class Clients:
         half_id = message.half_message_id
         if half_id is not None:
             records.half_ids.setdefault(body, set()).add(half_id)
-        self._check_time(message.keys, body)
+        self._check_time(message, body)
 
-    def _check_time(self, key: str, body: str) -> None:
-        world = self._world
+    def _check_time(self, message: MessageView, body: str) -> None:
+        world, key = self._world, message.keys
         attempt = world.records.attempts.get(key)
         since = due = 0.0
         if attempt is not None and attempt.delay_s and attempt.row_at:
@@ -302,8 +302,8 @@ class Clients:
         early = due - world.loop.now
         stepped, started = world.records.clock_stepped_at, world.records.started_at
         # A broker that starts delivers what is due by the clock, however the clock came to it. So
-        # does one that has stored a message again, before the file of its first record is deleted.
-        by_clock = since < started or world.records.archive
+        # does one that has stored a message again, with its time, before the old file is deleted.
+        by_clock = since < started or "TIMER_DELIVER_MS" in message.properties
         if early > 0.002 and not (since < stepped and by_clock):
             world.violate(f"{body} was delivered {early:.3f} s before its time")
 
