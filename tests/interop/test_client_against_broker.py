@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import logging
-import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from halfmq.client import (
     Admin,
-    BrokerRefusedError,
     ClientConfig,
-    ClientError,
     Consumer,
     Decision,
     Message,
@@ -26,12 +21,9 @@ from halfmq.client import (
     MessageView,
     Producer,
     SendStatus,
-    TransactionFencedError,
-    TransactionLedger,
     TransactionProducer,
     blocking,
 )
-from halfmq.client.net.session import Session
 from halfmq.client.testing import BrokerProcess, BrokerStartError, broker_process
 from halfmq.store.format.record import Record
 from tests.support.client_loops import on_both_loops
@@ -41,8 +33,6 @@ from tests.support.patience import PATIENCE_S
 
 SMALL_FILES = {"mappedFileSizeCommitLog": 16 << 20}
 """For tests that start a broker twice: looking for the log's end takes time by the file size."""
-
-T = TypeVar("T")
 
 _numbers = itertools.count()
 """Seconds after which a message that has not come will not come; the machine may be busy."""
@@ -92,19 +82,6 @@ async def test_the_retries_of_the_group_count_unless_the_consumer_names_others(
             await message.retry(delay_level=1)
         dead_letters = await session_of(producer).routes.fetch(f"%DLQ%{group}")
     assert (dead_letters is not None) is is_dead
-
-
-async def unknown(_message: MessageView) -> Decision:
-    """For producers that decide themselves."""
-    return Decision.UNKNOWN
-
-
-async def settled(ask: Callable[[], Awaitable[T]], condition: Callable[[T], bool]) -> T:
-    """The first answer that fulfils a condition."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition(answer := await ask()):  # noqa: ASYNC110 -- the broker tells when asked
-            await asyncio.sleep(0.05)
-        return answer
 
 
 async def nothing_more(consumer: Consumer) -> None:
@@ -311,239 +288,6 @@ async def test_a_producer_asks_its_checker_as_the_broker_does(
     assert own.half_message_id == brokers.half_message_id
 
 
-@pytest.mark.parametrize("decision", [Decision.COMMIT, Decision.ROLLBACK])
-async def test_another_producer_of_the_group_settles_what_one_left_open(
-    served: BrokerProcess, topic: str, decision: Decision
-) -> None:
-    """The one that sent it is gone; the one that starts later is asked."""
-    group = f"tx-{topic}"
-    asked = asyncio.Event()
-    seen: list[MessageView] = []
-
-    async def checker(message: MessageView) -> Decision:
-        seen.append(message)
-        asked.set()
-        return decision
-
-    async with (
-        TransactionProducer(group, checker=unknown, namesrv=served.address) as first,
-        first.transaction(Message(topic, b"open", keys="o-1")) as tx,
-    ):
-        tx.decide(Decision.UNKNOWN)
-    async with (
-        TransactionProducer(group, checker=checker, namesrv=served.address),
-        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
-    ):
-        await asyncio.wait_for(asked.wait(), PATIENCE_S)
-        bodies = [b"open"] if decision is Decision.COMMIT else []
-        assert [message.body for message in await take(consumer, len(bodies))] == bodies
-        await nothing_more(consumer)
-
-    assert (seen[0].keys, seen[0].transaction_id, seen[0].topic) == ("o-1", tx.id, topic)
-    assert len(seen) == 1
-
-
-async def test_a_slow_local_transaction_is_not_rolled_back_by_a_check(
-    served: BrokerProcess, topic: str
-) -> None:
-    """It takes longer than transactionTimeOut, and the checker would not find its row yet."""
-
-    async def checker(_message: MessageView) -> Decision:
-        return Decision.ROLLBACK
-
-    group = f"tx-{topic}"
-    async with (
-        TransactionProducer(group, checker=checker, namesrv=served.address) as producer,
-        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
-    ):
-        async with producer.transaction(Message(topic, b"slow")) as tx:
-            await settled(producer.pending, lambda pending: pending[0].checks_answered > 0)
-        (message,) = await take(consumer, 1)
-
-    assert tx.decided
-    assert message.body == b"slow"
-
-
-@on_both_loops
-async def test_several_messages_become_visible_together(served: BrokerProcess, topic: str) -> None:
-    """To two topics, after the decision and not before; none of a rolled back transaction."""
-    invoices = f"{topic}-invoices"
-    group = f"tx-{topic}"
-    subscription = {topic: "*", invoices: "*"}
-    async with (
-        TransactionProducer(group, checker=unknown, namesrv=served.address) as producer,
-        Consumer(f"g-{topic}", subscription, namesrv=served.address) as consumer,
-    ):
-        for name in subscription:
-            await producer.send(Message(name, b"creates the topic"))
-        await take(consumer, 2)
-        messages = [Message(topic, b"1"), Message(invoices, b"2", tags="new"), Message(topic, b"3")]
-        async with producer.transaction(messages) as tx:
-            await nothing_more(consumer)
-        async with producer.transaction(messages) as rolled_back:
-            rolled_back.rollback()
-        taken = sorted(await take(consumer, 3), key=lambda message: message.body)
-        await nothing_more(consumer)
-
-    assert [(message.topic, message.body) for message in taken] == [
-        (topic, b"1"),
-        (invoices, b"2"),
-        (topic, b"3"),
-    ]
-    assert [m.half_message_id for m in taken] == [r.offset_message_id for r in tx.results]
-    assert [m.message_id for m in taken] == [r.message_id for r in tx.results]
-    assert tx.final_message_id == taken[0].offset_message_id
-
-
-async def test_decisions_in_batches_have_their_own_results(
-    served: BrokerProcess, topic: str
-) -> None:
-    """Hundred transactions end at once; each knows its own final message."""
-    group = f"tx-{topic}"
-    async with (
-        TransactionProducer(group, checker=unknown, namesrv=served.address) as producer,
-        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
-    ):
-        transactions = [producer.transaction(Message(topic, b"%d" % n)) for n in range(100)]
-        await asyncio.gather(*(transaction.__aenter__() for transaction in transactions))
-        for transaction in transactions[::4]:
-            transaction.decide(Decision.ROLLBACK)
-        await asyncio.gather(*(one.__aexit__(None, None, None) for one in transactions))
-        taken = {message.transaction_id: message for message in await take(consumer, 75)}
-        await nothing_more(consumer)
-
-    for n, transaction in enumerate(transactions):
-        assert transaction.decided
-        message = taken.get(transaction.id)
-        if n % 4 == 0:
-            assert (message, transaction.final_message_id) == (None, None)
-        else:
-            assert message is not None
-            assert transaction.final_message_id == message.offset_message_id
-            assert transaction.message_id == message.half_message_id
-
-
-async def test_a_delay_counts_from_the_commit(served: BrokerProcess, topic: str) -> None:
-    """Not from the time at which the half message was stored."""
-    group = f"tx-{topic}"
-    delay = timedelta(seconds=0.6)
-    soon = Message(topic, b"after", deliver_after=delay)
-    past = Message(topic, b"at", deliver_at=datetime.now(UTC) - timedelta(hours=1))
-    async with (
-        TransactionProducer(group, checker=unknown, namesrv=served.address) as producer,
-        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
-    ):
-        async with producer.transaction([soon, past, Message(topic, b"now")]) as tx:
-            await asyncio.sleep(0.3)  # the half message gets older
-        taken = {message.body: message for message in await take(consumer, 3)}
-        await nothing_more(consumer)
-
-    # Stored where consumers read, by the broker's clock: with the commit, and when it was due.
-    at_once, late = taken[b"now"], taken[b"after"]
-    assert late.store_timestamp - at_once.store_timestamp >= delay
-    assert taken[b"at"].store_timestamp == at_once.store_timestamp
-    assert late.half_message_id == tx.message_id
-
-
-async def test_pending_shows_who_was_asked(served: BrokerProcess, topic: str) -> None:
-    """Until somebody decides: then the transaction is gone from the list."""
-    group = f"tx-{topic}"
-    async with TransactionProducer(group, checker=unknown, namesrv=served.address) as producer:
-        async with producer.transaction([Message(topic, b"x", keys="o-1")] * 2) as tx:
-            (before,) = await producer.pending()
-            assert (before.transaction_id, before.half_message_id) == (tx.id, tx.message_id)
-            assert (before.group, before.topic, before.keys) == (group, topic, "o-1")
-            assert (before.state, before.messages) == ("prepared", 2)
-            assert before.owner is not None
-            # The answer counts at once, the receipt of the check at the checker's next tick.
-            (asked,) = await settled(
-                producer.pending,
-                lambda pending: min(pending[0].checks_answered, pending[0].checks_delivered) > 0,
-            )
-            assert asked.checks_sent >= asked.checks_delivered
-        assert await producer.pending() == []
-
-
-async def test_a_half_message_sent_again_is_stored_once(
-    served: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The broker answers a retry after a lost answer with the ids of the first."""
-    group = f"tx-{topic}"
-    async with (
-        TransactionProducer(group, checker=unknown, namesrv=served.address) as producer,
-        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
-    ):
-        # Two messages with one key, which no user can have.
-        monkeypatch.setattr(Session, "new_key", lambda _session: "0123456789ABCDEF" * 2)
-        async with producer.transaction(Message(topic, b"x")) as first:
-            pass
-        async with producer.transaction(Message(topic, b"x")) as again:
-            pass
-        await take(consumer, 1)
-        await nothing_more(consumer)
-
-    assert (first.message_id, first.final_message_id) == (again.message_id, again.final_message_id)
-
-
-async def test_a_ledger_settles_what_a_dead_producer_left(
-    served: BrokerProcess, topic: str, tmp_path: Path
-) -> None:
-    """With its row: delivered. Without: rolled back, and it cannot commit any more."""
-
-    def connect() -> sqlite3.Connection:
-        return sqlite3.connect(tmp_path / "orders.db")
-
-    group = f"tx-{topic}"
-    ledger = TransactionLedger()
-    with contextlib.closing(connect()) as database:
-        ledger.create_table(database)
-        gone = TransactionProducer(group, checker=unknown, namesrv=served.address)
-        await gone.start()
-        done, slow = [gone.transaction(Message(topic, body)) for body in (b"done", b"slow")]
-        for transaction in (done, slow):
-            await transaction.__aenter__()
-        with database:
-            ledger.record(database.cursor(), done.id)
-        await gone.close()
-        async with (
-            TransactionProducer(group, ledger.checker(connect), namesrv=served.address) as producer,
-            Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
-        ):
-            (message,) = await take(consumer, 1)
-            await settled(producer.pending, lambda pending: not pending)
-            await nothing_more(consumer)
-        with pytest.raises(TransactionFencedError), database:
-            ledger.record(database.cursor(), slow.id)
-
-    assert message.transaction_id == done.id
-
-
-async def test_transactional_messages_of_one_key_come_in_the_order_of_their_commits(
-    served: BrokerProcess, topic: str
-) -> None:
-    """From one queue, also if their transactions were prepared in another order."""
-    keys = ("c-1", "c-2", "c-3")
-    async with (
-        TransactionProducer(f"tx-{topic}", checker=unknown, namesrv=served.address) as producer,
-        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
-    ):
-        for key in keys:
-            late = producer.transaction(Message(topic, b"3", keys=key), order_key=key)
-            async with late:
-                for body in (b"1", b"2", b"never"):
-                    message = Message(topic, body, keys=key)
-                    async with producer.transaction(message, order_key=key) as tx:
-                        if body == b"never":
-                            tx.rollback()
-        messages = await take(consumer, 3 * len(keys))
-        await nothing_more(consumer)
-
-    for key in keys:
-        mine = [message for message in messages if message.keys == key]
-        assert [message.body for message in mine] == [b"1", b"2", b"3"]
-        assert len({message.queue for message in mine}) == 1
-
-
 def test_the_blocking_facade(served: BrokerProcess, topic: str) -> None:
     """The same from a program without an event loop."""
 
@@ -626,26 +370,6 @@ async def test_a_restart_under_load_is_no_error(tmp_path: Path, end: str) -> Non
                 seen.add(message.body)
 
 
-async def test_a_broker_that_takes_no_transactions_says_so(tmp_path: Path) -> None:
-    """The block does not run."""
-    with broker_process(tmp_path, rejectTransactionMessage=True) as broker:
-        config = ClientConfig(send_attempts_max=1)
-        async with TransactionProducer(
-            "tx", lambda _: Decision.COMMIT, namesrv=broker.address, config=config
-        ) as producer:
-            with pytest.raises(BrokerRefusedError, match="NO_PERMISSION"):
-                async with producer.transaction(Message("orders", b"x")):
-                    raise AssertionError("the block must not run")
-
-
-async def test_a_topic_is_not_created_when_the_broker_does_not_allow_it(tmp_path: Path) -> None:
-    """The error names the topic."""
-    with broker_process(tmp_path, autoCreateTopicEnable=False) as broker:
-        async with Producer("g", namesrv=broker.address) as producer:
-            with pytest.raises(ClientError, match="orders"):
-                await producer.send(Message("orders", b"x"))
-
-
 def test_a_broker_that_does_not_start_tells_why(tmp_path: Path) -> None:
     """The log's end is in the error, not in a file that is gone by then."""
     with (
@@ -669,11 +393,6 @@ def test_a_restart_keeps_address_and_messages(tmp_path: Path) -> None:
         assert broker.pid != pid
         assert (first.queue_offset, second.queue_offset) == (0, 1)
     assert not broker.running
-
-
-@pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="halfmq")
 
 
 def test_what_threads_acknowledge_just_before_the_close_counts(

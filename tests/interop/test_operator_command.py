@@ -22,7 +22,6 @@ from halfmq.client import (
     Admin,
     Consumer,
     Decision,
-    DecisionConflictError,
     Message,
     PendingTransaction,
     Transaction,
@@ -140,40 +139,6 @@ async def test_a_transaction_is_seen_and_committed(broker: BrokerProcess, halfmq
     assert "the row is there" in broker.log
 
 
-async def test_the_first_decision_stands(broker: BrokerProcess, halfmq: Shell) -> None:
-    """The same again has the same answer, the opposite is refused with the first one's time."""
-    async with undecided(broker, "once", "once-tx") as (transaction,):
-        (listed,) = (await halfmq("tx", "list", "--group", "once-tx", "--json")).json
-        first = await halfmq("tx", "commit", listed["half_message_id"], "--json")
-        again = await halfmq("tx", "commit", listed["half_message_id"], "--json")
-        opposite = await halfmq("tx", "rollback", listed["half_message_id"])
-        unknown = await halfmq("tx", "rollback", transaction.id)
-
-    assert first.json == again.json
-    assert (opposite.code, opposite.out) == (1, "")
-    assert "committed" in opposite.err
-    assert unknown.code == 1
-    assert "nothing undecided has this id" in unknown.err
-
-
-async def test_decisions_of_operators_survive_a_kill(tmp_path: Path) -> None:
-    """They were on disk before their answer."""
-    with broker_process(tmp_path, transactionTimeOut=600_000) as broker:
-        async with undecided(broker, "kept", count=3), Admin(namesrv=broker.address) as admin:
-            first, second, third = [one async for one in admin.transactions()]
-            final = await admin.commit(first.half_message_id)
-            await admin.rollback(second.half_message_id)
-        broker.kill()
-        broker.start()
-        async with Admin(namesrv=broker.address) as admin:
-            assert [one.half_message_id async for one in admin.transactions()] == [
-                third.half_message_id
-            ]
-            assert await admin.commit(first.half_message_id) == final
-            with pytest.raises(DecisionConflictError, match="rolled back"):
-                await admin.commit(second.half_message_id)
-
-
 async def _parked(admin: Admin) -> PendingTransaction:
     """Wait until a transaction is parked."""
     async with asyncio.timeout(PATIENCE_S):
@@ -229,25 +194,6 @@ async def test_a_parked_transaction_is_resumed(tmp_path: Path, named_by: str) ->
     assert parked.parked_reason == "unknown"
     assert parked.checks_delivered == times == 2
     assert len(asked) == times + 1
-
-
-async def test_metrics_count_what_happens(broker: BrokerProcess, halfmq: Shell) -> None:
-    """The numbers an operator watches move with the transactions."""
-
-    async def numbers() -> dict[str, int]:
-        (table,) = (await halfmq("broker", "metrics", "--json")).json.values()
-        ours = {key: int(value) for key, value in table.items() if key.startswith("halfmq.")}
-        assert table["commitLogMaxOffset"] == ours["halfmq.store.write_offset"]
-        return ours
-
-    before = await numbers()
-    async with undecided(broker, "counted", count=2):
-        after = await numbers()
-
-    assert after["halfmq.transactions.prepared"] == before["halfmq.transactions.prepared"] + 2
-    assert after["halfmq.transactions.pending"] == before["halfmq.transactions.pending"] + 2
-    assert after["halfmq.store.write_offset"] > before["halfmq.store.write_offset"]
-    assert after["halfmq.connections"] > before["halfmq.connections"]
 
 
 async def test_a_listing_that_is_not_read_to_its_end_ends_quietly(

@@ -56,18 +56,6 @@ def test_duplicates_in_one_pass_of_the_loop_are_stored_once(sends: Prepares) -> 
     assert _halves(sends) == 2
 
 
-def test_a_duplicate_is_answered_when_the_first_is_on_disk(sends: Prepares) -> None:
-    """Its sender may rely on the half as much as the sender of the first."""
-    first = sends.prepare("K")
-
-    sends.handler.send(sends.request("K"), sends.connection)
-
-    ((position, _),) = sends.connection.held
-    (half,) = sends.broker.log.records()
-    assert half.physical_offset == parse_offset_message_id(first.msg_id).physical_offset
-    assert half.physical_offset < position <= half.end  # a flush covers whole records
-
-
 @pytest.mark.parametrize("large", [False, True])
 def test_a_duplicate_of_a_committed_half_gets_its_ids(sends: Prepares, large: bool) -> None:
     """The message is delivered; a second one would be delivered twice."""

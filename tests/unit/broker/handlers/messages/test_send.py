@@ -32,29 +32,12 @@ def sends(tmp_path: Path) -> Prepares:
     return Prepares(tmp_path)
 
 
-def test_transaction_bits_without_the_property_are_refused(sends: Prepares) -> None:
-    """RocketMQ stores such a message where no consumer finds it."""
-    code, remark = sends.refusal(TRAN_MSG="false")
-
-    assert code == ILLEGAL
-    assert "set it to prepare a transaction, or clear the bits" in remark
-
-
 def test_a_message_that_claims_to_be_a_batch_is_refused(sends: Prepares) -> None:
     """Consumers and the audit would read its body as the messages of a batch."""
     code, remark = sends.refusal(sys_flag=0x80, TRAN_MSG="", PGROUP="")
 
     assert code == ILLEGAL
     assert "send a batch (320), or clear the bit" in remark
-
-
-@pytest.mark.parametrize("level", ["soon", "1.5", "--1", "1_0"])
-def test_a_delay_level_that_is_no_number_is_refused(sends: Prepares, level: str) -> None:
-    """The message would be delivered at once."""
-    code, remark = sends.refusal(sys_flag=0, TRAN_MSG="", PGROUP="", DELAY=level)
-
-    assert code == ILLEGAL
-    assert f"DELAY={level}: expected the number of a delay level" in remark
 
 
 def test_a_batch_cannot_be_transactional(sends: Prepares) -> None:
