@@ -22,7 +22,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,7 @@ from .events import Connected, ConnectionLost, ConsumerEvent, Health, QueueHealt
 from .message import DEAD_LETTER_LEVEL, MessageView, ReceivedMessage, V
 from .net.connection import BrokerConnection
 from .net.session import Session, wall_clock_ms
+from .net.telemetry import PROCESS, REJECT, RETRY, about
 from .popping.pop_assignment import PopAssignment
 from .popping.popper import INVISIBLE_MAX, PopSettings
 from .producing.send_reply import send_reply
@@ -148,6 +149,7 @@ class Consumer(FlowCalls, Generic[V]):
             ConfigurationError: Another argument cannot be used; says which.
         """
         super().__init__(group, **connection)
+        self._group_attribute = "messaging.consumer.group.name"
         if codec is not None:
             check_kind("codec", codec, Codec)
         self.codec = codec
@@ -308,6 +310,7 @@ class Consumer(FlowCalls, Generic[V]):
             ordered_by=ordered_by,
             policy=policy,
             drain_seconds=drain_seconds,
+            processing=self.processing,
         )
         end = partial(asyncio.get_running_loop().call_soon_threadsafe, runner.end)
         if self._buffer is None:
@@ -361,6 +364,13 @@ class Consumer(FlowCalls, Generic[V]):
             ClientError: A broker did not accept an offset; the others were committed.
         """
         await self._assigned.commit(self._session)
+
+    def processing(self, message: ReceivedMessage) -> AbstractContextManager[None]:
+        """Return the context manager that reports a block as the processing of a message.
+
+        For loops with OpenTelemetry; ``run`` does so by itself. Without a provider it does nothing.
+        """
+        return about(self.telemetry, PROCESS, message)
 
     async def health(self) -> Health:
         found = await super().health()
@@ -543,6 +553,11 @@ class Consumer(FlowCalls, Generic[V]):
     async def _send_back(self, delivery: Delivery, delay_level: int) -> bool:
         """Send a message back to the broker for redelivery; return whether it was accepted."""
         self._report_return(delivery, delay_level)
+        view = ReceivedMessage(delivery.record, delivery.window.queue.broker_name)
+        with about(self.telemetry, RETRY if delay_level >= 0 else REJECT, view):
+            return await self._send_back_now(delivery, delay_level)
+
+    async def _send_back_now(self, delivery: Delivery, delay_level: int) -> bool:
         if self._locks_queues and delay_level >= 0:
             failed = delivery.record.reconsume_times + delivery.attempts
             if self._retries_max is None or failed <= self._retries_max:

@@ -51,6 +51,7 @@ from .net.response_errors import error_from_response
 from .net.retry import STALE_ROUTE_CODES, final_error, wait_before_retry
 from .net.routes import Route
 from .net.session import Session, typed, wall_clock_ms
+from .net.telemetry import SEND, sending
 from .producing.batching import Batcher, CollectedBatch
 from .producing.replies import AwaitedReplies
 
@@ -139,12 +140,13 @@ class Producer(BaseClient, Generic[V]):
         """
         session = self._session
         _check_message(message, order_key, timeout)
-        key = session.new_key()
-        if self._batcher is not None and timeout is None and self._batcher.takes(message):
-            return await self._batcher.add(message, key, order_key)
-        encoded = encode_message(message, key, self.config)
-        code = RequestCode.SEND_MESSAGE_V2
-        return await self._transmit(session, code, encoded, order_key, [], timeout)
+        with sending(self.telemetry, SEND, [message]) as (traced,):
+            key = session.new_key()
+            if self._batcher is not None and timeout is None and self._batcher.takes(traced):
+                return await self._batcher.add(traced, key, order_key)
+            encoded = encode_message(traced, key, self.config)
+            code = RequestCode.SEND_MESSAGE_V2
+            return await self._transmit(session, code, encoded, order_key, [], timeout)
 
     async def send_batch(
         self,
@@ -168,10 +170,11 @@ class Producer(BaseClient, Generic[V]):
             raise InvalidMessageError(f"messages is {given!r:.200}, expected a list of Messages")
         for message in messages:
             _check_message(message, order_key, timeout)
-        keys = [session.new_key() for _ in messages]
-        encoded = encode_message_batch(messages, keys, self.config)
-        code = RequestCode.SEND_BATCH_MESSAGE
-        return await self._transmit(session, code, encoded, order_key, [], timeout)
+        with sending(self.telemetry, SEND, messages) as traced:
+            keys = [session.new_key() for _ in traced]
+            encoded = encode_message_batch(traced, keys, self.config)
+            code = RequestCode.SEND_BATCH_MESSAGE
+            return await self._transmit(session, code, encoded, order_key, [], timeout)
 
     async def send_oneway(self, message: Message, *, order_key: str | None = None) -> None:
         """Send a message without waiting for an answer; it may be lost without an error.
@@ -181,7 +184,8 @@ class Producer(BaseClient, Generic[V]):
         """
         session = self._session
         _check_message(message, order_key)
-        encoded = encode_message(message, session.new_key(), self.config)
+        with sending(self.telemetry, SEND, [message]) as (traced,):
+            encoded = encode_message(traced, session.new_key(), self.config)
         topic, clock = message.topic, session.clock
         deadline = clock() + self.config.send_timeout
         failures: list[ClientError] = []
@@ -229,14 +233,15 @@ class Producer(BaseClient, Generic[V]):
         session = self._session
         _check_message(message, order_key, timeout)
         seconds = timeout or self.config.request_timeout
-        encoded = encode_message(message, session.new_key(), self.config)
-        code, deadline = RequestCode.SEND_MESSAGE_V2, session.clock() + seconds
-        with self._replies.awaiting(encoded, session.client_id, seconds) as (request, reply):
-            await self._transmit(session, code, request, order_key, [], seconds)
-            await asyncio.wait([reply], timeout=deadline - session.clock())
-            if not reply.done():
-                raise ReplyTimeoutError(message.topic, encoded.unique_key, seconds)
-            return reply.result()
+        with sending(self.telemetry, SEND, [message]) as (traced,):
+            encoded = encode_message(traced, session.new_key(), self.config)
+            code, deadline = RequestCode.SEND_MESSAGE_V2, session.clock() + seconds
+            with self._replies.awaiting(encoded, session.client_id, seconds) as (request, reply):
+                await self._transmit(session, code, request, order_key, [], seconds)
+                await asyncio.wait([reply], timeout=deadline - session.clock())
+                if not reply.done():
+                    raise ReplyTimeoutError(message.topic, encoded.unique_key, seconds)
+                return reply.result()
 
     async def recall(self, handle: str) -> str:
         """Keep a message from being delivered at its time, and return its id.

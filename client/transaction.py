@@ -64,6 +64,7 @@ from .net.connection import ServerRequestHandler
 from .net.message_encoding import EncodedMessage, encode_half_message
 from .net.retry import outcome_unknown
 from .net.session import Session, wall_clock_ms
+from .net.telemetry import COMMIT, PREPARE, ROLLBACK, sending
 from .producer import Producer
 from .transactional.check_back import (
     CheckBack,
@@ -512,9 +513,15 @@ class TransactionProducer(Producer[V]):
         """Store the half messages of a transaction; called by :class:`Transaction`."""
         session = self._session
         check_supported(transaction.messages, halfmq=session.routes.halfmq)
+        with sending(self.telemetry, PREPARE, transaction.messages) as messages:
+            await self._prepare(session, transaction, messages)
+
+    async def _prepare(
+        self, session: Session, transaction: Transaction, messages: Sequence[Message]
+    ) -> None:
         encoded_messages = [
             encode_half_message(message, session.new_key(), self.group, self.config)
-            for message in transaction.messages
+            for message in messages
         ]
         transaction_id, born_ms = encoded_messages[0].unique_key, wall_clock_ms()
         failures: list[ClientError] = []
@@ -573,6 +580,14 @@ class TransactionProducer(Producer[V]):
         if decision is Decision.UNKNOWN:  # nothing is sent; the broker will check
             self._open.pop(transaction.id, None)
             return
+        if self.telemetry is None:
+            await self._send_decision(transaction, decision)
+            return
+        operation = COMMIT if decision is Decision.COMMIT else ROLLBACK
+        with self.telemetry.settling(operation, transaction.id, transaction.message.topic):
+            await self._send_decision(transaction, decision)
+
+    async def _send_decision(self, transaction: Transaction, decision: Decision) -> None:
         ending = transaction.ending(decision, partial(self._on_settled, transaction))
         waiter = ending.waiter = asyncio.get_running_loop().create_future()
         try:
@@ -713,6 +728,7 @@ class TransactionProducer(Producer[V]):
 
     async def _start_session(self, session: Session) -> None:
         self._starting = session
+        self._check_back.telemetry = self.telemetry
         try:
             await session.start(whole_cluster=True, topics=self._topics)
             self._begin_batches()

@@ -12,9 +12,9 @@ from halfmq.store.format.ids import parse_offset_message_id, unpack_host
 from ..config import join_address
 from ..errors import ConfigurationError, UnsupportedRequestError
 from ..net.base_client import BaseClient
+from ..net.broker_requests import TopicRequests
 from ..net.response_errors import error_from_response
 from ..net.session import Session, expect_success
-from ..net.topic_requests import TopicRequests
 
 
 class ClusterClient(BaseClient):

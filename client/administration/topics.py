@@ -16,8 +16,8 @@ from halfmq.store.format.topics import is_internal_topic, reply_topic
 from ..arguments import check_count, check_text
 from ..errors import BadAnswerError
 from ..message import MessageQueue
+from ..net.broker_requests import TopicRequests
 from ..net.response_errors import answer_of
-from ..net.topic_requests import TopicRequests
 from .brokers import ClusterClient, time_of
 
 _DEFAULT_TOPIC: Final = "TBW102"  # as RocketMQ's tools name it; brokers ignore it here

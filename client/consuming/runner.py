@@ -17,6 +17,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -104,7 +105,10 @@ class Runner:
         ordered_by: Callable[[Any], Hashable] | None,
         policy: RetryPolicy | None,
         drain_seconds: float,
+        processing: Callable[[MessageView], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
+        """Create it; each call of the handler is a block of ``processing``."""
+        self._processing = processing
         check_callable("handler", handler)
         check_count("concurrency", concurrency, range(1, CONCURRENCY_MAX + 1))
         if ordered_by is not None:
@@ -219,13 +223,14 @@ class Runner:
     async def _call(self, message: MessageView) -> BaseException | None:
         """Call the handler and return the exception that it raised, if any."""
         try:
-            if self._is_async:
-                await self._handler(message)
-            else:
-                call = partial(self._handler, message)
-                result = await DaemonThread(call, name="halfmq-handler").result
-                if inspect.isawaitable(result):
-                    await result
+            with self._processing(message):
+                if self._is_async:
+                    await self._handler(message)
+                else:
+                    call = partial(self._handler, message)
+                    result = await DaemonThread(call, name="halfmq-handler").result
+                    if inspect.isawaitable(result):
+                        await result
         except Exception as error:  # noqa: BLE001 -- the policy decides
             return error
         except asyncio.CancelledError as error:

@@ -15,6 +15,7 @@ from ..errors import ClientClosedError, ConfigurationError, ConnectError
 from ..events import Health
 from .fork_safety import LoopBinding
 from .session import Session
+from .telemetry import Telemetry
 
 # Official clients use these if no group is given, and reject them as explicit names.
 RESERVED_GROUPS: Final = frozenset({"DEFAULT_PRODUCER", "DEFAULT_CONSUMER"})
@@ -22,6 +23,8 @@ RESERVED_GROUPS: Final = frozenset({"DEFAULT_PRODUCER", "DEFAULT_CONSUMER"})
 
 class BaseClient:
     """Base of all clients. Has one session and runs once, from ``start`` to ``close``."""
+
+    _group_attribute = "messaging.rocketmq.producer.group"
 
     def __init__(self, group: str, **connection: Unpack[ConnectionOptions]) -> None:
         check_text("group", group)
@@ -48,6 +51,8 @@ class BaseClient:
         self._binding: LoopBinding | None = None
         self._used = False
         self._client_id = ""
+        self.telemetry: Telemetry | None = None
+        """What reports by OpenTelemetry, once the client is started; None without a provider."""
 
     @property
     def client_id(self) -> str:
@@ -72,6 +77,7 @@ class BaseClient:
             raise ClientClosedError(self._name)
         self._used = True
         self._binding = LoopBinding(self._name)
+        self.telemetry = Telemetry.if_wanted(self.group, self._group_attribute)
         session = self._new_session()
         try:
             await self._start_session(session)

@@ -1,11 +1,24 @@
-"""Requests about one broker as a whole, as RocketMQ defines them: settings and statistics."""
+"""Requests to one broker, as RocketMQ defines them: settings, statistics, topics and groups."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from halfmq.remoting.admin_bodies import BrokerStatsItem, decode_stats_data
-from halfmq.remoting.admin_headers import ViewBrokerStatsDataRequestHeader
+from halfmq.remoting.admin_bodies import (
+    BrokerStatsItem,
+    decode_group_table,
+    decode_stats_data,
+    decode_topic_table,
+    encode_entry,
+)
+from halfmq.remoting.admin_headers import (
+    CreateTopicRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    DeleteTopicFromNamesrvRequestHeader,
+    TopicRequestHeader,
+    ViewBrokerStatsDataRequestHeader,
+)
 from halfmq.remoting.codes import RequestCode, ResponseCode
 
 from ..errors import BadAnswerError, BrokerRefusedError
@@ -58,3 +71,38 @@ class BrokerRequests(RequestFamily):
             raise
         with answer_of(self._address):
             return decode_stats_data(body)
+
+
+class TopicRequests(RequestFamily):
+    """Reads and changes the topics and groups of a broker."""
+
+    async def topics(self) -> dict[str, Mapping[str, Any]]:
+        """Return the entries of all topics by name, with the fields of ``topics.json``."""
+        body = await self._request(RequestCode.GET_ALL_TOPIC_CONFIG, None)
+        with answer_of(self._address):
+            return decode_topic_table(body)
+
+    async def groups(self) -> set[str]:
+        """Return the names of all consumer groups."""
+        body = await self._request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, None)
+        with answer_of(self._address):
+            return set(decode_group_table(body))
+
+    async def create_topic(self, header: CreateTopicRequestHeader) -> None:
+        await self._request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+    async def delete_topic(self, name: str) -> None:
+        await self._request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=name))
+
+    async def delete_route(self, name: str) -> None:
+        """Delete the route of a topic, if a name server is at the address."""
+        header = DeleteTopicFromNamesrvRequestHeader(topic=name)
+        await self._request(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
+
+    async def create_group(self, entry: Mapping[str, object]) -> None:
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        await self._request(code, None, encode_entry(entry))
+
+    async def delete_group(self, name: str, *, offsets: bool) -> None:
+        header = DeleteSubscriptionGroupRequestHeader(group_name=name, clean_offset=offsets)
+        await self._request(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Generic, Unpack
 
@@ -355,6 +356,12 @@ class ConsumerCalls(Facade[Consumer[V]], Generic[V]):
         Raises:
             ConfigurationError: Members share messages.
             ClientError: A broker does not answer, or refuses.
+        """
+
+    def processing(self, message: ReceivedMessage) -> AbstractContextManager[None]:
+        """Return the context manager that reports a block as the processing of a message.
+
+        For loops with OpenTelemetry; ``run`` does so by itself. Without a provider it does nothing.
         """
 
     def resume(self, *where: str | MessageQueue) -> None:

@@ -34,6 +34,7 @@ from ..errors import AccessDeniedError, ClientClosedError, ClientError
 from ..message import Decision, MessageView, SendResult
 from ..net.connection import BrokerConnection
 from ..net.message_encoding import EncodedMessage
+from ..net.telemetry import CHECK, Telemetry, about
 from .checker_pool import CheckerPool, RunInThread
 from .databases import is_database_error
 from .decisions import DecisionSender, Ending, OnSettled
@@ -63,6 +64,7 @@ class CheckBack:
     ) -> None:
         """Create it; ``known_decision`` returns what the producer knows without its checker."""
         self.checker: Checker | None = None
+        self.telemetry: Telemetry | None = None
         self.closing = False
         """While the producer closes, checks are rejected so that the broker asks another member."""
         self._group = group
@@ -182,7 +184,8 @@ class CheckBack:
     async def _run_checker(self, message: MessageView) -> Decision:
         assert self.checker is not None, "a check without a checker is rejected"
         try:
-            return await self._pool.run(partial(_call_checker, self.checker, message))
+            with about(self.telemetry, CHECK, message):
+                return await self._pool.run(partial(_call_checker, self.checker, message))
         except TimeoutError:
             logger.error(  # noqa: TRY400 -- the stack of the hanging call is not known
                 "event=check_timed_out transaction=%s seconds=%g counts_as=UNKNOWN",

@@ -126,7 +126,7 @@ THIRD_PARTY = {
     "remoting": {"msgspec"},
     "store/format": {"numpy"},
     "store": {"attrs", "msgspec", "numpy"},
-    "client": {"msgspec", "pydantic", "uvloop"},
+    "client": {"msgspec", "opentelemetry", "pydantic", "uvloop"},
     "command": {"rich", "typer"},
     "console": {"nicegui"},
     "integrations": {"django"},
