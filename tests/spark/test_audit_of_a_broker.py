@@ -17,14 +17,17 @@ from pyarrow import parquet
 from halfmq.client import (
     Admin,
     ClientConfig,
+    Consumer,
     Decision,
     Message,
     MessageView,
+    Producer,
     TransactionProducer,
 )
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.spark_jobs.__main__ import main
 from tests.support.auditing import Outcome, audit_here
+from tests.support.oracle import records as oracle
 
 TRANSACTIONS = 10_000
 AT_ONCE = 64
@@ -213,3 +216,67 @@ def test_a_killed_brokers_table_is_what_the_audit_says(tmp_path: Path) -> None:
     assert table["parked"]
     assert {state: counts[state] for state in ("pending", "parked")} == table
     assert counts["committed"] >= sum(state == "committed" for state in recorded.values())
+
+
+# --- everything but transactions
+
+
+async def _live(broker: BrokerProcess) -> None:
+    """Delays by level and by time, recalls, retries, dead letters, replies, topics made anew."""
+    config = ClientConfig(namesrv=broker.address)
+
+    async def handle(message: MessageView) -> None:
+        number = int(message.body)
+        if message.topic == "questions":
+            await message.reply(message.body)
+        elif number % 7 == 0 and not message.delivery_attempt > 2:
+            await message.retry(timedelta(seconds=1))
+        elif number % 11 == 0:
+            await message.reject("never")
+
+    async with (
+        Producer("pg", config=config) as producer,
+        Admin(config=config) as admin,
+        Consumer("cg", {"plain": "*", "late": "*", "questions": "*"}, config=config,
+                 start_from="first") as consumer,
+    ):  # fmt: skip
+        working = asyncio.create_task(consumer.run(handle))
+        for number in range(120):
+            body = b"%d" % number
+            await producer.send(Message("plain", body, keys=[f"k{number}"], tags="a"))
+            delay = timedelta(milliseconds=700 + 100 * (number % 20))
+            sent = await producer.send(Message("late", body, deliver_after=delay))
+            if number % 5 == 0:
+                assert sent.recall_handle
+                await producer.recall(sent.recall_handle)
+            if number % 3 == 0:
+                await producer.send(Message("late", body, delay_level=1 + number % 2))
+            if number % 10 == 0:
+                await producer.request(Message("questions", body), timeout=20)
+            if number % 40 == 20:
+                await admin.delete_topic("plain")
+                await admin.create_topic("plain")
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(9)  # whatever is due has been delivered
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+def test_delays_retries_replies_and_recalls_alarm_nobody(tmp_path: Path) -> None:
+    """Neither amid the run, nor after a kill and a start, nor after an orderly stop."""
+    store = tmp_path / "store"
+    with broker_process(tmp_path, mappedFileSizeCommitLog=1 << 20) as broker:
+        asyncio.run(_live(broker))
+        _is_clean(store)
+        broker.kill()
+        broker.start()
+        asyncio.run(_live(broker))
+        _is_clean(store)
+    _is_clean(store)
+
+
+def _is_clean(store: Path) -> None:
+    outcome = audit_here(store, step=1 << 18)
+    assert outcome.found == [], outcome.details
+    delays = [one for one in oracle.read(store / "commitlog", []) if one.topic == oracle.TIMER]
+    assert len(delays) > 100
