@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
+from ..log.hashes import hash_of
 from ..log.log_end import survey
 from ..log.lookup import LogLookup, Place
 from ..log.segments import LogExtent, Segment
@@ -158,6 +159,8 @@ def _audit(
     notes = ScanSummary(rows, extent, store, checks)
     bounds, limits = notes.bounds, notes.limits
 
+    if store.queue_counts is None:
+        bounds = bounds._replace(last_in_queues=_last_in_queues(noted))
     stage("judging what became of transactions")
     is_delay = F.col("part") >= int(Part.DELAYED)
     events = scan.where("part is not null").drop("notes")
@@ -230,6 +233,19 @@ def _audit(
         checks=compared,
         remarks=[*notes.clock_steps(), *notes.deleted_topics()],
     )
+
+
+def _last_in_queues(noted: DataFrame) -> dict[int, list[tuple[int, int]]]:
+    """Find the last record of each queue, by the hash of its topic."""
+    rows = (
+        noted.where(F.col("what") == QUEUE)
+        .groupBy("topic", "partition")
+        .agg(F.max("lastPhysicalOffset").alias("last"))
+        .groupBy("topic")
+        .agg(F.collect_list(F.struct("partition", "last")))
+        .collect()
+    )
+    return {hash_of(topic): [tuple(one) for one in queues] for topic, queues in rows}
 
 
 def _described(transactions: DataFrame, owners: DataFrame) -> DataFrame:

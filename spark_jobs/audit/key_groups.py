@@ -15,8 +15,9 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from ..log.transaction_parts import Part
-from ..source.events import SLOT_BITS, WITH_CONTENT
+from ..log.transaction_parts import SLOT_BITS, Part
+from ..source.events import WITH_CONTENT
+from .rules.finals import CLOCK_STEP_MIN
 from .rules.judge import judge
 from .rules.model import AuditedState, Kind, LogBounds, LogEvent, MessageContent, TimeLimits
 
@@ -100,8 +101,10 @@ def settled(groups: DataFrame, bounds: LogBounds, limits: TimeLimits) -> DataFra
     """
     half, decided, op = F.col("half"), F.col("decided"), F.col("op")
     is_usual = (F.col("unusual") == 0) & (F.col("halves") == 1)
+    is_usual &= F.col("slot") < 1 << SLOT_BITS
     by_record = is_usual & (F.col("decisions") == 1) & (F.col("link") == half) & (decided > half)
     by_record &= (F.col("ops") == 0) | ((F.col("ops") == 1) & (op > decided))
+    by_record &= F.col("halfTime") - F.col("decidedTime") <= CLOCK_STEP_MIN
     is_commit = F.col("decision") == int(Part.COMMIT)
     undecided = is_usual & (F.col("decisions") == 0)
     by_op = undecided & (F.col("ops") == 1) & (op > half)

@@ -190,7 +190,13 @@ def _is_garbage(reader: SegmentReader) -> bool:
     prefix = bytes(reader.content(0, PREFIX.size)).ljust(PREFIX.size, b"\0")
     size, magic = PREFIX.unpack(prefix)
     begun = magic in {0, MAGIC_V1, MAGIC_V2} and 0 <= size <= RECORD_SIZE_MAX
-    return not begun
+    return not begun or (magic != 0 and _is_followed(reader, size))
+
+
+def _is_followed(reader: SegmentReader, size: int) -> bool:
+    """Tell whether one record follows another: then these are whole, and of another log."""
+    prefix = bytes(reader.content(size, size + PREFIX.size)).ljust(PREFIX.size, b"\0")
+    return bool(PREFIX.unpack(prefix)[1] in {MAGIC_V1, MAGIC_V2})
 
 
 def _steps_back(rows: Rows, before: Clocks) -> Ints:

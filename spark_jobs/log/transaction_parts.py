@@ -57,6 +57,7 @@ class Part(IntEnum):
     RECALLED = 12  # says that a waiting message is not to be delivered
 
 
+SLOT_BITS: Final = 48  # of an offset in a half queue; above them is the queue's number, mostly 0
 Parts = npt.NDArray[np.int8]
 
 _OP_TAG: Final = ord("d")  # RocketMQ's TransactionalMessageUtil.REMOVE_TAG

@@ -111,6 +111,23 @@ KINDS: Final = {
         " parked copy.",
         "Compare with the producer's database, and send the message again if its row is there.",
     ),
+    Kind.PARKED_TWICE: Explanation(
+        "A message was parked twice, and not resumed in between.",
+        "Decide it once: halfmq tx list. Find out what else wrote to the store.",
+    ),
+    Kind.ROLLED_BACK_TWICE: Explanation(
+        "A transaction has more than one rollback record.",
+        "Consumers see nothing of it. Find out what else wrote to the store.",
+    ),
+    Kind.MISPLACED_HALF: Explanation(
+        "A half message lies in another queue than 0 of its topic, where no check of RocketMQ"
+        " looks.",
+        "Find out what wrote it. Compare with the producer's database if it is undecided.",
+    ),
+    Kind.HALF_AFTER_FINAL: Explanation(
+        "By the times at which they were stored, the final message came before its half.",
+        "Check the disk: no checksum covers these times. A clock that was set is a remark.",
+    ),
     Kind.OUT_OF_ORDER: Explanation(
         "Queue offsets do not rise with the offsets in the log.",
         "Consumers may miss messages of this queue. Keep a copy of the store for an inquiry.",

@@ -27,7 +27,7 @@ from .anomalies import dump, shown_kinds
 if TYPE_CHECKING:
     from ..audit.auditor import Audit
 
-ROWS_MAX: Final = 20  # anomalies of each kind, with their bytes; nobody reads more
+ROWS_MAX: Final = 15  # anomalies of each kind, with their bytes; nobody reads more
 CHECKS: Final = {
     "crc": "CRC of records",
     "queues": "Consume queues",

@@ -34,7 +34,7 @@ from ..log.arrays import Bools, Ints, whole_numbers
 from ..log.final_content import content_hashes
 from ..log.hashes import GOLDEN, Hashes, hashed, hashes_of, mixed
 from ..log.rows import Rows, store_times
-from ..log.transaction_parts import Part, Parts
+from ..log.transaction_parts import SLOT_BITS, Part, Parts
 from .options import DELAY_LEVELS_MS
 
 HAS_KEY: Final = "hasKey"
@@ -69,7 +69,6 @@ MARK: Final = np.dtype([("at", "<i8"), ("is_ours", "?"), ("is_final", "?")])
 
 NOTHING: Final = -1
 _OF_HALVES: Final = ["key", "physicalOffset", "halfQueueOffset"]  # fields
-SLOT_BITS: Final = 48  # of an offset in a half queue; above them is the queue's number, mostly 0
 _OF_DELAYS: Final = (Part.DELAYED, Part.ARRIVED, Part.RECALLED)
 _WAITING: Final = (Part.WAITING, Part.DELAYED)
 WITH_CONTENT: Final = (

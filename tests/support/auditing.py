@@ -18,6 +18,7 @@ from halfmq.spark_jobs.audit.rules.deliveries import judge_delays
 from halfmq.spark_jobs.audit.rules.judge import judge
 from halfmq.spark_jobs.audit.rules.model import AuditedState, Kind, LogBounds
 from halfmq.spark_jobs.audit.scan_summary import ScanSummary
+from halfmq.spark_jobs.log.hashes import hash_of
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.store_files import StoreFiles
 from halfmq.spark_jobs.log.transaction_parts import Part
@@ -43,13 +44,21 @@ def audit_here(directory: Path, *, step: int = 1 << 20, checks: Checks = DEFAULT
     reader = EventScan(extent, COLUMNS, verify_crc=checks.crc, partition_bytes=step)
     events: list[Row] = []
     notes: list[Row] = []
+    ranges: list[Row] = []
     for partition in reader.partitions:
         for batch in reader.read(partition):
             for row in batch.to_pylist():
                 notes += [note for note in row["notes"] or () if note["what"] != QUEUE]
+                ranges += [note for note in row["notes"] or () if note["what"] == QUEUE]
                 events += [row] if row["part"] is not None else []
     log = ScanSummary(notes, extent, store, checks)
     bounds, limits = log.bounds, log.limits
+    if store.queue_counts is None:
+        last: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for note in ranges:
+            place = note["partition"], note["lastPhysicalOffset"]
+            last[hash_of(note["topic"])].append(place)
+        bounds = bounds._replace(last_in_queues=last)
     assert log.keyless == sum(row["key"] is None for row in events)
     faults = [(kind, offsets, detail) for kind, offsets, detail, _ in log.findings()]
     faults += _linked(events, bounds)

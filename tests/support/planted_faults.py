@@ -12,7 +12,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .log_writer import COMMIT, PREPARED, ROLLBACK, Apache, LogWriter, Ours, Written, write_store
+from .log_writer import (
+    COMMIT,
+    HALF,
+    PREPARED,
+    ROLLBACK,
+    Apache,
+    LogWriter,
+    Ours,
+    Written,
+    write_store,
+)
 from .oracle.words import Kind, State
 from .planted_delays import DELAYS_OF_BOTH, DELAYS_OF_OURS, HEALTHY_DELAYS
 from .planted_log import (
@@ -411,6 +421,71 @@ def op_damaged(planted: Planted, dialect: Apache) -> None:
         planted.wrong(Kind.OVERDUE_HALF, victim.offset)
 
 
+def parked_twice(planted: Planted, dialect: Apache) -> None:
+    half = dialect.half(dialect.key())
+    parked = [dialect.discard(half) for _ in range(2)]
+    planted.decide(half, State.PARKED)
+    planted.wrong(Kind.PARKED_TWICE, *(one.offset for one in parked))
+
+
+def misplaced_half(planted: Planted, dialect: Apache) -> None:
+    """In a queue of the half topic that no check looks at; committed by its producer."""
+    half = dialect.half(dialect.key())
+    dialect.commit(half)
+    planted.decide(half, State.COMMITTED)
+    key = dialect.key()
+    properties = {**half.properties, "UNIQ_KEY": key}
+    misplaced = planted.log.append(HALF, half.body, properties, queue_id=1)
+    _commit(dialect, misplaced, has_op=False)
+    planted.decide(misplaced, State.COMMITTED)
+    planted.wrong(Kind.MISPLACED_HALF, misplaced.offset)
+
+
+def half_after_final(planted: Planted, dialect: Apache) -> None:
+    """By their times; no checksum covers them. Alone amid a segment it is no step of the clock."""
+    while not 1_000 < planted.log.end % SEGMENT < SEGMENT - 2_000:
+        plain(planted, dialect)
+    properties = {**_HALF_PROPERTIES, "UNIQ_KEY": dialect.key()}
+    half = planted.log.append(HALF, b"order", properties, stored=planted.log.now + 5_000)
+    plain(planted, dialect)
+    final = dialect.commit(half)
+    plain(planted, dialect)
+    planted.decide(half, State.COMMITTED)
+    planted.wrong(Kind.HALF_AFTER_FINAL, half.offset, final.offset)
+
+
+_HALF_PROPERTIES = {"TRAN_MSG": "true", "PGROUP": "pg", "REAL_TOPIC": "orders", "REAL_QID": "3"}
+
+
+def rolled_back_twice(planted: Planted, dialect: Apache) -> None:
+    assert isinstance(dialect, Ours)
+    half = dialect.half(dialect.key())
+    records = [dialect.rollback(half) for _ in range(2)]
+    planted.decide(half, State.ROLLED_BACK)
+    planted.wrong(Kind.ROLLED_BACK_TWICE, *(one.offset for one in records))
+
+
+def member_twice(planted: Planted, dialect: Apache) -> None:
+    """The half of one of several messages, which is not the first, is there twice."""
+    assert isinstance(dialect, Ours)
+    halves = dialect.several(3)
+    again = planted.log.append(HALF, halves[1].body, halves[1].properties, born=halves[1].born)
+    dialect.commit_several(halves)
+    planted.decide(halves[0], State.COMMITTED)
+    planted.wrong(Kind.DUPLICATE_PREPARE, halves[1].offset, again.offset)
+
+
+def totals_differ(planted: Planted, dialect: Apache) -> None:
+    assert isinstance(dialect, Ours)
+    first, second = dialect.several(2)
+    key = dialect.key()
+    group = f"{first.properties['UNIQ_KEY']},2,4"
+    third = dialect.half(key, b"one of several", TRANSACTION_GROUP=group)
+    dialect.rollback_several([first, second, third])
+    planted.decide(first, State.ROLLED_BACK)
+    planted.wrong(Kind.SPLIT_GROUP, first.offset, third.offset)
+
+
 # What destroys records excuses what they may have held, so it has logs of its own.
 DESTROYED: list[Fault] = [final_destroyed, final_with_wrong_crc]
 OF_BOTH: list[Fault] = [
@@ -453,7 +528,12 @@ def _some(planted: Planted, dialect: Apache) -> None:
 
 
 def _commit(
-    dialect: Apache, half: Written, *, identity: int | None = None, **fields: Any
+    dialect: Apache,
+    half: Written,
+    *,
+    identity: int | None = None,
+    has_op: bool = True,
+    **fields: Any,
 ) -> Written:
     """Append a final that is not as it should be; ``identity`` is the half that its id names."""
     properties = dict(half.properties)
@@ -464,7 +544,8 @@ def _commit(
     fields = {"sys_flag": COMMIT, "prepared": half.offset, "born": half.born, **fields}
     topic = properties["REAL_TOPIC"]
     final = dialect.log.append(topic, half.body, properties, queue_id=queue, **fields)
-    dialect.done(half.queue_offset)
+    if has_op:
+        dialect.done(half.queue_offset)
     return final
 
 
@@ -485,8 +566,8 @@ def _flip(planted: Planted, offset: int) -> None:
         file.write(bytes([value ^ 1]))
 
 
-OF_BOTH += DELAYS_OF_BOTH
-OF_OURS += DELAYS_OF_OURS
+OF_BOTH += [parked_twice, misplaced_half, half_after_final, *DELAYS_OF_BOTH]
+OF_OURS += [rolled_back_twice, member_twice, totals_differ, *DELAYS_OF_OURS]
 
 
 # --- whole logs

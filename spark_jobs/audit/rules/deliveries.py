@@ -119,8 +119,7 @@ def _was_moved(
     """
     if not bounds.records_rollback(offset) or 2 * after.queue >= before.queue:
         return False  # so small is the rest for any number of queues that excludes its own
-    present = (bounds.write_queues or {}).get(before.topic)
-    return present is None or before.queue >= present
+    return not bounds.has_queue(before.topic, before.queue, offset)
 
 
 def _repeated(

@@ -1,12 +1,16 @@
 """Rules about finals and deliveries: what consumers got of a message, and what they should get."""
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from ...log.transaction_parts import Part
+from ...times import duration
 from .decisions import Outcome
 from .deliveries import differ, mistimed, overdue
 from .histories import MessageHistory
 from .model import Finding, Kind, LogBounds, LogEvent, TimeLimits
+
+CLOCK_STEP_MIN: Final = 1_000  # ms; clocks are corrected by less all the time
 
 
 def faulty_deliveries(outcome: Outcome, bounds: LogBounds, limits: TimeLimits) -> Iterator[Finding]:
@@ -14,10 +18,13 @@ def faulty_deliveries(outcome: Outcome, bounds: LogBounds, limits: TimeLimits) -
     for message in outcome.history.messages.values():
         yield from _unmarked(message)
         yield from _altered(message, bounds)
+        yield from _before_the_half(message, limits)
         waits = [final for final in message.commits if final.part is Part.WAITING]
         if not waits and message.waiting and not message.commits:
-            yield _unlinked(message, message.waiting[0])  # the first of them is the final
-            waits = message.waiting[:1]
+            first = message.waiting[0]  # it must be the final, unless that is lost
+            if message.half is None or not bounds.hides(message.half.offset, first.offset):
+                yield _unlinked(message, first)
+            waits = [first]
         if waits:
             yield from _waited(message, waits, bounds, limits)
         else:
@@ -66,6 +73,19 @@ def _altered(message: MessageHistory, bounds: LogBounds) -> Iterator[Finding]:
 def _arrivals(message: MessageHistory) -> list[LogEvent]:
     waited = message.waiting or any(final.part is Part.WAITING for final in message.commits)
     return message.delivered if waited else []
+
+
+def _before_the_half(message: MessageHistory, limits: TimeLimits) -> Iterator[Finding]:
+    """Find finals that were stored before their half, though they lie after it."""
+    by_offset = {half.offset: half for half in message.halves}
+    for final in message.commits:
+        half = by_offset.get(final.reference)
+        if half is None or half.time_ms - final.time_ms <= CLOCK_STEP_MIN:
+            continue
+        if not any(half.offset < step <= final.offset for step in limits.clock_steps):
+            early = duration(half.time_ms - final.time_ms)
+            detail = f"its final message was stored {early} before it, by the broker's clock"
+            yield Finding(Kind.HALF_AFTER_FINAL, [half.offset, final.offset], detail)
 
 
 # --- delayed commits

@@ -25,6 +25,14 @@ def unlike_the_leader(outcome: Outcome, bounds: LogBounds) -> Iterable[Finding]:
             state = "rolled back" if outcome.rollbacks else "undecided"
             detail = f"{which} was committed, the first is {state}"
             yield Finding(Kind.SPLIT_GROUP, [history.half.offset, finals[0].offset], detail)
+        for half in message.halves[1:] if number else ():
+            detail = f"{which} was prepared twice"
+            offsets = [message.halves[0].offset, half.offset]
+            yield Finding(Kind.DUPLICATE_PREPARE, offsets, detail)
+        for half in message.halves:
+            if half.total != history.total and not half.check_times:
+                detail = f"{which} says that there are {half.total}"
+                yield Finding(Kind.SPLIT_GROUP, [history.half.offset, half.offset], detail)
         if number and len(finals) > 1:  # ``repeated`` reports several of the first
             detail = f"{len(finals)} final messages of {which}"
             yield Finding(Kind.COMMITTED_TWICE, [final.offset for final in finals], detail)

@@ -63,6 +63,7 @@ def judge(
         if not outcome.findings:  # one whose decision is missing waits for nobody
             findings += waiting.left_undecided(outcome, bounds, limits)
         findings += waiting.resumed_from_nothing(outcome.history, bounds)
+        findings += waiting.repeated_or_misplaced(outcome.history)
     for together in groups.overlapping(outcomes):
         findings += groups.repeated(together)
     return KeyGroupVerdict([_transaction(outcome) for outcome in outcomes], findings)

@@ -1,7 +1,7 @@
 """What the rules of an audit work with: records of transactions, states, findings, the log."""
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -47,6 +47,10 @@ class Kind(StrEnum):
     SPLIT_GROUP = "split_group"  # some of several messages decided otherwise than the rest
     OVERDUE_HALF = "overdue_half"
     LOST_PARKING = "lost_parking"
+    PARKED_TWICE = "parked_twice"  # without having been resumed
+    ROLLED_BACK_TWICE = "rolled_back_twice"
+    MISPLACED_HALF = "misplaced_half"  # not in queue 0 of its topic
+    HALF_AFTER_FINAL = "half_after_final"  # by the times at which they were stored
     OUT_OF_ORDER = "out_of_order"
     QUEUE_GAP = "queue_gap"
     WRONG_QUEUE_ENTRY = "wrong_queue_entry"
@@ -126,11 +130,24 @@ class LogBounds(NamedTuple):
     # Ranges [start, end) written by brokers whose rollbacks are records, sorted: see ``dialects``.
     records_rollbacks: tuple[tuple[int, int], ...] = ()
     write_queues: Mapping[int, int] | None = None  # by hash of the topic, where a store tells
+    # By hash of the topic: each queue with its last record; where no store tells.
+    last_in_queues: Mapping[int, Sequence[tuple[int, int]]] | None = None
 
     def records_rollback(self, offset: int) -> bool:
         """Tell whether a rollback at this place of the log would have written a record."""
         at = bisect_right(self.records_rollbacks, offset, key=lambda written: written[1])
         return at < len(self.records_rollbacks) and self.records_rollbacks[at][0] <= offset
+
+    def has_queue(self, topic: int, queue: int, offset: int) -> bool | None:
+        """Tell whether a topic had a queue when the record at ``offset`` was written.
+
+        A later record in it, or in one above it, proves that it had. None: that is not known.
+        """
+        if self.write_queues is not None:
+            count = self.write_queues.get(topic)
+            return None if count is None else queue < count
+        known = (self.last_in_queues or {}).get(topic, ())
+        return any(one >= queue and last > offset for one, last in known) or None
 
     def is_unreadable(self, offset: int) -> bool:
         """Tell whether a record at this offset may well have existed."""

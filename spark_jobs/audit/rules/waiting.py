@@ -1,8 +1,10 @@
 """Rules about what should have gone on: halves that nobody decides, or nobody asks about."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final
 
+from ...log.transaction_parts import SLOT_BITS, Part
 from ...times import duration, full_moment
 from .decisions import Outcome
 from .histories import History
@@ -38,6 +40,24 @@ def left_undecided(outcome: Outcome, bounds: LogBounds, limits: TimeLimits) -> I
             f"its producer was asked {asked} times; after that it was neither decided nor parked"
         )
         yield Finding(Kind.LOST_PARKING, [half.offset for half in halves], detail)
+
+
+def repeated_or_misplaced(history: History) -> Iterable[Finding]:
+    """Find what a broker does once and is there twice, and halves where no check looks."""
+    resumed = [*history.resumes, *(h for h in history.leader.halves if h.check_times == 0)]
+    for before, after in pairwise(history.discards):
+        if not any(before.offset < one.offset < after.offset for one in resumed):
+            detail = "parked twice, and not resumed in between"
+            yield Finding(Kind.PARKED_TWICE, [before.offset, after.offset], detail)
+    for message in history.messages.values():
+        rollbacks = [event.offset for event in message.decided if event.part is Part.ROLLBACK]
+        if len(rollbacks) > 1:
+            detail = f"{len(rollbacks)} rollback records"
+            yield Finding(Kind.ROLLED_BACK_TWICE, rollbacks, detail)
+        for half in message.halves:
+            if queue := half.reference >> SLOT_BITS:
+                detail = f"a half message in queue {queue} of its topic, which has only queue 0"
+                yield Finding(Kind.MISPLACED_HALF, [half.offset], detail)
 
 
 def resumed_from_nothing(history: History, bounds: LogBounds) -> Iterable[Finding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from .delays import is_overdue, mistimed, plain_delays
@@ -89,7 +90,7 @@ class _Collector:
         self.transactions: list[tuple[str, Transaction]] = []
         self._by_key: dict[str, list[Transaction]] = defaultdict(list)
         self._by_half: dict[int, tuple[Transaction, int, Raw]] = {}
-        self._by_place: dict[int, tuple[Transaction, int, Raw]] = {}
+        self._by_place: dict[tuple[int, int], tuple[Transaction, int, Raw]] = {}
         for one in log.records:
             if one.topic == HALF and not one.bits:
                 self._half(one)
@@ -116,7 +117,7 @@ class _Collector:
             self.transactions.append((key, tx))
             self._by_key[key].append(tx)
         tx.messages[number].halves.append(one)
-        self._by_half[one.offset] = self._by_place[one.place] = tx, number, one
+        self._by_half[one.offset] = self._by_place[one.queue, one.place] = tx, number, one
 
     def _open(self, key: str, offset: int) -> Transaction:
         """The latest transaction of this key before an offset, if possible an open one."""
@@ -128,10 +129,10 @@ class _Collector:
         for place in one.body.decode().split(",") if one.sound else ():
             if not place:
                 continue
-            if int(place) not in self._by_place:
+            if (one.queue, int(place)) not in self._by_place:
                 self._told.add(Kind.OP_WITHOUT_HALF, one.offset)
                 continue
-            tx, number, half = self._by_place[int(place)]
+            tx, number, half = self._by_place[one.queue, int(place)]
             if half.offset > one.offset:
                 self._told.add(Kind.OP_WITHOUT_HALF, one.offset)
             else:
@@ -296,10 +297,36 @@ class _Verdict:
             self._deliveries(message)
         if self.state is State.PENDING and not self._is_blamed:
             self._waiting(overdue_before_ms)
+        self._oddities()
         if self.tx.resumed or any(_checks(half) == 0 for half in self.tx.messages[0].halves[1:]):
             self._resumed()
 
     _is_blamed = False
+
+    def _oddities(self) -> None:
+        """What is there twice, in the wrong place, or at the wrong time."""
+        tx = self.tx
+        again = [half.offset for half in tx.messages[0].halves if _checks(half) == 0]
+        resumed = [*again, *(one.offset for one in tx.resumed)]
+        for before, after in pairwise([one.offset for one in tx.parked]):
+            if not any(before < one < after for one in resumed):
+                self._told.add(Kind.PARKED_TWICE, before, after)
+        for number, message in tx.messages.items():
+            if len(message.rollbacks) > 1:
+                rollbacks = [one.offset for one in message.rollbacks]
+                self._told.add(Kind.ROLLED_BACK_TWICE, *rollbacks)
+            for half in message.halves:
+                if half.queue:
+                    self._told.add(Kind.MISPLACED_HALF, half.offset)
+                if _key(half)[2] != tx.total and "TRANSACTION_GROUP" in half.properties:
+                    self._told.add(Kind.SPLIT_GROUP, self.first.offset, half.offset)
+            for half in message.halves[1:] if number else ():
+                self._told.add(Kind.DUPLICATE_PREPARE, message.halves[0].offset, half.offset)
+            by_offset = {half.offset: half for half in message.halves}
+            for final in message.finals:
+                own = by_offset.get(final.link)
+                if own and own.time > final.time + 1_000:
+                    self._told.add(Kind.HALF_AFTER_FINAL, own.offset, final.offset)
 
     def _decide(self) -> None:
         leader = self.tx.messages[0]
@@ -411,9 +438,9 @@ class _Verdict:
             self._told.add(Kind.UNMARKED_FINAL, message.halves[0].offset, one.offset)
         waiting = [one for one in message.finals if _waits(one)]
         if not waiting and not message.finals and message.waits:
-            self._told.add(
-                Kind.UNLINKED_DELIVERY, message.halves[0].offset, message.waits[0].offset
-            )
+            start, copy = message.halves[0].offset, message.waits[0].offset
+            if not self._log.hides(start, copy):
+                self._told.add(Kind.UNLINKED_DELIVERY, start, copy)
             waiting = message.waits[:1]
         arrived = message.arrivals if waiting or message.waits else []
         for one in (*message.finals, *message.unmarked, *arrived):
@@ -453,7 +480,10 @@ class _Verdict:
         """Halfmq takes the remainder, by the number of queues that are left."""
         if not self._log.is_ours(one.offset) or 2 * to_queue >= queue:
             return False
-        present = (self._log.queues or {}).get(topic)
+        if self._log.queues is None:
+            later = (r for r in self._log.records if r.topic == topic and r.offset > one.offset)
+            return not any(r.queue >= queue for r in later if not _waits(r))
+        present = self._log.queues.get(topic)
         return present is None or queue >= present
 
     def _delayed(self, message: Message, waiting: list[Raw]) -> None:

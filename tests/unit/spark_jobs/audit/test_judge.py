@@ -666,5 +666,32 @@ def test_a_topic_may_have_lost_the_queue_of_a_final() -> None:
     assert outcome(events, OURS._replace(write_queues={1: 4}))[1] == []
     assert outcome(events, OURS._replace(write_queues={1: 8}))[1]
     assert outcome(events, WHOLE)[1]
+    # Without a table a later record in that queue, or in one above it, shows that it is there.
+    assert outcome(events, OURS._replace(last_in_queues={1: [(3, 90), (7, 15)]}))[1] == []
+    assert outcome(events, OURS._replace(last_in_queues={1: [(3, 90), (9, 25)]}))[1]
     events[1] = with_content(commit(20, 10), queue=4)  # 7 of five queues would be 2
     assert outcome(events, OURS)[1]
+
+
+def test_a_delayed_commit_beside_a_lost_segment_is_no_other_delivery() -> None:
+    """Its final may lie there; what waited once more is a copy of that."""
+    events = [half(10), waiting(30), waiting(40), delivered(60), op(70, 10)]
+
+    assert outcome(events, OURS)[1] == [(Kind.UNLINKED_DELIVERY, [10, 30])]
+    assert outcome(events, OURS._replace(damage=((15, 25),)))[1] == []
+
+
+def test_what_is_there_twice_or_in_the_wrong_place_is_told() -> None:
+    """Parked and rolled back twice, a half where no check looks, and one stored too late."""
+    late = half(10)._replace(time_ms=5_000)
+
+    assert outcome([half(10), discard(20, 10), discard(30, 10)], OURS)[1] == [
+        (Kind.PARKED_TWICE, [20, 30])
+    ]
+    assert outcome([half(10), rollback(20, 10), rollback(30, 10)], OURS)[1] == [
+        (Kind.ROLLED_BACK_TWICE, [20, 30])
+    ]
+    assert outcome([half(10)._replace(reference=1 << 48), commit(20, 10)], OURS)[1] == [
+        (Kind.MISPLACED_HALF, [10])
+    ]
+    assert outcome([late, commit(20, 10)], OURS)[1] == [(Kind.HALF_AFTER_FINAL, [10, 20])]

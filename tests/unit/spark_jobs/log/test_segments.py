@@ -453,6 +453,20 @@ def test_a_last_segment_of_something_else_is_damage(tmp_path: Path) -> None:
     assert damage(tmp_path)[-1] == (following, SEGMENT, NOT_A_RECORD)
 
 
+@pytest.mark.parametrize("count", [2, 20])
+def test_a_last_segment_of_another_log_is_damage(count: int, tmp_path: Path) -> None:
+    """Its records say that they are elsewhere; it must not pass for one that is reserved."""
+    log = LogWriter(tmp_path, segment_size=SEGMENT)
+    for _ in range(30):
+        log.append("topic", b"x" * 100)
+    log.close()
+    last = log.end - log.end % SEGMENT + SEGMENT
+    other = b"".join(encode("topic", b"y", b"", offset=7 * n + 1) for n in range(count))
+    (tmp_path / f"{last:020}").write_bytes(other.ljust(SEGMENT, b"\0"))
+
+    assert (last, SEGMENT, NOT_A_RECORD) in damage(tmp_path)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_any_bytes_are_read_to_an_end(seed: int, tmp_path: Path) -> None:
     """Random bytes and magics everywhere neither raise nor loop."""
