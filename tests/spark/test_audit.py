@@ -233,7 +233,8 @@ def test_odd_records_are_taken_for_what_they_are(spark: SparkSession, tmp_path: 
     nameless = {"REAL_TOPIC": "orders", "REAL_QID": "0"}
     log.append(HALF, b"", nameless)
     named_by_place = log.append(HALF, b"", nameless)
-    log.append("orders", b"", nameless, sys_flag=COMMIT, prepared=named_by_place.offset)
+    fields = {"prepared": named_by_place.offset, "born": named_by_place.born}
+    log.append("orders", b"", nameless, sys_flag=COMMIT, **fields)
     log.close()
 
     with audit_of(spark, tmp_path) as audit:

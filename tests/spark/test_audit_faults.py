@@ -143,7 +143,8 @@ def test_a_clock_that_steps_back_hides_nothing(
         _set_back(planted, record.offset, seconds * 1_000)
 
     with audited(spark, str(tmp_path), checks=CHECKS) as audit:
-        assert found(audit) == []
+        # The times for which messages wait are not set back here, so they come early.
+        assert {kind for kind, _ in found(audit)} <= {Kind.EARLY_DELIVERY}
         assert audit.log.records == len(log)
         assert states(audit) == {half: str(state) for half, state in planted.states.items()}
         (remark,) = [one for one in audit.remarks if one.kind == "clock_step"]

@@ -79,7 +79,9 @@ def delivered_after_a_stop(planted: Planted, dialect: Apache) -> None:
 
 
 def sent_twice_and_delayed(planted: Planted, dialect: Apache) -> None:
-    """Its producer did not get the answer: both are delivered."""
+    """Its producer did not get the answer: both are delivered. They wait in one segment."""
+    while planted.log.end % planted.log.segment_size > planted.log.segment_size - 2_000:
+        plain(planted, dialect)
     one = put(planted, dialect, way=0)
     again = planted.log.append(
         SCHEDULE, one.record.body, one.record.properties, born=one.record.born

@@ -136,7 +136,7 @@ def _repeated(
         for one in unmatched
         if (one.reference in places if one.reference < 0 else _target(one) in targets)
         # Another one may have waited where nothing can be read.
-        and (one.reference < 0 or not bounds.hides(0, one.offset))
+        and (one.reference < 0 or not bounds.hides(waits[0].offset, one.offset))
     ]
     if again:
         count = len(pairs) + len(again)
