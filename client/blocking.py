@@ -39,7 +39,7 @@ import inspect
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Generic, Self, cast, overload
@@ -325,12 +325,12 @@ class MessageView(ReceivedMessage, Generic[V]):
         except ClientClosedError:
             return False
 
-    def reply(self, body: bytes) -> None:
+    def reply(self, body: bytes, properties: Mapping[str, str] | None = None) -> None:
         """Send a reply to the client that sent this message with ``request``, and waits for it.
 
         See ``halfmq.client.MessageView.reply``.
         """
-        self._consumer.wait(self._view().reply(body))
+        self._consumer.wait(self._view().reply(body, properties))
 
     def _view(self) -> aio_message.MessageView:
         return aio_message.MessageView(self.record, self.queue.broker_name, self._delivery)

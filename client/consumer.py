@@ -538,10 +538,12 @@ class Consumer(FlowCalls, Generic[V]):
             except Exception:
                 logger.exception("event=user_function_failed function=%r", str(self._on_event))
 
-    async def _send_reply(self, delivery: Delivery, body: bytes) -> None:
+    async def _send_reply(
+        self, delivery: Delivery, body: bytes, properties: Mapping[str, str] | None
+    ) -> None:
         session, queue = self._session, delivery.window.queue
         place = queue.broker_name, broker_address(session, queue)
-        await send_reply(session, self.config, self.group, delivery.record, *place, body)
+        await send_reply(session, self.config, self.group, delivery.record, *place, body, properties)
 
     def _report_return(self, delivery: Delivery, delay_level: int) -> None:
         view = ReceivedMessage(delivery.record, delivery.window.queue.broker_name)

@@ -549,7 +549,7 @@ class Deliverer(Protocol):
     async def extend(self, seconds: float) -> bool:
         """Do not redeliver the message within ``seconds``; return False if it is too late."""
 
-    async def reply(self, body: bytes) -> None:
+    async def reply(self, body: bytes, properties: Mapping[str, str] | None) -> None:
         """Send the reply to a request."""
 
 
@@ -641,18 +641,21 @@ class MessageView(ReceivedMessage, Generic[V]):
         check_seconds("seconds", seconds)
         return await self.deliverer.extend(seconds)
 
-    async def reply(self, body: bytes) -> None:
+    async def reply(self, body: bytes, properties: Mapping[str, str] | None = None) -> None:
         """Send a reply to the client that sent this message with ``request``, and waits for it.
 
         It settles nothing: acknowledge the message as any other. A request that is redelivered may
         be replied to again; its client takes the first reply.
 
         Raises:
-            InvalidMessageError: The message asks for no reply, or the body is not bytes.
+            InvalidMessageError: The message asks for no reply, the body is not bytes, or a
+                property cannot be used.
             BrokerRefusedError: The client that waits is not connected any more.
             ClientError: The broker cannot be reached, or does not answer.
         """
-        await self.deliverer.reply(body)
+        if properties is not None:
+            check_properties(properties)
+        await self.deliverer.reply(body, properties)
 
     async def _redeliver(
         self, delay_level: int, reason: str | None, delay: timedelta | None = None

@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Final, TypeAlias, TypeVar
 
 from halfmq.store.format.record import Record
 
@@ -29,6 +29,8 @@ from .in_flight import InFlightWindow
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+SendReply: TypeAlias = "Callable[[Delivery, bytes, Mapping[str, str] | None], Awaitable[None]]"
 
 ORDERED_RETRY: Final = 1.0
 """Seconds until an ordered message that failed comes again, as in official clients."""
@@ -119,11 +121,11 @@ class Delivery:
         """Deliver the message again, before all others: nobody received it."""
         self._buffer.put_back(self)
 
-    async def reply(self, body: bytes) -> None:
+    async def reply(self, body: bytes, properties: Mapping[str, str] | None) -> None:
         """Send the reply to a request."""
         self._buffer.binding.check()
         assert self._buffer.send_reply is not None, "a consumer's buffer has it"
-        await self._buffer.send_reply(self, body)
+        await self._buffer.send_reply(self, body, properties)
 
 
 class DirectDelivery(Delivery):
@@ -173,7 +175,7 @@ class DeliveryBuffer:
         config: ClientConfig,
         ack_timeout: float | None,
         send_back: Callable[[Delivery, int], Awaitable[bool]],
-        send_reply: Callable[[Delivery, bytes], Awaitable[None]] | None = None,
+        send_reply: SendReply | None = None,
         *,
         ordered: bool = False,
     ) -> None:

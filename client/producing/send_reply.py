@@ -5,6 +5,8 @@ Source: RocketMQ ``MessageUtil.createReplyMessage``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.headers import SendMessageRequestHeaderV2
 from halfmq.store.format import properties as names
@@ -25,11 +27,13 @@ async def send_reply(
     broker_name: str,
     address: str,
     body: bytes,
+    properties: Mapping[str, str] | None = None,
 ) -> None:
     """Send the reply to a request.
 
     Raises:
-        InvalidMessageError: The message asks for no reply, or the body is not bytes.
+        InvalidMessageError: The message asks for no reply, the body is not bytes, or a property
+            cannot be used.
         MessageTooLargeError: The body is above its limit.
         ClientError: A broker does not answer, or refuses: the client that waits is gone.
     """
@@ -42,7 +46,7 @@ async def send_reply(
     names_to_copy = names.PROPERTY_CORRELATION_ID, names.PROPERTY_REPLY_TO_CLIENT
     if not all(request.get(name) for name in names_to_copy):
         raise InvalidMessageError("this message asks for no reply: it was sent with send")
-    reply = {name: request[name] for name in names_to_copy}
+    reply = {**(properties or {}), **{name: request[name] for name in names_to_copy}}
     reply[names.PROPERTY_TTL] = request.get(names.PROPERTY_TTL, "0")
     reply[names.PROPERTY_TYPE] = "reply"
     packed, sys_flag = compress_body(body, config.compress_over, config.compression)

@@ -129,7 +129,7 @@ THIRD_PARTY = {
     "client": {"msgspec", "opentelemetry", "pydantic", "uvloop"},
     "command": {"rich", "typer"},
     "console": {"nicegui"},
-    "integrations": {"django"},
+    "integrations": {"anyio", "django", "fast_depends", "faststream"},
     "broker": {
         "attrs",
         "lark",

@@ -19,7 +19,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.python import python
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "docs/client.md", "docs/producer.md", "docs/consumer.md", "docs/testing.md"]
+PAGES = ["README.md", "docs/client.md", "docs/producer.md", "docs/consumer.md", "docs/testing.md", "docs/faststream.md"]
 SHORT_LINES = [*PAGES, "docs/architecture.md"]
 LINE_MAX = 100
 

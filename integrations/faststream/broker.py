@@ -1,0 +1,451 @@
+"""`HalfmqBroker` and `HalfmqRouter`: where handlers and publishers are declared."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from faststream.message import gen_cor_id
+from faststream.middlewares import AckPolicy
+from faststream.response import PublishType
+from faststream.specification.schema import BrokerSpec
+
+from halfmq.client import (
+    ClientConfig,
+    ClientError,
+    Message,
+    Producer,
+    SqlFilter,
+    TransactionProducer,
+)
+
+from .endpoints import (
+    ConcurrentHalfmqSubscriber,
+    HalfmqBrokerConfig,
+    HalfmqPublisher,
+    HalfmqSubscriber,
+    PublisherConfig,
+    PublisherSchema,
+    SubscriberConfig,
+    SubscriberSchema,
+    TopicOfPublisher,
+    TopicOfSubscriber,
+)
+from .internals import (
+    EMPTY,
+    ArgsContainer,
+    BrokerRouter,
+    BrokerUsecase,
+    CallsCollection,
+    ContextRepo,
+    DefaultLoggerStorage,
+    FastDependsConfig,
+    Registrator,
+    SubscriberRoute,
+    dependency_provider,
+    get_broker_logger,
+    make_logger_state,
+)
+from .messages import HalfmqMessage, HalfmqPublishCommand, RawMessage
+from .producer import COLLECTED, HalfmqProducer
+
+
+class HalfmqRegistrator(Registrator[RawMessage, HalfmqBrokerConfig]):
+    """Declares handlers and publishers, of a broker or a router."""
+
+    def subscriber(  # type: ignore[override]
+        self,
+        topic: str,
+        *,
+        group: str | None = None,
+        tags: str | SqlFilter = "*",
+        max_workers: int = 1,
+        ack_policy: AckPolicy = EMPTY,
+        no_reply: bool = False,
+        dependencies: Sequence[Any] = (),
+        parser: Any = None,
+        decoder: Any = None,
+        codec: Any = None,
+        persistent: bool = True,
+        title: str | None = None,
+        description: str | None = None,
+        include_in_schema: bool = True,
+        **consumer: Any,
+    ) -> HalfmqSubscriber:
+        """Return a decorator: the handler gets the messages of a topic.
+
+        ``group`` is the consumer group, by default the broker's ``group`` and the topic. ``tags``
+        selects messages, ``"a || b"`` or ``sql("…")``; ``max_workers`` are handled at one time. By
+        the default ``ack_policy`` a message whose handler fails is retried, after delays that the
+        broker chooses, and finally a dead letter. ``consumer`` are more settings of
+        ``halfmq.client.Consumer``: ``start_from``, ``ordered``. The others are FastStream's.
+        """
+        outer: Any = self.config
+        config = SubscriberConfig(
+            topic=topic,
+            group=group,
+            tags=tags,
+            consumer=consumer,
+            no_reply=no_reply,
+            _outer_config=outer,
+            _ack_policy=ack_policy,
+        )
+        calls: CallsCollection[Any] = CallsCollection()
+        shown = TopicOfSubscriber(
+            topic=topic,
+            title_=title,
+            description_=description,
+            include_in_schema=include_in_schema,
+        )
+        schema = SubscriberSchema(outer, shown, calls)
+        made = (
+            ConcurrentHalfmqSubscriber(config, schema, calls, max_workers=max_workers)
+            if max_workers > 1
+            else HalfmqSubscriber(config, schema, calls)
+        )
+        super().subscriber(made, persistent=persistent)
+        return made.add_call(
+            parser_=parser or self._parser,
+            decoder_=decoder or self._decoder,
+            codec_=codec,
+            dependencies_=dependencies,
+        )
+
+    def publisher(  # type: ignore[override]
+        self,
+        topic: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        tags: str | None = None,
+        order_key: str | None = None,
+        persistent: bool = True,
+        title: str | None = None,
+        description: str | None = None,
+        schema: Any = None,
+        include_in_schema: bool = True,
+    ) -> HalfmqPublisher:
+        """Return a publisher of a topic; as a decorator, it publishes what the handler returns.
+
+        All its messages have these ``headers``, as properties, this tag and this ``order_key``:
+        messages of one key keep their order. The other arguments are FastStream's.
+        """
+        outer: Any = self.config
+        config = PublisherConfig(
+            topic=topic,
+            headers=headers or {},
+            tags=tags,
+            order_key=order_key,
+            _outer_config=outer,
+        )
+        shown = TopicOfPublisher(
+            topic=topic,
+            schema_=schema,
+            title_=title,
+            description_=description,
+            include_in_schema=include_in_schema,
+        )
+        made = HalfmqPublisher(config, PublisherSchema(outer, shown))
+        super().publisher(made, persistent=persistent)
+        return made
+
+
+class HalfmqRoute(SubscriberRoute):
+    """A handler for ``HalfmqRouter(handlers=…)``, with the settings of `subscriber`."""
+
+
+class HalfmqRoutePublisher(ArgsContainer):
+    """A publisher for `HalfmqRoute`, with the settings of `publisher`."""
+
+
+class HalfmqRouter(HalfmqRegistrator, BrokerRouter[RawMessage, HalfmqBrokerConfig]):
+    """Handlers and publishers that a broker includes."""
+
+    def __init__(
+        self,
+        prefix: str = "",
+        handlers: Iterable[HalfmqRoute] = (),
+        *,
+        dependencies: Sequence[Any] = (),
+        middlewares: Sequence[Any] = (),
+        routers: Iterable[Any] = (),
+        parser: Any = None,
+        decoder: Any = None,
+        include_in_schema: bool | None = None,
+        ack_policy: AckPolicy = EMPTY,
+    ) -> None:
+        """``prefix`` begins the topics of all handlers and publishers."""
+        super().__init__(
+            handlers=handlers,
+            config=HalfmqBrokerConfig(
+                prefix=prefix,
+                broker_dependencies=dependencies,
+                broker_middlewares=middlewares,
+                broker_parser=parser,
+                broker_decoder=decoder,
+                include_in_schema=include_in_schema,
+                ack_policy=ack_policy,
+            ),
+            routers=routers,
+        )
+
+
+class HalfmqBroker(HalfmqRegistrator, BrokerUsecase[RawMessage, Producer, HalfmqBrokerConfig]):
+    """A halfmq broker for FastStream."""
+
+    _connection: Producer | None
+
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        *,
+        group: str = "faststream",
+        checker: Any = None,
+        client: ClientConfig | None = None,
+        graceful_timeout: float | None = 15.0,
+        decoder: Any = None,
+        parser: Any = None,
+        codec: Any = None,
+        dependencies: Sequence[Any] = (),
+        middlewares: Sequence[Any] = (),
+        routers: Iterable[Any] = (),
+        ack_policy: AckPolicy = EMPTY,
+        id_generator: Any = gen_cor_id,
+        specification_url: str | None = None,
+        protocol: str | None = None,
+        protocol_version: str | None = None,
+        description: str | None = None,
+        tags: Iterable[Any] = (),
+        security: Any = None,
+        logger: Any = EMPTY,
+        log_level: int = logging.INFO,
+        apply_types: bool = True,
+        serializer: Any = EMPTY,
+        provider: Any = None,
+        context: Any = None,
+        **settings: Any,
+    ) -> None:
+        """Declare the broker; `start` connects.
+
+        ``namesrv`` is ``host:port``, several with ``;``, by default ``NAMESRV_ADDR``. ``group`` is
+        the producer group, and begins the names of consumer groups. ``checker`` is
+        ``ledger.async_checker(…)``, for :meth:`transaction`. ``client`` has all other settings of
+        the clients. The other arguments are FastStream's.
+        """
+        config = client or ClientConfig()
+        if namesrv is not None:
+            config = replace(config, namesrv=namesrv)
+        self._group, self._checker = group, checker
+        shown = [specification_url] if specification_url else list(config.namesrv_addresses)
+        super().__init__(
+            routers=routers,
+            config=HalfmqBrokerConfig(
+                group=group,
+                client_config=config,
+                producer=HalfmqProducer(parser, decoder),
+                broker_middlewares=middlewares,
+                broker_parser=parser,
+                broker_decoder=decoder,
+                broker_codec=codec,
+                logger=make_halfmq_logger_state(logger=logger, log_level=log_level),
+                fd_config=FastDependsConfig(
+                    use_fastdepends=apply_types,
+                    serializer=serializer,
+                    provider=provider or dependency_provider,
+                    context=context or ContextRepo(),
+                ),
+                broker_dependencies=dependencies,
+                graceful_timeout=graceful_timeout,
+                ack_policy=ack_policy,
+                id_generator=id_generator,
+                extra_context={"broker": self},
+            ),
+            specification=BrokerSpec(
+                description=description,
+                url=shown,
+                protocol=protocol or "rocketmq",
+                protocol_version=protocol_version or "5",
+                tags=tags,
+                security=security,
+            ),
+            **settings,
+        )
+
+    async def _connect(self) -> Producer:
+        config = self.config.client_config
+        producer = (
+            Producer(self._group, config=config)
+            if self._checker is None
+            else TransactionProducer(self._group, self._checker, config=config)
+        )
+        await producer.start()
+        self.config.connect(producer)
+        return producer
+
+    async def start(self) -> None:
+        """Connect, and start all subscribers."""
+        await self.connect()
+        await super().start()
+
+    async def stop(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_val: BaseException | None = None,
+        exc_tb: TracebackType | None = None,
+    ) -> None:
+        """Stop the subscribers, then close the producer."""
+        await super().stop(exc_type, exc_val, exc_tb)
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+        self.config.disconnect()
+
+    async def ping(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 -- FastStream's
+        """Return whether a name server or broker answers."""
+        if self._connection is None:
+            return False
+        try:
+            await self._connection.wait_until_available(timeout or 5.0)
+        except ClientError:
+            return False
+        return True
+
+    async def publish(
+        self,
+        message: Any = None,
+        topic: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
+        reply_to: str = "",
+        tags: str | None = None,
+        keys: list[str] | None = None,
+        order_key: str | None = None,
+        deliver_after: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 -- of all attempts
+    ) -> Any:
+        """Publish a message.
+
+        Args:
+            message: The body: anything that FastStream can encode.
+            topic: The topic.
+            headers: Properties.
+            correlation_id: Id that replies and logs repeat.
+            reply_to: A topic to which the handler's return value is published.
+            tags: One tag, by which consumers may filter.
+            keys: Keys, by which operators find it.
+            order_key: Messages of one key keep their order.
+            deliver_after: Delay of the delivery.
+            deliver_at: Time of the delivery.
+            timeout: Seconds until it must be stored; None: ``send_timeout`` of the client.
+
+        Returns:
+            A ``SendResult``; None in a :meth:`transaction`.
+        """
+        cmd = HalfmqPublishCommand(
+            message,
+            topic=topic,
+            headers=headers,
+            correlation_id=correlation_id or self.config.id_generator(),
+            reply_to=reply_to,
+            tags=tags,
+            keys=keys,
+            order_key=order_key,
+            deliver_after=deliver_after,
+            deliver_at=deliver_at,
+            timeout=timeout,
+            _publish_type=PublishType.PUBLISH,
+        )
+        return await self._basic_publish(cmd, producer=self.config.producer)
+
+    async def request(  # type: ignore[override]
+        self,
+        message: Any = None,
+        topic: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 -- of the request and its reply
+    ) -> HalfmqMessage:
+        """Publish a request and return the reply: what the handler returns.
+
+        Handlers of other clients of RocketMQ that reply are waited for as well, 30 seconds unless
+        ``timeout`` says another number.
+        """
+        cmd = HalfmqPublishCommand(
+            message,
+            topic=topic,
+            headers=headers,
+            correlation_id=correlation_id or self.config.id_generator(),
+            timeout=timeout,
+            _publish_type=PublishType.REQUEST,
+        )
+        reply: HalfmqMessage = await self._basic_request(cmd, producer=self.config.producer)
+        return reply
+
+    @asynccontextmanager
+    async def transaction(self, session: Any) -> AsyncGenerator[None]:
+        """Publish what the block publishes if, and only if, its database transaction commits.
+
+        ``session`` is what the ledger of the broker's ``checker`` takes, SQLAlchemy's
+        ``AsyncSession`` for one; it is committed here. Messages are collected, and prepared just
+        before the commit: at most 64, 16 MiB together. What the block raises rolls back.
+        """
+        producer = self._connection
+        assert isinstance(producer, TransactionProducer), "HalfmqBroker(checker=…) is missing"
+        collected: list[tuple[Message, str | None]] = []
+        token = COLLECTED.set(collected)
+        try:
+            yield
+        except BaseException:
+            await session.rollback()
+            raise
+        finally:
+            COLLECTED.reset(token)
+        if not collected:
+            await session.commit()
+            return
+        messages, keys = [one for one, _ in collected], [key for _, key in collected]
+        async with producer.transaction(messages, order_key=keys) as transaction:
+            await producer.ledger.record_async(session, transaction.id)
+            await session.commit()
+
+
+class _Logging(DefaultLoggerStorage):
+    """The logger of handlers: topic, group and message id in columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._widths = {"topic": 5, "group": 5}
+        self._level = logging.INFO
+
+    def set_level(self, level: int) -> None:
+        self._level = level
+
+    def register_subscriber(self, params: dict[str, Any]) -> None:
+        for name, width in self._widths.items():
+            self._widths[name] = max(width, len(params.get(name, "")))
+
+    def get_logger(self, *, context: Any) -> Any:
+        found = self._get_logger_ref()
+        if not found:
+            columns = "".join(f"%({name})-{width}s | " for name, width in self._widths.items())
+            found = get_broker_logger(
+                name="halfmq",
+                default_context=dict.fromkeys(self._widths, ""),
+                message_id_ln=10,
+                fmt=f"%(asctime)s %(levelname)-8s - {columns}%(message_id)-10s - %(message)s",
+                context=context,
+                log_level=self._level,
+            )
+            self._logger_ref.add(found)
+        return found
+
+
+make_halfmq_logger_state = partial(make_logger_state, default_storage_cls=_Logging)

@@ -1,0 +1,48 @@
+"""A router for FastAPI: handlers with FastAPI's dependencies, started with the application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .broker import HalfmqBroker
+from .endpoints import HalfmqPublisher
+from .internals import ContextRepo, StreamRouter
+from .messages import RawMessage
+
+
+class HalfmqRouter(StreamRouter[RawMessage]):
+    """``app.include_router(HalfmqRouter("127.0.0.1:9876"))``; ``/asyncapi`` documents the messages.
+
+    The arguments are those of `HalfmqBroker` and of FastAPI's ``APIRouter``.
+    """
+
+    broker_class = HalfmqBroker
+    broker: HalfmqBroker
+
+    def __init__(
+        self, namesrv: str | None = None, *, context: ContextRepo | None = None, **settings: Any
+    ) -> None:
+        super().__init__(namesrv, context=context, **settings)
+
+    def subscriber(  # type: ignore[override]
+        self, topic: str, *, dependencies: Any = (), **settings: Any
+    ) -> Callable[[Callable[..., Any]], Any]:
+        """As `HalfmqBroker.subscriber`, also with FastAPI's ``response_model``."""
+        response = {
+            "response_model": None,
+            "response_model_include": None,
+            "response_model_exclude": None,
+            "response_model_by_alias": True,
+            "response_model_exclude_unset": False,
+            "response_model_exclude_defaults": False,
+            "response_model_exclude_none": False,
+        }
+        made: Any = super().subscriber(topic, dependencies=dependencies, **(response | settings))
+        return made  # type: ignore[no-any-return]
+
+    def publisher(  # type: ignore[override]
+        self, topic: str, **settings: Any
+    ) -> HalfmqPublisher:
+        """As `HalfmqBroker.publisher`."""
+        return self.broker.publisher(topic, **settings)
