@@ -543,7 +543,8 @@ class Consumer(FlowCalls, Generic[V]):
     ) -> None:
         session, queue = self._session, delivery.window.queue
         place = queue.broker_name, broker_address(session, queue)
-        await send_reply(session, self.config, self.group, delivery.record, *place, body, properties)
+        record = delivery.record
+        await send_reply(session, self.config, self.group, record, *place, body, properties)
 
     def _report_return(self, delivery: Delivery, delay_level: int) -> None:
         view = ReceivedMessage(delivery.record, delivery.window.queue.broker_name)

@@ -11,8 +11,8 @@ from .internals import ContextRepo, StreamRouter
 from .messages import RawMessage
 
 
-class HalfmqRouter(StreamRouter[RawMessage]):
-    """``app.include_router(HalfmqRouter("127.0.0.1:9876"))``; ``/asyncapi`` documents the messages.
+class HalfmqFastAPIRouter(StreamRouter[RawMessage]):
+    """``app.include_router(HalfmqFastAPIRouter("127.0.0.1:9876"))``; ``/asyncapi`` documents the messages.
 
     The arguments are those of `HalfmqBroker` and of FastAPI's ``APIRouter``.
     """

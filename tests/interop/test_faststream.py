@@ -34,7 +34,7 @@ from halfmq.integrations.faststream import (
     HalfmqRouter,
     TestHalfmqBroker,
 )
-from halfmq.integrations.faststream.fastapi import HalfmqRouter as FastAPIRouter
+from halfmq.integrations.faststream.fastapi import HalfmqFastAPIRouter
 from halfmq.testing import InMemoryBroker
 from tests.support.patience import PATIENCE_S
 
@@ -204,7 +204,7 @@ async def test_a_stop_waits_for_handlers_and_commits(halfmq_broker: InMemoryBrok
 
 
 async def test_fastapi_starts_it(halfmq_broker: InMemoryBroker) -> None:
-    router, seen = FastAPIRouter(halfmq_broker.address, logger=None), []
+    router, seen = HalfmqFastAPIRouter(halfmq_broker.address, logger=None), []
 
     @router.subscriber("orders")
     async def handle(order: dict[str, int]) -> None:

@@ -19,7 +19,8 @@ from tests.support.patience import PATIENCE_S
 from tests.support.python import python
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "docs/client.md", "docs/producer.md", "docs/consumer.md", "docs/testing.md", "docs/faststream.md"]
+_CLIENT = ("client", "producer", "consumer", "testing", "faststream")
+PAGES = ["README.md", *(f"docs/{name}.md" for name in _CLIENT)]
 SHORT_LINES = [*PAGES, "docs/architecture.md"]
 LINE_MAX = 100
 
