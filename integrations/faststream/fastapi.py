@@ -12,9 +12,9 @@ from .messages import RawMessage
 
 
 class HalfmqFastAPIRouter(StreamRouter[RawMessage]):
-    """``app.include_router(HalfmqFastAPIRouter("127.0.0.1:9876"))``; ``/asyncapi`` documents the messages.
+    """``app.include_router(HalfmqFastAPIRouter("127.0.0.1:9876"))``.
 
-    The arguments are those of `HalfmqBroker` and of FastAPI's ``APIRouter``.
+    ``/asyncapi`` documents the messages. The arguments are those of `HalfmqBroker` and of FastAPI's ``APIRouter``.
     """
 
     broker_class = HalfmqBroker

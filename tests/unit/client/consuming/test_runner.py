@@ -85,7 +85,7 @@ class _Deliverer:
         self._source.extended.append(self._body)
         return True
 
-    async def reply(self, _body: bytes) -> None:
+    async def reply(self, _body: bytes, _properties: object) -> None:
         raise AssertionError
 
 
