@@ -14,6 +14,7 @@ from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
 from halfmq.store.files.page_cache import NotInMemoryError
+from halfmq.store.files.zero_copy import FilePart
 from halfmq.store.format.queue_entry import QueueEntry
 from halfmq.store.format.record import Record
 from halfmq.store.log.append_request import AppendRequest, AppendResult
@@ -25,17 +26,6 @@ once, unless it hangs or is overloaded. RocketMQ's clients wait as long for an a
 
 OnAnswer = Callable[[RemotingCommand | None], None]
 """Takes the answer, or None if there will be none."""
-
-
-class SendablePart(Protocol):
-    """Part of an open file, whose bytes are in memory; see ``halfmq.store.files.zero_copy``."""
-
-    @property
-    def length(self) -> int: ...
-
-    def send(self, connected: int, sent: int = ...) -> int: ...
-
-    def rest(self, sent: int = ...) -> bytes: ...
 
 
 class Connection(Protocol):
@@ -112,7 +102,7 @@ class Connection(Protocol):
         """
         ...
 
-    def write_part(self, head: bytes, part: SendablePart) -> None:
+    def write_part(self, head: bytes, part: FilePart) -> None:
         """Write one frame now, `head` followed by a part of a file.
 
         The part must not be used afterwards.

@@ -14,7 +14,7 @@ from typing import Final
 
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
 from halfmq.broker.handlers.admin.access import PlainAclHandlers
-from halfmq.broker.net.unserved import UNSERVED, WITHOUT_ACCESS
+from halfmq.broker.net.refused_codes import REFUSED_CODES, WITHOUT_ACCESS
 from halfmq.broker.service import Broker
 from halfmq.remoting.codes import RequestCode
 from tests.interop import test_mqadmin_commands as commands
@@ -54,7 +54,7 @@ def _cell(old: str, *, is_shown: bool) -> str:
 def requests(old: Rows) -> Rows:
     """Return every request code with its name, state and note."""
     names = {int(code): code.name for code in RequestCode}
-    names |= {code: row.name for code, row in UNSERVED.items()}
+    names |= {code: row.name for code, row in REFUSED_CODES.items()}
     with tempfile.TemporaryDirectory() as root:
         network = NetworkConfig(listen_port=0, namesrv_listen_port=0)
         store = StoreSettings(root=Path(root))
@@ -66,8 +66,8 @@ def requests(old: Rows) -> Rows:
         _, state, note = old.get(str(code), ["", "not sent", ""])
         if code in refused:
             state = "refused"
-        elif code in UNSERVED:
-            state, note = "refused", UNSERVED[code].why
+        elif code in REFUSED_CODES:
+            state, note = "refused", REFUSED_CODES[code].why
         elif code in served:
             state = "served"
         elif code in WITHOUT_ACCESS:
@@ -86,7 +86,7 @@ def mqadmin(old: Rows) -> Rows:
         if case is not None and case.refused in WITHOUT_ACCESS:
             state = "works with users"
         elif case is not None and case.refused is not None:
-            state, note = "refused", UNSERVED[case.refused].why
+            state, note = "refused", REFUSED_CODES[case.refused].why
         elif name in commands.FAILING:
             state = "refused"
         rows[f"`{name}`"] = [state, note]

@@ -35,13 +35,14 @@ from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
 from halfmq.store.files.page_cache import NotInMemoryError, waiting
+from halfmq.store.files.zero_copy import FilePart
 from halfmq.store.format.ids import pack_host
 
 from ..errors import UnfinishedError
 from ..limits.budget import Budget, Holder
 from ..limits.kept import CONNECTIONS, UNFINISHED_BYTES, UNSENT_BYTES
 from ..loop.fetches import Fetch
-from ..ports import ACK_S, Connection, OnAnswer, SendablePart
+from ..ports import ACK_S, Connection, OnAnswer
 from .peer_requests import PeerRequestExpiry, PeerRequests
 from .reply_release import ReplyRelease
 from .router import Router
@@ -504,7 +505,7 @@ class ClientConnection(asyncio.Protocol):
             transport.write(bytes(data[sent:]))
             self._count_unsent()
 
-    def write_part(self, head: bytes, part: SendablePart) -> None:
+    def write_part(self, head: bytes, part: FilePart) -> None:
         """Write a frame whose end the system sends from a file; do nothing if closed.
 
         Only what the peer does not accept at once is copied.

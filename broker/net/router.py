@@ -30,7 +30,7 @@ from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 
 from ..errors import NotYetError, RequestRefusedError, UnfinishedError
 from ..ports import Connection, Handler
-from .unserved import remark_of
+from .refused_codes import remark_of
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from halfmq.broker.net.unserved import UNSERVED, WITHOUT_ACCESS
+from halfmq.broker.net.refused_codes import REFUSED_CODES, WITHOUT_ACCESS
 from halfmq.client import Message, SendResult
 from halfmq.client.blocking import Producer
 from tests.support.two_brokers import Difference, Measured, Operator, at_both, compare, is_about
@@ -65,7 +65,7 @@ RocketMQ serves it, refuses it without a reason, or says that an error occurred.
 
 
 def _refused(code: int, methods: str) -> Difference:
-    why = WITHOUT_ACCESS.get(code) or UNSERVED[code].why
+    why = WITHOUT_ACCESS.get(code) or REFUSED_CODES[code].why
     remark = re.escape(f"request type {code} not supported: {why}")
     calls = ", ".join(f"{method}(" for method in methods.split(", "))
     return Difference(calls, ".*", rf"MQ(Broker|Client)Exception 3:  {remark}", why)

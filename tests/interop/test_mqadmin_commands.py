@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from halfmq.broker.net.unserved import UNSERVED, WITHOUT_ACCESS
+from halfmq.broker.net.refused_codes import REFUSED_CODES, WITHOUT_ACCESS
 from halfmq.client import Message, SendResult
 from halfmq.client.blocking import Consumer, Producer
 from tests.support.mqadmin import Mqadmin, mqadmin
@@ -210,7 +210,7 @@ def test_a_command_ends_as_documented(filled: Filled, name: str) -> None:
     said = " ".join(f"{printed} {failure}".split())
 
     if case.refused is not None:
-        why = WITHOUT_ACCESS.get(case.refused) or UNSERVED[case.refused].why
+        why = WITHOUT_ACCESS.get(case.refused) or REFUSED_CODES[case.refused].why
         assert f"request type {case.refused} not supported: {why}" in said
     else:
         assert not failure or name in FAILING, failure

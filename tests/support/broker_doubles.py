@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.broker.config import TopicDefaults
-from halfmq.broker.ports import ACK_S, Handler, OnAnswer, SendablePart
+from halfmq.broker.ports import ACK_S, Handler, OnAnswer
 from halfmq.remoting.codes import FLAG_ONE_WAY, LanguageCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
 from halfmq.store.files.page_cache import Missing, NotInMemoryError
+from halfmq.store.files.zero_copy import FilePart
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.queue_entry import QueueEntry
@@ -105,7 +106,7 @@ class FakeConnection:
     def write(self, data: bytes | memoryview) -> None:
         self.written.append(bytes(data))
 
-    def write_part(self, head: bytes, part: SendablePart) -> None:
+    def write_part(self, head: bytes, part: FilePart) -> None:
         self.written.append(head + part.rest())
 
     def respond(self, request: RemotingCommand, reply: bytes, durable_at: int = 0) -> None:

@@ -9,7 +9,7 @@ from random import Random
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.delay.timer_records import TimerRule
 from halfmq.broker.loop.fetches import Fetch
-from halfmq.broker.ports import ACK_S, OnAnswer, SendablePart
+from halfmq.broker.ports import ACK_S, OnAnswer
 from halfmq.broker.transaction.checks.checker import Checker
 from halfmq.broker.transaction.checks.parking import Parking
 from halfmq.broker.transaction.deciding import DecisionRequest, Decisions, Ended
@@ -26,6 +26,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import Missing, NotInMemoryError
+from halfmq.store.files.zero_copy import FilePart
 from halfmq.store.format.flags import (
     NO_QUEUE_ENTRY,
     TRANSACTION_MASK,
@@ -299,7 +300,7 @@ class Connected(FakeConnection):
     def write(self, data: bytes | memoryview) -> None:
         raise AssertionError("nothing is written directly")
 
-    def write_part(self, head: bytes, part: SendablePart) -> None:
+    def write_part(self, head: bytes, part: FilePart) -> None:
         raise AssertionError("nothing is written directly")
 
     def respond(self, request: RemotingCommand, reply: bytes, durable_at: int = 0) -> None:

@@ -212,7 +212,8 @@ class PopHandler(Handlers):
         return offset, []
 
     def _search(self, queue: PopQueue, offset: int, count: int, wanted: CompiledFilter) -> Messages:
-        found = SqlSearch(self._store, queue, offset, wanted, max_count=count, max_bytes=BYTES_MAX)
+        place = queue.topic, queue.queue_id, offset
+        found = SqlSearch(self._store, *place, wanted, max_count=count, max_bytes=BYTES_MAX)
         found.search()
         if found.result.status is GetStatus.NOT_IN_MEMORY and not found.records:
             raise self._cold(queue, found.next_offset)

@@ -291,7 +291,7 @@ class PullHandler(Handlers, Service):
     ) -> SqlSearch:
         max_count = min(max(header.max_msg_nums, 1), MESSAGES_MAX)
         return SqlSearch(
-            *(self._store, header, offset, wanted),
+            *(self._store, header.topic, header.queue_id, offset, wanted),
             max_count=max_count,
             max_bytes=BYTES_MAX,
             wait=wait,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Final, Protocol
+from typing import Final
 
 from attrs import define, field
 
@@ -28,22 +28,13 @@ READ_COUNT: Final = 64
 """Messages read in one step; a client wants up to 32 that match."""
 
 
-class SearchedQueue(Protocol):
-    """The queue of a pull or a pop."""
-
-    @property
-    def topic(self) -> str: ...
-
-    @property
-    def queue_id(self) -> int: ...
-
-
 @define(eq=False, repr=False, slots=False)
 class SqlSearch:
     """A search of one queue for one pull: the matches so far, and where it continues."""
 
     _store: MessageStore
-    _queue: SearchedQueue
+    _topic: str
+    _queue_id: int
     next_offset: int = field(alias="offset")  # the queue offset to continue at
     _wanted: CompiledFilter
     _max_count: int
@@ -51,7 +42,6 @@ class SqlSearch:
     _wait: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self._topic, self._queue_id = self._queue.topic, self._queue.queue_id
         self.records: list[bytes] = []  # whole records that match
         self.size = 0  # bytes of `records`
         self.is_cold = False  # the messages at next_offset must be read from disk

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from halfmq.broker.handlers.admin.access import PlainAclHandlers, UserHandlers
-from halfmq.broker.net.unserved import WITHOUT_ACCESS, remark_of
+from halfmq.broker.net.refused_codes import WITHOUT_ACCESS, remark_of
 from tests.compatibility import DOCUMENT, written
 
 

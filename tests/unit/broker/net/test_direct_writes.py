@@ -103,7 +103,7 @@ def test_parts_of_files_are_written_completely(
 
         def serve(request: RemotingCommand, connection: Connection) -> bytes | None:
             if request.opaque % 3:
-                connection.write_part(head_for(request, size), part)
+                connection.write_part(head_for(request, size), cast("FilePart", part))
                 return None
             return encode_reply(request, body=content)
 
@@ -139,7 +139,7 @@ def test_a_frame_whose_end_is_lost_ends_its_connection(
                 return encode_reply(request)
             head = head_for(request, part.length)
             heads.append(head)
-            connection.write_part(head, part)
+            connection.write_part(head, cast("FilePart", part))
             return None
 
         async with serving(serve) as (server, _), peer_of(server) as other:
