@@ -16,17 +16,7 @@ from .access.addresses import EXPECTED, parse_address_pattern
 from .access.config import AccessConfig, TlsConfig
 from .delay.levels import DEFAULT_LEVELS, parse_delay_levels
 from .logs import LogFormat, LogLevel
-from .settings import (
-    DIRECTORY,
-    SWITCH,
-    checked,
-    choice,
-    duration,
-    integer,
-    names,
-    pattern,
-    setting,
-)
+from .settings import DIRECTORY, SWITCH, checked, choice, duration, integer, names, pattern, setting
 
 _PORT: Final = integer(0, 65_535, "0 picks a free port")
 _NAME_PATTERN: Final = r"[%|A-Za-z0-9_-]{1,127}"
@@ -164,11 +154,7 @@ class TopicDefaults:
         "brokerClusterName", "DefaultCluster", _BROKER_NAME, "Name of its cluster in routes."
     )
     auto_create: bool = setting(
-        "autoCreateTopicEnable",
-        True,
-        SWITCH,
-        "Create a topic on its first message.",
-        live=True,
+        "autoCreateTopicEnable", True, SWITCH, "Create a topic on its first message.", live=True
     )
     default_queue_nums: int = setting(
         "defaultTopicQueueNums",

@@ -32,14 +32,7 @@ from halfmq.store.files import disk
 
 from .access.config import TlsMode
 from .config import BrokerConfig
-from .config_file import (
-    LoadedConfig,
-    Origin,
-    key_of_line,
-    known_settings,
-    unknown_key,
-    with_value,
-)
+from .config_file import LoadedConfig, Origin, key_of_line, known_settings, unknown_key, with_value
 from .errors import BrokerConfigError, RequestRefusedError, invalid_parameter
 
 logger = logging.getLogger(__name__)

@@ -145,10 +145,7 @@ class Broker:
         loaded = config if isinstance(config, LoadedConfig) else LoadedConfig(config, {}, [])
         self.config = config = loaded.config
         self._settings = LiveSettings(
-            loaded,
-            self.configure,
-            now_ms=now_ms,
-            disk_used=lambda: self._disk_limits.used_percent,
+            loaded, self.configure, now_ms=now_ms, disk_used=lambda: self._disk_limits.used_percent
         )
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._default_http_port = default_http_port
@@ -510,10 +507,7 @@ class Broker:
             self._make_pop_handler(),
             *self._make_route_handlers(),
             TransactionAdminHandlers(
-                self.transactions.view,
-                self.transactions.operator,
-                store.named_record,
-                self._group,
+                self.transactions.view, self.transactions.operator, store.named_record, self._group
             ),
             StatisticsHandlers(self._statistics, self._make_runtime_info()),
             CleaningHandlers(self._retention.request_deletion, self._store.deletion.clean_queues),

@@ -277,8 +277,7 @@ class ResetOffsetRequestHeader(Header, frozen=True, kw_only=True):
 
 
 @request_header(
-    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
-    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
 )
 class GetConsumerStatusRequestHeader(Header, frozen=True, kw_only=True):
     """Consumer offsets: request 221 to a client, 223 to a broker."""

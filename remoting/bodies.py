@@ -134,10 +134,7 @@ _cached_code: Final = lru_cache(maxsize=4096)(_code)
 
 
 def subscription_data(
-    topic: str,
-    expression: str | None,
-    expression_type: str | None = None,
-    sub_version: int = 0,
+    topic: str, expression: str | None, expression_type: str | None = None, sub_version: int = 0
 ) -> SubscriptionData:
     """Return the subscription for a filter expression.
 

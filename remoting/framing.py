@@ -16,14 +16,7 @@ from typing import Final
 
 from .command import RemotingCommand
 from .errors import FrameTooLargeError, HeaderError, OtherProtocolError, ProtocolError
-from .request_sizes import (
-    FRAME_SIZE_MAX,
-    HEADER_MAX,
-    PEEKED,
-    REQUEST_SIZES,
-    SMALL,
-    peek_size,
-)
+from .request_sizes import FRAME_SIZE_MAX, HEADER_MAX, PEEKED, REQUEST_SIZES, SMALL, peek_size
 from .serialization import (
     FRAME_HEAD,
     HEADER_SIZE_MAX,

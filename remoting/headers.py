@@ -49,9 +49,7 @@ class SendMessageRequestHeader(Header, frozen=True, kw_only=True):
 
 
 @request_header(
-    RequestCode.SEND_MESSAGE_V2,
-    RequestCode.SEND_BATCH_MESSAGE,
-    RequestCode.SEND_REPLY_MESSAGE_V2,
+    RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2
 )
 class SendMessageRequestHeaderV2(SendMessageRequestHeader, frozen=True, kw_only=True):
     """Requests 310, 320 and 325: SendMessageRequestHeader with one-letter names."""

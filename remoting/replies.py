@@ -242,12 +242,5 @@ def _reply_header(
         reply = (code, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, None, None)
         return _encode_msgpack(reply)
     return encode_header(
-        request.header_type,
-        code,
-        request.opaque,
-        FLAG_RESPONSE,
-        _PYTHON,
-        VERSION,
-        remark,
-        header,
+        request.header_type, code, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, remark, header
     )

@@ -130,10 +130,7 @@ class MessageStore:
             worker=self._worker,
         )
         self._integrity = Integrity(
-            self._config.root,
-            self._log.files,
-            self._queue_table,
-            self._config.max_hash_slots,
+            self._config.root, self._log.files, self._queue_table, self._config.max_hash_slots
         )
         self._flush_requested = False
         self._maintenance: Maintenance | None = None
@@ -249,9 +246,7 @@ class MessageStore:
             report.end_offset, recovery.last_timestamp, last_record=recovery.last_record
         )
         self.index.recover(
-            clean=clean,
-            log_end=report.end_offset,
-            index_timestamp=self._checkpoint.index_timestamp,
+            clean=clean, log_end=report.end_offset, index_timestamp=self._checkpoint.index_timestamp
         )
         self._confirm_offset = max(recovery.last_record, 0)
         last = self._queued_record = recovery.last_record

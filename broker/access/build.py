@@ -54,9 +54,7 @@ def warn_of_readers(path: Path) -> None:
     mode = path.stat().st_mode
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         logger.warning(
-            "event=secrets_readable file=%s mode=%o remedy='chmod 600'",
-            path,
-            stat.S_IMODE(mode),
+            "event=secrets_readable file=%s mode=%o remedy='chmod 600'", path, stat.S_IMODE(mode)
         )
 
 

@@ -152,10 +152,7 @@ class TlsConfig:
         "Whether clients present a certificate.",
     )
     registration_enabled: bool = setting(
-        "namesrvTlsEnable",
-        False,
-        SWITCH,
-        "Register with name servers over TLS.",
+        "namesrvTlsEnable", False, SWITCH, "Register with name servers over TLS."
     )
     registration_trust_path: Path | None = setting(
         "namesrvTlsTrustCertPath",

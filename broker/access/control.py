@@ -22,13 +22,7 @@ from halfmq.remoting.errors import RemotingError
 from halfmq.remoting.msgpack_header import split_signature
 from halfmq.remoting.serialization import ext_fields
 from halfmq.remoting.shown_text import shown
-from halfmq.remoting.signature import (
-    ACCESS_KEY,
-    SIGNATURE,
-    UNIQUE_KEY_QUERY,
-    Signer,
-    signed_text,
-)
+from halfmq.remoting.signature import ACCESS_KEY, SIGNATURE, UNIQUE_KEY_QUERY, Signer, signed_text
 from halfmq.store.format.topics import TRACE_TOPIC
 
 from ..errors import RequestRefusedError

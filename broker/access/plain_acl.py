@@ -28,13 +28,7 @@ import yaml
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.signature import Signer
 
-from .addresses import (
-    Address,
-    AddressPattern,
-    AddressPatternError,
-    any_of,
-    parse_address_pattern,
-)
+from .addresses import Address, AddressPattern, AddressPatternError, any_of, parse_address_pattern
 from .rules import ALL_ACTIONS, Action, Dialect, Principal, ResourceKind, Rule, RuleSet
 
 logger = logging.getLogger(__name__)

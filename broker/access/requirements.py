@@ -34,10 +34,7 @@ from halfmq.remoting.errors import BodyError
 from halfmq.remoting.ext_fields import Name
 from halfmq.remoting.own_requests import decode_prepared_messages
 from halfmq.remoting.request_sizes import NAME_LENGTH_MAX
-from halfmq.store.format.topics import (
-    RETRY_PREFIX,
-    is_broker_only,
-)
+from halfmq.store.format.topics import RETRY_PREFIX, is_broker_only
 
 from .rules import Action, Requirement, Resource, ResourceKind
 

@@ -269,8 +269,7 @@ class Users:
     # -- helpers
 
     async def _change(
-        self,
-        change: Callable[[dict[str, UserInfo], dict[str, tuple[PolicyInfo, ...]]], None],
+        self, change: Callable[[dict[str, UserInfo], dict[str, tuple[PolicyInfo, ...]]], None]
     ) -> None:
         """Apply a change to copies of the tables, write them to disk, then use them."""
         async with self._changing:

@@ -98,11 +98,7 @@ def _pending(store: Store, queue: WaitingQueue) -> Iterable[tuple[int, QueueEntr
 
 
 def _read_timers(
-    store: Store,
-    queue: WaitingQueue,
-    found: WaitingTimes,
-    delivered_ms: int,
-    now_ms: int,
+    store: Store, queue: WaitingQueue, found: WaitingTimes, delivered_ms: int, now_ms: int
 ) -> None:
     foreign: list[Record] = []
     newest_ms = store.queues.store_time_at(queue.topic, queue.queue_id, queue.end - 1)

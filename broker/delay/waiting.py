@@ -140,10 +140,7 @@ class DueTimes:
         """Wire it; `now_ms` is the wall clock."""
         self._by_wall_clock: _Heap = []
         self._by_monotonic_clock: _Heap = []
-        self._clocks = (
-            (self._by_wall_clock, now_ms),
-            (self._by_monotonic_clock, monotonic_ms),
-        )
+        self._clocks = ((self._by_wall_clock, now_ms), (self._by_monotonic_clock, monotonic_ms))
         self._monotonic_ms = monotonic_ms
 
     def extend(self, at: Iterable[tuple[int, int]], after: Iterable[tuple[int, int]]) -> None:

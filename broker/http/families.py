@@ -43,11 +43,7 @@ FAMILIES: Final[dict[str, Family]] = {}
 
 
 def _family(
-    name: str,
-    kind: _Kind,
-    help_text: str,
-    *labels: str,
-    takes_largest: bool = False,
+    name: str, kind: _Kind, help_text: str, *labels: str, takes_largest: bool = False
 ) -> Family:
     made = FAMILIES[name] = Family(name, kind, help_text, labels, takes_largest)
     return made
@@ -116,10 +112,7 @@ RESERVE_TIME: Final = _family(
 
 # Of halfmq.
 PENDING: Final = _family(
-    "halfmq_transactions_pending",
-    "gauge",
-    "undecided transactions",
-    *("producer_group", "topic"),
+    "halfmq_transactions_pending", "gauge", "undecided transactions", *("producer_group", "topic")
 )
 PENDING_AGE: Final = _family(
     "halfmq_transactions_oldest_age_seconds",
@@ -129,9 +122,7 @@ PENDING_AGE: Final = _family(
     takes_largest=True,
 )
 DECISION_TIME: Final = _family(
-    "halfmq_transaction_decision_seconds",
-    "histogram",
-    "time from half message to decision",
+    "halfmq_transaction_decision_seconds", "histogram", "time from half message to decision"
 )
 FLUSH_TIME: Final = _family("halfmq_flush_seconds", "histogram", "duration of one flush of the log")
 LOOP_DELAY: Final = _family(

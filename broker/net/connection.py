@@ -460,11 +460,7 @@ class ClientConnection(asyncio.Protocol):
         opaque = requests.register(on_answer, self._loop.time() + seconds)
         self.write(
             encode_request(
-                code,
-                opaque=opaque,
-                header=header,
-                body=body,
-                header_type=self._request_header_type,
+                code, opaque=opaque, header=header, body=body, header_type=self._request_header_type
             )
         )
         if len(requests) == 1:

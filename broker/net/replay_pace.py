@@ -58,11 +58,7 @@ class ReplayPace:
         self._stores = False  # whether messages are being stored
 
     def admits(
-        self,
-        physical_offset: int,
-        serve: Callable[..., None],
-        *arguments: object,
-        size: int,
+        self, physical_offset: int, serve: Callable[..., None], *arguments: object, size: int
     ) -> bool:
         """Return whether the pull of a message may be answered now.
 

@@ -20,13 +20,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from halfmq.remoting.bodies import (
-    SUBSCRIBE_ALL,
-    TAG,
-    ConsumerData,
-    MessageModel,
-    SubscriptionData,
-)
+from halfmq.remoting.bodies import SUBSCRIBE_ALL, TAG, ConsumerData, MessageModel, SubscriptionData
 from halfmq.store.format.topics import RETRY_PREFIX
 
 from ..ports import Connection

@@ -23,10 +23,7 @@ def remove_obsolete_files(config: StoreConfig) -> None:
         if disk.exists(config.root / name):
             rebuild_marker(config.root, "consumequeue").create()
             disk.remove(config.root / name)
-    for path in (
-        config.root / RESERVE_NAME,
-        config.commit_log_directory / "halfmq" / RESERVE_NAME,
-    ):
+    for path in (config.root / RESERVE_NAME, config.commit_log_directory / "halfmq" / RESERVE_NAME):
         if disk.is_file(path):
             size = disk.size_of(path)
             disk.remove(path)

@@ -22,12 +22,7 @@ from .crc import crc32
 from .errors import CorruptRecordError
 from .flags import BORN_HOST_V6, HOSTS_MASK, STORE_HOST_V6, with_host_bits
 from .ids import HOST_V4_SIZE, HOST_V6_SIZE, offset_message_id
-from .properties import (
-    PROPERTIES_SIZE_MAX,
-    PROPERTY_CRC32,
-    decode_properties,
-    without_properties,
-)
+from .properties import PROPERTIES_SIZE_MAX, PROPERTY_CRC32, decode_properties, without_properties
 from .record_fields import (
     FIELDS,
     HOST_MIXES,

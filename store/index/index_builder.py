@@ -75,10 +75,7 @@ class IndexBuilder:
     def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> None:
         """Open the index and index the missing records of the log."""
         start = self._index.recover(
-            clean=clean,
-            log_end=log_end,
-            index_timestamp=index_timestamp,
-            has_keys=self._has_keys,
+            clean=clean, log_end=log_end, index_timestamp=index_timestamp, has_keys=self._has_keys
         )
         self._indexed_offset = self._log_end = log_end
         if not self._files.bases:

@@ -66,10 +66,7 @@ class OpenLogFile(NamedTuple):
 
 
 def find_valid(
-    files: MappedFileQueue,
-    start: int,
-    end: int | None,
-    is_valid_at: Callable[[bytes, int], bool],
+    files: MappedFileQueue, start: int, end: int | None, is_valid_at: Callable[[bytes, int], bool]
 ) -> int | None:
     """Return the physical offset of the next valid record after ``start``; None if there is none.
 

@@ -102,11 +102,7 @@ class FilledRange:
 class Repair:
     """Plans fillers for damaged ranges of the log; ``write`` writes them."""
 
-    def __init__(
-        self,
-        files: MappedFileQueue,
-        damages: Iterable[tuple[Damage, int]],
-    ) -> None:
+    def __init__(self, files: MappedFileQueue, damages: Iterable[tuple[Damage, int]]) -> None:
         """``damages`` are in order, each with the store time in ms of the record before it."""
         self._files = files
         self._filled_ranges = [

@@ -59,12 +59,7 @@ def _check_table(path: Path, findings: Findings, state: StoreState, queue_end: Q
 
 
 def _check_offsets(
-    path: Path,
-    table: Mapping[str, Any],
-    findings: Findings,
-    queue_end: QueueEnd,
-    *,
-    harmless: bool,
+    path: Path, table: Mapping[str, Any], findings: Findings, queue_end: QueueEnd, *, harmless: bool
 ) -> None:
     """Report offsets after the end of their queue: new messages there are not consumed."""
     for key, queues in _object(table.get("offsetTable")).items():

@@ -87,10 +87,7 @@ class VerifyReport:
 
 
 def verify(
-    root: Path,
-    *,
-    commit_log: Path | None = None,
-    progress: Progress = lambda done, total: None,
+    root: Path, *, commit_log: Path | None = None, progress: Progress = lambda done, total: None
 ) -> VerifyReport:
     """Check all files of a store.
 

@@ -15,12 +15,7 @@ from halfmq.remoting.admin_headers import (
     GetBrokerMemberGroupRequestHeader,
     TopicRequestHeader,
 )
-from halfmq.remoting.bodies import (
-    BrokerData,
-    decode_route,
-    encode_member_group,
-    encode_table,
-)
+from halfmq.remoting.bodies import BrokerData, decode_route, encode_member_group, encode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (

@@ -251,11 +251,7 @@ class PullHandler(Handlers, Service):
         return _empty(request, code, result, next_offset)
 
     def _admits(
-        self,
-        result: GetResult,
-        request: RemotingCommand,
-        connection: Connection,
-        wanted: Wanted,
+        self, result: GetResult, request: RemotingCommand, connection: Connection, wanted: Wanted
     ) -> bool:
         """Return whether a pull is answered now; otherwise it is served in its turn."""
         return self._pace.admits(
@@ -406,12 +402,7 @@ class PullHandler(Handlers, Service):
         self._cold_reads += 1
         return asyncio.get_running_loop().run_in_executor(self._cold_readers, work)
 
-    def _warm(
-        self,
-        request: RemotingCommand,
-        connection: Connection,
-        wanted: Wanted,
-    ) -> None:
+    def _warm(self, request: RemotingCommand, connection: Connection, wanted: Wanted) -> None:
         """Read the queue's entries into memory on a thread, then answer the pull."""
         header = request.header_as(PullMessageRequestHeader)
         topic, queue_id, offset = header.topic, header.queue_id, header.queue_offset

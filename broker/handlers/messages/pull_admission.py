@@ -161,10 +161,7 @@ class PullAdmission:
         kind = header.expression_type
         if kind is not None and kind not in TAG_TYPES:
             return self._filters.compiled(
-                kind,
-                header.subscription or "",
-                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-                connection,
+                kind, header.subscription or "", ResponseCode.SUBSCRIPTION_PARSE_FAILED, connection
             )
         if header.subscription == SUBSCRIBE_ALL:
             return None  # the usual case, without an object

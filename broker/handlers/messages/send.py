@@ -50,11 +50,7 @@ from ...net.group_append import GroupAppend
 from ...ports import AppendLog, Connection, Handlers, serves
 from ...tables.topic_config import TopicConfig
 from ...tables.topic_table import TopicTable
-from ...transaction.admission import (
-    fault_in_batch,
-    without_broker_properties,
-    without_transaction,
-)
+from ...transaction.admission import fault_in_batch, without_broker_properties, without_transaction
 from ...transaction.deduplication import FirstHalf, deduplication_key
 from ...transaction.prepares import Prepares
 from ..access_checks import prepared_by, require

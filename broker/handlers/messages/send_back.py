@@ -41,12 +41,7 @@ from halfmq.store.format.properties import (
     without_properties,
 )
 from halfmq.store.format.record import Record, decode_record
-from halfmq.store.format.topics import (
-    DELAYED_TOPICS,
-    HALF_TOPIC,
-    OP_TOPIC,
-    RETRY_PREFIX,
-)
+from halfmq.store.format.topics import DELAYED_TOPICS, HALF_TOPIC, OP_TOPIC, RETRY_PREFIX
 from halfmq.store.log.append_request import AppendRequest
 
 from ...access import requirements

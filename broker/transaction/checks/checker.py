@@ -514,11 +514,7 @@ class Checker:
     # --- halves that are not in memory
 
     def _fetch_half(
-        self,
-        entry: Pending,
-        group: Group,
-        tried: tuple[Connection, ...],
-        missing: NotInMemoryError,
+        self, entry: Pending, group: Group, tried: tuple[Connection, ...], missing: NotInMemoryError
     ) -> None:
         """Start to fetch a half; its transaction is processed when that is done."""
         if self._fetching >= COLD_READS_MAX:

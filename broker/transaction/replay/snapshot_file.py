@@ -27,14 +27,7 @@ from halfmq.store.format.crc import crc32
 from halfmq.store.format.transaction_snapshot import CRC_SIZE, FOOTER
 
 from ..log_port import TransactionLog
-from ..state.pending import (
-    CheckProgress,
-    MemberHalf,
-    Pending,
-    PendingOrigin,
-    PendingTable,
-    shared,
-)
+from ..state.pending import CheckProgress, MemberHalf, Pending, PendingOrigin, PendingTable, shared
 from ..state.state_machine import ParkedReason, State
 
 logger = logging.getLogger(__name__)
