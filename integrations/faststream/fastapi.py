@@ -14,7 +14,8 @@ from .messages import RawMessage
 class HalfmqFastAPIRouter(StreamRouter[RawMessage]):
     """``app.include_router(HalfmqFastAPIRouter("127.0.0.1:9876"))``.
 
-    ``/asyncapi`` documents the messages. The arguments are those of `HalfmqBroker` and of FastAPI's ``APIRouter``.
+    The arguments are those of `HalfmqBroker` and of FastAPI's ``APIRouter``; ``/asyncapi``
+    documents the messages.
     """
 
     broker_class = HalfmqBroker
