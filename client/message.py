@@ -108,6 +108,7 @@ RESERVED_NAMES: Final = frozenset(
         names.PROPERTY_CONSUME_START_TIME,
         names.PROPERTY_POP_CK,
         names.PROPERTY_FIRST_POP_TIME,
+        names.PROPERTY_POP_FROM,
         names.PROPERTY_TIMER_DELAY_SEC,
         names.PROPERTY_TIMER_DELAY_MS,
         names.PROPERTY_TIMER_DELIVER_MS,

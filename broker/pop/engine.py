@@ -28,10 +28,21 @@ import msgspec
 from attrs import define
 
 from halfmq.remoting.codes import INT32_MAX
-from halfmq.remoting.pop import ORDER_QUEUE, PopHandle, kind_of, pop_retry_topic
+from halfmq.remoting.pop import (
+    ORDER_QUEUE,
+    PopHandle,
+    kind_of,
+    parse_handle,
+    pop_retry_topic,
+    topic_of_kind,
+)
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError
-from halfmq.store.format.properties import PROPERTY_FIRST_POP_TIME, get_property
+from halfmq.store.format.properties import (
+    PROPERTY_FIRST_POP_TIME,
+    PROPERTY_POP_FROM,
+    get_property,
+)
 from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.topics import RETRY_PREFIX, dead_letter_topic, retry_topic
 from halfmq.store.log.append_request import AppendRequest
@@ -56,6 +67,8 @@ GROUP_MAX: Final = POP_IN_FLIGHT.most // 5
 
 BATCH_MAX: Final = 8
 """Checkpoints, of up to 32 messages, that become visible before the loop may serve others."""
+
+RETRIES_AT_ONCE: Final = 32  # of one checkpoint
 
 IDLE_TICK_S: Final = 1.0
 RETRY_AFTER_ERROR_MS: Final = 10_000
@@ -175,6 +188,31 @@ class PopEngine:
                     self.popped.add((group, topic.removeprefix(prefix)))
         for revive_queue in range(REVIVE_QUEUES):
             self._replay(revive_queue)
+        for group, topic in self.popped:
+            if self._in_flight.of_group(group):
+                self._replay_retries(group, topic)
+
+    def _replay_retries(self, group: str, topic: str) -> None:
+        """End deliveries of which the retry is stored, but not the record that they are done.
+
+        Both are written at once, so a power cut parts them only at the end of the log: these
+        retries are the last of their queue.
+        """
+        names = [one.topic for one in self._retry_queues(group, topic)]
+        for name in (*names, retry_topic(group), dead_letter_topic(group)):
+            first, end = self._store.queues.bounds(name, 0)
+            start = max(first, end - RETRIES_AT_ONCE)
+            for entry in self._store.queues.entries(name, 0, start, end - start):
+                record = self._store.reader.record_at(entry.physical_offset)
+                said = record and get_property(record.properties, PROPERTY_POP_FROM.encode())
+                if not said:
+                    continue
+                handle = parse_handle(said.decode(), int(said.split(b" ")[-1]))
+                popped_from = topic_of_kind(handle.kind, topic, group)
+                queue = PopQueue(group, popped_from, handle.queue_id)
+                if self._is_in_flight(queue, handle):
+                    self._store.append([self._done_record(queue, [handle])])
+                    self._in_flight.remove(queue, handle.offset)
 
     def _replay(self, revive_queue: int) -> None:
         topic = self._records.topic
@@ -288,8 +326,10 @@ class PopEngine:
         return [record for one in taken for _, record in one.records]
 
     def has_messages(self, wish: Wish, read: Read) -> bool:
-        """Return whether a pop would get messages now."""
-        return bool(self.peek(wish, read))
+        """Return whether a pop would get messages now, or after it was repeated at once."""
+        taken, rest = self._find(wish, read)
+        # The filter may exclude a long run of messages, past which only a pop moves.
+        return rest > 0 or any(one.records for one in taken)
 
     def _begin(self, wish: Wish, queues: int) -> None:
         if wish.in_order and not self._locks.has_room(queues, self._monotonic_ms()):
@@ -483,11 +523,9 @@ class PopEngine:
         self._check(queue, handle)
         now_ms = self._monotonic_ms()
         if handle.revive_queue == ORDER_QUEUE:
-            lock = self._locks.held(queue, handle.offset, handle.pop_ms, now_ms)
-            assert lock is not None  # checked just now
-            lock.visible_ms[handle.offset] = now_ms + invisible_ms
-            self._wake()
             left_ms = max(self._now_ms() - handle.pop_ms, 0) + invisible_ms
+            left_ms = self._locks.hide(queue, handle.offset, left_ms, now_ms + invisible_ms)
+            self._wake()
             return handle._replace(invisible_ms=left_ms), 0
         pop_ms = max(self._now_ms(), handle.pop_ms + 1)  # so that the old handle is another one
         said = PopRecord(queue, pop_ms, handle.offset, (handle.offset,), invisible_ms, True)
@@ -498,19 +536,21 @@ class PopEngine:
 
     def _check(self, queue: PopQueue, handle: PopHandle) -> None:
         if handle.revive_queue == ORDER_QUEUE:
-            held = self._locks.held(queue, handle.offset, handle.pop_ms, self._monotonic_ms())
-            counts = held is not None
+            counts = self._locks.holds(queue, handle, self._monotonic_ms())
         else:
-            found = self._in_flight.get(queue, handle.offset)
-            counts = found is not None and (
-                (found.start, found.pop_ms, found.invisible_ms, found.revive_queue) == handle[:4]
-            )
+            counts = self._is_in_flight(queue, handle)
         if not counts or handle.broker_name != self._records.broker_name:
             raise HandleError(
                 f"extraInfo={str(handle)!r} names no message that group {queue.group} has in "
                 f"flight in queue {queue.queue_id} of {queue.topic}: its invisible time is over, "
                 "it was acknowledged or changed, or it was never popped"
             )
+
+    def _is_in_flight(self, queue: PopQueue, handle: PopHandle) -> bool:
+        found = self._in_flight.get(queue, handle.offset)
+        return found is not None and (
+            (found.start, found.pop_ms, found.invisible_ms, found.revive_queue) == handle[:4]
+        )
 
     # --- where groups continue
 
@@ -621,7 +661,7 @@ class PopEngine:
         config = self._groups.get(group)
         copy = self._retry_copy(record, record.store_host)
         if config is not None and record.reconsume_times >= config.retry_max_times:
-            return self._dead_letter(due.queue, record)
+            return self._with_source(self._dead_letter(due.queue, record), due, record.queue_offset)
         if (group, base) in self._pulled:
             copy.topic = self._topics.ensure(retry_topic(group)).name
         else:
@@ -631,9 +671,15 @@ class PopEngine:
             copy.topic = self._topics.ensure(name).name
             self._base_of.setdefault(name, base)
         copy.queue_id = 0
+        return self._with_source(copy, due, record.queue_offset)
+
+    def _with_source(self, copy: AppendRequest, due: Lapsed, offset: int) -> AppendRequest:
+        """Return a retry with what a start must know; see `_replay_retries`."""
+        (handle,) = _handles(due._replace(offsets=[offset]))
+        added = [(PROPERTY_POP_FROM, str(handle))]
         if get_property(copy.properties, PROPERTY_FIRST_POP_TIME.encode()) is None:
-            first = ((PROPERTY_FIRST_POP_TIME, str(due.checkpoint.pop_ms)),)
-            copy.properties = with_properties(copy.properties, first)
+            added.append((PROPERTY_FIRST_POP_TIME, str(due.checkpoint.pop_ms)))
+        copy.properties = with_properties(copy.properties, added)
         return copy
 
     def _begin_fetch(self, due: Lapsed, missing: NotInMemoryError) -> None:

@@ -15,6 +15,8 @@ from itertools import islice
 
 import msgspec
 
+from halfmq.remoting.pop import PopHandle
+
 from ..limits.kept import POP_LOCKS
 from .in_flight import PopQueue
 
@@ -26,6 +28,7 @@ class OrderLock(msgspec.Struct):
     invisible_ms: int
     attempt_id: str | None
     visible_ms: dict[int, int]  # by queue offset, of those not acknowledged; monotonic clock
+    changed_ms: dict[int, int]  # by queue offset: the invisible time in the handle that counts now
     times: dict[int, int]  # by queue offset: how often a message was delivered before
     end: int  # queue offset after the last message
     done: set[int]  # acknowledged, but not all before them
@@ -82,7 +85,7 @@ class OrderLocks:
         done = self.done(queue)
         self._locks.pop(queue, None)
         self._locks[queue] = OrderLock(
-            pop_ms, invisible_ms, attempt_id, visible_ms, times, end, done
+            pop_ms, invisible_ms, attempt_id, visible_ms, {}, times, end, done
         )
         return times
 
@@ -91,12 +94,26 @@ class OrderLocks:
         lock = self._locks.get(queue)
         return set() if lock is None else lock.done
 
-    def held(self, queue: PopQueue, offset: int, pop_ms: int, now_ms: int) -> OrderLock | None:
-        """Return the lock under which a message was popped; None if it has ended."""
-        lock = self._locks.get(queue)
-        if lock is None or lock.pop_ms != pop_ms or lock.visible_ms.get(offset, 0) <= now_ms:
-            return None
-        return lock
+    def holds(self, queue: PopQueue, handle: PopHandle, now_ms: int) -> bool:
+        """Return whether a handle is that of a message in a lock that has not ended."""
+        lock, offset = self._locks.get(queue), handle.offset
+        return (
+            lock is not None
+            and lock.pop_ms == handle.pop_ms
+            and lock.changed_ms.get(offset, lock.invisible_ms) == handle.invisible_ms
+            and lock.visible_ms.get(offset, 0) > now_ms
+        )
+
+    def hide(self, queue: PopQueue, offset: int, invisible_ms: int, visible_ms: int) -> int:
+        """Hide a message until a time; return the invisible time for its new handle.
+
+        `invisible_ms` counts from the pop. The handle with it is another one than the last.
+        """
+        lock = self._locks[queue]
+        before = lock.changed_ms.get(offset, lock.invisible_ms)
+        lock.visible_ms[offset] = visible_ms
+        lock.changed_ms[offset] = invisible_ms if invisible_ms != before else before + 1
+        return lock.changed_ms[offset]
 
     def acknowledge(self, queue: PopQueue, offset: int) -> int:
         """Acknowledge a message of a lock; return where the group continues."""

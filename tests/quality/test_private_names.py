@@ -28,6 +28,7 @@ READ: Final = (
     ("*/simulation/loop.py", "_args _callback _cancelled _context _log_destroy_pending", FOREIGN),
     ("*/simulation/network.py", "_high _paused", PARTS),
     ("*/simulation/patches.py", "_set_running_loop", FOREIGN),
+    ("*/simulation/poppers.py", "_handle _popper", MOMENT),
     ("*/simulation/world.py", "_group _polling _release _staged _stalled _waiting", MEMORY),
     ("*/simulation/world.py", "_delays _done _hours _interval_ms _log_bytes_min", LIMIT),
     ("*/simulation/world.py", "_reserved_ms _retention _saves _snapshots", LIMIT),

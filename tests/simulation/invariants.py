@@ -13,6 +13,9 @@
 * Consumers get all or none of several messages in one transaction.
 * Nothing is delivered early. Of a message that waits, one record at most says that it was
   delivered, recalled or stored again, and nobody gets one whose recall was answered.
+* A message whose acknowledgement was answered, by a group that shares messages, does not come to it
+  again; a handle that was changed acknowledges nothing; groups in order get no message before one
+  that nobody has acknowledged.
 * The queue offsets of a queue have no gap, and its entries lead to its records.
 * The table of undecided transactions equals the one that the log gives.
 * A consumer sees the same half id in every delivery of a message, and none in messages that were
@@ -147,10 +150,11 @@ def undelivered(world: World) -> list[str]:
     plain = [key for key in records.plain_acknowledged if key not in records.recall_tried]
     wanted = [*_committed(world), *plain]
     missing = [body for body in wanted if not records.delivered[body]]
+    missing += world.poppers.missing(wanted)
     if not missing or not records.archive:
         return missing
     expired = _expired(world)
-    return [body for body in missing if body not in expired]
+    return [body for body in missing if body.partition(" ")[0] not in expired]
 
 
 def _expired(world: World) -> set[str]:

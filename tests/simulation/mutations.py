@@ -22,6 +22,8 @@ from halfmq.broker.delay.waiting import DueTimes
 from halfmq.broker.disk.retention_policy import RetentionPolicy
 from halfmq.broker.handlers.messages import batch_units, send, sent_properties
 from halfmq.broker.net.connection import ClientConnection
+from halfmq.broker.pop.engine import PopEngine
+from halfmq.broker.pop.order import OrderLocks
 from halfmq.broker.transaction import prepares
 from halfmq.broker.transaction.checks.checker import Checker
 from halfmq.broker.transaction.deciding import Decisions
@@ -129,6 +131,26 @@ def _planned_is_forgotten(original: Any) -> Any:
         return original(self, *args, **named)
 
     return plan
+
+
+def _acknowledgements_are_forgotten(original: Any) -> Any:
+    def replay(self: Any, said: Any, *place: int) -> None:
+        if said.is_checkpoint:
+            original(self, said, *place)
+
+    return replay
+
+
+def _locks_do_not_end(_original: Any) -> Any:
+    def is_blocked(self: Any, queue: Any, attempt_id: str | None, _now_ms: int) -> bool:
+        lock = self._locks.get(queue)
+        return lock is not None and lock.attempt_id != attempt_id
+
+    return is_blocked
+
+
+def _any_handle_counts(_original: Any) -> Any:
+    return lambda self, queue, handle: self._in_flight.get(queue, handle.offset) is not None
 
 
 def _any_log_end(original: Any) -> Any:
@@ -353,6 +375,22 @@ MUTATIONS: Final = {
     ),
     "delivered": Mutation(
         "a delivery is done when it is durable", (Patch(DoneFile, "mark", _done_before_durable),)
+    ),
+    "pop-acks": Mutation(
+        "a start knows which popped messages were acknowledged",
+        (Patch(PopEngine, "_replay_one", _acknowledgements_are_forgotten),),
+    ),
+    "pop-retries": Mutation(
+        "a start knows which popped messages were stored again",
+        (Patch(PopEngine, "_replay_retries", _returns()),),
+    ),
+    "pop-lock": Mutation(
+        "a lock of messages in order ends with its time",
+        (Patch(OrderLocks, "is_blocked", _locks_do_not_end),),
+    ),
+    "pop-handle": Mutation(
+        "a handle that was changed does not count",
+        (Patch(PopEngine, "_is_in_flight", _any_handle_counts),),
     ),
     "forged": Mutation(
         "properties that only the broker may set are removed, and not trusted",

@@ -32,6 +32,7 @@ from .disk import Disk
 from .loop import Killed, Process, SimulatedWorker, SimulationLoop
 from .network import Network
 from .patches import installed
+from .poppers import Poppers
 from .scenario import HASH_SLOTS, Records, Scenario
 from .watch import Watch
 
@@ -87,6 +88,7 @@ class World:
         self._gone = self._memory.choice((0.0, 0.0, COLD))
         self.records = Records()
         self.clients = Clients(self, f"{BROKER}:{NAMESRV}")
+        self.poppers = Poppers(self, seed)
         self.settling = False
         self.broker: Broker | None = None  # while it serves
         self.broker_process: Process | None = None
@@ -117,6 +119,9 @@ class World:
             for number in range(scenario.consumers):
                 self.start_program(f"consumer-{number}")
             self.start_program("operator-0")
+            for name in self.poppers.names:
+                self.start_program(name)
+                self.later(self.poppers.chance.random() * scenario.seconds, self._restart, name)
             self._plan_fault()
             for _ in range(scenario.power_cuts):
                 self.later(self.chance.random() * scenario.seconds, self._cut_power)
@@ -223,10 +228,12 @@ class World:
     def start_program(self, name: str) -> None:
         """Start a program of a user: ``producer-0``, ``consumer-1``."""
         kind, number = name.split("-")
-        kinds = {
+        kinds: dict[str, tuple[int, Callable[[Process], Coroutine[Any, Any, None]]]] = {
             "producer": (1, self.clients.produce),
             "consumer": (2, self.clients.consume),
             "operator": (3, self.clients.operate),
+            "popper": (5, partial(self.poppers.run, namesrv=f"{BROKER}:{NAMESRV}")),
+            "sorter": (6, partial(self.poppers.run, namesrv=f"{BROKER}:{NAMESRV}")),
         }
         net, main = kinds[kind]
         process = self.programs[name] = self._process(name, f"10.0.{net}.{int(number) + 1}")
@@ -500,10 +507,15 @@ class World:
 
     def _fault_consumer(self) -> None:
         name = f"consumer-{self.chance.randrange(self.scenario.consumers)}"
+        self._restart(name, self.chance)
+
+    def _restart(self, name: str, chance: random.Random | None = None) -> None:
+        """Kill a consumer, and start it again."""
         process = self.programs[name]
         if not process.dead:
             self._kill(process)
-            self.later(self.chance.random() * 3.0, self.start_program, name)
+            seconds = (chance or self.poppers.chance).random() * 3.0
+            self.later(seconds, self.start_program, name)
 
     def _is_gone(self) -> bool:
         if self._memory.random() >= self._gone:

@@ -10,19 +10,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfmq.broker.limits.kept import POP_LOCKS, POP_PAIRS, usage
+from halfmq.broker.limits.kept import POP_IN_FLIGHT, POP_LOCKS, POP_PAIRS, usage
 from halfmq.broker.pop import engine, order
 from halfmq.remoting.admin_headers import TopicRequestHeader
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import BodyError
 from halfmq.remoting.header_tables import response_header
+from halfmq.remoting.headers import (
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
 from halfmq.remoting.pop import (
     AckMessageRequestHeader,
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
     NotificationRequestHeader,
     NotificationResponseHeader,
+    PeekMessageRequestHeader,
     PollingInfoRequestHeader,
     PollingInfoResponseHeader,
     PopHandle,
@@ -542,6 +548,110 @@ async def test_a_notification_takes_nothing(rig: Rig) -> None:
     answer = await peer.answer(waiting)
     assert response_header(answer, NotificationResponseHeader).has_msg
     assert await bodies(peer) == ["m1"]
+
+
+@windowed()
+async def test_a_notification_does_not_stop_at_what_a_filter_excludes(rig: Rig) -> None:
+    """After more entries than one search reads, a pop moves past them when it is repeated."""
+    peer = await send(rig, 1, queues=1)
+    excluded = [draft(TOPIC, 0, b"a", properties={"TAGS": "A"}) for _ in range(800)]
+    for _ in range(17):
+        rig.store.append(excluded)
+    rig.store.append([draft(TOPIC, 0, b"b", properties={"TAGS": "B"})])
+    await rig.settle()
+    await peer.plain("K", b"last")
+    wanted: dict[str, Any] = {"exp": "B", "exp_type": "TAG"}
+    found: list[str] = []
+    for _ in range(3):
+        header = NotificationRequestHeader(
+            consumer_group=GROUP, topic=TOPIC, queue_id=-1, poll_time=20_000, **wanted
+        )
+        answer = await peer.call(RequestCode.NOTIFICATION, header)
+        assert response_header(answer, NotificationResponseHeader).has_msg
+        found += await bodies(peer, **wanted)
+        if found:
+            break
+    assert found == ["b"]
+
+
+@windowed()
+async def test_a_changed_handle_of_a_message_in_order_counts_alone(rig: Rig) -> None:
+    """Also if the message is hidden for as long as before."""
+    peer = await send(rig, 1, queues=1)
+    order: dict[str, Any] = {"order": True, "queue_id": 0}
+    (one,) = await pop(peer, **order)
+    changed = changed_handle(one, await change(peer, one, INVISIBLE_MS))
+    assert await ack(peer, one) == ResponseCode.NO_MESSAGE
+    assert (await change(peer, one, 1)).code == ResponseCode.NO_MESSAGE
+    assert await ack(peer, one, handle=changed) == 0
+
+
+@windowed()
+async def test_a_peek_takes_nothing(rig: Rig) -> None:
+    """It answers with what a pop would get; without messages with 19, as a pull."""
+    peer = await send(rig, 3)
+    header = PeekMessageRequestHeader(
+        consumer_group=GROUP, topic=TOPIC, queue_id=-1, max_msg_nums=2
+    )
+    for _ in range(2):
+        answer = await peer.call(RequestCode.PEEK_MESSAGE, header)
+        assert answer.code == 0
+        assert len(list(decode_records(answer.body))) == 2
+    assert await bodies(peer) == ["m0", "m1", "m2"]
+    answer = await peer.call(RequestCode.PEEK_MESSAGE, header)
+    assert (answer.code, answer.body) == (ResponseCode.PULL_NOT_FOUND, b"")
+    bad = PeekMessageRequestHeader(consumer_group=GROUP, topic=TOPIC, queue_id=9, max_msg_nums=33)
+    assert (await peer.call(RequestCode.PEEK_MESSAGE, bad)).code == ResponseCode.INVALID_PARAMETER
+
+
+@pytest.mark.parametrize("whose", ["group", "all"])
+@windowed()
+async def test_pops_are_refused_while_too_many_messages_are_in_flight(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """With 209 and a remark with both limits; an acknowledgement makes room."""
+    peer = await send(rig, 4, queues=1)
+    if whose == "group":
+        monkeypatch.setattr(engine, "GROUP_MAX", 2)
+    else:
+        monkeypatch.setattr(engine, "POP_IN_FLIGHT", POP_IN_FLIGHT._replace(most=2))
+    found = await pop(peer, max_msg_nums=2)
+    answer = await peer.call(RequestCode.POP_MESSAGE, pop_header())
+    assert answer.code == ResponseCode.POLLING_FULL
+    assert "2 messages of group pg are in flight" in (answer.remark or "")
+    other = await peer.call(RequestCode.POP_MESSAGE, pop_header(consumer_group="other"))
+    assert (other.code == ResponseCode.POLLING_FULL) is (whose == "all")
+    assert await ack(peer, found[0]) == 0
+    assert await bodies(peer, max_msg_nums=1) == ["m2"]
+
+
+@windowed()
+async def test_a_group_that_changes_between_pull_and_pop_keeps_its_progress(rig: Rig) -> None:
+    """Its offset is the same for both, and is saved; also after a kill."""
+    peer = await send(rig, 6, queues=1)
+    await peer.consume(TOPIC)
+    commit = UpdateConsumerOffsetRequestHeader(
+        consumer_group=GROUP, topic=TOPIC, queue_id=0, commit_offset=2
+    )
+    assert (await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+    first = await pop(peer, max_msg_nums=2)
+    assert [one.body for one in first] == ["m2", "m3"]
+    assert [await ack(peer, one) for one in first] == [0, 0]
+    await rig.kill()
+    peer = await rig.peer(GROUP)
+    await rig.wait(INVISIBLE_MS + 500)
+    query = QueryConsumerOffsetRequestHeader(consumer_group=GROUP, topic=TOPIC, queue_id=0)
+    answer = await peer.call(RequestCode.QUERY_CONSUMER_OFFSET, query)
+    assert response_header(answer, QueryConsumerOffsetResponseHeader).offset == 4
+    pulled = await peer.call(
+        RequestCode.PULL_MESSAGE, pull_header(consumer_group=GROUP, queue_offset=4)
+    )
+    assert [one.body for one in decode_records(pulled.body)] == [b"m4", b"m5"]
+    commit = UpdateConsumerOffsetRequestHeader(
+        consumer_group=GROUP, topic=TOPIC, queue_id=0, commit_offset=5
+    )
+    assert (await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+    assert await bodies(peer) == ["m5"]
 
 
 @windowed()
