@@ -7,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from nicegui import ui
-from nicegui.events import KeyEventArguments
+from nicegui.events import KeyEventArguments, ValueChangeEventArguments
 
 from .session import reported
 
@@ -46,6 +46,7 @@ class SearchTable:
                 None for a list in a dialogue.
         """
         self._rows: list[Row] = []
+        self._found = 0  # rows with what is searched
         self._empty, self._is_linked = empty, search is not None
         with ui.row().classes("items-center w-full"):
             self.search = ui.input("Search", value=search or "", on_change=self._searched).props(
@@ -62,6 +63,7 @@ class SearchTable:
                 rows=[],
                 row_key="key",
                 pagination={"rowsPerPage": PAGE_ROWS, "rowsNumber": 0, "page": 1},
+                on_pagination_change=self._paged,
             )
             .classes("w-full")
             .props("flat bordered dense wrap-cells=false")
@@ -87,6 +89,11 @@ class SearchTable:
             ui.navigate.history.replace(f"?q={quote(self.search.value or '')}")
         self._show({**self._table.pagination, "page": 1})
 
+    def _paged(self, event: ValueChangeEventArguments[dict[str, Any]]) -> None:
+        """A browser tells the page of its first view late: it does not know the rows yet."""
+        if event.value.get("rowsNumber") != self._found:
+            self._show({**event.value})
+
     def _show(self, pagination: dict[str, Any]) -> None:
         wanted = (self.search.value or "").casefold()
         rows = [
@@ -99,7 +106,7 @@ class SearchTable:
             rows.sort(key=lambda row: _sort_key(row[by]), reverse=bool(pagination["descending"]))
         size = pagination["rowsPerPage"] or len(rows)
         first = (pagination["page"] - 1) * size
-        pagination["rowsNumber"] = len(rows)
+        pagination["rowsNumber"] = self._found = len(rows)
         self._table.rows = rows[first : first + size]
         self._table.pagination = pagination
         searched = f" with “{self.search.value}”" if wanted else ""
