@@ -71,7 +71,7 @@ def test_tests_of_users_run(way: str, tmp_path: Path) -> None:
 
 
 def test_the_test_in_the_documentation_passes(tmp_path: Path) -> None:
-    [shown] = [one for one in examples("docs/testing.md") if "halfmq_broker)" in one.code]
+    [shown] = [one for one in examples("docs/testing.md") if "halfmq_broker: " in one.code]
     (tmp_path / "test_shop.py").write_text(shown.code)
 
     _run_pytest(tmp_path, "-o asyncio_mode=auto", passed=1)
