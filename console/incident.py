@@ -161,8 +161,6 @@ async def _open_transaction(admin: Admin, half_id: str, load: Any) -> None:
 
 async def message(admin: Admin, query: str) -> None:
     """One box for a message id, a transaction id, a key or a time; and its life."""
-    result = ui.column().classes("w-full")
-
     async def find() -> None:
         result.clear()
         text, name = box.value.strip(), topic.value.strip()
@@ -196,6 +194,7 @@ async def message(admin: Admin, query: str) -> None:
         ui.button("Find", icon="search", on_click=reported(find))
         box.on("keydown.enter", reported(find))
         topic.on("keydown.enter", reported(find))
+    result = ui.column().classes("w-full")
     if query:
         await find()
 
