@@ -141,7 +141,9 @@ def _add_foreign(
         topic = text_of(record, PROPERTY_REAL_TOPIC)
         due_ms = timer_due_ms(record.properties, record.store_timestamp) or 0
         if is_recall(record.properties):
-            waiting.pop((topic, text_of(record, PROPERTY_TIMER_DEL_UNIQKEY)), None)
+            # Old ones have only the message's key.
+            key = text_of(record, PROPERTY_TIMER_DEL_UNIQKEY).removeprefix(f"{topic}+")
+            waiting.pop((topic, key), None)
         elif due_ms > delivered_ms:
             waiting[topic, text_of(record, PROPERTY_UNIQ_KEY)] = due_ms, record.queue_offset
     for due_ms, queue_offset in waiting.values():

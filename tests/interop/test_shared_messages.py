@@ -8,8 +8,10 @@ import itertools
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -335,3 +337,52 @@ async def test_positions_and_seek_are_of_queues(shared: Place) -> None:
             await consumer.positions()
         with pytest.raises(ConfigurationError, match="reset_offsets"):
             await consumer.seek(shared.topic, "first")
+
+
+async def test_kills_of_the_broker_repeat_only_what_was_not_acknowledged(tmp_path: Path) -> None:
+    """SIGKILL five times under load: each message comes once for each time it was not settled."""
+    rounds, per_round = 5, 60
+    received, refused, counted = Counter[str](), Counter[str](), set[str]()  # by first copy
+    settled: set[bytes] = set()
+    again_after: list[str] = []
+
+    def reached(count: int) -> bool:
+        return len(received) > count
+
+    async def work(consumer: Consumer) -> None:
+        async for message in consumer:
+            first_copy = message.properties.get("ORIGIN_MESSAGE_ID", message.offset_message_id)
+            received[first_copy] += 1
+            if first_copy in counted:
+                again_after.append(first_copy)
+            await asyncio.sleep(0.003)
+            if await message.ack():
+                counted.add(first_copy)
+            else:
+                refused[first_copy] += 1
+            settled.add(message.body)
+
+    with broker_process(tmp_path / "b", mappedFileSizeCommitLog=16 << 20) as broker:
+        config = ClientConfig(namesrv=broker.address, send_timeout=60.0)
+        place = Place(OURS, broker.address)
+        await place.send(queues=2)
+        async with contextlib.AsyncExitStack() as stack:
+            members = [
+                await stack.enter_async_context(place.consumer(ack_timeout=8.0)) for _ in range(4)
+            ]
+            tasks = [asyncio.create_task(work(member)) for member in members]
+            producer = await stack.enter_async_context(Producer("senders", config=config))
+            for number in range(rounds):
+                bodies = [b"%d-%d" % (number, one) for one in range(per_round)]
+                for body in bodies:
+                    await producer.send(Message(place.topic, body))
+                await until(partial(reached, number * per_round + 10))
+                await asyncio.to_thread(broker.kill)
+                await asyncio.to_thread(broker.start)
+            # A message whose acknowledgement has no answer may count, and then comes no more.
+            await until(lambda: len(settled) == rounds * per_round)
+            for member in members:
+                await member.stop()
+            await asyncio.gather(*tasks)
+    assert again_after == []
+    assert all(times <= 1 + refused[one] for one, times in received.items())

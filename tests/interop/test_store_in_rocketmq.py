@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import shutil
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -235,3 +236,44 @@ def test_a_store_of_a_killed_broker_goes_on_in_rocketmq(tmp_path: Path) -> None:
     with broker_process(tmp_path / "again", storePathRootDir=copy, **FORMAT, **IMPATIENT) as again:
         _check_served(after, State(again.address), delayed=True)
         _check_asked(again, {*UNDECIDED, "marker-commit"})
+
+
+def test_it_goes_on_with_popped_messages_and_timers(tmp_path: Path) -> None:
+    """What was acknowledged or recalled never comes; the rest comes, in flight, waiting or not."""
+    store = tmp_path / "store"
+    with broker_process(tmp_path, **FORMAT) as broker:
+        with blocking.Producer("writers", namesrv=broker.address) as producer:
+            for number in range(6):
+                producer.send(Message("tasks", b"task-%d" % number), order_key="one queue")
+            soon = timedelta(seconds=20)
+            producer.send(Message("tasks", b"timer", deliver_after=soon))
+            recalled = producer.send(Message("tasks", b"recalled", deliver_after=soon))
+            assert recalled.recall_handle is not None
+            producer.recall(recalled.recall_handle)
+        with _sharing(broker.address) as consumer:
+            popped = [consumer.receive() for _ in range(4)]
+            done = [one.body for one in popped[:2] if one.ack()]
+            assert len(done) == 2
+
+    settings = {**FORMAT, "timerWheelEnable": "true"}
+    with rocketmq_broker(store, tmp_path / "rocketmq", **settings) as theirs:
+        theirs.wait_for_route("tasks")
+        with _sharing(theirs.namesrv) as consumer:
+            found: set[bytes] = set()
+            while len(found) < 5:
+                message = consumer.receive(timeout=PATIENCE_S)
+                assert message is not None, found
+                assert message.body not in done
+                found.add(message.body)
+                message.ack()
+            while (message := consumer.receive(timeout=5)) is not None:
+                assert message.body in found
+                message.ack()
+    assert found == {b"timer", *(b"task-%d" % number for number in range(6))} - set(done)
+
+
+def _sharing(namesrv: str) -> blocking.Consumer:
+    wanted = {"tasks": "*"}
+    return blocking.Consumer(
+        "sharing", wanted, start_from="first", share="messages", ack_timeout=30, namesrv=namesrv
+    )
