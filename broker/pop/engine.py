@@ -44,11 +44,11 @@ from halfmq.store.format.properties import (
     get_property,
 )
 from halfmq.store.format.record import Record, decode_record
-from halfmq.store.format.topics import RETRY_PREFIX, dead_letter_topic, retry_topic
+from halfmq.store.format.topics import RETRY_PREFIX, dead_letter_topic
 from halfmq.store.log.append_request import AppendRequest
 
 from ..delay.levels import with_properties
-from ..errors import RequestRefusedError
+from ..errors import NotYetError, RequestRefusedError, UnfinishedError
 from ..limits.kept import POP_IN_FLIGHT, POP_LOCKS, POP_PAIRS, Kept
 from ..loop.fetches import Fetch
 from ..net.long_polling import Wanted
@@ -73,6 +73,9 @@ RETRIES_AT_ONCE: Final = 32  # of one checkpoint
 IDLE_TICK_S: Final = 1.0
 RETRY_AFTER_ERROR_MS: Final = 10_000
 """Milliseconds until a message is tried again that the disk or the store refused."""
+
+NEW_TOPICS_MS: Final = 100
+"""Milliseconds until a message is tried again whose topic waits for those of others."""
 
 PROGRESS_MS: Final = 5_000
 """Milliseconds between two times at which the progress in the revive topic is saved."""
@@ -435,6 +438,7 @@ class PopEngine:
         limit = INT32_MAX if config is None else config.retry_max_times
         dead = [one for one in taken.records if taken.times[one[0]] > limit]
         if dead:
+            self._topics.ensure(dead_letter_topic(wish.group))
             self._store.append(
                 [
                     self._dead_letter(taken.queue, decode_record(one, check_crc=False))
@@ -454,7 +458,7 @@ class PopEngine:
             queue.topic,
             copy.reconsume_times,
         )
-        copy.topic, copy.queue_id = self._topics.ensure(dead_letter_topic(queue.group)).name, 0
+        copy.topic, copy.queue_id = self._topics.ensure_dead_letter(queue.group).name, 0
         return copy
 
     def _move_in_order(self, queue: PopQueue, offset: int) -> int:
@@ -647,6 +651,10 @@ class PopEngine:
             self._store.append([*copies, done])
         except NotInMemoryError as error:
             self._begin_fetch(due, error)
+        except NotYetError as error:  # a new topic, which a thread saves
+            error.wait(lambda no: self._put_off(due, RETRY_AFTER_ERROR_MS if no else 0), 0)
+        except UnfinishedError:  # many new topics
+            self._put_off(due, NEW_TOPICS_MS)
         except (StoreError, OSError, RequestRefusedError) as error:
             logger.warning("event=pop_retry_failed queue=%s error=%r", due.queue, str(error))
             self._put_off(due, RETRY_AFTER_ERROR_MS)
@@ -663,12 +671,12 @@ class PopEngine:
         if config is not None and record.reconsume_times >= config.retry_max_times:
             return self._with_source(self._dead_letter(due.queue, record), due, record.queue_offset)
         if (group, base) in self._pulled:
-            copy.topic = self._topics.ensure(retry_topic(group)).name
+            copy.topic = self._topics.ensure_retry(group).name
         else:
             name = due.queue.topic
             if not name.startswith(RETRY_PREFIX):
                 name = pop_retry_topic(base, group, version_2=self._version_2)
-            copy.topic = self._topics.ensure(name).name
+            copy.topic = self._topics.ensure_retry(name.removeprefix(RETRY_PREFIX)).name
             self._base_of.setdefault(name, base)
         copy.queue_id = 0
         return self._with_source(copy, due, record.queue_offset)
@@ -685,13 +693,13 @@ class PopEngine:
     def _begin_fetch(self, due: Lapsed, missing: NotInMemoryError) -> None:
         def on_fetched(is_there: bool) -> None:
             self._put_off(due, 0 if is_there else RETRY_AFTER_ERROR_MS)
-            self._wake()
 
         self._fetch(missing, on_fetched)
 
     def _put_off(self, due: Lapsed, ms: int) -> None:
         checkpoint = due.checkpoint._replace(due_ms=self._monotonic_ms() + ms)
         self._in_flight.add(due.queue, checkpoint, due.offsets)
+        self._wake()
 
     def _settle(self) -> None:
         """Store that some messages are done, without another delivery; the tick goes on."""

@@ -19,6 +19,7 @@ from tests.support.usual_headers import pull_header, send_header
 from .attacker import Attack, Attacker, frame
 from .extremes import LARGE, extremes, long_names
 from .machine import MACHINE
+from .pops import POPS
 from .stalls import STALLS
 
 
@@ -127,5 +128,6 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "heartbeat of many tags": Attack(heartbeat_of_many_tags),
     "new groups": Attack(new_groups),
     **STALLS,
+    **POPS,
     **MACHINE,
 }
