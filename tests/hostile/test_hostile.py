@@ -12,6 +12,7 @@ from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
 from halfmq.broker.service import Broker
 from halfmq.client.testing import broker_process
 from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import EndTransactionRequestHeader, SendMessageResponseHeader
 from halfmq.store.format.ids import parse_offset_message_id
@@ -22,6 +23,7 @@ from tests.support.seeds import printed_seed
 from tests.support.small_disk import small_disk
 from tests.support.usual_headers import send_header
 
+from .attacker import frame
 from .attacks import ATTACKS
 from .extremes import NOT_SENT, SENT
 from .rig import run, run_on
@@ -83,17 +85,23 @@ def _prepare(wire: Wire, number: int) -> EndTransactionRequestHeader:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("body", [1_000, 20_000, 1_000_000])
 @pytest.mark.parametrize("size", [96 << 20, 128 << 20])
-def test_decisions_pass_on_a_full_disk(tmp_path: Path, size: int) -> None:
+def test_decisions_pass_on_a_full_disk(tmp_path: Path, size: int, body: int) -> None:
     """Room for them and their queue files is kept back from messages."""
     settings = {"mappedFileSizeCommitLog": 16 << 20}
     with small_disk(tmp_path, "tmpfs", size) as disk, broker_process(disk, **settings) as broker:
         with Wire(broker.address) as wire:
             ends = [_prepare(wire, number) for number in range(HALVES)]
             filler, refused = send_header(topic="filling"), 0
+            request = frame(RequestCode.SEND_MESSAGE_V2, filler, bytes(body))
+            at_once = max(100_000 // body, 1)
             while refused < 3:
-                answer = wire.ask(RequestCode.SEND_MESSAGE_V2, filler, bytes(20_000))
-                refused += answer.code != 0
+                wire.send(request * at_once)
+                sent: list[RemotingCommand] = []
+                while len(sent) < at_once:
+                    sent += wire.receive()
+                refused += sum(answer.code != 0 for answer in sent)
             answers = [wire.ask(RequestCode.END_TRANSACTION, end) for end in ends]
             assert [(one.code, one.remark) for one in answers if one.code] == []
         broker.restart()
