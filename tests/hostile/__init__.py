@@ -1,8 +1,9 @@
 """A hostile peer beside a well-behaved one: attacks on a broker in a process of its own.
 
 ``python -m tests.hostile [NAME...]`` runs rows of the table ``attacks.ATTACKS``, all without names,
-and prints one line for each: the longest wait of the probe before and during the attack, and the
-memory of the broker before it, at its peak, and after the attacker has closed its connections.
+and prints a table: what each attack once did, how long the probe waits before, during and after it,
+and the memory of the broker before it, at its peak, and after the attacker has closed its
+connections.
 
 The probe (`probe`) is another process, which sends twenty messages a second, one of a megabyte in
 between, and reads them all back with long polls. After each attack, `rig.check` asserts that

@@ -10,7 +10,7 @@ from random import Random
 from tests.support.seeds import printed_seed
 
 from .attacks import ATTACKS
-from .rig import run
+from .rig import HEAD, run
 
 
 def main(names: list[str]) -> int:
@@ -20,6 +20,7 @@ def main(names: list[str]) -> int:
         return 2
     random = Random(printed_seed())
     failed = 0
+    print(HEAD)
     for name in names or ATTACKS:
         with tempfile.TemporaryDirectory(prefix="halfmq-hostile-") as directory:
             result = run(name, ATTACKS[name], Path(directory), random)

@@ -61,6 +61,8 @@ class Attack(NamedTuple):
     """A row of the table."""
 
     act: Callable[[Attacker], None]
+    once: str = ""
+    """What it did before the broker was bounded: the longest wait of others, or its memory."""
     settings: Mapping[str, Any] = {}
     peak_max_mb: int = 250
     """Resident memory of the broker, mapped files included, never exceeds this."""

@@ -69,6 +69,8 @@ def many_names(attacker: Attacker) -> None:
 
 
 MACHINE: Final[Mapping[str, Attack]] = {
-    "no descriptor left": Attack(no_descriptor_left, descriptors=DESCRIPTORS),
-    "many names": Attack(many_names, kept_max_mb=100),  # these names, until they end
+    "no descriptor left": Attack(no_descriptor_left, "upkeep ended", descriptors=DESCRIPTORS),
+    "many names": Attack(
+        many_names, "others locked out", kept_max_mb=100
+    ),  # these names, until they end
 }

@@ -41,6 +41,13 @@ class Memory(NamedTuple):
     own: int  # without mapped files
 
 
+HEAD: Final = (
+    "| Attack | Once | Took, s | Probe before, p99/max ms | During | After "
+    "| RSS before/peak/after, MB | Own before/after | Holds |\n|---|---|---|---|---|---|---|---|---|"
+)
+"""Of the table of results."""
+
+
 class Result(NamedTuple):
     """What an attack did."""
 
@@ -51,18 +58,27 @@ class Result(NamedTuple):
     lost: int
     seconds: float  # that the attack took
     log: str  # of the broker
+    once: str  # what the attack did before the broker was bounded
 
-    def longest_ms(self, phase: int) -> float:
-        """Return the longest wait of the probe, 0 if it sent nothing."""
-        return max(self.phases[phase]["waits_ms"], default=0.0)
+    def waited_ms(self, phase: int) -> str:
+        """Return the 99th percentile and the longest of the probe's waits."""
+        waits = sorted(self.phases[phase]["waits_ms"]) or [0.0]
+        return f"{waits[len(waits) * 99 // 100 - (len(waits) >= 100)]:.0f}/{waits[-1]:.0f}"
 
     def __str__(self) -> str:
-        before, during, after = (f"{self.longest_ms(phase):.0f}" for phase in range(3))
-        return (
-            f"{self.name:32} {self.seconds:5.1f} s  probe {before}/{during}/{after} ms"
-            f"  RSS {self.before.resident}/{self.after.peak}/{self.after.resident} MB"
-            f"  own {self.before.own}/{self.after.own} MB  {'; '.join(self.complaints) or 'holds'}"
+        before, during, after = map(self.waited_ms, range(3))
+        cells = (
+            f"{self.name:32}",
+            f"{self.once:20}",
+            f"{self.seconds:5.1f}",
+            f"{before:>9}",
+            f"{during:>9}",
+            f"{after:>9}",
+            f"{self.before.resident:3}/{self.after.peak:3}/{self.after.resident:3}",
+            f"{self.before.own:3}/{self.after.own:3}",
+            "; ".join(self.complaints) or "yes",
         )
+        return f"| {' | '.join(cells)} |"
 
     complaints: tuple[str, ...] = ()
 
@@ -126,7 +142,14 @@ def run_on(broker: BrokerProcess, attacks: Mapping[str, Attack], random: Random)
             time.sleep(0.1)
         report = json.loads(probe.communicate()[0].splitlines()[-1])
     result = Result(
-        " + ".join(attacks), before, after, report["phases"], report["lost"], seconds, broker.log
+        " + ".join(attacks),
+        before,
+        after,
+        report["phases"],
+        report["lost"],
+        seconds,
+        broker.log,
+        ", ".join(attack.once for attack in attacks.values()),
     )
     return result._replace(complaints=check(result, widest))
 

@@ -92,10 +92,10 @@ def filters_that_match_nothing(attacker: Attacker) -> None:
 
 
 STALLS: Final[Mapping[str, Attack]] = {
-    "members that leave": Attack(members_that_leave),
-    "consumers that start together": Attack(consumers_that_start_together),
-    "many look-ups in one write": Attack(many_look_ups_in_one_write),
-    "members asked for": Attack(members_asked_for),
-    "brackets in filters": Attack(brackets_in_filters),
-    "filters that match nothing": Attack(filters_that_match_nothing),
+    "members that leave": Attack(members_that_leave, "20.9 s"),
+    "consumers that start together": Attack(consumers_that_start_together, "3.4 s"),
+    "many look-ups in one write": Attack(many_look_ups_in_one_write, "13.4 s"),
+    "members asked for": Attack(members_asked_for, "2.1 s"),
+    "brackets in filters": Attack(brackets_in_filters, "minutes"),
+    "filters that match nothing": Attack(filters_that_match_nothing, "66 s"),
 }
