@@ -43,7 +43,7 @@ class Memory(NamedTuple):
 
 HEAD: Final = (
     "| Attack | Once | Took, s | Probe before, p99/max ms | During | After "
-    "| RSS before/peak/after, MB | Own before/after | Holds |\n|---|---|---|---|---|---|---|---|---|"
+    f"| RSS before/peak/after, MB | Own before/after | Holds |\n|{'---|' * 9}"
 )
 """Of the table of results."""
 
@@ -63,7 +63,7 @@ class Result(NamedTuple):
     def waited_ms(self, phase: int) -> str:
         """Return the 99th percentile and the longest of the probe's waits."""
         waits = sorted(self.phases[phase]["waits_ms"]) or [0.0]
-        return f"{waits[len(waits) * 99 // 100 - (len(waits) >= 100)]:.0f}/{waits[-1]:.0f}"
+        return f"{waits[len(waits) * 99 // 100]:.0f}/{waits[-1]:.0f}"
 
     def __str__(self) -> str:
         before, during, after = map(self.waited_ms, range(3))
