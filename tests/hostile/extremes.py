@@ -22,9 +22,10 @@ NOT_SENT: Final = frozenset(
         RequestCode.UPDATE_BROKER_CONFIG,
         RequestCode.UPDATE_NAMESRV_CONFIG,
         RequestCode.DELETE_EXPIRED_COMMITLOG,
+        RequestCode.DRAIN_BROKER,
     }
 )
-"""They change what the whole broker does; whoever may send them is no stranger."""
+"""They change what the whole broker does, or end it; whoever may send them is no stranger."""
 
 SENT: Final = tuple(code for code in RequestCode if code not in NOT_SENT)
 
