@@ -201,6 +201,17 @@ class TopicTable:
         """Return the topic of this name; None if there is none."""
         return self._topics.get(name)
 
+    def existing(self, name: str, remark: str = "topic[{}] not exist") -> TopicConfig:
+        """Return the topic of this name.
+
+        Raises:
+            RequestRefusedError: There is none; ``remark`` says so with the name.
+        """
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RequestRefusedError(remark.format(name), ResponseCode.TOPIC_NOT_EXIST)
+        return topic
+
     def offered(self, name: str) -> TopicConfig | None:
         """Return the topic as clients see it; None for the template `TBW102` if it is not in use.
 

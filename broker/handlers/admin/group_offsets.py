@@ -82,11 +82,7 @@ class GroupOffsetHandlers(Handlers):
         header = request.header_as(ResetOffsetRequestHeader)
         if not self.in_broker:
             return self._reset_in_clients(request, connection, header)
-        topic = self._topics.get(header.topic)
-        if topic is None:
-            raise RequestRefusedError(
-                f"Topic {header.topic} does not exist", ResponseCode.TOPIC_NOT_EXIST
-            )
+        topic = self._topics.existing(header.topic, "Topic {} does not exist")
         if header.group not in self._groups:
             raise RequestRefusedError(
                 f"Group {header.group} does not exist", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
@@ -139,13 +135,9 @@ class GroupOffsetHandlers(Handlers):
         Leave out queues in which the group has no offset. Unless the reset is forced, no consumer
         is moved forward.
         """
-        topic = self._topics.get(header.topic)
-        if topic is None:
-            raise RequestRefusedError(
-                f"[reset-offset] reset offset failed, no topic in this broker. "
-                f"topic={header.topic}",
-                ResponseCode.TOPIC_NOT_EXIST,
-            )
+        topic = self._topics.existing(
+            header.topic, "[reset-offset] reset offset failed, no topic in this broker. topic={}"
+        )
         rows = collect(
             request,
             connection,
@@ -271,11 +263,7 @@ class GroupOffsetHandlers(Handlers):
     def time_spans(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the times of the first, last and latest consumed message of each queue."""
         header = request.header_as(GroupAndTopicRequestHeader)
-        topic = self._topics.get(header.topic)
-        if topic is None:
-            raise RequestRefusedError(
-                f"topic[{header.topic}] not exist", ResponseCode.TOPIC_NOT_EXIST
-            )
+        topic = self._topics.existing(header.topic)
         spans = collect(
             request,
             connection,

@@ -93,8 +93,7 @@ class GroupHandlers(Handlers):
             raise RequestRefusedError(
                 f"Group {group} does not exist", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
             )
-        if topic not in self._topics:
-            raise RequestRefusedError(f"Topic {topic} does not exist", ResponseCode.TOPIC_NOT_EXIST)
+        self._topics.existing(topic, "Topic {} does not exist")
 
         async def change() -> bytes:
             await self._groups.forbid_reading(group, topic, forbidden=not readable)

@@ -88,10 +88,7 @@ class RequestModeHandlers(Handlers):
             raise RequestRefusedError(
                 "retry topic is not allowed to set mode", ResponseCode.NO_PERMISSION
             )
-        if self._topics.get(mode.topic) is None:
-            raise RequestRefusedError(
-                f"topic[{mode.topic}] not exist", ResponseCode.TOPIC_NOT_EXIST
-            )
+        self._topics.existing(mode.topic)
         if self._groups.ensure(mode.consumer_group) is None:
             raise RequestRefusedError(
                 "subscription group does not exist", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST

@@ -198,22 +198,14 @@ class TopicHandlers(Handlers):
     def topic_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with one topic."""
         header = request.header_as(TopicRequestHeader)
-        topic = self._topics.get(header.topic)
-        if topic is None:
-            raise RequestRefusedError(
-                f"No topic in this broker. topic: {header.topic}", ResponseCode.TOPIC_NOT_EXIST
-            )
+        topic = self._topics.existing(header.topic, "No topic in this broker. topic: {}")
         return encode_reply(request, body=encode_entry(topic.to_json()))
 
     @serves(RequestCode.GET_TOPIC_STATS_INFO)
     def topic_stats(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the offset range of each queue, and the time of its last message."""
         header = request.header_as(TopicRequestHeader)
-        topic = self._topics.get(header.topic)
-        if topic is None:
-            raise RequestRefusedError(
-                f"topic[{header.topic}] not exist", ResponseCode.TOPIC_NOT_EXIST
-            )
+        topic = self._topics.existing(header.topic)
         count = max(topic.read_queue_nums, topic.write_queue_nums)
         rows = collect(
             request, connection, lambda: range(count), partial(self._queue_stats, topic.name)
