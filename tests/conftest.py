@@ -19,7 +19,7 @@ from xdist.scheduler import LoadFileScheduling, Scheduling
 from xdist.workermanage import WorkerController
 
 from halfmq.broker.loop import slices
-from halfmq.broker.net import turns
+from halfmq.broker.net import shared_state
 from halfmq.client import ClientConfig
 from halfmq.store.files import disk
 from tests.support.cache import cache_directory
@@ -95,7 +95,7 @@ def long_slices() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slices, "SLICE_S", PATIENCE_S)
-        patch.setattr(turns, "TURN_S", PATIENCE_S)
+        patch.setattr(shared_state, "TURN_S", PATIENCE_S)
         yield
 
 

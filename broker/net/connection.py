@@ -8,25 +8,20 @@ not read.
 A request that needs bytes that are not in memory, or that is too long for one pass of the loop,
 returns to the head of its connection's backlog. The socket is paused, a thread fetches the bytes,
 and the request is served again before those after it. Requests for which the connection's turn was
-too short (`turns`) wait in the same way. So the requests of one connection are served in order,
+too short (`Turns`) wait in the same way. So the requests of one connection are served in order,
 while other connections are served too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import resource
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Final, cast
-
-from attrs import define
 
 from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, HeaderType
 from halfmq.remoting.command import RemotingCommand
@@ -39,14 +34,9 @@ from halfmq.store.files.zero_copy import FilePart
 from halfmq.store.format.ids import pack_host
 
 from ..errors import UnfinishedError
-from ..limits.budget import Budget, Holder
-from ..limits.kept import CONNECTIONS, UNFINISHED_BYTES, UNSENT_BYTES
-from ..loop.fetches import Fetch
-from ..ports import ACK_S, Connection, OnAnswer
-from .peer_requests import PeerRequestExpiry, PeerRequests
-from .reply_release import ReplyRelease
-from .router import Router
-from .turns import Turns
+from ..ports import ACK_S, OnAnswer
+from .peer_requests import PeerRequests
+from .shared_state import SharedState
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +44,6 @@ _MSGPACK: Final = int(HeaderType.MSGPACK)  # looking up an enum member takes 70 
 
 _MORE_FOLLOWS: Final[int] = getattr(socket, "MSG_MORE", 0)
 """Flag of a send: more data of the same packet will follow."""
-
-DESCRIPTORS_KEPT: Final = 1_024
-"""Descriptors that connections leave to the store, or half of them if the process has fewer than
-twice as many: without one, no file of the log can be opened and nothing is acknowledged."""
 
 WRITE_BUFFER_HIGH: Final = 256 << 10
 """Unsent bytes of one slow reader before its requests are no longer read: one full pull, besides
@@ -107,63 +93,6 @@ _OTHER_PROTOCOL_NOTES: Final = {
 }
 
 _GETS_NO_ANSWER: Final = FLAG_RESPONSE | FLAG_ONE_WAY  # flags of such a command
-
-
-@define(eq=False, repr=False, slots=False)
-class SharedState:
-    """State shared by all connections of one server."""
-
-    router: Router  # serves requests
-    release: ReplyRelease  # writes replies
-    fetch: Fetch  # reads bytes that are not in memory, on a thread
-    on_closed: Callable[[Connection], None]  # called with each connection that is lost
-    # Address of this broker in routes; empty: the one each client reached.
-    advertised_host: str = ""
-    per_address_max: int = 0  # connections of one address; 0: no limit
-
-    def __attrs_post_init__(self) -> None:
-        self.connections: set[ClientConnection] = set()
-        self.per_address: Counter[str] = Counter()
-        self.connections_max = _connections_max()
-        self.refused = 0  # connections, since the last one that was accepted
-        self.unserved: Counter[str] = Counter()  # by address: TLS handshakes and what precedes them
-        self.opaques = itertools.count(1)
-        self.request_expiry = PeerRequestExpiry()
-        self.turns = Turns()
-        self.reads = 0  # of requests whose senders wait for an answer, or of parts of one
-        self.untested_bytes = 0  # read since the last test of the disk limit
-        self.other_protocols: set[tuple[str, str]] = set()  # logged: address and protocol
-        self.unfinished = Budget(UNFINISHED_BYTES)
-        self.unsent = Budget(UNSENT_BYTES, _unsent)
-
-        self.listen_port = 0  # known when the first listener is bound
-        self.stopping = False
-
-    def refuses(self, host: str, peer: str, unserved: int = 0) -> bool:
-        """Return whether there are too many connections to accept one more, and log it.
-
-        Args:
-            host: Address of the peer.
-            peer: Address and port.
-            unserved: Connections of this address whose TLS handshake is not complete.
-        """
-        limit, of_this_address = self.per_address_max, self.per_address[host] + unserved
-        is_full = len(self.connections) + self.unserved.total() >= self.connections_max
-        if not (self.stopping or is_full or (limit and of_this_address >= limit)):
-            if self.refused and not is_full:
-                logger.warning("event=connections_accepted_again refused=%d", self.refused)
-                self.refused = 0
-            return False
-        self.refused += 1
-        if self.refused == 1:
-            logger.warning(
-                "event=connection_refused peer=%s open=%d of_this_address=%d limit=%d",
-                peer,
-                len(self.connections),
-                of_this_address,
-                limit if limit and not is_full else self.connections_max,
-            )
-        return True
 
 
 class ClientConnection(asyncio.Protocol):
@@ -614,18 +543,6 @@ class ClientConnection(asyncio.Protocol):
         self._reading_paused -= 1
         if self._reading_paused == 0 and self._transport is not None and not self.closed:
             self._transport.resume_reading()
-
-
-def _unsent(holder: Holder) -> int:
-    assert isinstance(holder, ClientConnection)
-    return holder.unsent
-
-
-def _connections_max() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return CONNECTIONS.most
-    return min(CONNECTIONS.most, soft - min(DESCRIPTORS_KEPT, soft // 2))
 
 
 def address_text(host: str, port: int) -> str:

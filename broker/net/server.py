@@ -19,9 +19,10 @@ from ..loop.fetches import Fetch
 from ..loop.slices import PAUSE_S, PeriodicWork
 from ..loop.ticker import Ticker
 from ..ports import Connection
-from .connection import ClientConnection, SharedState, address_text
+from .connection import ClientConnection, address_text
 from .reply_release import ReplyRelease
 from .router import Router
+from .shared_state import SharedState
 
 logger = logging.getLogger(__name__)
 

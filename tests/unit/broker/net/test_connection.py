@@ -19,10 +19,11 @@ from halfmq.broker.errors import RequestRefusedError, UnfinishedError
 from halfmq.broker.limits import kept
 from halfmq.broker.loop.fetches import Fetches
 from halfmq.broker.net import connection as connections
-from halfmq.broker.net import turns
-from halfmq.broker.net.connection import LARGE_READ_MIN, ClientConnection, SharedState
+from halfmq.broker.net import shared_state
+from halfmq.broker.net.connection import LARGE_READ_MIN, ClientConnection
 from halfmq.broker.net.reply_release import ReplyRelease
 from halfmq.broker.net.router import Router
+from halfmq.broker.net.shared_state import SharedState
 from halfmq.broker.ports import Connection
 from halfmq.remoting.codes import HeaderType, LanguageCode, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -336,7 +337,7 @@ async def test_many_requests_in_one_read_delay_only_their_connections(
         return encode_reply(request)
 
     monkeypatch.setattr(time, "perf_counter", lambda: passed[0])
-    monkeypatch.setattr(turns, "TURN_S", turn_s)
+    monkeypatch.setattr(shared_state, "TURN_S", turn_s)
     async with (
         serving(handle) as (server, _),
         peer_of(server) as one,
@@ -370,7 +371,7 @@ def test_large_reads_of_many_connections_share_a_pass(
 
     def handle(request: RemotingCommand, _connection: Connection) -> bytes | None:
         served.append(passes[0])
-        passed[0] += turns.TURN_S
+        passed[0] += shared_state.TURN_S
         return encode_reply(request)
 
     async def count_passes() -> None:
@@ -430,7 +431,7 @@ async def test_unfinished_frames_of_all_peers_are_bounded(monkeypatch: pytest.Mo
     The largest of them ends first, whoever comes last.
     """
     limit = kept.UNFINISHED_BYTES._replace(most=100_000)
-    monkeypatch.setattr(connections, "UNFINISHED_BYTES", limit)
+    monkeypatch.setattr(shared_state, "UNFINISHED_BYTES", limit)
     frame = encode_request(310, opaque=1, header=send_header(), body=bytes(80_000))
     async with serving(echo) as (server, _), peer_of(server) as first, peer_of(server) as second:
         first.writer.write(frame[:60_000])
@@ -448,7 +449,7 @@ async def test_unfinished_frames_of_all_peers_are_bounded(monkeypatch: pytest.Mo
 async def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several peers that read nothing one ends, and others are served."""
     limit = kept.UNSENT_BYTES._replace(most=16 << 20)
-    monkeypatch.setattr(connections, "UNSENT_BYTES", limit)
+    monkeypatch.setattr(shared_state, "UNSENT_BYTES", limit)
     frame = encode_request(310, opaque=1, header=send_header(), body=bytes(15 << 20))
     async with serving(echo) as (server, _), contextlib.AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(peer_of(server)) for _ in range(4)]
