@@ -303,6 +303,7 @@ MUTATIONS: Final = {
     "decisions": Mutation(
         "a decision is durable before it is confirmed",
         (Patch(ClientConnection, _REPLY, _reply_at_once("end", "end_batch")),),
+        first_seed=34,
     ),
     "halves": Mutation(
         "a half is durable before it is acknowledged",
@@ -331,10 +332,12 @@ MUTATIONS: Final = {
     "incomplete": Mutation(
         "a start rolls back a transaction without all of its halves",
         (Patch(Decisions, "roll_back_incomplete", _returns()),),
+        first_seed=143,
     ),
     "planned": Mutation(
         "a decision that waits for its group is made",
         (Patch(Decisions, "plan", _planned_is_forgotten),),
+        first_seed=36,
     ),
     "duplicates": Mutation(
         "a half that was sent twice is one",
