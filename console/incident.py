@@ -161,6 +161,7 @@ async def _open_transaction(admin: Admin, half_id: str, load: Any) -> None:
 
 async def message(admin: Admin, query: str) -> None:
     """One box for a message id, a transaction id, a key or a time; and its life."""
+
     async def find() -> None:
         result.clear()
         text, name = box.value.strip(), topic.value.strip()
