@@ -13,7 +13,7 @@ from .rules.model import CHECKS_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """What an audit looks at, and from when on it complains."""
+    """What an audit checks, and its limits."""
 
     crc: bool = True  # read every body
     queues: bool = True  # compare the consume queues with the log
@@ -43,7 +43,7 @@ class Remark(NamedTuple):
 
 
 def checks_of(extent: LogExtent, store: StoreFiles, *, crc: bool, queues: bool) -> list[Check]:
-    """Say what of a log is compared with what; ``crc`` and ``queues`` say what was asked for."""
+    """List what is checked and what is not; ``crc`` and ``queues`` were asked for or not."""
     no_queues = no_tail = None
     if not queues:
         no_queues = "was not asked for"

@@ -1,4 +1,4 @@
-"""What the scan of a log tells of it as a whole; no Spark in here.
+"""The results of a scan that concern the log as a whole; no Spark in here.
 
 From the notes of the source (``source/scan.Note``) comes what the rules need: which part of
 the log can be read, which broker wrote which, what time it was. What is wrong with bytes as such is
@@ -23,7 +23,7 @@ from .statistics import Scale, scale
 
 
 class ScanSummary:
-    """The notes of a log, but for the ranges of its queues."""
+    """The notes of a scan, without the ranges of queues."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ScanSummary:
 
     @property
     def bounds(self) -> LogBounds:
-        """Say which part of the log can be read, and who wrote which."""
+        """Return which parts of the log can be read, and which broker wrote which."""
         damage = [
             (one["physicalOffset"], one["lastPhysicalOffset"]) for one in self._of(source.HOLE)
         ]
@@ -83,7 +83,7 @@ class ScanSummary:
 
     @property
     def limits(self) -> TimeLimits:
-        """Say from when on being undecided is held against a transaction."""
+        """Return the times and limits for the rules."""
         age = self._checks.pending_age
         return TimeLimits(
             overdue_before_ms=None if age is None else self._now - age // timedelta(milliseconds=1),

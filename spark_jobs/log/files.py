@@ -29,7 +29,7 @@ _KNOWN_MAX: Final = 256  # file systems kept open, one per path
 
 
 class FolderEntry(NamedTuple):
-    """What a folder holds under a name."""
+    """One entry of a folder."""
 
     name: str
     path: str
@@ -43,7 +43,7 @@ def is_remote(path: str) -> bool:
 
 
 def child(path: str, name: str) -> str:
-    """Name something in a folder."""
+    """Return the path of an entry of a folder."""
     if not is_remote(path):
         return str(Path(path, name))
     url = urlsplit(path)
@@ -51,7 +51,7 @@ def child(path: str, name: str) -> str:
 
 
 def parent(path: str) -> str:
-    """Name the folder that holds something."""
+    """Return the path of the folder of a file."""
     if not is_remote(path):
         return str(Path(path).parent)
     url = urlsplit(path)
@@ -117,7 +117,7 @@ def folder_in(directory: str, name: str) -> str:
 
 
 def entries(folder: str, names: re.Pattern[str]) -> list[FolderEntry]:
-    """List what has such names in a folder, by name.
+    """List the entries of a folder whose names match, sorted by name.
 
     Raises:
         OSError: It cannot be read, or what is in it cannot.
@@ -130,7 +130,7 @@ def entries(folder: str, names: re.Pattern[str]) -> list[FolderEntry]:
 
 
 def local_entry(found: "os.DirEntry[str]") -> FolderEntry | None:
-    """Describe what was found in a folder; None when it has been deleted since, as brokers do.
+    """Describe an entry of a folder; None if a broker has deleted it since.
 
     Raises:
         OSError: It cannot be looked at; a link to nowhere is no file that was deleted.

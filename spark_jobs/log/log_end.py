@@ -86,7 +86,7 @@ def extent_of(directory: str | Path, end_of: "Callable[[Segment], LogEnd]") -> L
 
 
 class Clocks(NamedTuple):
-    """What the records up to some place say of the time."""
+    """The store time and the highest born time up to some place."""
 
     stored: int  # ms, of the last one
     born: int  # ms, the highest
@@ -96,7 +96,7 @@ NO_CLOCKS: Final = Clocks(-(1 << 63), -(1 << 63))
 
 
 class LogEnd(NamedTuple):
-    """How far a segment's whole records go."""
+    """Where a segment's complete records end."""
 
     position: int  # after the last of them
     tail: str | None = None  # what follows, unless it is unwritten
@@ -186,7 +186,7 @@ def _is_unsettled(rows: Rows, skipped: list[SkippedRange]) -> bool:
 
 
 def _is_garbage(reader: SegmentReader) -> bool:
-    """Tell a segment full of something else from one whose first record is not yet whole."""
+    """Tell whether a segment holds other data, and not a first record that is being written."""
     prefix = bytes(reader.content(0, PREFIX.size)).ljust(PREFIX.size, b"\0")
     size, magic = PREFIX.unpack(prefix)
     begun = magic in {0, MAGIC_V1, MAGIC_V2} and 0 <= size <= RECORD_SIZE_MAX
@@ -200,7 +200,7 @@ def _is_followed(reader: SegmentReader, size: int) -> bool:
 
 
 def _steps_back(rows: Rows, before: Clocks) -> Ints:
-    """Find the records from which on all are older than what precedes them, by both clocks."""
+    """Find the places after which every record is older than those before, by both clocks."""
     if not len(rows):
         return _NONE
     stored, born = rows.field("store_timestamp"), rows.field("born_timestamp")
@@ -237,7 +237,7 @@ def _goes_on_before_a_pause(stored: Ints, place: int) -> bool:
 
 
 def _slots_by_queue(rows: Rows) -> Iterator[tuple[tuple[str, int], Ints]]:
-    """Give the queue offsets of each queue, in log order."""
+    """Yield the queue offsets of each queue, in log order."""
     rows = rows.queued()
     if not len(rows):
         return

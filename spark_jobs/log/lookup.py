@@ -15,7 +15,7 @@ _TAIL: Final = 10 << 20  # bytes of the last segment that are read; two of the l
 
 
 class Place(NamedTuple):
-    """The bytes to look at."""
+    """A range of bytes in a file."""
 
     file: str
     position: int  # from the file's start
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Whose a record is; None where it does not say."""
+    """The unique key, topic and producer group of a record; None if it has none."""
 
     unique_key: str | None
     topic: str | None  # the real one
@@ -51,7 +51,7 @@ class LogLookup:
         return reader.record_at(offset - segment.base)
 
     def names(self, offset: int | None) -> Names:
-        """Say whose the record at an offset is."""
+        """Return the names in the record at an offset."""
         record = None if offset is None else self.record(offset)
         if record is None:
             return Names(None, None, None)
@@ -62,7 +62,7 @@ class LogLookup:
         return Names(key, real_topic or record.topic_names[0], group)
 
     def place(self, offset: int, *, end: int | None = None) -> Place | None:
-        """Say in which file an offset lies; None when in none.
+        """Return the file and position of an offset; None if no segment holds it.
 
         ``end`` is where a range ends that is no record.
         """
@@ -94,7 +94,7 @@ class LogTimes(NamedTuple):
 
 
 def log_times(extent: LogExtent) -> LogTimes | None:
-    """Look at both ends of a log; None when it has no record.
+    """Read the store times at both ends of a log; None if it has no record.
 
     Raises:
         LogDirectoryError: A segment cannot be read.

@@ -9,9 +9,12 @@ Queues of batches (``batchconsumequeue``) have another format and are not read.
 Source: RocketMQ ``ConsumeQueue.java``; the entry from ``halfmq.store.format.queue_entry``.
 """
 
+import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import IntEnum
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,7 +25,7 @@ from halfmq.store.format.record import RECORD_SIZE_MIN
 
 from ..errors import LogDirectoryError
 from .arrays import Ints
-from .files import entries, folder_in, read_bytes, readable
+from .files import entries, folder_in, is_remote, read_bytes, readable
 from .segments import FILE_NAME, OFFSET_END
 
 Slots = npt.NDArray[np.void]
@@ -102,11 +105,11 @@ def read_entries(file: QueueFile, first: int = 0, end: int = OFFSET_END) -> Iter
         LogDirectoryError: The file cannot be read.
     """
     with readable(file.path):
-        content = read_bytes(file.path)
+        content, size = _written(file.path)
     if file.begin % ENTRY_SIZE or file.begin >= OFFSET_END:
         yield _corrupt(file, -1, EntryKind.NO_PLACE)
         return
-    count, rest = divmod(len(content), ENTRY_SIZE)
+    count = len(content) // ENTRY_SIZE
     slots = file.begin // ENTRY_SIZE + np.arange(count, dtype=np.int64)
     found = np.frombuffer(content, dtype=ENTRIES, count=count)
     kinds = _kinds(found)
@@ -117,9 +120,37 @@ def read_entries(file: QueueFile, first: int = 0, end: int = OFFSET_END) -> Iter
     wanted = np.flatnonzero((slots[:count] >= first) & (slots[:count] < end))
     if len(wanted):
         yield EntryBatch(file, slots[wanted], found[wanted], kinds[wanted])
-    last = file.begin // ENTRY_SIZE + len(found)
-    if rest and first <= last < end:
+    last = (file.begin + size) // ENTRY_SIZE
+    if size % ENTRY_SIZE and first <= last < end:
         yield _corrupt(file, last, EntryKind.CUT_SHORT)
+
+
+def _written(path: str) -> tuple[bytes, int]:
+    """Read a file up to its last entry; return it with the size of the whole file.
+
+    Most of a file is reserved space. A local file system says where that is, and nothing of it is
+    read.
+    """
+    if is_remote(path):
+        content = read_bytes(path)
+        size = len(content)
+    else:
+        with Path(path).open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            content = opened.read(_data_end(opened.fileno()))
+    filled = -(-len(content.rstrip(b"\0")) // ENTRY_SIZE) * ENTRY_SIZE
+    return content[:filled].ljust(min(filled, size), b"\0"), size
+
+
+def _data_end(descriptor: int) -> int:
+    """Find where the last part of a file ends that holds data."""
+    end = 0
+    with suppress(OSError):  # there is no data any more
+        while True:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, start, os.SEEK_HOLE)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return end
 
 
 def _kinds(found: Slots) -> npt.NDArray[np.int8]:

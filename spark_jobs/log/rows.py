@@ -85,7 +85,7 @@ class SegmentBytes:
         return cut(self.buffer, starts, ends, valid)
 
     def read(self, kind: np.dtype[Item], places: Ints) -> npt.NDArray[Item]:
-        """Copy out what has the same layout at each of these places."""
+        """Copy a structure of this type from each of these places."""
         # numpy copies plain bytes several times faster than it copies fields.
         plain = f"V{kind.itemsize}"
         count = max(0, len(self.view) - kind.itemsize + 1)  # a segment may be shorter
@@ -247,7 +247,7 @@ class Rows:
         return memoryview(self.segment.mapped)[start : start + int(self._body_sizes[index])]
 
     def ends_written(self, index: int) -> bool:
-        """Tell whether the last byte that cannot be zero is not: of properties, else of topic."""
+        """Tell whether the last byte of the properties, or else of the topic, was written."""
         after = 0 if self._properties_sizes[index] else PROPERTIES_LENGTH.size
         return bool(self.segment.view[int(self.ends[index]) - after - 1])
 
@@ -279,7 +279,7 @@ class Rows:
         return self.topics[1]
 
     def of_topics(self, wanted: Bools) -> Bools:
-        """Spread a decision per distinct topic over the records."""
+        """Turn one decision per distinct topic into one per record."""
         spread: Bools = wanted[self.topic_codes]
         return spread
 

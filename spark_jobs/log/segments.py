@@ -32,7 +32,7 @@ class Segment(NamedTuple):
 
 
 class LogExtent(NamedTuple):
-    """Which segments hold the log, and where its whole records end."""
+    """The segments of the log, and the offset after its last complete record."""
 
     segments: tuple[Segment, ...]  # without a pre-allocated next one
     end_offset: int  # physical offset after the last whole record
@@ -49,7 +49,7 @@ class LogExtent(NamedTuple):
         return self.end_offset - self.first_offset
 
     def limit(self, segment: Segment) -> int:
-        """Say how many bytes of the segment belong to the log: not what the next one has too."""
+        """Return how many bytes of a segment belong to the log; an overlap counts for the next."""
         following = bisect_right(self.segments, segment.base, key=lambda one: one.base)
         end = segment.end if following < len(self.segments) else self.end_offset
         if following < len(self.segments):

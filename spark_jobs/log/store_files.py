@@ -93,7 +93,7 @@ class StoreFiles:
 
     @cached_property
     def deleted_topics(self) -> Mapping[str, int]:
-        """Below which physical offset messages are of a deleted topic, by its name.
+        """For each deleted topic, the physical offset below which its old messages lie.
 
         halfmq notes it in ``topics.json``; RocketMQ does not.
         """
@@ -112,7 +112,7 @@ class StoreFiles:
         return 0
 
     def _tables(self, name: str) -> Iterator[Mapping[str, Any]]:
-        """Give a table and its backup, those of them that can be read."""
+        """Yield a table and its backup if they can be read."""
         if self._root is not None:
             for path in with_backup(self._root / "config" / name):
                 with suppress(OSError, ValueError):

@@ -76,7 +76,7 @@ _ROLES: Final[dict[str, int]] = {
 
 
 def decision_parts(rows: Rows) -> Parts:
-    """Say of each record which ``Part`` it is, up to RESUME; 0 for none."""
+    """Return the ``Part`` of each record, up to RESUME; 0 for none."""
     bits = rows.field("sys_flag") & TRANSACTION_MASK
     parts = _roles(rows)
     decides = _decides(rows, (parts >= _APPLICATION) & (bits == TransactionType.COMMIT), parts)
@@ -89,7 +89,7 @@ def decision_parts(rows: Rows) -> Parts:
 
 
 def all_parts(rows: Rows) -> Parts:
-    """Say of each record which ``Part`` it is, also those that deliver; 0 for none.
+    """Return the ``Part`` of each record, deliveries included; 0 for none.
 
     What waits to be consumed once more is none of them.
     """
@@ -193,7 +193,7 @@ def _marks_nothing(rows: Rows, is_op: Bools) -> Ints:
 
 
 def _has_marks(rows: Rows) -> Bools:
-    """Tell which records have a mark of a message that was a half once."""
+    """Tell which records carry a property that only transactional messages have."""
     starts, _, marked = rows.property_places(PROPERTY_TRAN_MSG)
     is_true = rows.property_block.words[starts] & _TRUE[1] == _TRUE[0]
     has_id = rows.property_places(PROPERTY_TRANSACTION_HALF_ID)[2]

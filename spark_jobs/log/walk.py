@@ -1,13 +1,13 @@
 """Find where records begin, in many places of a segment at once.
 
-A record says how long it is, so that each leads to the next, and nothing else does. To step from
-one to the other in Python takes as long as to decode most of a record. Therefore a range of the
-log is divided into *sections*, each of which begins at the first place that looks like a record.
-All sections take a step at the same time, by numpy, until each has come to where the next begins.
+Each record holds its length, so records can only be found one after the other. One such step in
+Python takes as long as decoding most of a record. So a range of the log is divided into *sections*,
+each of which begins at the first place that looks like a record. numpy advances all sections by one
+record at a time, until each reaches the beginning of the next.
 
-Where a section begins is a guess: a body may hold anything, also records. It is never relied on. A
-section counts only if the one before it arrives exactly where it begins, so that what is found is
-what a walk with single steps finds; at worst it is less, and the next walk goes on from there.
+The beginning of a section is a guess, because a body may contain records. A section counts only if
+the one before it ends exactly where it begins. So the result is that of a walk with single steps;
+at worst it is shorter, and the next walk continues from there.
 """
 
 from typing import Final
@@ -37,7 +37,7 @@ assert _SEARCHED <= SECTION_BYTES  # or two sections could begin at the same pla
 
 
 def record_bounds(segment: SegmentBytes, position: int, stop: int, limit: int) -> Ints:
-    """Walk from ``position`` to ``stop``, or less far; return where records begin.
+    """Find the records from ``position`` up to ``stop`` or earlier; return where they begin.
 
     The last number is where the last record ends; it is the only one if none begins at
     ``position``. No record reaches beyond ``limit``. Magics and sizes are all that was looked at.
@@ -74,7 +74,7 @@ def record_bounds(segment: SegmentBytes, position: int, stop: int, limit: int) -
 
 
 def _sections(segment: SegmentBytes, position: int, stop: int) -> Ints:
-    """Choose where sections begin: at ``position``, and where there seems to be a record."""
+    """Choose the beginnings of sections: ``position``, and places that look like a record."""
     begins = [position]
     for place in range(position + SECTION_BYTES, stop, SECTION_BYTES):
         searched = segment.mapped[place + MAGIC_AT : place + _SEARCHED]
@@ -89,7 +89,7 @@ def _sections(segment: SegmentBytes, position: int, stop: int) -> Ints:
 
 
 def _sizes(segment: SegmentBytes, at: Ints, limit: int) -> tuple[Ints, Bools]:
-    """Read how long the records at these places say that they are, and tell whether that can be."""
+    """Read the lengths of the records at these places; tell which are valid."""
     prefixes = segment.read(_PREFIX, at).astype(np.int64)
     sizes, magics = prefixes >> 32, prefixes & 0xFFFF_FFFF
     is_record: Bools = (magics == MAGIC_V1) | (magics == MAGIC_V2)

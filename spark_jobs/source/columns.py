@@ -136,7 +136,7 @@ def _property_number(name: str) -> Make:
 
 
 def tags_codes(rows: Rows) -> tuple[Ints, Bools]:
-    """Compute what the consume queue says of the tags of each record; tell where that is known.
+    """Compute the tags code of each record as in its queue entry; tell where it is known.
 
     Of a delayed message it says when it is due, which only the broker knew.
     """
@@ -181,7 +181,7 @@ def _value(rows: Rows, options: ReadOptions) -> pa.Array:
 
 
 def _error(rows: Rows, options: ReadOptions) -> pa.Array:
-    """Say of each record why its body cannot be unpacked; null where it can, or is not to be."""
+    """Return why a body cannot be unpacked; null if it can, or need not be."""
     errors = unpacked(rows, options.bodies_of).errors if options.decompress else {}
     return pa.array(map(errors.get, range(len(rows))), pa.string())
 

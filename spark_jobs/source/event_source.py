@@ -30,7 +30,7 @@ from ..log.segments import LogExtent
 from ..log.transaction_parts import Part, all_parts
 from .events import EVENT, HAS_KEY, NOTHING, BatchEvents, Halves, Records, read_events
 from .options import EventOptions
-from .schema import arrow_schema, ddl
+from .schema import arrow_schema, as_asked, ddl
 from .splits import SegmentSplit, parts_of, plan_partitions
 
 EVENT_FORMAT: Final = "rocketmq-transactions"
@@ -68,14 +68,15 @@ class TransactionDataSource(DataSource):
     def reader(self, schema: StructType) -> "EventReader":
         options = EventOptions.parse(self.options)
         extent = survey(options.path, memory_map=options.memory_map)
-        return EventReader(arrow_schema(schema, EVENT_COLUMNS), extent, options)
+        return EventReader(schema, extent, options)
 
 
 class EventReader(DataSourceReader):
     """Plans splits on the driver and reads them on the executors."""
 
-    def __init__(self, schema: pa.Schema, extent: LogExtent, options: EventOptions) -> None:
-        self._schema = schema
+    def __init__(self, schema: StructType, extent: LogExtent, options: EventOptions) -> None:
+        self._schema = arrow_schema(schema, EVENT_COLUMNS)
+        self._names = schema.names
         self._extent = extent
         self._options = options
 
@@ -83,6 +84,9 @@ class EventReader(DataSourceReader):
         return plan_partitions(self._extent, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return as_asked(self._read(partition), self._names)
+
+    def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         for split in parts_of(partition):
             for chunk in read_chunks(split, self._options):
                 yield event_batch(self._schema, chunk.events, self._options)

@@ -1,4 +1,4 @@
-"""What each record is to somebody who counts messages, and how to read a log for counting.
+"""The role of each record for counting messages, and how to read a log for it.
 
 A message can leave several records: a half and the final message, a copy that waits for its time
 of delivery, copies for consumers that failed. Of these only the one in the application's topic is
@@ -62,7 +62,7 @@ def read_log(
     partitions: int = 1,
     options: Mapping[str, object] | None = None,
 ) -> DataFrame:
-    """Read columns of a log; ``extent`` holds the end fast while a broker appends.
+    """Read columns of a log; ``extent`` fixes the end while a broker appends.
 
     ``partitions`` is how many there should be at least; ``options`` are those of the source.
     """
@@ -120,5 +120,5 @@ def property_value(name: str) -> Column:
 
 
 def _quoted(name: str) -> str:
-    """Keep characters of a name from meaning something in a Java pattern."""
+    """Quote a name for a Java pattern."""
     return "\\Q" + name.replace("\\E", "\\E\\\\E\\Q") + "\\E"

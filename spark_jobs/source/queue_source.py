@@ -28,7 +28,7 @@ from ..log.queue_entries import (
 )
 from ..log.segments import OFFSET_END
 from .options import QueueOptions
-from .schema import arrow_schema, ddl
+from .schema import arrow_schema, as_asked, ddl
 from .splits import packed, parts_of
 
 QUEUE_FORMAT: Final = "rocketmq-consumequeue"
@@ -53,7 +53,7 @@ class QueueColumn(NamedTuple):
 
 
 def _field(name: str, kind: pa.DataType) -> Callable[[EntryBatch], pa.Array]:
-    """Take a field of the entries; null where there is nothing to read."""
+    """Return a field of the entries; null where there is no entry."""
     return lambda batch: pa.array(
         batch.content[name].astype(np.int64), mask=~np.isin(batch.kinds, _READ)
     ).cast(kind)
@@ -98,6 +98,7 @@ class ConsumeQueueReader(DataSourceReader):
 
     def __init__(self, schema: StructType, options: QueueOptions) -> None:
         self._schema = arrow_schema(schema, QUEUE_COLUMNS)
+        self._names = schema.names
         self._options = options
 
     @in_one_sentence
@@ -107,7 +108,7 @@ class ConsumeQueueReader(DataSourceReader):
         return packed(((file, file.size) for file in files), size)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return chain.from_iterable(map(self._read, parts_of(partition)))
+        return as_asked(chain.from_iterable(map(self._read, parts_of(partition))), self._names)
 
     def _read(self, file: QueueFile) -> Iterator[pa.RecordBatch]:
         first, end = self._options.starting_offsets or 0, self._options.ending_offsets

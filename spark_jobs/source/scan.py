@@ -43,7 +43,7 @@ _QUIET_MAX: Final = 86_400_000  # ms; a longer pause beside one record is taken 
 
 
 class Note(NamedTuple):
-    """Something that is in the log beside transactions; each kind uses some of the fields."""
+    """A fact about the log other than transactions; each kind uses some of the fields."""
 
     what: str  # a constant below
     topic: str | None = None

@@ -1,6 +1,6 @@
 """Spark and Arrow schemas of the sources, derived from their tables of columns."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import pyarrow as pa
@@ -35,20 +35,27 @@ def full_ddl(options: ReadOptions) -> str:
 
 
 def arrow_schema(schema: StructType, columns: Mapping[str, Typed] = COLUMNS) -> pa.Schema:
-    """Turn the schema of a read into the Arrow schema that Spark expects from it.
+    """Turn the schema of a read into one of Arrow; names do not depend on case, as in Spark.
 
-    Built by hand, because Spark compares it exactly and its own conversion is private and
-    differs between its versions.
+    ``as_asked`` gives batches the names that Spark expects. Built by hand, because Spark compares
+    it exactly and its own conversion is private and differs between its versions.
 
     Raises:
         OptionError: A column does not exist or has another type.
     """
     fields = []
+    by_lower = {name.lower(): name for name in columns}
     for column in schema.fields:
-        if column.name not in columns:
+        name = by_lower.get(column.name.lower())
+        if name is None:
             raise OptionError(unknown("column", column.name, list(columns)))
-        known, asked = columns[column.name].spark_type, column.dataType.simpleString()
+        known, asked = columns[name].spark_type, column.dataType.simpleString()
         if asked != known:
             raise OptionError(f"column {column.name} is {known}, not {asked}")
-        fields.append(pa.field(column.name, ARROW_TYPES[known], nullable=column.nullable))
+        fields.append(pa.field(name, ARROW_TYPES[known], nullable=column.nullable))
     return pa.schema(fields)
+
+
+def as_asked(batches: Iterable[pa.RecordBatch], names: list[str]) -> Iterator[pa.RecordBatch]:
+    """Give the columns of batches the names in the schema of the read, which may differ in case."""
+    return (batch.rename_columns(names) for batch in batches)

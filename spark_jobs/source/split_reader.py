@@ -16,7 +16,7 @@ from ..log.segments import Segment
 from .bodies import TooMuchError, unpacked
 from .columns import range_batch, record_batch
 from .options import ReadOptions
-from .schema import arrow_schema
+from .schema import arrow_schema, as_asked
 from .splits import SegmentSplit, parts_of
 
 
@@ -25,11 +25,12 @@ class SplitReader:
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._schema = arrow_schema(schema)
+        self._names = schema.names
         has_bodies = "value" in self._schema.names
         self._options = options if has_bodies else replace(options, decompress=False)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return chain.from_iterable(map(self._read, parts_of(partition)))
+        return as_asked(chain.from_iterable(map(self._read, parts_of(partition))), self._names)
 
     def _read(self, split: SegmentSplit) -> Iterator[pa.RecordBatch]:
         options = self._options

@@ -1,4 +1,4 @@
-"""How a log is divided among tasks: what each reads, and which segments nobody needs to read."""
+"""Divides a log among tasks, and leaves out segments that no task needs."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass

@@ -16,6 +16,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from halfmq.spark_jobs.datasource import FORMAT
+from halfmq.spark_jobs.log.transaction_parts import Part
 from halfmq.spark_jobs.source.columns import COLUMNS
 from halfmq.spark_jobs.source.schema import ddl
 from tests.support import golden_store
@@ -82,6 +83,21 @@ def test_a_schema_chooses_columns_and_their_order(
 
     assert frame.columns == ["topic", "physicalOffset"]
     assert rows(frame)[0] == (plain.messages[0]["topic"], 0)
+
+
+def test_columns_are_named_in_any_case(
+    spark: SparkSession, plain: golden_store.GoldenStore
+) -> None:
+    """As everywhere in Spark; the names stay as they were asked for."""
+    frame = load(spark, plain.root, "TOPIC string, physicaloffset long")
+
+    assert frame.columns == ["TOPIC", "physicaloffset"]
+    assert rows(frame)[0] == (plain.messages[0]["topic"], 0)
+    queues = spark.read.format("rocketmq-consumequeue").schema("Topic string").load(str(plain.root))
+    assert queues.where("topic = 'plain'").columns == ["Topic"]
+    events = spark.read.format("rocketmq-transactions").schema("PART tinyint").load(str(plain.root))
+    assert events.columns == ["PART"]
+    assert sorted(row[0] for row in events.collect()) == [Part.DELAYED, Part.ARRIVED]
 
 
 @pytest.mark.parametrize("partition_bytes", ["100", "20k", "1g"])

@@ -54,7 +54,7 @@ def outcome(history: History, bounds: LogBounds, *, unfounded: bool) -> Outcome:
 def _decisions(
     message: MessageHistory, bounds: LogBounds
 ) -> tuple[list[AcceptedDecision], list[AcceptedDecision], list[LogEvent]]:
-    """Give commits, rollbacks, and the ops that tell of neither."""
+    """Return commits, rollbacks, and the ops that belong to neither."""
     ops = list(message.ops)
     own = {half.offset for half in message.halves}
     commits: list[AcceptedDecision] = []

@@ -1,4 +1,4 @@
-"""Which record is about which transaction; no Spark in here.
+"""Assigns records to transactions; no Spark in here.
 
 What is judged together is a *key group*: all records with one producer group and one unique key (of
 several messages the leader's). Usually that is one transaction. If a producer sent its message
@@ -199,7 +199,7 @@ class _Division:
         return self._latest(event.offset)
 
     def _latest(self, offset: int) -> History:
-        """The transaction that a record is about which names none: one that is still undecided."""
+        """Return the transaction of a record without a link: the latest undecided one, if any."""
         begun = self._begun(offset)
         return ([history for history in begun if not history.leader.is_decided] or begun)[-1]
 

@@ -24,7 +24,7 @@ class AuditedState(StrEnum):
 
 
 class Kind(StrEnum):
-    """What an audit can hold against a log."""
+    """The kinds of findings."""
 
     COMMITTED_TWICE = "committed_twice"
     COMMIT_AFTER_ROLLBACK = "commit_after_rollback"
@@ -122,7 +122,7 @@ class KeyGroupVerdict(NamedTuple):
 
 
 class LogBounds(NamedTuple):
-    """Which part of the log can be read."""
+    """Which parts of the log can be read, and which broker wrote which."""
 
     first_offset: int
     damage: tuple[tuple[int, int], ...] = ()  # ranges [start, end) that could not be read, sorted
@@ -172,7 +172,7 @@ class LogBounds(NamedTuple):
 
 
 class TimeLimits(NamedTuple):
-    """From when on being undecided is held against a transaction."""
+    """The times and limits from which rules tell late from not yet due."""
 
     overdue_before_ms: int | None = None  # prepared earlier: it should have been decided
     passed_slot: int = 0  # RocketMQ's checks will not come back to half queue offsets below

@@ -1,4 +1,4 @@
-"""Rules about what should have gone on: halves that nobody decides, or nobody asks about."""
+"""Rules about halves that nobody decides or asks about, and about records written twice."""
 
 from collections.abc import Iterable
 from itertools import pairwise

@@ -84,6 +84,16 @@ def test_what_stands_in_the_place_of_an_entry_is_told(tmp_path: Path) -> None:
     ]
 
 
+def test_reserved_space_is_not_read(tmp_path: Path) -> None:
+    """A file is reserved at its full size; ten terabytes of it would not fit in memory."""
+    root = queue_of(tmp_path, entry(100) + entry(300))
+    (file,) = find_queue_files(str(root))
+    with Path(file.path).open("r+b") as reserved:
+        reserved.truncate(10 << 40)
+
+    assert told(root) == [(0, 100, ENTRY), (1, 300, ENTRY)]
+
+
 def test_an_entry_that_is_being_written_is_not_there_yet(tmp_path: Path) -> None:
     """Of it the offset arrives before the size."""
     queue_of(tmp_path, entry(100) + struct.pack(">q", 300) + bytes(12) + NOTHING)
