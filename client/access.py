@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias
 from halfmq.remoting.access_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 
 PolicyType: TypeAlias = Literal["Custom", "Default"]
+"""``Default`` entries apply if no ``Custom`` entry matches."""
 
 _SUPER: Final = "Super"
 _DISABLED: Final = "disable"

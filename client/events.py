@@ -195,6 +195,7 @@ ConsumerEvent: TypeAlias = (
     | TopicMissing
     | UnequalSubscriptions
 )
+"""What ``on_event`` gets."""
 
 
 class QueueHealth(NamedTuple):
