@@ -202,6 +202,38 @@ def test_a_recalled_message_reaches_nobody(rig: Rig) -> None:
     assert rig.delays.waiting == 0
 
 
+@pytest.mark.parametrize("early_ms", [1_000, 1, 0, -5_000])
+def test_a_recall_in_the_last_moment_is_refused_or_reaches_nobody(rig: Rig, early_ms: int) -> None:
+    """Until the broker has stored the delivery, whatever the clock says; also after a kill."""
+    handle = rig.send("recalled", *at(5_000))
+    assert handle is not None
+    rig.clocks.advance(5_000 - early_ms)
+    rig.delays.recall(handle)  # accepted
+    rig.run()
+    flush(rig.store)
+    rig.kill()
+    rig.clocks.advance(10_000)
+    rig.run()
+    assert not rig.delivered()
+
+    handle = rig.send("delivered", *after(1_000))
+    assert handle is not None
+    rig.clocks.advance(1_000)
+    rig.run()
+    with pytest.raises(TimerError, match="delivered"):
+        rig.delays.recall(handle)
+    assert rig.delivered().keys() == {"delivered"}
+
+
+def test_a_recall_names_the_message_as_rocketmq_expects(rig: Rig) -> None:
+    """By topic and key: an official broker that takes the store over does not deliver it."""
+    handle = rig.send("recalled", *after(1_000))
+    assert handle is not None
+    rig.delays.recall(handle)
+    names = [one.property_map.get("TIMER_DEL_UNIQKEY") for one in everything(rig.store)]
+    assert "orders+recalled" in names
+
+
 def test_waiting_messages_are_listed_page_by_page(rig: Rig) -> None:
     """Without those that were delivered or recalled, in the order in which they were stored."""
     handles = [rig.send(str(number), *after(1_000 * number)) for number in range(1, 8)]
