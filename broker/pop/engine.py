@@ -44,7 +44,7 @@ from halfmq.store.format.properties import (
     get_property,
 )
 from halfmq.store.format.record import Record, decode_record
-from halfmq.store.format.topics import RETRY_PREFIX, dead_letter_topic
+from halfmq.store.format.topics import RETRY_PREFIX, dead_letter_topic, retry_topic
 from halfmq.store.log.append_request import AppendRequest
 
 from ..delay.levels import with_properties
