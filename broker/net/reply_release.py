@@ -94,9 +94,10 @@ class ReplyRelease:
         self, connection: Connection, request: RemotingCommand, reply: bytes, durable_at: int = 0
     ) -> None:
         """Answer a request; see `ports.Connection.respond`."""
-        if durable_at and durable_at > self._log.durable_offset and self._failure is not None:
-            reply, durable_at = _refused(reply, self._failure), 0
-        if durable_at and durable_at > self._log.durable_offset:
+        waits = durable_at and durable_at > self._log.durable_offset
+        if waits and self._failure is not None:
+            reply, waits = _refused(reply, self._failure), False
+        if waits:
             if not request.flag & FLAG_ONE_WAY:
                 self._waiting.append((durable_at, connection, reply))
             self.request_flush()

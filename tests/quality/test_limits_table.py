@@ -79,6 +79,44 @@ NOT_KEPT: Final[dict[str, str]] = {
 """Constants ``..._MAX`` of the broker that are no limits of the account, by what they limit."""
 
 
+OF_NO_PEER: Final[dict[str, str]] = {
+    "part of what another class has in the account": """
+        delay/done_file.DoneFile delay/waiting.DueTimes handlers/clients/clients.ClientHandlers
+        limits/budget.Budget net/connection.ClientConnection net/connection.SharedState
+        net/peer_requests.PeerRequestExpiry net/replay_pace.ReplayPace net/turns.Turns
+        pop/in_flight.InFlight pop/order.OrderLocks tables/awaited_save.AwaitedSave
+        tables/group_members.GroupMembers tables/group_members.Variants
+        tables/group_members._Variant tables/group_table.GroupConfig
+        tables/registered_brokers._Broker tables/topic_config.TopicConfig
+        transaction/checks/checker.Checker transaction/checks/group_queues.Group
+        transaction/checks/group_queues.GroupQueues transaction/checks/group_queues.OffsetQueue
+        transaction/checks/parking.Parking transaction/checks/timetable.Timetable
+        transaction/op_writer.OpWriter transaction/state/caches.FinalMessageCache
+        transaction/state/caches.Generations transaction/state/pending.PendingTable""",
+    "of one request, one answer or one pass": """
+        handlers/admin/long_answers._Progress handlers/messages/sql_search.SqlSearch
+        handlers/transactions/end_batch.Batch http/families.Found net/group_append.GroupAppend
+        pop/engine.Taken transaction/deciding.Decisions transaction/replay/log_replay.LogReplay""",
+    "of settings, rules and tables as operators have set them": """
+        access/build.AccessSetup access/rules.Principal access/rules.RuleSet access/users.Users
+        config.BrokerConfig
+        net/registration.NameServerRegistration net/registration._NameServerLink net/router.Router
+        tables/table_file.TableFile""",
+    "names of topics, or of what is logged, with a number of its own": """
+        access/control._RefusalLog disk/send_refusal.SendRefusal logs.BoundedHandler
+        transaction/destination.CurrentQueues transaction/prepares.Prepares""",
+    "a few megabytes at most, with a number of its own": """
+        access/tls_listener.TlsListener tables/message_statistics.Counter
+        tables/message_statistics.Statistics transaction/state/caches.DecisionCache
+        transaction/state/log_map.LogMap""",
+}
+"""Classes of the broker with a collection that are not in the account, by the reason."""
+
+COLLECTIONS: Final = frozenset(
+    {"Counter", "OrderedDict", "bytearray", "defaultdict", "deque", "dict", "list", "set"}
+)
+
+
 def test_the_document_has_every_limit() -> None:
     """An operator plans memory by it; ``python -m tests.limits`` writes it."""
     document = DOCUMENT.read_text(encoding="utf-8")
@@ -111,6 +149,41 @@ def test_a_new_limit_is_declared_or_said_to_keep_nothing() -> None:
 
     known = {name for names in NOT_KEPT.values() for name in names.split()}
     assert found == known, f"declare it in broker/limits/kept.py, or list it: {found ^ known}"
+
+
+def test_a_new_class_that_collects_is_in_the_account_or_named() -> None:
+    """Whatever grows with what peers send has ``kept``, or belongs to something that has."""
+    found = {
+        f"{path.relative_to(BROKER).with_suffix('').as_posix()}.{one.name}"
+        for path in BROKER.rglob("*.py")
+        for one in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(one, ast.ClassDef) and _collects(one)
+    }
+
+    known = {name for names in OF_NO_PEER.values() for name in names.split()}
+    assert found == known, f"give it kept(), or name it with the reason: {found ^ known}"
+
+
+def _collects(one: ast.ClassDef) -> bool:
+    """Return whether instances have a collection that begins empty, and no ``kept``."""
+    if any(isinstance(part, ast.FunctionDef) and part.name == "kept" for part in one.body):
+        return False
+    return any(
+        _is_collection(part.value)
+        for part in ast.walk(one)
+        if isinstance(part, ast.AnnAssign)
+        and (part in one.body or ast.unparse(part.target).startswith("self."))
+    )
+
+
+def _is_collection(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Dict | ast.List | ast.Set):
+        return True
+    if not isinstance(value, ast.Call):
+        return False
+    name = value.func.value if isinstance(value.func, ast.Subscript) else value.func
+    is_field = any(one.arg in {"factory", "default_factory"} for one in value.keywords)
+    return is_field or (isinstance(name, ast.Name) and name.id in COLLECTIONS)
 
 
 def _limits_in(path: Path) -> list[str]:
