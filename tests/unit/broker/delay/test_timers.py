@@ -230,6 +230,7 @@ def test_a_recall_names_the_message_as_rocketmq_expects(rig: Rig) -> None:
     handle = rig.send("recalled", *after(1_000))
     assert handle is not None
     rig.delays.recall(handle)
+    flush(rig.store)
     names = [one.property_map.get("TIMER_DEL_UNIQKEY") for one in everything(rig.store)]
     assert "orders+recalled" in names
 
