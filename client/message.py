@@ -7,13 +7,11 @@ decoded on first access, because most consumers read only three of them.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
-from functools import lru_cache
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, cast
@@ -25,11 +23,23 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import (
     DEAD_LETTER_PREFIX,
     RETRY_PREFIX,
-    TOPIC_LENGTH_MAX,
-    validate_topic,
 )
 
-from .arguments import INT32, check_count, check_kind, check_seconds, invalid_text_reason, is_tag
+from .arguments import (
+    INT32,
+    body_error,
+    check_count,
+    check_delivery,
+    check_kind,
+    check_number,
+    check_properties,
+    check_seconds,
+    check_tag,
+    is_topic,
+    join_keys,
+    not_text_error,
+    topic_error,
+)
 from .errors import ClientError, ConfigurationError, InvalidMessageError, UnreadableBodyError
 from .net.compression import decompress_body
 
@@ -52,73 +62,6 @@ DEAD_LETTER_LEVEL: Final = -1
 """In place of a delay level: to the dead letters at once."""
 REASON_LENGTH_MAX: Final = 255
 """Characters of a failure's reason that are kept; the wire's limit for a text in a header."""
-BODY_REMEDIES: Final = {
-    "str": "encode() makes bytes of it",
-    "bytearray": "bytes() makes bytes of it",
-    "memoryview": "bytes() makes bytes of it",
-}
-DELIVER_AFTER_MAX: Final = timedelta(days=40)
-"""The longest delay that a broker accepts; it looks at each delayed message at least that often."""
-
-# Property names that brokers and clients interpret; the official client rejects them too.
-# CHECK_IMMUNITY_TIME_IN_SECONDS and the sharding key are for users to set.
-# Source: MessageConst.STRING_HASH_SET.
-RESERVED_NAMES: Final = frozenset(
-    {
-        names.PROPERTY_KEYS,
-        names.PROPERTY_TAGS,
-        names.PROPERTY_UNIQ_KEY,
-        names.PROPERTY_WAIT,
-        names.PROPERTY_DELAY,
-        names.PROPERTY_TRAN_MSG,
-        names.PROPERTY_PGROUP,
-        names.PROPERTY_TRANSACTION_ID,
-        names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
-        names.PROPERTY_TRANSACTION_CHECK_TIMES,
-        names.PROPERTY_TRANSACTION_DELAY_MS,
-        names.PROPERTY_TRANSACTION_DELIVER_MS,
-        names.PROPERTY_TRANSACTION_GROUP,
-        names.PROPERTY_TRANSACTION_HALVES,
-        names.PROPERTY_TRANSACTION_HALF_ID,
-        names.PROPERTY_TRANSACTION_PARKED,
-        names.PROPERTY_REAL_TOPIC,
-        names.PROPERTY_REAL_QID,
-        names.PROPERTY_RETRY_TOPIC,
-        names.PROPERTY_ORIGIN_MESSAGE_ID,
-        names.PROPERTY_FAILURE_REASON,
-        names.PROPERTY_FAILURE_TIME,
-        names.PROPERTY_FAILURE_QUEUE,
-        names.PROPERTY_DLQ_ORIGIN_TOPIC,
-        names.PROPERTY_DLQ_ORIGIN_MESSAGE_ID,
-        names.PROPERTY_RECONSUME_TIME,
-        names.PROPERTY_MAX_RECONSUME_TIMES,
-        names.PROPERTY_CLUSTER,
-        names.PROPERTY_MSG_REGION,
-        names.PROPERTY_TRACE_ON,
-        names.PROPERTY_CRC32,
-        names.PROPERTY_INNER_NUM,
-        names.PROPERTY_INNER_BASE,
-        names.PROPERTY_INNER_MULTI_DISPATCH,
-        names.PROPERTY_INNER_MULTI_QUEUE_OFFSET,
-        names.PROPERTY_INSTANCE_ID,
-        names.PROPERTY_BORN_HOST,
-        names.PROPERTY_BORN_TIMESTAMP,
-        names.PROPERTY_MIN_OFFSET,
-        names.PROPERTY_MAX_OFFSET,
-        names.PROPERTY_CONSUME_START_TIME,
-        names.PROPERTY_POP_CK,
-        names.PROPERTY_FIRST_POP_TIME,
-        names.PROPERTY_POP_FROM,
-        names.PROPERTY_TIMER_DELAY_SEC,
-        names.PROPERTY_TIMER_DELAY_MS,
-        names.PROPERTY_TIMER_DELIVER_MS,
-        names.PROPERTY_TIMER_OUT_MS,
-        names.PROPERTY_TIMER_ENQUEUE_MS,
-        names.PROPERTY_TIMER_DEQUEUE_MS,
-        names.PROPERTY_TIMER_ROLL_TIMES,
-        names.PROPERTY_TIMER_DEL_UNIQKEY,
-    }
-)
 
 
 class MessageQueue(NamedTuple):
@@ -202,154 +145,23 @@ class Message:
         if not is_topic(self.topic):
             raise InvalidMessageError(topic_error(self.topic))
         if not isinstance(self.body, bytes):
-            raise InvalidMessageError(_body_error(self.body))
+            raise InvalidMessageError(body_error(self.body))
         if not self.body:
             raise InvalidMessageError("the body is empty; RocketMQ clients refuse such messages")
         if self.delay_level != 0:
-            _check_number("delay_level", self.delay_level, DELAY_LEVELS)
+            check_number("delay_level", self.delay_level, DELAY_LEVELS)
         if self.flag != 0:
-            _check_number("flag", self.flag, INT32)
+            check_number("flag", self.flag, INT32)
         if self.deliver_after is not None or self.deliver_at is not None:
             check_delivery(self)
         if self.tags is not None:
             if not isinstance(self.tags, str):
-                raise _not_text_error("tags", self.tags)
+                raise not_text_error("tags", self.tags)
             check_tag(self.tags)
         if self.keys is not None:
             join_keys(self.keys)
         if self.properties is not None:
             check_properties(self.properties)
-
-
-def _body_error(body: object) -> str:
-    kind = type(body).__name__
-    remedy = BODY_REMEDIES.get(kind, "serialize it, for example as JSON")
-    return f"the body is {kind}, expected bytes: {remedy}"
-
-
-def is_topic(name: object) -> bool:
-    """Return whether this is a valid name of a topic."""
-    return isinstance(name, str) and invalid_topic_reason(name) is None
-
-
-def topic_error(topic: object) -> str:
-    """Return what is wrong with the name of a topic, with a valid example."""
-    reason = invalid_text_reason(topic)
-    if reason is not None or not isinstance(topic, str):
-        return f"topic is {topic!r:.200}, expected text: {reason}"
-    if len(topic) > TOPIC_LENGTH_MAX:
-        return f"topic has {len(topic)} characters, at most {TOPIC_LENGTH_MAX} are allowed: {topic}"
-    remedy = re.sub(r"[^%|a-zA-Z0-9_-]", "_", topic) if topic.strip() else "orders"
-    return (
-        f"topic is {topic!r}, expected letters, digits and % | - _ only, as RocketMQ's brokers do: "
-        f"{remedy}, for example"
-    )
-
-
-def _not_text_error(what: str, value: object) -> InvalidMessageError:
-    return InvalidMessageError(
-        f"{what} is {value!r:.200}, expected {invalid_text_reason(value) or 'text'}"
-    )
-
-
-def _check_number(what: str, value: object, allowed: range) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or not allowed.start <= value < allowed.stop
-    ):
-        raise InvalidMessageError(
-            f"{what} is {value!r:.200}, expected {allowed.start} to {allowed.stop - 1}"
-        )
-
-
-invalid_topic_reason: Callable[[str], str | None] = lru_cache(maxsize=1024)(validate_topic)
-"""Return why a topic name is not valid, or None; cached, because senders repeat their topics."""
-
-
-def check_delivery(message: Message) -> None:
-    """Raise InvalidMessageError unless ``deliver_after`` or ``deliver_at`` is valid."""
-    after, at = message.deliver_after, message.deliver_at
-    if message.delay_level or (after is not None and at is not None):
-        raise InvalidMessageError("one of delay_level, deliver_after and deliver_at, not two")
-    for name, value, kind in (("deliver_after", after, timedelta), ("deliver_at", at, datetime)):
-        if value is not None and not isinstance(value, kind):
-            raise InvalidMessageError(f"{name} is {value!r}, expected a {kind.__name__}")
-    if after is not None and not timedelta() < after <= DELIVER_AFTER_MAX:
-        days = DELIVER_AFTER_MAX.days
-        raise InvalidMessageError(f"deliver_after is {after}, expected up to {days} days, above 0")
-    if at is not None and at.tzinfo is None:
-        raise InvalidMessageError(f"deliver_at is {at}, without a time zone: give it one")
-
-
-@lru_cache(maxsize=1024)
-def check_tag(tag: str) -> None:
-    """Raise InvalidMessageError unless a subscription can name this tag."""
-    if not is_tag(tag):
-        raise InvalidMessageError(
-            f"tags is {tag!r}, expected one tag: text without blanks, quotes and |&!<>=(),;*?"
-        )
-
-
-def join_keys(keys: str | Sequence[str]) -> str:
-    """Return the KEYS property for these keys.
-
-    Raises:
-        InvalidMessageError: A key of a list is empty or contains a blank, which separates keys.
-    """
-    if isinstance(keys, str):
-        _check_value("keys", keys)
-        return keys
-    given: object = keys
-    if isinstance(given, bytes | bytearray) or not isinstance(given, Sequence):
-        raise InvalidMessageError(
-            f"keys is {keys!r:.200}, expected text or a list of texts: {_key_remedy(keys)}"
-        )
-    for key in keys:
-        if not isinstance(key, str):
-            raise InvalidMessageError(f"keys has {key!r:.200}, expected text: {_key_remedy(key)}")
-        if not key or " " in key:
-            raise InvalidMessageError(f"key {key!r} is empty or contains a blank")
-        _check_value("keys", key)
-    return " ".join(keys)
-
-
-def _key_remedy(key: object) -> str:
-    return "decode it" if isinstance(key, bytes | bytearray) else "str() makes it one"
-
-
-def check_properties(properties: Mapping[str, str]) -> None:
-    """Raise InvalidMessageError for a reserved name, or text that cannot be decoded again."""
-    if not isinstance(properties, Mapping):
-        raise InvalidMessageError(
-            f"properties is {properties!r:.200}, expected a mapping of names to text"
-        )
-    for name, value in properties.items():
-        if not isinstance(name, str):
-            raise _not_text_error("name of a property", name)
-        if not isinstance(value, str):
-            raise InvalidMessageError(
-                f"property {name} is {value!r:.200}, expected text: {_key_remedy(value)}"
-            )
-        if name in RESERVED_NAMES:
-            raise InvalidMessageError(f"property {name} is reserved for clients and brokers")
-        if not name or "\x01" in name or "\x02" in name:
-            raise InvalidMessageError(f"property name {name!r} is empty or contains 0x01 or 0x02")
-        _check_value("a property name", name)
-        if not value:
-            raise InvalidMessageError(f"property {name} is empty; readers would drop it")
-        _check_value(f"property {name}", value)
-
-
-def _check_value(what: str, value: str) -> None:
-    if "\x01" in value or "\x02" in value:
-        raise InvalidMessageError(f"{what} contains 0x01 or 0x02, which separate properties")
-    if value.isascii():
-        return
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidMessageError(f"{what} is not valid Unicode: {error.reason}") from error
 
 
 class ReceivedMessage:

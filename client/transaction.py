@@ -37,7 +37,14 @@ from weakref import WeakValueDictionary
 from halfmq.remoting.codes import RequestCode
 from halfmq.store.format.ids import parse_offset_message_id
 
-from .arguments import OrderKeys, check_callable, check_kind, check_order_keys
+from .arguments import (
+    OrderKeys,
+    check_callable,
+    check_kind,
+    check_order_keys,
+    is_topic,
+    topic_error,
+)
 from .codecs import Codec
 from .config import ConnectionOptions
 from .errors import (
@@ -57,8 +64,6 @@ from .message import (
     SendResult,
     SendStatus,
     V,
-    is_topic,
-    topic_error,
 )
 from .net.connection import ServerRequestHandler
 from .net.message_encoding import EncodedMessage, encode_half_message

@@ -21,7 +21,7 @@ from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 
-from ..arguments import check_optional_text, check_seconds, check_text
+from ..arguments import RESERVED_NAMES, check_optional_text, check_seconds, check_text
 from ..errors import (
     BrokerRefusedError,
     ClientError,
@@ -29,7 +29,7 @@ from ..errors import (
     InvalidMessageError,
     RouteNotFoundError,
 )
-from ..message import RESERVED_NAMES, Message, ReceivedMessage
+from ..message import Message, ReceivedMessage
 from ..net.message_encoding import EncodedMessage
 from ..producer import Producer
 from .browsing import BrowseCalls

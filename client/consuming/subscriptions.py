@@ -18,8 +18,8 @@ from halfmq.remoting.bodies import (
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
 
+from ..arguments import is_topic, topic_error
 from ..errors import FILTER_EXPECTED, ConfigurationError
-from ..message import is_topic, topic_error
 from ..net.response_errors import error_from_response
 from ..net.session import Session, wall_clock_ms
 from .filters import SQL92, SqlFilter, normalise_filter, sql_error

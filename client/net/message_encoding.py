@@ -11,9 +11,10 @@ from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.properties import PROPERTIES_SIZE_MAX
 
+from ..arguments import join_keys
 from ..config import ClientConfig
 from ..errors import InvalidMessageError, MessageTooLargeError
-from ..message import Message, join_keys
+from ..message import Message
 from .compression import compress_body
 
 _WIDEST_CHARACTER: Final = 4  # bytes of UTF-8
