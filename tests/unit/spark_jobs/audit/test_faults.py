@@ -92,6 +92,14 @@ def test_faults_are_found_in_what_each_broker_wrote(order: str, seed: int, tmp_p
     finds_what_was_planted(planted, tmp_path)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_faults_are_found_in_a_folder_of_segments(order: str, tmp_path: Path) -> None:
+    """Without the tables of a store; that no queue was lost is told by later records in it."""
+    planted = plant_faults(tmp_path, FIRST_SEED, order=ORDERS[order], fault_every=4)
+
+    finds_what_was_planted(planted, tmp_path / "commitlog")
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_logs_without_faults_are_clean(order: str, seed: int, tmp_path: Path) -> None:
