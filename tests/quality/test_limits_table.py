@@ -81,36 +81,36 @@ NOT_KEPT: Final[dict[str, str]] = {
 
 OF_NO_PEER: Final[dict[str, str]] = {
     "part of what another class has in the account": """
-        delay/done_file.DoneFile delay/waiting.DueTimes handlers/clients/clients.ClientHandlers
-        limits/budget.Budget net/connection.ClientConnection net/connection.SharedState
-        net/peer_requests.PeerRequestExpiry net/replay_pace.ReplayPace net/turns.Turns
-        pop/in_flight.InFlight pop/order.OrderLocks tables/awaited_save.AwaitedSave
-        tables/group_members.GroupMembers tables/group_members.Variants
-        tables/group_members._Variant tables/group_table.GroupConfig
-        tables/registered_brokers._Broker tables/topic_config.TopicConfig
-        transaction/checks/checker.Checker transaction/checks/group_queues.Group
-        transaction/checks/group_queues.GroupQueues transaction/checks/group_queues.OffsetQueue
-        transaction/checks/parking.Parking transaction/checks/timetable.Timetable
-        transaction/op_writer.OpWriter transaction/state/caches.FinalMessageCache
-        transaction/state/caches.Generations transaction/state/pending.PendingTable""",
+        delay/DoneFile delay/DueTimes handlers/clients/ClientHandlers
+        limits/Budget net/ClientConnection net/SharedState
+        net/PeerRequestExpiry net/ReplayPace net/Turns
+        pop/InFlight pop/OrderLocks tables/AwaitedSave
+        tables/GroupMembers tables/Variants
+        tables/_Variant tables/GroupConfig
+        tables/_Broker tables/TopicConfig
+        transaction/checks/Checker transaction/checks/Group
+        transaction/checks/GroupQueues transaction/checks/OffsetQueue
+        transaction/checks/Parking transaction/checks/Timetable
+        transaction/OpWriter transaction/state/FinalMessageCache
+        transaction/state/Generations transaction/state/PendingTable""",
     "of one request, one answer or one pass": """
-        handlers/admin/long_answers._Progress handlers/messages/sql_search.SqlSearch
-        handlers/transactions/end_batch.Batch http/families.Found net/group_append.GroupAppend
-        pop/engine.Taken transaction/deciding.Decisions transaction/replay/log_replay.LogReplay""",
+        handlers/admin/_Progress handlers/messages/SqlSearch
+        handlers/transactions/Batch http/Found net/GroupAppend
+        pop/Taken transaction/Decisions transaction/replay/LogReplay""",
     "of settings, rules and tables as operators have set them": """
-        access/build.AccessSetup access/rules.Principal access/rules.RuleSet access/users.Users
-        config.BrokerConfig
-        net/registration.NameServerRegistration net/registration._NameServerLink net/router.Router
-        tables/table_file.TableFile""",
+        access/AccessSetup access/Principal access/RuleSet access/Users
+        BrokerConfig
+        net/NameServerRegistration net/_NameServerLink net/Router
+        tables/TableFile""",
     "names of topics, or of what is logged, with a number of its own": """
-        access/control._RefusalLog disk/send_refusal.SendRefusal logs.BoundedHandler
-        transaction/destination.CurrentQueues transaction/prepares.Prepares""",
+        access/_RefusalLog disk/SendRefusal BoundedHandler
+        transaction/CurrentQueues transaction/Prepares""",
     "a few megabytes at most, with a number of its own": """
-        access/tls_listener.TlsListener tables/message_statistics.Counter
-        tables/message_statistics.Statistics transaction/state/caches.DecisionCache
-        transaction/state/log_map.LogMap""",
+        access/TlsListener tables/Counter
+        tables/Statistics transaction/state/DecisionCache
+        transaction/state/LogMap""",
 }
-"""Classes of the broker with a collection that are not in the account, by the reason."""
+"""Classes of the broker with a collection, by folder, that are not in the account, and why."""
 
 COLLECTIONS: Final = frozenset(
     {"Counter", "OrderedDict", "bytearray", "defaultdict", "deque", "dict", "list", "set"}
@@ -154,7 +154,7 @@ def test_a_new_limit_is_declared_or_said_to_keep_nothing() -> None:
 def test_a_new_class_that_collects_is_in_the_account_or_named() -> None:
     """Whatever grows with what peers send has ``kept``, or belongs to something that has."""
     found = {
-        f"{path.relative_to(BROKER).with_suffix('').as_posix()}.{one.name}"
+        (path.parent.relative_to(BROKER) / one.name).as_posix()
         for path in BROKER.rglob("*.py")
         for one in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(one, ast.ClassDef) and _collects(one)
