@@ -112,8 +112,7 @@ class ConsumeQueue:
 
     next_offset: int = field(default=0, init=False)  # queue offset of the next entry
     min_offset: int = field(default=0, init=False)
-    # With its topic; a new queue may use its files' names.
-    is_deleted: bool = field(default=False, init=False)
+    is_deleted: bool = field(default=False, init=False)  # a new queue may use its files' names
     last_end: int = field(default=0, init=False)  # physical offset after the newest record
     # Entries below are counted, see ``QueueReader.take_appended``.
     counted_offset: int = field(default=0, init=False)
@@ -122,16 +121,13 @@ class ConsumeQueue:
     )  # of the records of the entries from there on
     # Entries below are on disk; moved by the maintenance thread alone.
     flushed_offset: int = field(default=0, init=False)
-    # Entries below have not changed since the previous run.
-    kept_end: int = field(default=sys.maxsize, init=False)
+    kept_end: int = field(default=sys.maxsize, init=False)  # unchanged below since the last run
 
     map: disk.Map = field(default=_CLOSED, init=False)  # of the file that next_offset falls into
     position: int = field(default=0, init=False)  # where in that file the next entry goes
-    # Position from which grow() must be called before a write.
-    limit: int = field(default=0, init=False)
+    limit: int = field(default=0, init=False)  # from here on grow() precedes a write
     _active_base: int = field(default=0, init=False)
-    # In that file, up to where blocks are reserved.
-    _reserved_end: int = field(default=0, init=False)
+    _reserved_end: int = field(default=0, init=False)  # of the blocks reserved in that file
     _fresh_from: int = field(init=False)  # position of the first entry written through that map
     _read_fd: int = field(default=-1, init=False)  # of the file that is read without the map
     _read_base: int = field(default=-1, init=False)
@@ -141,8 +137,7 @@ class ConsumeQueue:
     _visible_end: int = field(default=0, init=False)  # result of the last search
     # The names of the files and of their directories are on disk.
     _names_durable: bool = field(default=False, init=False)
-    # Zeros in place of removed entries after the end are on disk.
-    _end_durable: bool = field(default=True, init=False)
+    _end_durable: bool = field(default=True, init=False)  # so are zeros for removed entries
 
     def __attrs_post_init__(self) -> None:
         topic_bytes = self.topic.encode()

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define
 from msgspec.structs import replace
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -70,46 +71,36 @@ Delay = Callable[[AppendRequest], AppendRequest]
 Retry = Callable[[SendMessageRequestHeader, AppendRequest, int], AppendRequest]
 
 
+@define(eq=False, repr=False, slots=False)
 class SendHandler(Handlers):
     """Stores what producers send."""
 
-    def __init__(
-        self,
-        log: AppendLog,
-        group: GroupAppend,
-        topics: TopicTable,
-        prepares: Prepares,
-        refusal: SendRefusal,
-        *,
-        delayed: Delay,
-        retried: Retry,
-        timer_rule: TimerRule,
-        require_room: Callable[[], None],
-        broker_name: str,
-        cluster_name: str,
-        max_message_size: int,
-        sync_flush: bool,
-        unique_keys: UniqueKeyFactory,
-    ) -> None:
-        self._append = log.append
-        self._topics = topics
-        self._get_topic = topics.get
-        self._prepares = prepares
-        self._refusal = refusal
-        self._delayed, self._retried = delayed, retried
-        self._timer_rule = timer_rule
-        self._require_room = require_room
-        self._broker_name = broker_name
-        self._max_message_size = max_message_size
-        self._sync_flush = sync_flush
-        self._new_key = unique_keys.create
-        self._recent_prepares = prepares.recent_prepares
+    _log: AppendLog
+    _group: GroupAppend
+    _topics: TopicTable
+    _prepares: Prepares
+    _refusal: SendRefusal
+    _delayed: Delay
+    _retried: Retry
+    _timer_rule: TimerRule
+    _require_room: Callable[[], None]
+    _broker_name: str
+    _cluster_name: str
+    _max_message_size: int
+    _sync_flush: bool
+    _unique_keys: UniqueKeyFactory
+
+    def __attrs_post_init__(self) -> None:
+        self._append = self._log.append
+        self._get_topic = self._topics.get
+        self._new_key = self._unique_keys.create
+        self._recent_prepares = self._prepares.recent_prepares
         # Properties that the broker adds to each message. Consumers of request-reply messages find
         # the reply topic by CLUSTER.
         self._broker_properties = (
-            f"MSG_REGION\x01DefaultRegion\x02CLUSTER\x01{cluster_name}\x02TRACE_ON\x01true\x02"
+            f"MSG_REGION\x01DefaultRegion\x02CLUSTER\x01{self._cluster_name}\x02"
+            "TRACE_ON\x01true\x02"
         )
-        self._group = group
 
     @serves(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send(self, request: RemotingCommand, connection: Connection) -> None:
