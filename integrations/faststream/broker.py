@@ -330,20 +330,11 @@ class HalfmqBroker(HalfmqRegistrator, BrokerUsecase[RawMessage, Producer, Halfmq
         deliver_at: datetime | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 -- of all attempts
     ) -> Any:
-        """Publish a message.
+        """Publish a message: anything that FastStream can encode.
 
-        Args:
-            message: The body: anything that FastStream can encode.
-            topic: The topic.
-            headers: Properties.
-            correlation_id: Id that replies and logs repeat.
-            reply_to: A topic to which the handler's return value is published.
-            tags: One tag, by which consumers may filter.
-            keys: Keys, by which operators find it.
-            order_key: Messages of one key keep their order.
-            deliver_after: Delay of the delivery.
-            deliver_at: Time of the delivery.
-            timeout: Seconds until it must be stored; None: ``send_timeout`` of the client.
+        ``headers`` are its properties; replies and logs repeat ``correlation_id``; the handler's
+        return value is published to the topic ``reply_to``. The others are settings of
+        ``halfmq.client.Message`` and ``Producer.send``.
 
         Returns:
             A ``SendResult``; None in a :meth:`transaction`.
