@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.handlers.clients.clients import HEARTBEAT_GROUPS_MAX
 from halfmq.broker.tables import awaited_save
 from halfmq.broker.tables.awaited_save import TOPICS_PER_PASS, AwaitedSave, ServeDeferred
 from halfmq.broker.tables.topic_table import TopicTable
@@ -102,6 +103,21 @@ async def test_all_new_groups_of_a_heartbeat_are_saved_at_once(rig: Rig) -> None
         assert len(thread.writers) == 1
     assert rig.tables.registry.consumer_groups.keys() == {one.group_name for one in groups}
     assert all(f"%RETRY%{one.group_name}" in rig.tables.topics for one in groups)
+
+
+@windowed()
+async def test_a_heartbeat_names_a_limited_number_of_groups(rig: Rig) -> None:
+    """Creating eight thousand at once would occupy the loop for half a second."""
+    peer = await rig.peer()
+    groups = tuple(
+        ConsumerData(group_name=f"g{number}") for number in range(HEARTBEAT_GROUPS_MAX + 1)
+    )
+    data = HeartbeatData(client_id="c", consumer_data_set=groups)
+    answer = await peer.call(RequestCode.HEART_BEAT, None, encode_heartbeat(data))
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "names 513 groups, the limit is 512" in (answer.remark or "")
+    assert "g0" not in rig.tables.groups
 
 
 @windowed()
