@@ -89,9 +89,10 @@ from .message import (
     SendStatus,
 )
 from .producer import Producer
-from .transaction import Transaction, TransactionListener, TransactionProducer
+from .transaction import TransactionProducer
 from .transactional.check_back import Checker
 from .transactional.inbox import Inbox
+from .transactional.transaction_block import Transaction, TransactionListener
 
 if TYPE_CHECKING:
     from .access import Acl, AclEntry, PolicyType, User

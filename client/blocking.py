@@ -87,10 +87,10 @@ from .message import (
     V,
 )
 from .threads.calls import AdminCalls, ConsumerCalls, ProducerCalls, TransactionProducerCalls
-from .transaction import Transaction, TransactionListener
 from .transactional.check_back import Checker, as_decision, call_user_function
 from .transactional.inbox import Inbox
 from .transactional.owned_transaction import BlockingOwnedBlock
+from .transactional.transaction_block import Transaction, TransactionListener
 
 __all__ = [
     "Acl",

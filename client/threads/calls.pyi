@@ -29,8 +29,9 @@ from ..events import ConsumerEvent
 from ..message import Message, MessageQueue, ReceivedMessage, SendResult, V
 from ..net.broker_requests import BrokerSetting
 from ..producer import Producer
-from ..transaction import TransactionListener, TransactionProducer
+from ..transaction import TransactionProducer
 from ..transactional.check_back import Checker
+from ..transactional.transaction_block import TransactionListener
 from .portal import Facade
 
 class ProducerCalls(Facade[Producer[V]], Generic[V]):

@@ -26,11 +26,11 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.transaction import atomic
 
+from halfmq.client import Transaction
 from halfmq.client.blocking import TransactionProducer
 from halfmq.client.errors import ConfigurationError, TransactionNotCommittedError
 from halfmq.client.ledger import TransactionLedger
 from halfmq.client.message import Decision, Message
-from halfmq.client.transaction import Transaction
 
 __all__ = ["ledger", "producer", "transaction"]
 
