@@ -733,8 +733,9 @@ class Broker:
 
     def configure(self, config: BrokerConfig) -> None:
         """Pass changed settings to the parts that use them."""
+        if config.logs.level is not self.config.logs.level:  # it is the level of the whole process
+            set_level(config.logs.level)
         self.config = config
-        set_level(config.logs.level)
         self._tables.configure(config)
         self._group_offsets.in_broker = config.consumers.server_side_reset
         self._retention.configure(config.store)
