@@ -829,7 +829,8 @@ class Broker:
 
     def _wake_readers(self) -> None:
         self._polling.wake()
-        self._pop_polling.wake()
+        if self._pop_polling.waiting:
+            self._pop_polling.wake()
 
     def _index_tick(self) -> float:
         if not self._store.tick():

@@ -57,16 +57,16 @@ class ReplayPace:
         self._pulled_at = self._stored_at = -QUIET_S  # the latest replay, the latest stored message
         self._stores = False  # whether messages are being stored
 
-    def admits(
-        self, physical_offset: int, serve: Callable[..., None], *arguments: object, size: int
-    ) -> bool:
-        """Return whether the pull of a message may be answered now.
+    def is_replay(self, physical_offset: int) -> bool:
+        """Return whether the pull of a message lags so much that it has to be admitted."""
+        return self._log.write_offset - physical_offset >= LAG_LARGE
+
+    def admits(self, serve: Callable[..., None], *arguments: object, size: int) -> bool:
+        """Return whether a pull that lags may be answered now.
 
         Otherwise call ``serve`` later with these arguments, which take ``size`` bytes, unless the
         loop ends before.
         """
-        if self._log.write_offset - physical_offset < LAG_LARGE:
-            return True
         self._pulled_at = time.perf_counter()
         if self._slice is None:
             self._left_s = 0.0

@@ -254,9 +254,8 @@ class PullHandler(Handlers, Service):
         self, result: GetResult, request: RemotingCommand, connection: Connection, wanted: Wanted
     ) -> bool:
         """Return whether a pull is answered now; otherwise it is served in its turn."""
-        return self._pace.admits(
-            *(result.ranges[0][0], self._find_later, request, connection, wanted),
-            size=size_of(request, wanted),
+        return not self._pace.is_replay(result.ranges[0][0]) or self._pace.admits(
+            *(self._find_later, request, connection, wanted), size=size_of(request, wanted)
         )
 
     def _find_later(self, request: RemotingCommand, connection: Connection, wanted: Wanted) -> None:

@@ -67,7 +67,8 @@ class Replays:
     def ask(self, count: int = 1, *, behind: int = LAG_LARGE) -> None:
         for number in range(self.asked, self.asked + count):
             serve = self._serve(number)
-            if self.pace.admits(self.log.write_offset - behind, serve, size=SIZE):
+            is_replay = self.pace.is_replay(self.log.write_offset - behind)
+            if not is_replay or self.pace.admits(serve, size=SIZE):
                 serve()
         self.asked += count
 
