@@ -40,7 +40,7 @@ TRACED: Final = (
     ("store.log.commit_log", "CommitLog", ("_roll", "_make_room", "_create", "prepare_ahead")),
     ("store.files.mapped_file", "LogFile", ("__init__", "make_ready", "close")),
     ("store.log.flusher", "Flusher", ("_flush",)),
-    ("store.files.maintenance", "Maintenance", ("_round",)),
+    ("store.files.worker", "Maintenance", ("_round",)),
     ("store.message_store", "MessageStore", ("_recover", "_flush_derived", "tick")),
     ("store.queue.consume_queue", "ConsumeQueue", ("grow", "entries", "sync", "begin_at")),
     ("store.index.index_file", "IndexFile", ("prepare", "append", "unmap", "close", "flush")),

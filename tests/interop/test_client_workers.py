@@ -26,6 +26,7 @@ from tests.support.patience import PATIENCE_S
 
 WORKER = """
 import asyncio, os, sys
+from functools import partial
 from halfmq.client import ClientConfig, Consumer
 
 address, path = sys.argv[1:]
@@ -38,6 +39,7 @@ async def handle(message):
 async def main():
     config = ClientConfig(namesrv=address, offset_commit_interval=0.05)
     async with Consumer("workers", {"jobs": "*"}, start_from="first", config=config) as consumer:
+        asyncio.get_running_loop().call_soon(partial(print, "running", flush=True))
         summary = await consumer.run(handle, ordered_by=lambda message: message.body.split()[0])
         print(summary.handled, summary.retried, summary.rejected, summary.left)
 
@@ -82,6 +84,8 @@ async def _work(broker: BrokerProcess, path: Path, number: int, handled: int) ->
         stderr=subprocess.PIPE,
     )
     try:
+        assert worker.stdout is not None
+        assert await worker.stdout.readline() == b"running\n"  # its signals are handled from here
         await until(lambda: len(set(_lines(path))) >= handled)
         worker.send_signal(number)
         output, errors = await asyncio.wait_for(worker.communicate(), PATIENCE_S)

@@ -72,7 +72,7 @@ MEASURED: Final = (
     Measured(
         "brokerStatus", r"^((?:put|get)Message(?:Distribute|Entire)Time(?:Max)?|runtime) ?: .*"
     ),
-    Measured("brokerStatus", r"^(\w+Ratio(_\S+)?|commitLogDirCapacity) ?: .*"),
+    Measured("brokerStatus", r"^(\w+Ratio(_\S+)?|commitLogDirCapacity|timerReadBehind) ?: .*"),
     Measured("producer -b", r".*\(CLIENT_INNER_PRODUCER\).*", ""),
     Measured("topicList", r"(DefaultCluster )?%RETRY%TOOLS_CONSUMER.*", ""),
     Measured("consumerProgress", r"TOOLS_CONSUMER.*", ""),

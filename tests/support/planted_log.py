@@ -28,7 +28,7 @@ from .log_writer import (
 )
 from .oracle.words import Found, Kind, State
 
-PENDING_AGE = timedelta(hours=1)
+PENDING_AGE = timedelta(days=10)  # longer than the retries of millions of records take together
 LATER = 2 * PENDING_AGE // timedelta(milliseconds=1)  # ms that pass amid the log
 QUEUES = {f"plain{n}": 4 for n in range(4)}
 QUEUES |= {"orders": 8, "faulty": 8, HALF: 1, OP: 1, PARKED: 1, SCHEDULE: 18}
