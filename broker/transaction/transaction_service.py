@@ -20,7 +20,7 @@ from random import Random
 from time import perf_counter
 from typing import Final
 
-from attrs import define, field
+from attrs import define
 
 from ..config import TransactionConfig
 from ..limits.kept import FINAL_MESSAGE_BYTES, PENDING, Kept
@@ -72,12 +72,11 @@ class TransactionService:
     _observe_age: Callable[[float], None] = lambda _seconds: None
     # Returns whether a producer may see a message that a check would show it.
     _may_see: Callable[[Connection, StoredHalf], bool] = lambda _producer, _half: True
+    _jitter: Random | None = None  # spreads the checks; None: one of its own
     _snapshot_log_bytes: int = LOG_BYTES_MIN
     _decided_remembered: int = DECIDED_REMEMBERED
 
     def __attrs_post_init__(self) -> None:
-        # Not a factory, which would keep the class that simulations replace.
-        self._jitter = Random()  # noqa: S311 -- spreads the checks; keeps no secret
         log, config, now_ms = self._log, self._config, self._now_ms
         self.table = self._table = table = PendingTable(self._decided_remembered)
         self._counters = counters = Counters()
@@ -158,7 +157,8 @@ class TransactionService:
             read_half=halves.read,
             fetch=self._fetch,
             park=self._parking.park,
-            random=self._jitter,
+            # Not a factory of attrs, which would keep the class that simulations replace.
+            random=self._jitter or Random(),  # noqa: S311 -- keeps no secret
             monotonic_ms=self._monotonic_ms,
             wake=self._wake,
             is_durable=lambda offset: offset < self._log.durable_offset,
