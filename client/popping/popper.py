@@ -1,7 +1,7 @@
 """Pop the messages of one topic at one broker, one by one for those who wait for them.
 
 The broker gives each message to one member of the group and hides it from the others for the ack
-timeout. It is told at once what becomes of it: acknowledged, hidden for longer, or visible again
+timeout. It learns the outcome at once: acknowledged, hidden for longer, or visible again
 after a delay. A message is popped when a receiver waits for it, so that none lies in a busy member
 while another is idle; until there is one, the broker holds a request that takes nothing.
 
@@ -232,7 +232,7 @@ class Popper(QueuePuller):
 
 
 class PopDelivery(Delivery):
-    """A popped message: its broker is told at once what becomes of it.
+    """A popped message, whose outcome is sent to its broker at once.
 
     Requests about one message follow each other, because a change of its time changes the handle
     that the next one must name. One without an answer is sent again until the message's time is

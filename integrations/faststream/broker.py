@@ -17,13 +17,15 @@ from faststream.response import PublishType
 from faststream.specification.schema import BrokerSpec
 
 from halfmq.client import (
+    ClientClosedError,
     ClientConfig,
     ClientError,
-    Message,
+    ConfigurationError,
     Producer,
     SqlFilter,
     TransactionProducer,
 )
+from halfmq.client.transactional.databases import check_engines
 
 from .endpoints import (
     ConcurrentHalfmqSubscriber,
@@ -53,7 +55,7 @@ from .internals import (
     make_logger_state,
 )
 from .messages import HalfmqMessage, HalfmqPublishCommand, RawMessage
-from .producer import COLLECTED, HalfmqProducer
+from .producer import COLLECTED, Collected, HalfmqProducer
 
 
 class HalfmqRegistrator(Registrator[RawMessage, HalfmqBrokerConfig]):
@@ -387,22 +389,30 @@ class HalfmqBroker(HalfmqRegistrator, BrokerUsecase[RawMessage, Producer, Halfmq
         ``session`` is what the ledger of the broker's ``checker`` takes, SQLAlchemy's
         ``AsyncSession`` for one; it is committed here. Messages are collected, and prepared just
         before the commit: at most 64, 16 MiB together. What the block raises rolls back.
+
+        Raises:
+            ConfigurationError: The broker has no checker, or the session has several engines.
+            ClientClosedError: The broker is not connected.
         """
         producer = self._connection
-        assert isinstance(producer, TransactionProducer), "HalfmqBroker(checker=…) is missing"
-        collected: list[tuple[Message, str | None]] = []
-        token = COLLECTED.set(collected)
+        if self._checker is None:
+            raise ConfigurationError("checker", None, "ledger.async_checker(…), of HalfmqBroker")
+        if not isinstance(producer, TransactionProducer):
+            raise ClientClosedError("HalfmqBroker")
+        check_engines(session)
+        token = COLLECTED.set(collected := Collected())
         try:
             yield
         except BaseException:
             await session.rollback()
             raise
         finally:
+            collected.is_open = False
             COLLECTED.reset(token)
-        if not collected:
+        if not collected.messages:
             await session.commit()
             return
-        messages, keys = [one for one, _ in collected], [key for _, key in collected]
+        messages, keys = collected.messages, collected.order_keys
         async with producer.transaction(messages, order_key=keys) as transaction:
             await producer.ledger.record_async(session, transaction.id)
             await session.commit()

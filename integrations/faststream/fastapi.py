@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import fastapi  # noqa: F401 -- without it this line says what is missing
+
 from .broker import HalfmqBroker
 from .endpoints import HalfmqPublisher
 from .internals import ContextRepo, StreamRouter

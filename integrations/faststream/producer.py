@@ -14,10 +14,21 @@ from halfmq.client import Message, Producer, ReplyTimeoutError
 from .internals import DefaultCodec, FakePublisher, ParserComposition, ProducerProto
 from .messages import HalfmqPublishCommand, RawMessage, decode, parse_message
 
-COLLECTED: Final[ContextVar[list[tuple[Message, str | None]] | None]] = ContextVar(
+
+class Collected:
+    """The messages and order keys of one `HalfmqBroker.transaction`."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.order_keys: list[str | None] = []
+        self.is_open = True
+        """False after the block: a task that it has left publishes by itself from then on."""
+
+
+COLLECTED: Final[ContextVar[Collected | None]] = ContextVar(
     "halfmq_faststream_transaction", default=None
 )
-"""Messages and order keys of the open `HalfmqBroker.transaction`."""
+"""The transaction in whose block, or in a task of it, a message is published."""
 
 REQUEST_S: Final = 30.0
 """Seconds that a request waits for its reply if its caller says nothing, as in other brokers."""
@@ -53,8 +64,9 @@ class HalfmqProducer(ProducerProto[HalfmqPublishCommand]):
             return await cmd.request.reply(body or b"\0", properties)
         message = cmd.message(body, content_type)
         collected = COLLECTED.get()
-        if collected is not None:
-            collected.append((message, cmd.order_key))
+        if collected is not None and collected.is_open:
+            collected.messages.append(message)
+            collected.order_keys.append(cmd.order_key)
             return None
         return await self._connected.send(message, order_key=cmd.order_key, timeout=cmd.timeout)
 

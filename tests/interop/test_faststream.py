@@ -24,7 +24,7 @@ from faststream.specification import AsyncAPI
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from halfmq.client import Consumer, Message, Producer
+from halfmq.client import ClientError, Consumer, Message, Producer
 from halfmq.client.ledger import TransactionLedger
 from halfmq.client.testing import broker_process
 from halfmq.integrations.faststream import (
@@ -179,6 +179,42 @@ async def test_rows_and_messages_commit_together(halfmq_broker: InMemoryBroker) 
     assert rows == ["kept"]
     for topic in ("shipped", "invoices"):
         assert [one.body for one in await halfmq_broker.messages(topic)] == [b"kept"]
+
+
+async def test_what_a_task_publishes_after_the_block_is_sent(
+    halfmq_broker: InMemoryBroker,
+) -> None:
+    """It has missed the transaction, and must not wait for it for ever."""
+    engine, ledger = create_async_engine("sqlite+aiosqlite://"), TransactionLedger()
+    async with engine.begin() as connection:
+        await ledger.create_table_async(connection)
+    check, ended = ledger.async_checker(engine.connect), asyncio.Event()
+    broker = HalfmqBroker(halfmq_broker.address, checker=check, logger=None)
+
+    async def publish_late() -> None:
+        await ended.wait()
+        await broker.publish("late", "shipped")
+
+    async with broker:
+        await broker.start()
+        async with AsyncSession(engine) as session, broker.transaction(session):
+            task = asyncio.ensure_future(publish_late())
+            await broker.publish("in time", "shipped")
+        ended.set()
+        await task
+    await engine.dispose()
+
+    stored = [one.body for one in await halfmq_broker.messages("shipped")]
+    assert sorted(stored) == [b"in time", b"late"]
+
+
+async def test_a_transaction_without_its_parts_is_refused(halfmq_broker: InMemoryBroker) -> None:
+    check = TransactionLedger().async_checker(create_async_engine("sqlite+aiosqlite://").connect)
+    plain = HalfmqBroker(halfmq_broker.address)
+    closed = HalfmqBroker(halfmq_broker.address, checker=check)
+    for broker, reason in ((plain, "checker is None, expected"), (closed, "is not running")):
+        with pytest.raises(ClientError, match=reason):
+            await broker.transaction(AsyncSession()).__aenter__()
 
 
 async def test_a_stop_waits_for_handlers_and_commits(halfmq_broker: InMemoryBroker) -> None:
