@@ -16,6 +16,12 @@ assert ENTRY_SIZE == 20  # RocketMQ's CQ_STORE_UNIT_SIZE; another size is anothe
 PHYSICAL_OFFSET: Final = Struct(">q")  # the first field alone
 # Physical offset, size, and the tags code as filters see it: its low 32 bits, as a Java int.
 FILTERED: Final = Struct(">qi4xi")
+FILTERED_DTYPE: Final = (  # the same for numpy
+    ("physical_offset", ">i8"),
+    ("size", ">i4"),
+    ("tags_code_high", ">i4"),
+    ("tags_code", ">i4"),
+)
 DTYPE: Final = (("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8"))  # for numpy
 
 

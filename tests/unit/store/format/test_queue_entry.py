@@ -6,6 +6,7 @@ from halfmq.store.format.queue_entry import (
     DTYPE,
     ENTRY_SIZE,
     FILTERED,
+    FILTERED_DTYPE,
     PHYSICAL_OFFSET,
     PRE_BLANK,
     QueueEntry,
@@ -64,6 +65,7 @@ def test_all_ways_to_read_a_field_agree_with_the_whole_entry() -> None:
 
     assert offsets_of(2).unpack(content) == offsets
     assert sizes_of(2).unpack(content) == sizes
+    assert tuple(np.frombuffer(content, [*FILTERED_DTYPE])["tags_code"]) == low_codes
     assert tags_codes_of(2).unpack(content) == low_codes
     assert [*FILTERED.iter_unpack(content)] == [*zip(offsets, sizes, low_codes, strict=True)]
     assert PHYSICAL_OFFSET.unpack_from(content, ENTRY_SIZE) == (4096,)
