@@ -7,18 +7,13 @@ they can be tested without a socket.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeVar
 
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
-from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.files.zero_copy import FilePart
-from halfmq.store.format.queue_entry import QueueEntry
-from halfmq.store.format.record import Record
-from halfmq.store.log.append_request import AppendRequest, AppendResult
-from halfmq.store.queue.pull_selection import GetResult
 
 ACK_S: Final = 3.0
 """Seconds after which a request to a client counts as not received. A client acknowledges it at
@@ -108,98 +103,6 @@ class Connection(Protocol):
         The part must not be used afterwards.
         """
         ...
-
-
-class LogPositions(Protocol):
-    """How far the log is written, readable and on disk; see ``MessageStore``."""
-
-    @property
-    def write_offset(self) -> int: ...
-
-    @property
-    def readable_offset(self) -> int: ...
-
-    @property
-    def durable_offset(self) -> int: ...
-
-    def request_flush(self) -> None: ...
-
-
-class AppendLog(Protocol):
-    """A log to append to; see ``MessageStore.append``."""
-
-    def append(
-        self, group: Sequence[AppendRequest], *, contiguous: bool = False
-    ) -> list[AppendResult]: ...
-
-
-class StoredRecords(Protocol):
-    """Records by physical offset; see ``MessageStore.reader``.
-
-    Ranges are tuples of physical offset and length in bytes.
-    """
-
-    def record_bytes(self, physical_offset: int) -> bytes | None: ...
-
-    def record_at(self, physical_offset: int) -> Record | None: ...
-
-    def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None: ...
-
-    def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes: ...
-
-    def lacking_ranges(self, ranges: Sequence[tuple[int, int]]) -> NotInMemoryError: ...
-
-
-class StoredQueues(Protocol):
-    """Messages by queue offset; see ``MessageStore.queues``."""
-
-    def names(self) -> list[tuple[str, int]]: ...
-
-    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
-
-    def get(
-        self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
-    ) -> GetResult: ...
-
-    def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[QueueEntry]: ...
-
-    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int: ...
-
-    def offset_by_time(
-        self, topic: str, queue_id: int, timestamp: int, *, upper: bool = ...
-    ) -> int: ...
-
-
-class StoredKeys(Protocol):
-    """Physical offsets by topic and key; see ``MessageStore.index``."""
-
-    @property
-    def last_update(self) -> tuple[int, int]: ...
-
-    def query(
-        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
-    ) -> list[int]: ...
-
-
-class Store(AppendLog, Protocol):
-    """The store as handlers and delayed delivery use it; see ``MessageStore``."""
-
-    @property
-    def write_offset(self) -> int: ...
-
-    @property
-    def durable_offset(self) -> int: ...
-
-    @property
-    def reader(self) -> StoredRecords: ...
-
-    @property
-    def queues(self) -> StoredQueues: ...
-
-    @property
-    def index(self) -> StoredKeys: ...
-
-    def named_record(self, physical_offset: int) -> bytes | None: ...
 
 
 Handler = Callable[[RemotingCommand, Connection], bytes | None]

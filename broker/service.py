@@ -763,7 +763,6 @@ class Broker:
 
     @property
     def codes(self) -> frozenset[int]:
-        """The request codes that are served."""
         return self._router.codes
 
     @property

@@ -61,7 +61,6 @@ class Correlation(Generic[T]):
         return None if entry is None else entry[0]
 
     def values(self) -> list[T]:
-        """Return the values of all requests in flight."""
         return [value for value, _ in self._in_flight.values()]
 
     def expire(self, now: float) -> list[T]:

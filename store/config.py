@@ -74,5 +74,4 @@ class StoreConfig:
 
     @property
     def commit_log_directory(self) -> Path:
-        """The directory of the commit-log files."""
         return self.commit_log_path or self.root / "commitlog"

@@ -101,7 +101,6 @@ class Deletion:
         self._worker = worker("store-deletion", self._round, _IDLE)
 
     def start(self) -> None:
-        """Start the helper thread."""
         self._worker.start()
 
     def stop(self) -> None:

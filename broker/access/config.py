@@ -170,7 +170,6 @@ class TlsConfig:
 
     @property
     def mode(self) -> TlsMode:
-        """Whether clients may or must speak TLS."""
         if self.configured_mode is not None:
             return self.configured_mode
         return TlsMode.DISABLED if self.cert_path is None else TlsMode.PERMISSIVE

@@ -122,7 +122,6 @@ class PlainAcl:
 
     @property
     def accounts(self) -> Accounts:
-        """The accounts in force."""
         return self._accounts
 
     @property
@@ -132,7 +131,6 @@ class PlainAcl:
 
     @property
     def files(self) -> list[Path]:
-        """The files that were read."""
         return [stamp.path for stamp in self._stamps or ()]
 
     def find(self, name: str) -> Principal | None:

@@ -93,11 +93,9 @@ class Rule:
 
     @property
     def is_literal(self) -> bool:
-        """Whether the rule names one resource."""
         return self.kind is not None and self.name is not None and not self.is_prefix
 
     def matches(self, resource: Resource) -> bool:
-        """Return whether the rule is about this resource."""
         if self.kind is not None and self.kind is not resource.kind:
             return False
         if self.name is None:
@@ -127,7 +125,6 @@ class RuleSet:
         self._others = tuple(rule for rule in self.rules if not rule.is_literal)
 
     def rule_for(self, resource: Resource, action: Action, address: Address) -> Rule | None:
-        """Return the rule that decides; None if there is none."""
         for rule in self._literal.get(resource, ()):
             if rule.covers(action, address):
                 return rule
@@ -192,9 +189,7 @@ class Principals(Protocol):
     @property
     def dialect(self) -> Dialect: ...
 
-    def find(self, name: str) -> Principal | None:
-        """Return the principal of this name; None if there is none."""
-        ...
+    def find(self, name: str) -> Principal | None: ...
 
     def trusts(self, address: Address) -> bool:
         """Return whether requests from this address need no signature."""

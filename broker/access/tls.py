@@ -36,7 +36,6 @@ class TlsContext:
 
     @property
     def mode(self) -> TlsMode:
-        """Who must speak TLS."""
         return self._config.mode
 
     def reload(self) -> bool:

@@ -73,7 +73,6 @@ class TlsListener:
 
     @property
     def port(self) -> int:
-        """The port of the socket."""
         port: int = self._listening.getsockname()[1]
         return port
 

@@ -95,7 +95,6 @@ class Users:
     # -- for access control
 
     def find(self, name: str) -> Principal | None:
-        """Return the user of this name."""
         return self._principals.get(name)
 
     def trusts(self, _address: Address) -> bool:
@@ -109,7 +108,6 @@ class Users:
         return self._users.get(name)
 
     def users(self, name_contains: str = "") -> list[UserInfo]:
-        """Return users by name."""
         return [self._users[name] for name in sorted(self._users) if name_contains in name]
 
     def acl(self, subject: str) -> AclInfo | None:

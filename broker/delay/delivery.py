@@ -48,11 +48,11 @@ from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.timers import timer_delay_ms, timer_due_ms
 from halfmq.store.format.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from halfmq.store.log.append_request import AppendRequest
+from halfmq.store.message_store import MessageStore
 
 from ..errors import MessageRefusedError
 from ..limits.kept import DELAYED, Kept
 from ..loop.fetches import Fetch
-from ..ports import Store
 from .done_file import DoneFile
 from .find_waiting import waiting_messages
 from .levels import DelayLevels, restored
@@ -119,7 +119,7 @@ class TimerPage(NamedTuple):
 class DelayService:
     """Delivers due messages; call `tick` after the seconds that it returns."""
 
-    _store: Store
+    _store: MessageStore
     _levels: DelayLevels
     _directory: Path
     _scan: Callable[[int], Iterable[Record]]  # reads the log from an offset on
@@ -372,7 +372,6 @@ class DelayService:
         return TimerPage(found, after)
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {DELAYED: self.waiting}
 
     def require_room(self) -> None:

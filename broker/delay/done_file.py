@@ -22,8 +22,8 @@ from attrs import define
 from halfmq.store.files import disk
 from halfmq.store.files.page_cache import Missing, NotInMemoryError
 from halfmq.store.format.timers import delivered_ms, timer_checkpoint
+from halfmq.store.message_store import MessageStore
 
-from ..ports import Store
 from ..tables.table_file import JsonObject, PeriodicSave, TableFile, as_integer, as_object
 from .waiting import OFFSET_BITS, TIMER_QUEUE, WaitingQueue, packed, queue_offset_of
 
@@ -48,7 +48,7 @@ class _Done(NamedTuple):
 class DoneFile:
     """Marks messages as done, and saves that as far as it is durable."""
 
-    _store: Store
+    _store: MessageStore
     _directory: Path
     _now_ms: Callable[[], int]
     _monotonic_ms: Callable[[], int]

@@ -16,8 +16,8 @@ from halfmq.store.format.queue_entry import PRE_BLANK, QueueEntry
 from halfmq.store.format.record import Record
 from halfmq.store.format.timers import entry_time, timer_delay_ms, timer_due_ms
 from halfmq.store.format.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from halfmq.store.message_store import MessageStore
 
-from ..ports import Store
 from .done_file import DoneFile
 from .levels import DelayLevels
 from .timer_records import is_recall, link_of, text_of
@@ -44,7 +44,7 @@ class WaitingTimes(NamedTuple):
 
 
 def waiting_messages(
-    store: Store,
+    store: MessageStore,
     done: DoneFile,
     levels: DelayLevels,
     scan: Callable[[int], Iterable[Record]],
@@ -84,7 +84,7 @@ def _read_log(queues: list[WaitingQueue], records: Iterable[Record]) -> None:
             queues[TIMER_QUEUE].mark(record.queue_offset, DELIVERED, durable=True)
 
 
-def _pending(store: Store, queue: WaitingQueue) -> Iterable[tuple[int, QueueEntry]]:
+def _pending(store: MessageStore, queue: WaitingQueue) -> Iterable[tuple[int, QueueEntry]]:
     """Yield the messages of a queue that wait, with their queue offsets."""
     for start in range(queue.base, queue.end, _ENTRIES_STEP):
         entries = store.queues.entries(queue.topic, queue.queue_id, start, _ENTRIES_STEP)
@@ -98,7 +98,7 @@ def _pending(store: Store, queue: WaitingQueue) -> Iterable[tuple[int, QueueEntr
 
 
 def _read_timers(
-    store: Store, queue: WaitingQueue, found: WaitingTimes, delivered_ms: int, now_ms: int
+    store: MessageStore, queue: WaitingQueue, found: WaitingTimes, delivered_ms: int, now_ms: int
 ) -> None:
     foreign: list[Record] = []
     newest_ms = store.queues.store_time_at(queue.topic, queue.queue_id, queue.end - 1)
@@ -126,7 +126,7 @@ def _limited(wait_ms: int, delay_ms: int) -> int:
     return min(wait_ms, delay_ms)
 
 
-def _delay_ms(store: Store, entry: QueueEntry) -> int:
+def _delay_ms(store: MessageStore, entry: QueueEntry) -> int:
     """Return the delay that a waiting message asks for."""
     record = store.reader.record_at(entry.physical_offset)
     return 0 if record is None else timer_delay_ms(record.properties) or 0

@@ -71,7 +71,6 @@ class WaitingQueue:
         return self.base + len(self._states)
 
     def add(self, state: int) -> None:
-        """Add the next message."""
         self._states.append(state)
 
     def state(self, queue_offset: int) -> int:

@@ -186,7 +186,6 @@ class FiltersInUse(Service):
             self._weight -= _weight(*self._known.popitem(last=False))
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {FILTER_BYTES: self._weight, FILTER_REQUEST_BYTES: self._waiting_bytes}
 
 

@@ -72,15 +72,12 @@ class Application:
 
     @property
     def open_connections(self) -> int:
-        """Number of open connections."""
         return len(self._state.connections)
 
     def protocol(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection."""
         return _BoundedProtocol(self._config, self._state, {})
 
     def close(self) -> None:
-        """Close all connections."""
         for connection in list(self._state.connections):
             connection.shutdown()
 

@@ -64,7 +64,6 @@ class ConsoleProcess:
             pause = min(2 * pause, RESTART_S_MAX)
 
     async def stop(self) -> None:
-        """End the process."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):

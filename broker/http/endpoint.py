@@ -128,5 +128,4 @@ class HttpEndpoint:
             self._app.close()
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {HTTP_CONNECTIONS: 0 if self._app is None else self._app.open_connections}

@@ -25,9 +25,7 @@ class Holder(Protocol):
         """The address of the peer, without its port."""
         ...
 
-    def abort(self) -> None:
-        """Close at once."""
-        ...
+    def abort(self) -> None: ...
 
 
 class Budget:

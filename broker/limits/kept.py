@@ -41,7 +41,9 @@ Kept: TypeAlias = Mapping[Limit, int]
 class Keeps(Protocol):
     """A part that keeps something for peers."""
 
-    def kept(self) -> Kept: ...
+    def kept(self) -> Kept:
+        """Return how much of what it keeps for peers is used."""
+        ...
 
 
 def usage(parts: Iterable[Keeps]) -> dict[str, dict[str, int]]:

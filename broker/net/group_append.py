@@ -18,8 +18,9 @@ from attrs import define
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.errors import StoreError
 from halfmq.store.log.append_request import AppendRequest, AppendResult
+from halfmq.store.message_store import MessageStore
 
-from ..ports import AppendLog, Connection, Handler
+from ..ports import Connection, Handler
 from .router import serve
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Staged(Protocol):
 class GroupAppend:
     """Collects staged records and appends them together."""
 
-    _log: AppendLog
+    _log: MessageStore
     # Schedules a function for the end of this pass of the loop.
     _call_soon: Callable[[Callable[[], None]], object]
 
@@ -77,7 +78,6 @@ class GroupAppend:
             self.append_staged()
 
     def append_staged(self) -> None:
-        """Append all staged records now, if there are any."""
         if not self._staged:
             return
         group, self._staged = self._staged, []

@@ -25,13 +25,14 @@ import msgspec
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.store.message_store import MessageStore
 
 from ..errors import RequestRefusedError
 from ..filters.compiled_filter import CompiledFilter
 from ..limits.budget import Budget
 from ..limits.kept import HELD_PULL_BYTES, Kept, Limit
 from ..loop.slices import Slice
-from ..ports import Connection, LogPositions
+from ..ports import Connection
 
 QueueKey = tuple[str, int]
 
@@ -87,17 +88,16 @@ class LongPolling:
         self._slice_scheduled = False  # whether the next slice of the search is scheduled
         self._wake_scheduled = False
         self._answer: Answer | None = None
-        self._log: LogPositions | None = None
+        self._log: MessageStore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_handle: asyncio.TimerHandle | None = None
 
-    def answer_by(self, answer: Answer, log: LogPositions) -> None:
+    def answer_by(self, answer: Answer, log: MessageStore) -> None:
         """Set the log, and the function of the pull handler that answers held pulls."""
         self._answer = answer
         self._log = log
 
     async def start(self) -> None:
-        """Start scanning the deadlines."""
         self._loop = asyncio.get_running_loop()
         self._sweep_handle = self._loop.call_later(SWEEP_S, self._sweep)
 
@@ -119,7 +119,6 @@ class LongPolling:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the pulls held now."""
         return self._budget.used
 
     def hold(self, held: HeldPull) -> None:
@@ -254,7 +253,6 @@ class LongPolling:
         return self._loop is not None and held.deadline <= self._loop.time()
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {self._limit: self._budget.used}
 
 

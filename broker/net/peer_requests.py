@@ -102,7 +102,6 @@ class PeerRequestExpiry:
             yield
 
     def stop(self) -> None:
-        """Cancel the timer."""
         self._watched.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -163,7 +163,6 @@ class NameServerRegistration:
         ]
 
     async def stop(self) -> None:
-        """Unregister from every name server."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from halfmq.store.message_store import MessageStore
+
 from ..limits.kept import REPLAYED_PULL_BYTES
-from ..ports import LogPositions
 
 LAG_LARGE: Final = 64 << 20
 """Bytes of log between a message and the log's end from which the lag of its consumer is large:
@@ -45,7 +46,7 @@ minutes."""
 class ReplayPace:
     """Decides which pulls of replays are answered now, and schedules the others."""
 
-    def __init__(self, log: LogPositions) -> None:
+    def __init__(self, log: MessageStore) -> None:
         self._log = log
         self._waiting: deque[tuple[Callable[[], None], int]] = deque()  # with their bytes
         self.bytes = 0

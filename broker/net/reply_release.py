@@ -28,10 +28,11 @@ from halfmq.remoting.codes import FLAG_ONE_WAY, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply
+from halfmq.store.message_store import MessageStore
 
 from ..disk.send_refusal import SendRefusal
 from ..limits.kept import UNFLUSHED_BYTES, Kept
-from ..ports import Connection, LogPositions
+from ..ports import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class ReplyRelease:
 
     def __init__(
         self,
-        log: LogPositions,
+        log: MessageStore,
         refusal: SendRefusal | None = None,
         *,
         on_released: Callable[[], None] = lambda: None,
@@ -194,7 +195,6 @@ class ReplyRelease:
 
     @property
     def idle(self) -> bool:
-        """Whether no reply is waiting."""
         return not self._waiting
 
     def notify_when_idle(self, future: asyncio.Future[None]) -> None:
@@ -267,7 +267,6 @@ class ReplyRelease:
         self._on_released()
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {UNFLUSHED_BYTES: self._log.write_offset - self._log.durable_offset}
 
 

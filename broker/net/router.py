@@ -66,7 +66,6 @@ class Router:
 
     @property
     def codes(self) -> frozenset[int]:
-        """The request codes that have a handler."""
         return frozenset(self._handlers)
 
     def dispatch(self, command: RemotingCommand, connection: Connection) -> None:

@@ -208,7 +208,6 @@ class Server:
             yield
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {
             CONNECTIONS: len(self._shared.connections),
             UNFINISHED_BYTES: self._shared.unfinished.used,

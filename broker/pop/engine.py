@@ -46,13 +46,13 @@ from halfmq.store.format.properties import (
 from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.topics import RETRY_PREFIX, dead_letter_topic, retry_topic
 from halfmq.store.log.append_request import AppendRequest
+from halfmq.store.message_store import MessageStore
 
 from ..delay.levels import with_properties
 from ..errors import NotYetError, RequestRefusedError, UnfinishedError
 from ..limits.kept import POP_IN_FLIGHT, POP_LOCKS, POP_PAIRS, Kept
 from ..loop.fetches import Fetch
 from ..net.long_polling import Wanted
-from ..ports import Store
 from ..tables.consumer_offsets import NO_OFFSET, ConsumerOffsetTable
 from ..tables.group_table import GroupTable
 from ..tables.topic_table import TopicTable
@@ -122,7 +122,6 @@ class Taken(msgspec.Struct):
 
     @property
     def offsets(self) -> list[int]:
-        """The queue offsets of the messages."""
         return [offset for offset, _ in self.records]
 
 
@@ -147,7 +146,7 @@ class HandleError(Exception):
 class PopEngine:
     """Pops messages; call `tick` after the seconds that it returns."""
 
-    _store: Store  # of messages and records
+    _store: MessageStore  # of messages and records
     _topics: TopicTable  # for retry and dead-letter topics
     _groups: GroupTable  # for the limits of deliveries
     _offsets: ConsumerOffsetTable  # where the groups continue
@@ -324,7 +323,6 @@ class PopEngine:
         return Popped(pop_ms, revive_queue, [one for one in found if one.records], rest)
 
     def peek(self, wish: Wish, read: Read) -> list[bytes]:
-        """Return what a pop would get now."""
         taken, _ = self._find(wish, read)
         return [record for one in taken for _, record in one.records]
 
@@ -784,7 +782,6 @@ class PopEngine:
                 self._store_checkpoints([said], revive_queue, left_ms=left_ms)
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {
             POP_IN_FLIGHT: self._in_flight.count + len(self._settling),
             POP_LOCKS: len(self._locks),

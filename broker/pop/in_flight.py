@@ -43,7 +43,6 @@ class PopCheckpoint(NamedTuple):
     span: int  # queue offsets from there to the last message, and one
 
     def is_of(self, start: int, pop_ms: int) -> bool:
-        """Return whether this is the checkpoint of a pop."""
         return (self.start, self.pop_ms) == (start, pop_ms)
 
     def packed(self) -> int:
@@ -88,7 +87,6 @@ class InFlight:
         self.count = 0
 
     def of_group(self, group: str) -> int:
-        """Return how many messages of a group are in flight."""
         return self._of_group.get(group, 0)
 
     def add(self, queue: PopQueue, checkpoint: PopCheckpoint, offsets: Sequence[int]) -> None:
@@ -115,7 +113,6 @@ class InFlight:
         return len(self._queues) - 1
 
     def get(self, queue: PopQueue, offset: int) -> PopCheckpoint | None:
-        """Return the checkpoint of a message in flight; None if it is not."""
         packed = self._of(queue).get(offset)
         return None if packed is None else _unpacked(packed)
 
@@ -136,14 +133,12 @@ class InFlight:
         return True
 
     def of_queue(self, queue: PopQueue) -> list[Lapsed]:
-        """Return all messages of a queue that are in flight."""
         found: dict[int, list[int]] = {}
         for offset, packed in self._of(queue).items():
             found.setdefault(packed, []).append(offset)
         return [Lapsed(queue, _unpacked(packed), offsets) for packed, offsets in found.items()]
 
     def take_queue(self, queue: PopQueue) -> list[Lapsed]:
-        """Remove and return all messages of a queue."""
         taken = self.of_queue(queue)
         for one in taken:
             for offset in one.offsets:
@@ -151,13 +146,11 @@ class InFlight:
         return taken
 
     def queues(self) -> list[PopQueue]:
-        """Return the queues with messages in flight."""
         return [
             queue for queue, flights in zip(self._queues, self._flights, strict=True) if flights
         ]
 
     def next_due_ms(self) -> int | None:
-        """Return when messages may be due next; None if none are in flight."""
         return self._heap[0] >> _DUE_SHIFT if self._heap else None
 
     def take_due(self, now_ms: int) -> Lapsed | None:

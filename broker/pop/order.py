@@ -35,7 +35,6 @@ class OrderLock(msgspec.Struct):
 
     @property
     def released_ms(self) -> int:
-        """When the lock ends by itself."""
         return max(self.visible_ms.values(), default=0)
 
 
@@ -137,6 +136,5 @@ class OrderLocks:
         return [queue for queue, one in locks if since_ms < one.released_ms <= now_ms]
 
     def next_release_ms(self, now_ms: int) -> int | None:
-        """Return when the next lock ends by itself."""
         times = (one.released_ms for one in self._locks.values())
         return min((one for one in times if one > now_ms), default=None)

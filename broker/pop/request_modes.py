@@ -69,7 +69,6 @@ class RequestModes:
         return msgspec.json.encode(_content(self._modes))
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {REQUEST_MODES: len(self._modes)}
 
 

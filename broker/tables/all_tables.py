@@ -28,7 +28,6 @@ class Tables:
     brokers: BrokerTable
 
     def load(self) -> None:
-        """Read the files."""
         self.topics.load()
         self.groups.load()
         self.offsets.load()

@@ -261,20 +261,16 @@ class ClientRegistry:
 
     @property
     def consumer_groups(self) -> Mapping[str, GroupMembers]:
-        """The groups with a connected consumer."""
         return self._consumers
 
     @property
     def producer_groups(self) -> Mapping[str, Mapping[str, Member]]:
-        """The groups with a producer, and their members by client id."""
         return self._producers
 
     def has_consumers(self, group: str) -> bool:
-        """Return whether a consumer of the group is connected."""
         return group in self._consumers
 
     def is_consumer(self, group: str, client_id: str) -> bool:
-        """Return whether the client is connected as a consumer of the group."""
         known = self._consumers.get(group)
         return known is not None and client_id in known.members
 
@@ -376,7 +372,6 @@ class ClientRegistry:
         return left is not None and (group in left or len(left) >= LEFT_GROUPS_MAX)
 
     def producer(self, group: str, client_id: str) -> Connection | None:
-        """Return the connection of one producer; None if it is not open."""
         member = self._producers.get(group, {}).get(client_id)
         return None if member is None or member.connection.closed else member.connection
 
@@ -553,5 +548,4 @@ class ClientRegistry:
                 del self._by_connection[connection]
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {MEMBERS: self._count}

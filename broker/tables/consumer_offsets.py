@@ -223,7 +223,6 @@ class ConsumerOffsetTable:
         await self._file.save_on_thread(self._content, patient=True)
 
     def groups(self) -> set[str]:
-        """Return the names of all groups with a commit."""
         return {key.partition("@")[2] for key in self._offsets}
 
     def persist_job(self) -> Callable[[], None] | None:
@@ -249,7 +248,6 @@ class ConsumerOffsetTable:
         return {"offsetTable": offsets, _RESETS_KEY: resets}
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {OFFSET_BYTES: self._bytes}
 
 

@@ -104,7 +104,6 @@ class Variants:
         return len(variant.clients) == 1
 
     def remove(self, client_id: str) -> None:
-        """Remove a member."""
         variant = self._by_client.pop(client_id, None)
         if variant is not None:
             self._leave(client_id, variant)

@@ -129,7 +129,6 @@ class GroupTable:
         )
 
     def get(self, name: str) -> GroupConfig | None:
-        """Return the group of this name; None if there is none."""
         return self._groups.get(name)
 
     def __contains__(self, name: str) -> bool:
@@ -297,5 +296,4 @@ class GroupTable:
             )
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {GROUPS: len(self._groups)}

@@ -43,7 +43,6 @@ class KvConfig:
         }
 
     def get(self, namespace: str, key: str) -> str | None:
-        """Return a value; None if there is none."""
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> Mapping[str, str] | None:
@@ -83,7 +82,6 @@ class KvConfig:
         self._table = table
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {KV_CHARACTERS: _size(self._table)}
 
 

@@ -255,11 +255,9 @@ class Statistics:
     # --- queries
 
     def stored_by_topic(self) -> list[tuple[str, Counter]]:
-        """Return the counters of stored messages."""
         return list(self._stored.items())
 
     def delivered_by_group(self) -> list[tuple[tuple[str, str], Counter]]:
-        """Return the counters of delivered messages by topic and group."""
         return list(self._delivered.items())
 
     def sent_back_by_group(self) -> list[tuple[tuple[str, str], Counter]]:

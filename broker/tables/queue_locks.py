@@ -72,7 +72,6 @@ class QueueLocks:
         return owned
 
     def unlock(self, group: str, client_id: str, queues: Iterable[QueueKey]) -> None:
-        """Unlock those queues that the client owns."""
         held = self._groups.get(group)
         if held is None:
             return
@@ -121,5 +120,4 @@ class QueueLocks:
         return age_ms > LOCK_EXPIRY_MS or not self._is_connected(group, lock.client_id)
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {QUEUE_LOCKS: self._count}

@@ -66,7 +66,6 @@ class BrokerTable:
 
     @property
     def all_halfmq(self) -> bool:
-        """Whether each of them is a halfmq broker; True if there are none."""
         members = (one for broker in self._brokers.values() for one in broker.members.values())
         return all(member.is_halfmq for member in members)
 
@@ -185,16 +184,13 @@ class BrokerTable:
     # --- queries
 
     def brokers(self) -> list[BrokerData]:
-        """Return all of them."""
         return [_data(name, broker) for name, broker in self._brokers.items()]
 
     def get(self, name: str) -> BrokerData | None:
-        """Return one of them, or None."""
         broker = self._brokers.get(name)
         return None if broker is None else _data(name, broker)
 
     def route(self, topic: str) -> list[tuple[BrokerData, QueueData]]:
-        """Return the brokers that have a topic, each with the queues it has."""
         return [
             (_data(name, broker), broker.topics[topic])
             for name, broker in self._brokers.items()
@@ -247,7 +243,6 @@ class BrokerTable:
             )
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {REGISTERED_BROKERS: self.members_count, REGISTERED_TOPICS: self.topics_count}
 
 

@@ -154,7 +154,6 @@ class TableFile:
             raise self.refusal(error) from error
 
     def log_failure(self, error: OSError) -> None:
-        """Log that the file could not be written."""
         logger.error("event=table_not_saved table=%s error=%r", self.name, str(error))
 
     def refusal(self, error: OSError) -> RequestRefusedError:
@@ -200,11 +199,9 @@ class CreatedNames(dict[str, int]):
         )
 
     def content(self) -> JsonObject:
-        """Return what the file holds of them."""
         return {self.KEY: dict(self)} if self else {}
 
     def created_before(self, end_ms: int) -> list[str]:
-        """Return the names that were created before a time."""
         return [name for name, created_ms in self.items() if created_ms < end_ms]
 
     def used(self, name: str) -> None:
@@ -279,7 +276,6 @@ class JsonFields:
         self._names = dict(sorted(by_key.items()))
 
     def entry(self, made: object, unknown: JsonObject) -> dict[str, object]:
-        """Return the JSON entry of an instance."""
         return {**unknown, **{key: getattr(made, name) for key, name in self._names.items()}}
 
     def read(self, entry: JsonObject, default: object) -> dict[str, Any]:

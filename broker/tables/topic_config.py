@@ -67,7 +67,6 @@ class TopicConfig:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return the entry as `topics.json` holds it."""
         return _FIELDS.entry(self, self.unknown)
 
     @classmethod

@@ -189,16 +189,13 @@ class TopicTable:
 
     @property
     def is_created_automatically(self) -> bool:
-        """Whether a message creates the topic that it is sent to."""
         return self._auto_create
 
     def groups(self) -> list[str]:
-        """Return the groups that have a retry topic."""
         retry_topics = (name for name in self._topics if name.startswith(RETRY_PREFIX))
         return [name.removeprefix(RETRY_PREFIX) for name in retry_topics]
 
     def get(self, name: str) -> TopicConfig | None:
-        """Return the topic of this name; None if there is none."""
         return self._topics.get(name)
 
     def existing(self, name: str, remark: str = "topic[{}] not exist") -> TopicConfig:
@@ -247,7 +244,6 @@ class TopicTable:
 
     @property
     def system_names(self) -> list[str]:
-        """The names of the system topics, sorted."""
         return sorted(self._built_in | SYSTEM_TOPICS)
 
     @property
@@ -426,7 +422,6 @@ class TopicTable:
         logger.info("event=unused_topic_removed topic=%s", name)
 
     def is_deleting(self, name: str) -> bool:
-        """Return whether a deletion is not finished."""
         return name in self._deleting
 
     def end_deletion(self, name: str) -> None:
@@ -558,7 +553,6 @@ class TopicTable:
                 hook(name)
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {
             TOPICS: len(self._topics) - self._own_count(),
             NEW_TOPIC_BYTES: self._awaited.bytes if self._awaited else 0,

@@ -23,6 +23,7 @@ from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.log.append_request import AppendRequest, AppendResult
+from halfmq.store.message_store import MessageStore
 
 from ..errors import RequestRefusedError
 from .decision_lookup import DecisionLookup
@@ -36,7 +37,6 @@ from .errors import (
 from .half import StoredHalf
 from .half_reader import HalfReader
 from .half_records import bare_request, committed, final_request, rollback_request
-from .log_port import TransactionLog
 from .op_writer import OpWriter
 from .state.caches import FinalMessageCache
 from .state.counters import Counters
@@ -101,7 +101,7 @@ class DecisionRequest(msgspec.Struct, gc=False):
 class Decisions:
     """Applies decisions, and answers repeated ones."""
 
-    _log: TransactionLog
+    _log: MessageStore
     _table: PendingTable
     _finals: FinalMessageCache
     _ops: OpWriter

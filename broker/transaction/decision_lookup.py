@@ -14,11 +14,11 @@ from attrs import define
 from halfmq.store.errors import StoreError
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.topics import HALF_TOPIC, TIMER_TOPIC
+from halfmq.store.message_store import MessageStore
 
 from ..delay.timer_records import COMMIT_DELAY_PREFIX
 from .half import StoredHalf, group_membership, is_copy, real_topic, unique_key
 from .half_reader import ReadHalf
-from .log_port import TransactionLog
 from .state.caches import RecordedDecision
 from .state.pending import PendingTable
 from .state.state_machine import State
@@ -33,7 +33,7 @@ _COMMIT: Final = int(TransactionType.COMMIT)
 class DecisionLookup:
     """Finds the decisions of transactions."""
 
-    _log: TransactionLog
+    _log: MessageStore
     _table: PendingTable
     _read_half: ReadHalf
     _now_ms: Callable[[], int]

@@ -8,10 +8,10 @@ from typing import Final
 
 from halfmq.store.format.record import PREFIX
 from halfmq.store.format.topics import HALF_TOPIC
+from halfmq.store.message_store import MessageStore
 
 from .errors import HalfMismatchError, HalfNotFoundError
 from .half import StoredHalf, parse_half
-from .log_port import TransactionLog
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ ReadHalf = Callable[[int], StoredHalf | None]
 class HalfReader:
     """Reads halves, also those that are not on disk yet."""
 
-    def __init__(self, log: TransactionLog) -> None:
+    def __init__(self, log: MessageStore) -> None:
         self._log = log
 
     def read(self, offset: int) -> StoredHalf | None:

@@ -16,6 +16,7 @@ from attrs import define
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.log.append_request import AppendRequest, AppendResult
+from halfmq.store.message_store import MessageStore
 
 from ..config import TransactionConfig
 from ..ports import Connection
@@ -35,7 +36,6 @@ from .deduplication import DuplicateFinder, FirstHalf, RecentPrepares, deduplica
 from .half import GroupMembership, half_request, immunity_s, mark_in_group
 from .half_reader import HalfReader
 from .half_records import committed_again, prepared_final
-from .log_port import TransactionLog
 from .state.caches import FinalMessageCache
 from .state.counters import Counters
 from .state.pending import MemberHalf, Pending, PendingTable
@@ -52,7 +52,7 @@ are logged each time."""
 class Prepares:
     """Accepts half messages."""
 
-    _log: TransactionLog
+    _log: MessageStore
     _table: PendingTable
     _finals: FinalMessageCache
     _halves: HalfReader

@@ -22,6 +22,8 @@ from typing import Final
 
 from attrs import define
 
+from halfmq.store.message_store import MessageStore
+
 from ..config import TransactionConfig
 from ..limits.kept import FINAL_MESSAGE_BYTES, PENDING, Kept
 from ..loop.fetches import Fetch
@@ -34,7 +36,6 @@ from .decision_lookup import DecisionLookup
 from .destination import Destinations
 from .half import StoredHalf
 from .half_reader import HalfReader
-from .log_port import TransactionLog
 from .op_writer import OpWriter
 from .operator_actions import OperatorActions
 from .pending_view import PendingView
@@ -56,7 +57,7 @@ IDLE_TICK_MS: Final = 250
 class TransactionService:
     """Accepts half messages and decisions, and checks halves that stay undecided."""
 
-    _log: TransactionLog
+    _log: MessageStore
     _producers: ProducerDirectory
     _destinations: Destinations
     _config: TransactionConfig
@@ -248,7 +249,6 @@ class TransactionService:
         return None if oldest is None else oldest.offset
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         pending = PENDING._replace(most=self.prepares.pending_max)
         return {pending: self._table.weight, FINAL_MESSAGE_BYTES: self._finals.bytes}
 

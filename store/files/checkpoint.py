@@ -156,7 +156,6 @@ class Marker:
         self._path = path
 
     def is_set(self) -> bool:
-        """Return whether the file exists."""
         return disk.exists(self._path)
 
     def create(self) -> None:

@@ -107,7 +107,6 @@ class DeferredDeletes:
         disk.close(file.fd)
 
     def close(self) -> None:
-        """Free all space now."""
         while self._files:
             self._close_first()
 

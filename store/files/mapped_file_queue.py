@@ -82,7 +82,6 @@ class MappedFileQueue:
         self.add(base)
 
     def add(self, base: int) -> None:
-        """Add a file that was created."""
         insort(self.bases, base)
 
     def forget_before(self, offset: int) -> list[int]:

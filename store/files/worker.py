@@ -49,7 +49,6 @@ class ThreadWorker:
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
@@ -103,7 +102,6 @@ class Maintenance:
         self.wake = self._worker.wake  # call ``prepare`` soon; any thread, never waits
 
     def start(self) -> None:
-        """Start the thread."""
         self._due = time.monotonic() + self._interval
         self._worker.wake()
         self._worker.start()

@@ -75,7 +75,6 @@ class IndexHeader(NamedTuple):
     next_item: int = FIRST_ITEM  # number of the first free item; what RocketMQ calls indexCount
 
     def pack(self) -> bytes:
-        """Return the 40 bytes of the file."""
         return HEADER.pack(*self)
 
 
@@ -88,7 +87,6 @@ class IndexItem(NamedTuple):
     previous: int  # number of the next older item in the same slot; 0 for none
 
     def pack(self) -> bytes:
-        """Return the 20 bytes of the file."""
         return ITEM.pack(*self)
 
 

@@ -38,7 +38,6 @@ class QueueEntry(NamedTuple):
         return self.physical_offset >= 0 and self.size > 0
 
     def pack(self) -> bytes:
-        """Return the 20 bytes of the file."""
         return LAYOUT.pack(*self)
 
 

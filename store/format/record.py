@@ -94,17 +94,14 @@ class Record(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The physical offset of the end of the record."""
         return self.physical_offset + self.total_size
 
     @property
     def msg_id(self) -> str:
-        """The offset message id."""
         return offset_message_id(self.store_host, self.physical_offset)
 
     @property
     def property_map(self) -> dict[str, str]:
-        """The properties as a new map."""
         return decode_properties(self.properties)
 
 

@@ -33,7 +33,6 @@ class Field(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The width in bytes."""
         return calcsize(">" + self.code)
 
     @property

@@ -281,7 +281,6 @@ class IndexBuilder:
         return self._index.extents()
 
     def close(self) -> None:
-        """Flush and close the files."""
         self._index.close()
 
 
@@ -298,15 +297,12 @@ class NoIndex:
         """Ignore appended records."""
 
     def work(self, budget_ms: float | None = None) -> bool:
-        """Return False: there is no work."""
         return False
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return nothing."""
         return []
 
     def forget_before(self, log_start: int) -> list[IndexFile]:
-        """Return no files."""
         return []
 
     def flush(self, flushed_timestamp: int) -> int:
@@ -314,7 +310,6 @@ class NoIndex:
         return flushed_timestamp
 
     def extents(self) -> list[tuple[Path, int]]:
-        """Return no files."""
         return []
 
     def finish(self) -> bool:

@@ -129,7 +129,6 @@ class IndexFile:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file holds no item."""
         return self.header.next_item <= FIRST_ITEM
 
     @property
@@ -366,7 +365,6 @@ class IndexFile:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether all that was appended is on disk."""
         return not self._unflushed
 
     def _sync(self) -> None:

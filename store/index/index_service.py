@@ -157,7 +157,6 @@ class IndexService:
             self._delete([newest])
 
     def _last_offset(self) -> int:
-        """Return the offset of the newest record in the index, -1 if there is none."""
         offsets = (f.header.end_physical_offset for f in reversed(self._files) if not f.is_empty)
         return next(offsets, -1)
 

@@ -107,7 +107,6 @@ class QueueEndDigests:
         return unpacked(self._packed.get(_name(queue, base)))
 
     def set(self, queue: ConsumeQueue, base: int, digest: Digest) -> None:
-        """Set the digest of the last file of a queue."""
         self._packed[_name(queue, base)] = digest.pack()
 
     def remove(self, queues: Sequence[ConsumeQueue]) -> None:

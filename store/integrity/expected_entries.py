@@ -96,7 +96,6 @@ class QueueScan(Generic[Q]):
         self.ahead_at = 0  # the queue's next offset when it was held
 
     def add(self, record: QueuedRecord) -> None:
-        """Add the next record."""
         if record.messages > 1:
             # All but the last are skipped; a consumer that pulls one of them gets the batch.
             skipped = QueueEntry(record.physical_offset, PRE_BLANK.size, 1).pack()
@@ -272,7 +271,6 @@ class ExpectedEntries(Generic[Q]):
         scan.add(record)
 
     def finish(self) -> None:
-        """Pass on the rest."""
         for scan in self._scans.values():
             if scan.ahead is not None and scan.ahead_at == scan.next_offset:
                 self._skip_to(scan, scan.ahead)  # no later record contradicts it

@@ -87,7 +87,6 @@ class Digest:
             yield Block(position, disk.pread(fd, min(BLOCK, self.end - position), position), crc)
 
     def pack(self) -> bytes:
-        """Return the digest as ``unpacked`` reads it."""
         return pack_digest(self.end, self._crcs)
 
     def save(self, path: Path) -> None:

@@ -322,7 +322,6 @@ class LogReader:
                 yield record
 
     def close(self) -> None:
-        """Close all descriptors."""
         while self._descriptors:
             disk.close(self._descriptors.popitem()[1])
 

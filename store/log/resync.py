@@ -50,7 +50,6 @@ class Damage(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The physical offset of its end."""
         return self.offset + self.length
 
 

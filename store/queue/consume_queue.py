@@ -404,7 +404,6 @@ class ConsumeQueue:
         return self._files
 
     def next_file_offset(self, queue_offset: int) -> int:
-        """Return the queue offset at which the next file begins."""
         size = self._files.file_size
         return (queue_offset * ENTRY_SIZE // size + 1) * size // ENTRY_SIZE
 

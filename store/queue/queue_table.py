@@ -113,7 +113,6 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
         return dropped
 
     def close(self) -> None:
-        """Close all files."""
         for queue in self.values():
             queue.close()
         if self._fd >= 0:

@@ -33,7 +33,6 @@ class LastEntries(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The queue offset after the last entry."""
         return self.first + len(self.entries)
 
 

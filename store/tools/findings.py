@@ -67,7 +67,6 @@ class Findings:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is damaged."""
         return not self.damage_counts
 
     def as_json(self) -> dict[str, Any]:

@@ -292,7 +292,6 @@ class QueueCheck:
 
     @property
     def queues(self) -> int:
-        """The number of queues with records."""
         return len(list(self._queue_directories()))
 
 

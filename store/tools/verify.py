@@ -57,7 +57,6 @@ class VerifyReport:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is damaged."""
         return self.findings.sound
 
     def as_json(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from halfmq.store.format.properties import (
     terminated,
 )
 from halfmq.store.log.append_request import AppendRequest, AppendResult
-from tests.support.broker_doubles import FakeConnection
+from tests.support.broker_doubles import FakeConnection, as_store
 from tests.support.usual_headers import send_header
 
 TOPIC = TopicConfig(name="T", read_queue_nums=4, write_queue_nums=4)
@@ -128,8 +128,10 @@ def _handler(
     log: Log, transactions: Halves | None = None, *, sync_flush: bool = False
 ) -> SendHandler:
     return SendHandler(
-        log,
-        GroupAppend(log, call_soon=lambda work: asyncio.get_running_loop().call_soon(work)),
+        as_store(log),
+        GroupAppend(
+            as_store(log), call_soon=lambda work: asyncio.get_running_loop().call_soon(work)
+        ),
         Topics(),
         Halves(log) if transactions is None else transactions,
         SendRefusal(),

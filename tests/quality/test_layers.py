@@ -99,10 +99,9 @@ ROOMS = {
     "broker/transaction/checks": {
         "half",
         "half_records",
-        "log_port",
         "broker/transaction/state",
     },
-    "broker/transaction/replay": {"half", "log_port", "broker/transaction/state"},
+    "broker/transaction/replay": {"half", "broker/transaction/state"},
     "broker/transaction/state": set(),
     "broker/handlers/messages": {"access_checks"},
     "broker/handlers/transactions": {"access_checks"},

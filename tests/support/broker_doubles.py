@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from halfmq.broker.config import TopicDefaults
 from halfmq.broker.ports import ACK_S, Handler, OnAnswer
@@ -20,7 +20,7 @@ from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.queue_entry import QueueEntry
 from halfmq.store.format.record import Record, decode_record, encode_record, new_record
 from halfmq.store.log.append_request import AppendRequest, AppendResult
-from halfmq.store.message_store import GetResult, GetStatus
+from halfmq.store.message_store import GetResult, GetStatus, MessageStore
 
 START_MS: Final = 1_700_000_000_000
 """Where the clocks of tests begin."""
@@ -138,6 +138,11 @@ def record_of(
         reconsume_times=request.reconsume_times,
         prepared_transaction_offset=request.prepared_transaction_offset,
     )
+
+
+def as_store(double: object) -> MessageStore:
+    """Return a double that has the part of the store that a test needs."""
+    return cast("MessageStore", double)
 
 
 class FakeLog:

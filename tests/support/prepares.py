@@ -30,7 +30,7 @@ from halfmq.remoting.own_requests import (
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.ids import UniqueKeyFactory
 from halfmq.store.format.properties import encode_properties
-from tests.support.broker_doubles import START_MS, FakeConnection
+from tests.support.broker_doubles import START_MS, FakeConnection, as_store
 from tests.support.transactions import Broker
 from tests.support.usual_headers import send_header
 
@@ -67,10 +67,10 @@ class Prepares:
     def _wire(self) -> None:
         log = self.broker.log
         self._due: list[Callable[[], None]] = []
-        self.group = GroupAppend(log, call_soon=self._due.append)
+        self.group = GroupAppend(as_store(log), call_soon=self._due.append)
         self.connection = FakeConnection()
         self.handler = SendHandler(
-            log,
+            as_store(log),
             self.group,
             Topics("absent"),
             self.broker.service.prepares,

@@ -16,6 +16,7 @@ from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply
+from tests.support.broker_doubles import as_store
 
 UNKNOWN_CODE = 9_999
 ROUTE = {"topic": "T"}
@@ -63,7 +64,7 @@ async def serving(
     *,
     connections_per_address: int = 0,
 ) -> AsyncIterator[tuple[Server, ReplyRelease]]:
-    release = ReplyRelease(log or ManualLog())
+    release = ReplyRelease(as_store(log or ManualLog()))
     fetches = Fetches()
     gone: list[Connection] = [] if lost is None else lost
     server = Server(

@@ -45,7 +45,7 @@ from halfmq.store.format.record import (
 )
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.queue.pull_selection import GetResult, GetStatus
-from tests.support.broker_doubles import START_MS, Clock, FakeConnection, record_of
+from tests.support.broker_doubles import START_MS, Clock, FakeConnection, as_store, record_of
 from tests.support.golden_store import GoldenStore
 
 HOST = pack_host("127.0.0.1", 10911)
@@ -473,7 +473,7 @@ class Broker(ServiceParts):
 
     def _service(self) -> TransactionService:
         service = TransactionService(
-            self.log,
+            as_store(self.log),
             self.producers,
             self.destination,
             self.config,
@@ -496,7 +496,7 @@ class Broker(ServiceParts):
         """Have it give up asking about a half."""
         entry, stored = (
             self.table.get(half.physical_offset),
-            HalfReader(self.log).read(half.physical_offset),
+            HalfReader(as_store(self.log)).read(half.physical_offset),
         )
         assert entry is not None
         assert stored is not None

@@ -46,7 +46,6 @@ class UserHandlers(Handlers):
 
     @serves(RequestCode.AUTH_CREATE_USER)
     def create_user(self, request: RemotingCommand, connection: Connection) -> None:
-        """Add a user."""
         user = _named_user(request)
         change = partial(self._users.create_user, user)
         self._make(change, f"user {user.username}", request, connection)

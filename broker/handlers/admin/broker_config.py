@@ -85,7 +85,6 @@ class KvConfigHandlers(Handlers):
 
     @serves(RequestCode.PUT_KV_CONFIG)
     def put(self, request: RemotingCommand, connection: Connection) -> None:
-        """Set a value."""
         header = request.header_as(PutKVConfigRequestHeader)
         change = partial(self._config.put, header.namespace, header.key, header.value)
         what = f"KV configuration {header.namespace} {header.key}={header.value!r}"
@@ -101,7 +100,6 @@ class KvConfigHandlers(Handlers):
 
     @serves(RequestCode.GET_KV_CONFIG)
     def get(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with a value."""
         header = request.header_as(KVConfigRequestHeader)
         value = self._config.get(header.namespace, header.key)
         if value is None:
@@ -110,7 +108,6 @@ class KvConfigHandlers(Handlers):
 
     @serves(RequestCode.GET_KVLIST_BY_NAMESPACE)
     def list_namespace(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with all values of a namespace."""
         header = request.header_as(GetKVListByNamespaceRequestHeader)
         values = self._config.namespace(header.namespace)
         if values is None:

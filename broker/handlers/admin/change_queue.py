@@ -81,5 +81,4 @@ class ChangeQueue:
         connection.respond(request, reply)
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {CHANGES_BYTES: self._bytes}

@@ -219,7 +219,6 @@ class RelayHandlers(Handlers):
         connection.respond(request, reply)
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {RELAYS: len(self._waiting)}
 
 

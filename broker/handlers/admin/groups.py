@@ -194,7 +194,6 @@ class GroupHandlers(Handlers):
 
     @serves(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def producer_connections(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer with the connected producers of a group."""
         header = request.header_as(ProducerGroupRequestHeader)
         members = self._registry.producer_groups.get(header.producer_group)
         if not members:
@@ -204,7 +203,6 @@ class GroupHandlers(Handlers):
 
     @serves(RequestCode.GET_ALL_PRODUCER_INFO)
     def producers(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer with all connected producers by group."""
         rows = collect(
             request,
             connection,
@@ -253,7 +251,6 @@ class GroupHandlers(Handlers):
 
     @serves(RequestCode.QUERY_TOPICS_BY_CONSUMER)
     def topics_of_group(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer with the topics in which a group has offsets."""
         header = request.header_as(GetSubscriptionGroupConfigRequestHeader)
         names = topics_of(request, connection, self._offsets, header.group)
         body = encode_topic_list(sorted(names), connection.broker_address)

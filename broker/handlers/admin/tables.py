@@ -44,7 +44,6 @@ class TableHandlers(Handlers):
 
     @serves(RequestCode.GET_ALL_CONSUMER_OFFSET)
     def consumer_offsets(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Answer with the offsets of all groups."""
         batches = collect(request, connection, self._offsets.key_batches, self._members)
         size = sum(map(len, batches))
         if size > ANSWER_BYTES_MAX:
@@ -102,5 +101,4 @@ class RequestModeHandlers(Handlers):
 
     @serves(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
     def all_modes(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with the modes of all groups."""
         return encode_reply(request, body=self._modes.encoded())

@@ -44,7 +44,7 @@ from halfmq.store.message_store import MessageStore
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError, invalid_parameter
 from ...loop.slices import in_slices
-from ...ports import Connection, Handlers, Store, serves
+from ...ports import Connection, Handlers, serves
 from ...tables.attributes import altered, parse_change
 from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
@@ -196,7 +196,6 @@ class TopicHandlers(Handlers):
 
     @serves(RequestCode.GET_TOPIC_CONFIG)
     def topic_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with one topic."""
         header = request.header_as(TopicRequestHeader)
         topic = self._topics.existing(header.topic, "No topic in this broker. topic: {}")
         return encode_reply(request, body=encode_entry(topic.to_json()))
@@ -223,7 +222,6 @@ class TopicHandlers(Handlers):
 
     @serves(RequestCode.GET_TOPICS_BY_CLUSTER)
     def topics_by_cluster(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with the topics of all brokers of a cluster."""
         header = request.header_as(GetTopicsByClusterRequestHeader)
         names = self._brokers.topics(header.cluster)
         if header.cluster == self._cluster_name:
@@ -245,7 +243,6 @@ class TopicHandlers(Handlers):
 
     @serves(RequestCode.GET_UNIT_TOPIC_LIST)
     def unit_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with the topics of a unit."""
         return self._names(request, lambda topic: topic.sys_flag & _UNIT != 0)
 
     @serves(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST)
@@ -305,7 +302,7 @@ class ConsumeQueueHandlers(Handlers):
     Source: RocketMQ 5.3.3 `AdminBrokerProcessor#queryConsumeQueue`.
     """
 
-    def __init__(self, registry: ClientRegistry, store: Store) -> None:
+    def __init__(self, registry: ClientRegistry, store: MessageStore) -> None:
         self._registry = registry
         self._store = store
 

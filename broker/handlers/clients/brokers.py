@@ -98,7 +98,6 @@ class BrokerHandlers(Handlers):
 
     @serves(RequestCode.UNREGISTER_BROKER)
     def unregister(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Remove a broker."""
         self._check_address(connection)
         header = request.header_as(BrokerIdentityRequestHeader)
         self._brokers.unregister(header.broker_name, header.broker_id)
@@ -106,7 +105,6 @@ class BrokerHandlers(Handlers):
 
     @serves(RequestCode.REGISTER_TOPIC_IN_NAMESRV)
     def register_topic(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Add one topic of a registered broker."""
         self._check_address(connection)
         header = request.header_as(TopicRequestHeader)
         for queues in decode_route(request.body).queue_datas:
@@ -133,7 +131,6 @@ class BrokerHandlers(Handlers):
 
     @serves(RequestCode.BROKER_HEARTBEAT)
     def heartbeat(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Renew the registration of a broker."""
         self._check_address(connection)
         header = request.header_as(BrokerHeartbeatRequestHeader)
         self._brokers.renew(header.broker_name, header.broker_addr)

@@ -315,7 +315,6 @@ class LockHandlers(Handlers):
 
     @serves(RequestCode.UNLOCK_BATCH_MQ)
     def unlock(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Unlock queues."""
         body = _decode(request)
         self._locks.unlock(body.consumer_group, body.client_id, body.mq_set)
         return encode_reply(request)

@@ -26,9 +26,10 @@ from halfmq.remoting.headers import (
     UpdateConsumerOffsetRequestHeader,
 )
 from halfmq.remoting.replies import encode_reply
+from halfmq.store.message_store import MessageStore
 
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handlers, Store, serves
+from ...ports import Connection, Handlers, serves
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.group_table import GroupTable
 from ...tables.topic_table import TopicTable
@@ -43,7 +44,7 @@ class OffsetHandlers(Handlers):
 
     def __init__(
         self,
-        store: Store,
+        store: MessageStore,
         offsets: ConsumerOffsetTable,
         topics: TopicTable,
         groups: GroupTable,
@@ -90,7 +91,6 @@ class OffsetHandlers(Handlers):
 
     @serves(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update_consumer_offset(self, request: RemotingCommand, connection: Connection) -> bytes:
-        """Commit the offset of a group."""
         header = request.header_as(UpdateConsumerOffsetRequestHeader)
         group, topic = header.consumer_group, header.topic
         if group not in self._groups:

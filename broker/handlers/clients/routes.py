@@ -108,7 +108,6 @@ class RouteHandlers(Handlers):
 
     @serves(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     def topic_list(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with the names of all topics."""
         own = [topic.name for topic in self._topics]
         others = sorted(self._brokers.topics().difference(own))
         return encode_reply(request, body=encode_topic_list([*own, *others]))

@@ -485,7 +485,6 @@ class PullHandler(Handlers, Service):
         return _empty(request, code, result, next_offset)
 
     def kept(self) -> Kept:
-        """Return how much of what it keeps for peers is used."""
         return {REPLAYED_PULL_BYTES: self._pace.bytes}
 
 

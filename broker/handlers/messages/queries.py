@@ -17,10 +17,11 @@ from halfmq.remoting.headers import (
 from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.properties import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from halfmq.store.format.record import Record, decode_record
+from halfmq.store.message_store import MessageStore
 
 from ...access.requirements import GET, SUB, topic
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handlers, Store, serves
+from ...ports import Connection, Handlers, serves
 from ..access_checks import require
 
 MESSAGES_MAX: Final = 64
@@ -41,7 +42,7 @@ ANSWER_BYTES_MAX: Final = 8 << 20
 class QueryHandlers(Handlers):
     """Finds stored messages for tools and clients."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: MessageStore) -> None:
         self._store = store
 
     @serves(RequestCode.VIEW_MESSAGE_BY_ID)

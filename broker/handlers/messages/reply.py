@@ -23,9 +23,10 @@ from halfmq.remoting.replies import encode_reply, encode_send_reply
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.log.append_request import AppendRequest
+from halfmq.store.message_store import MessageStore
 
 from ...errors import REFUSAL_FIELDS, MessageRefusedError
-from ...ports import AppendLog, Connection, Handlers, serves
+from ...ports import Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ Validate = Callable[[SendMessageRequestHeader, bytes, Connection], AppendRequest
 class ReplyHandler(Handlers):
     """Passes replies to the clients that wait for them."""
 
-    _log: AppendLog  # where replies are stored
+    _log: MessageStore  # where replies are stored
     _registry: ClientRegistry
     _validate: Validate  # returns a reply as it is stored, or raises RequestRefusedError
     _append_staged: Callable[[], None]  # appends the records of earlier requests
@@ -86,7 +87,6 @@ class ReplyHandler(Handlers):
         return None
 
     def _client(self, header: SendMessageRequestHeader) -> tuple[str, Connection]:
-        """Return the client that waits for a reply, and its connection."""
         properties = (header.properties or "").encode()
         client_id = (get_property(properties, b"REPLY_TO_CLIENT") or b"").decode()
         if not client_id:

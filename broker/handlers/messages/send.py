@@ -41,6 +41,7 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.format.timers import TIMER_UNITS_MS
 from halfmq.store.log.append_request import AppendRequest
+from halfmq.store.message_store import MessageStore
 
 from ...access import requirements
 from ...delay.levels import is_level, with_properties
@@ -48,7 +49,7 @@ from ...delay.timer_records import TimerError, TimerRule, Waiting
 from ...disk.send_refusal import SendRefusal
 from ...errors import MessageRefusedError, RequestRefusedError
 from ...net.group_append import GroupAppend
-from ...ports import AppendLog, Connection, Handlers, serves
+from ...ports import Connection, Handlers, serves
 from ...tables.topic_config import TopicConfig
 from ...tables.topic_table import TopicTable
 from ...transaction.admission import fault_in_batch, without_broker_properties, without_transaction
@@ -75,7 +76,7 @@ Retry = Callable[[SendMessageRequestHeader, AppendRequest, int], AppendRequest]
 class SendHandler(Handlers):
     """Stores what producers send."""
 
-    _log: AppendLog
+    _log: MessageStore
     _group: GroupAppend
     _topics: TopicTable
     _prepares: Prepares

@@ -43,13 +43,14 @@ from halfmq.store.format.properties import (
 from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.topics import DELAYED_TOPICS, HALF_TOPIC, OP_TOPIC, RETRY_PREFIX
 from halfmq.store.log.append_request import AppendRequest
+from halfmq.store.message_store import MessageStore
 
 from ...access import requirements
 from ...delay.levels import DelayLevels, with_properties
 from ...delay.timer_records import TimerError, TimerRule
 from ...disk.send_refusal import SendRefusal
 from ...errors import RequestRefusedError
-from ...ports import Connection, Handlers, Store, serves
+from ...ports import Connection, Handlers, serves
 from ...tables.group_table import GroupConfig, GroupTable
 from ...tables.queue_locks import QueueLocks
 from ...tables.topic_config import TopicConfig
@@ -76,7 +77,7 @@ _NEVER_CONSUMED: Final = DELAYED_TOPICS | {HALF_TOPIC, OP_TOPIC}
 class SendBackHandler(Handlers):
     """Stores failed messages again for their group."""
 
-    _store: Store
+    _store: MessageStore
     _topics: TopicTable
     _groups: GroupTable
     _levels: DelayLevels

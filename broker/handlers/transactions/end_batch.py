@@ -71,7 +71,6 @@ class Batch(msgspec.Struct):
 
     @property
     def group(self) -> str:
-        """The producer group of the request."""
         header = self.command.header_as(EndTransactionsRequestHeader)
         return header.producer_group
 
@@ -87,7 +86,6 @@ class Batch(msgspec.Struct):
             self.answer()
 
     def answer(self) -> None:
-        """Answer the request with all results."""
         body = encode_entries([self.results[index] for index in range(len(self.ends))])
         reply = encode_reply(self.command, body=body)
         self.connection.respond(self.command, reply, self.position)

@@ -104,9 +104,7 @@ _CHECK: Final = RequestCode.CHECK_TRANSACTION_STATE
 class ProducerDirectory(Protocol):
     """The connected producers."""
 
-    def producers_of(self, group: str) -> Sequence[Connection]:
-        """Return the connections of a group; [] if there are none."""
-        ...
+    def producers_of(self, group: str) -> Sequence[Connection]: ...
 
     def has_left(self, group: str, connection: Connection) -> bool:
         """Return whether a connection has left the group but is still open."""

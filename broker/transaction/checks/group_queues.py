@@ -60,14 +60,12 @@ class OffsetQueue:
         return bool(self._front or self._parts)
 
     def append(self, offset: int) -> None:
-        """Add an offset at the end."""
         parts = self._parts
         if not parts or len(parts[-1]) >= PART_COUNT:
             parts.append(array("q"))
         parts[-1].append(offset)
 
     def appendleft(self, offset: int) -> None:
-        """Add an offset at the front."""
         self._front.append(offset)
 
     def popleft(self) -> int:
@@ -78,7 +76,6 @@ class OffsetQueue:
         return self._front.pop()
 
     def take_all(self, other: OffsetQueue) -> None:
-        """Move all offsets of another queue to the end of this one."""
         if other._front:
             other._front.reverse()
             self._parts.append(other._front)

@@ -17,6 +17,7 @@ from attrs import define, field
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 from halfmq.store.format.flags import TransactionType
+from halfmq.store.message_store import MessageStore
 
 from ...errors import RequestRefusedError
 from ...logs import EACH
@@ -24,7 +25,6 @@ from ...loop.fetches import Fetch
 from ...loop.slices import Slice
 from ..half import StoredHalf, real_topic, unique_key
 from ..half_records import bare_request, parked_request
-from ..log_port import TransactionLog
 from ..state.counters import Counters
 from ..state.pending import Pending, PendingTable
 from ..state.state_machine import (
@@ -51,7 +51,7 @@ class Parking:
     ``tick`` soon.
     """
 
-    _log: TransactionLog
+    _log: MessageStore
     _table: PendingTable
     _counters: Counters
     _read_half: Callable[[int], StoredHalf | None]

@@ -40,9 +40,9 @@ from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.message_store import MessageStore
 
 from ..half import GroupMembership, group_membership, immunity_s, other_halves
-from ..log_port import TransactionLog
 from ..state.pending import MemberHalf, Pending, PendingTable
 from ..state.state_machine import State, TransactionEvent, Verdict, outcome, parked_reason_of
 from .snapshot_file import load_snapshot, remove_snapshot
@@ -332,7 +332,7 @@ def _text_of(record: Record, name: bytes) -> str:
     return (get_property(record.properties, name) or b"").decode(errors="replace")
 
 
-def replay(log: TransactionLog, table: PendingTable, snapshot_path: Path) -> Replayed:
+def replay(log: MessageStore, table: PendingTable, snapshot_path: Path) -> Replayed:
     """Fill an empty table from the snapshot and the log."""
     ops: list[int] = []
     position = load_snapshot(snapshot_path, log, table, ops)
@@ -349,7 +349,7 @@ def replay(log: TransactionLog, table: PendingTable, snapshot_path: Path) -> Rep
 
 
 def _read(
-    log: TransactionLog, table: PendingTable, position: int, ops: Iterable[int], *, by_key: bool
+    log: MessageStore, table: PendingTable, position: int, ops: Iterable[int], *, by_key: bool
 ) -> Replayed:
     log_replay = LogReplay(table, by_key=by_key)
     log_replay.without_op.update(dict.fromkeys(ops))

@@ -24,9 +24,9 @@ from typing import Final
 from attrs import define
 
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
+from halfmq.store.message_store import MessageStore
 
 from ...loop.slices import Slice
-from ..log_port import TransactionLog
 from ..state.pending import PendingTable
 from .snapshot_file import (
     COPIES,
@@ -65,7 +65,7 @@ class Snapshots:
     """Takes snapshots of a table: in slices while the broker runs, at once at a stop."""
 
     path: Path
-    _log: TransactionLog
+    _log: MessageStore
     _table: PendingTable
     _ops: Callable[[], Sequence[int]]
     _counted: Callable[[], int] = lambda: 0  # the number of checks counted since the start

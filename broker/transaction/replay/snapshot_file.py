@@ -25,8 +25,8 @@ import msgspec
 from halfmq.store.files import disk
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.transaction_snapshot import CRC_SIZE, FOOTER
+from halfmq.store.message_store import MessageStore
 
-from ..log_port import TransactionLog
 from ..state.pending import CheckProgress, MemberHalf, Pending, PendingOrigin, PendingTable, shared
 from ..state.state_machine import ParkedReason, State
 
@@ -90,9 +90,7 @@ class CopyRow(NamedTuple):
     queue_offset: int
 
 
-def load_snapshot(
-    path: Path, log: TransactionLog, table: PendingTable, ops: list[int]
-) -> int | None:
+def load_snapshot(path: Path, log: MessageStore, table: PendingTable, ops: list[int]) -> int | None:
     """Fill an empty table; return the position where replay continues, or None without filling it.
 
     A snapshot that does not match this log is deleted, so that it cannot match by accident later.
@@ -172,7 +170,7 @@ def _objects(file: IO[bytes], size: int) -> Iterator[object]:
         yield from unpacker
 
 
-def _mismatch(header: SnapshotHeader, rows: _Rows, log: TransactionLog) -> str | None:
+def _mismatch(header: SnapshotHeader, rows: _Rows, log: MessageStore) -> str | None:
     """Return why this snapshot does not match this log; None if it does."""
     if rows.log_end > log.write_offset:
         return f"taken at log end {rows.log_end}, the log ends at {log.write_offset}"
@@ -186,7 +184,7 @@ def _mismatch(header: SnapshotHeader, rows: _Rows, log: TransactionLog) -> str |
     return None
 
 
-def anchor_at(offset: int, log: TransactionLog) -> Anchor:
+def anchor_at(offset: int, log: MessageStore) -> Anchor:
     """Return the anchor for the record at an offset; an empty one if there is none.
 
     Raises:

@@ -48,7 +48,6 @@ class Generations:
         return None
 
     def clear(self) -> None:
-        """Remove all entries."""
         self.maps.clear()
         self.maps.append({})
 
@@ -81,7 +80,6 @@ class DecisionCache:
         return self._latest.get(offset) is not None
 
     def clear(self) -> None:
-        """Remove all decisions."""
         self._latest.clear()
         self._finals.clear()
         self.newest_final = self.forgotten_final = 0
@@ -101,7 +99,6 @@ class DecisionCache:
             finals.append(self.newest_final)
 
     def find(self, offset: int) -> RecordedDecision | None:
-        """Return the decision; None if it is not cached."""
         packed = self._latest.get(offset)
         return None if packed is None else RecordedDecision(State(packed & 3), packed >> 2)
 
@@ -143,7 +140,6 @@ class FinalMessageCache:
         self._generations[0][offset] = final
 
     def pop(self, offset: int) -> AppendRequest | None:
-        """Remove and return the final message of a half; None if it is not cached."""
         for generation in self._generations:
             if offset in generation:
                 return generation.pop(offset)

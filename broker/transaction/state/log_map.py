@@ -39,7 +39,6 @@ class LogMap(Generic[Entry]):
         return offset in self._blocks[bisect_right(self._starts, offset) - 1]
 
     def get(self, offset: int) -> Entry | None:
-        """Return the entry of an offset, or None."""
         return self._blocks[bisect_right(self._starts, offset) - 1].get(offset)
 
     def add(self, offset: int, entry: Entry) -> None:
@@ -68,7 +67,6 @@ class LogMap(Generic[Entry]):
             self._shrink(at)
 
     def clear(self) -> None:
-        """Remove all entries."""
         self._starts, self._blocks, self._count = [0], [{}], 0
 
     def after(self, offset: int, count: int = BLOCK_COUNT) -> list[Entry]:

@@ -113,7 +113,6 @@ class Pending(msgspec.Struct, gc=False):
 
     @property
     def answered(self) -> int:
-        """Checks that a producer answered."""
         return self.progress.answered
 
     @answered.setter
@@ -246,7 +245,6 @@ class PendingTable:
         return decided
 
     def add_copy(self, offset: int, first: int, queue_offset: int) -> None:
-        """Add an alias of a transaction."""
         if offset not in self.copies:
             self.copies[offset] = Copy(first, queue_offset)
             self._copies_of.setdefault(first, []).append(queue_offset)

@@ -29,6 +29,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import OtherProtocolError
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
+from tests.support.broker_doubles import as_store
 from tests.support.client_loops import on_both_loops
 
 LARGE = bytes(range(256)) * 4_096  # a megabyte, far more than one TLS record
@@ -94,7 +95,7 @@ def _large(request: RemotingCommand, _connection: Connection) -> bytes:
 async def _serving(tls: TlsContext, connections_per_address: int = 0) -> AsyncIterator[Server]:
     server = Server(
         Router({RequestCode.GET_ROUTEINFO_BY_TOPIC: _large}),
-        ReplyRelease(Log()),
+        ReplyRelease(as_store(Log())),
         Fetches().begin,
         lambda _connection: None,
         host="127.0.0.1",

@@ -30,6 +30,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.store.errors import DiskFullError
 from halfmq.store.files.page_cache import Missing, NotInMemoryError
+from tests.support.broker_doubles import as_store
 from tests.support.client_loops import on_both_loops
 from tests.support.loops import LOOPS, LoopFactory, run_on
 from tests.support.patience import PATIENCE_S
@@ -491,7 +492,9 @@ def _connected(**transport: Mock) -> ClientConnection:
     """Return a connection whose transport answers as the test says."""
     addresses = {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}
     connection = ClientConnection(
-        SharedState(Router(), ReplyRelease(ManualLog()), Fetches().begin, lambda _lost: None)
+        SharedState(
+            Router(), ReplyRelease(as_store(ManualLog())), Fetches().begin, lambda _lost: None
+        )
     )
     connection.connection_made(Mock(get_extra_info=addresses.get, **transport))
     return connection
@@ -536,7 +539,9 @@ async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
 )
 async def test_only_peers_that_wait_for_an_answer_are_traffic(frame: bytes, reads: int) -> None:
     """Acknowledged and answered checks must not slow down the checks themselves."""
-    shared = SharedState(Router(), ReplyRelease(ManualLog()), Fetches().begin, lambda _lost: None)
+    shared = SharedState(
+        Router(), ReplyRelease(as_store(ManualLog())), Fetches().begin, lambda _lost: None
+    )
     connection = ClientConnection(shared)
     connection.data_received(frame)
 
@@ -569,7 +574,9 @@ async def test_attributes_of_a_peer_follow_its_latest_request(
 ) -> None:
     """Version, language, and whether it is a halfmq client; each may change alone."""
     connection = ClientConnection(
-        SharedState(Router(), ReplyRelease(ManualLog()), Fetches().begin, lambda _lost: None)
+        SharedState(
+            Router(), ReplyRelease(as_store(ManualLog())), Fetches().begin, lambda _lost: None
+        )
     )
     first: dict[str, Any] = {"version": 401, "language": LanguageCode.PYTHON}
     for settings in (first, first | change):

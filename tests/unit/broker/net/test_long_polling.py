@@ -13,7 +13,7 @@ from halfmq.broker.loop import slices
 from halfmq.broker.net.long_polling import HeldPull, LongPolling
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from tests.support.broker_doubles import FakeConnection
+from tests.support.broker_doubles import FakeConnection, as_store
 
 QUEUE = ("orders", 3)
 OTHER = ("orders", 4)
@@ -47,7 +47,7 @@ class Broker:
     def __init__(self) -> None:
         self.log = Log()
         self.polling = LongPolling()
-        self.polling.answer_by(self._answer, self.log)
+        self.polling.answer_by(self._answer, as_store(self.log))
         self.searches = 0
 
     def _answer(self, held: HeldPull, timed_out: bool) -> bytes | None:

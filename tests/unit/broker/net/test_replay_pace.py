@@ -18,6 +18,7 @@ from halfmq.broker.net.replay_pace import (
     SLICE_S_MAX,
     ReplayPace,
 )
+from tests.support.broker_doubles import as_store
 
 WAITING_MAX = 10_000
 SIZE = REPLAYED_PULL_BYTES.most // WAITING_MAX
@@ -59,7 +60,7 @@ class Replays:
         self.now = 0.0
         monkeypatch.setattr(asyncio, "get_running_loop", lambda: self.slices)
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-        self.pace = ReplayPace(self.log)
+        self.pace = ReplayPace(as_store(self.log))
         self.answer_s = CHEAP_S
         self.answered: list[int] = []
         self.asked = 0

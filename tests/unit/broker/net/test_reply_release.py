@@ -18,7 +18,7 @@ from halfmq.remoting.codes import FLAG_ONE_WAY, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply
-from tests.support.broker_doubles import FakeConnection
+from tests.support.broker_doubles import FakeConnection, as_store
 
 REQUEST = RemotingCommand(code=10)
 
@@ -48,7 +48,7 @@ class Peer(FakeConnection):
 
 
 def _release(log: Log, refusal: SendRefusal | None = None) -> ReplyRelease:
-    release = ReplyRelease(log, refusal)
+    release = ReplyRelease(as_store(log), refusal)
     release.attach(asyncio.get_running_loop())
     return release
 
@@ -303,7 +303,7 @@ async def test_a_burst_that_the_disk_writes_in_time_is_not_refused(
 
 async def test_a_flush_that_ends_after_the_loop_raises_nothing() -> None:
     """Its thread may be late when the broker stops."""
-    release = ReplyRelease(Log())
+    release = ReplyRelease(as_store(Log()))
 
     release.durable_from_thread(10)
 

@@ -20,7 +20,7 @@ from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
-from tests.support.broker_doubles import FakeConnection
+from tests.support.broker_doubles import FakeConnection, as_store
 from tests.support.client_loops import on_both_loops
 from tests.support.loops import LOOPS, LoopFactory, run_on
 from tests.support.serving import ROUTE, ManualLog, SocketPeer, echo, peer_of, serving
@@ -58,7 +58,7 @@ async def test_a_taken_port_is_named_with_its_setting() -> None:
     async with serving(echo) as (server, _):
         second = Server(
             Router(),
-            ReplyRelease(ManualLog()),
+            ReplyRelease(as_store(ManualLog())),
             Fetches().begin,
             lambda _connection: None,
             host="127.0.0.1",

@@ -15,7 +15,7 @@ from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.headers import SendMessageResponseHeader
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.topics import HALF_TOPIC
-from tests.support.broker_doubles import FakeConnection
+from tests.support.broker_doubles import FakeConnection, as_store
 from tests.support.prepares import Prepares, accepted
 from tests.support.transactions import end_now
 
@@ -200,7 +200,7 @@ def test_a_start_reads_the_newest_halves_within_its_limits(sends: Prepares) -> N
     """Neither many nor large halves make a start slow."""
     for number in range(600):
         sends.prepare(f"K{number}", b"x" * 10)
-    log, halves = sends.broker.log, HalfReader(sends.broker.log)
+    log, halves = sends.broker.log, HalfReader(as_store(sends.broker.log))
     size = log.records()[-1].total_size
 
     by_count, by_bytes, all_of_them = RecentPrepares(), RecentPrepares(), RecentPrepares()
@@ -226,7 +226,7 @@ def test_a_start_knows_exactly_the_newest_halves_that_fit(sends: Prepares, bytes
             break
         expected += 1
     memory = RecentPrepares()
-    memory.refill(HalfReader(log), bytes_max=bytes_max)
+    memory.refill(HalfReader(as_store(log)), bytes_max=bytes_max)
 
     known = [memory.find(deduplication_key("pg", f"K{number}")) is not None for number in range(40)]
     assert known == [False] * (40 - expected) + [True] * expected

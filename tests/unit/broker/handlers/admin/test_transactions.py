@@ -43,6 +43,7 @@ from tests.support.broker_doubles import (
     Clock,
     FakeConnection,
     FakeLog,
+    as_store,
     draft,
     request,
     response,
@@ -123,7 +124,7 @@ class Front:
         self.operator = FakeOperator()
         self.log = FakeLog(Clock())
         self.connection = FakeConnection()
-        self.group = GroupAppend(self.log, call_soon=lambda work: None)
+        self.group = GroupAppend(as_store(self.log), call_soon=lambda work: None)
         self._router = Router(
             TransactionAdminHandlers(
                 FakeView(*infos),

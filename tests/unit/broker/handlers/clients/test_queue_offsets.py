@@ -17,6 +17,7 @@ from tests.support.broker_doubles import (
     Clock,
     FakeConnection,
     FakeLog,
+    as_store,
     call,
     config_path,
     draft,
@@ -45,7 +46,7 @@ class Parts:
         groups.ensure("known")
         offsets = ConsumerOffsetTable(config_path(root, "o.json"), now_ms=self.clock)
         self.handlers = OffsetHandlers(
-            self.log, offsets, topics, groups, young_bytes=YOUNG_BYTES
+            as_store(self.log), offsets, topics, groups, young_bytes=YOUNG_BYTES
         ).handlers()
 
     def query(self, group: str, queue_id: int, topic: str = "orders", **fields: str) -> str:
@@ -191,7 +192,7 @@ def test_the_size_of_the_young_log_depends_on_the_memory(parts: Parts, tmp_path:
     topics = TopicTable(config_path(tmp_path, "t.json"), identity(), now_ms=parts.clock)
     offsets = ConsumerOffsetTable(config_path(tmp_path, "o.json"), now_ms=parts.clock)
     groups = GroupTable(config_path(tmp_path, "g.json"), auto_create=True, now_ms=parts.clock)
-    handlers = OffsetHandlers(parts.log, offsets, topics, groups).handlers()
+    handlers = OffsetHandlers(as_store(parts.log), offsets, topics, groups).handlers()
     header = {"consumerGroup": "new", "topic": "orders", "queueId": "0"}
     command = request(RequestCode.QUERY_CONSUMER_OFFSET, header)
 

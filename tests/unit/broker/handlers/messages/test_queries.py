@@ -21,6 +21,7 @@ from tests.support.broker_doubles import (
     Clock,
     FakeConnection,
     FakeLog,
+    as_store,
     call,
     config_path,
     draft,
@@ -50,7 +51,7 @@ def query(log: FakeLog, key: str, maximum: int = 32, **fields: str) -> RemotingC
         "endTimestamp": str(FOREVER),
         **fields,
     }
-    handlers = QueryHandlers(log).handlers()
+    handlers = QueryHandlers(as_store(log)).handlers()
     return call(handlers, request(RequestCode.QUERY_MESSAGE, header))
 
 
@@ -120,7 +121,7 @@ def test_a_record_is_answered_as_it_is_stored() -> None:
     log = log_with("a", "b")
     offset = max(log.records)
     answer = call(
-        QueryHandlers(log).handlers(),
+        QueryHandlers(as_store(log)).handlers(),
         request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset), "topic": "orders"}),
     )
 
@@ -132,7 +133,7 @@ def test_an_offset_without_a_record_is_refused(offset: int) -> None:
     """With RocketMQ's words, which tools show."""
     command = request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset)})
     with pytest.raises(RequestRefusedError) as refusal:
-        QueryHandlers(log_with("a")).handlers()[command.code](command, FakeConnection())
+        QueryHandlers(as_store(log_with("a"))).handlers()[command.code](command, FakeConnection())
 
     assert refusal.value.code is ResponseCode.SYSTEM_ERROR
     assert refusal.value.remark == f"can not find message by the offset, {offset}"

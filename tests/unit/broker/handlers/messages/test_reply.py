@@ -21,7 +21,7 @@ from halfmq.remoting.headers import (
 )
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.properties import decode_properties, encode_properties
-from tests.support.broker_doubles import START_MS, FakeConnection
+from tests.support.broker_doubles import START_MS, FakeConnection, as_store
 from tests.support.prepares import Prepares
 from tests.support.usual_headers import send_header
 
@@ -43,7 +43,7 @@ class Replies:
         )
         self.log = self.sends.broker.log
         handler = ReplyHandler(
-            self.log,
+            as_store(self.log),
             self.registry,
             self.sends.handler.validated_reply,
             append_staged=self.sends.group.append_staged,

@@ -27,6 +27,7 @@ from tests.support.broker_doubles import (
     Clock,
     FakeConnection,
     FakeLog,
+    as_store,
     call,
     config_path,
     draft,
@@ -64,7 +65,7 @@ class Parts:
         levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS))
         self.refusal = SendRefusal()
         self.handler = SendBackHandler(
-            self.log,
+            as_store(self.log),
             self.topics,
             self.groups,
             levels,

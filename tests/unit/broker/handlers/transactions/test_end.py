@@ -21,7 +21,7 @@ from halfmq.remoting.replies import encode_request
 from halfmq.store.format.properties import without_properties
 from halfmq.store.format.record import Record, decode_record, encode_record, new_record
 from halfmq.store.format.topics import HALF_TOPIC
-from tests.support.broker_doubles import START_MS
+from tests.support.broker_doubles import START_MS, as_store
 from tests.support.frames import RecordedFrame, recorded
 from tests.support.transactions import HOST, PEER, Broker, Connected, message
 
@@ -48,7 +48,7 @@ class Front:
         self.router = Router(
             TransactionHandler(
                 self.broker.service.decisions,
-                GroupAppend(self.broker.log, call_soon=lambda work: work()),
+                GroupAppend(as_store(self.broker.log), call_soon=lambda work: work()),
             ).handlers()
         )
 

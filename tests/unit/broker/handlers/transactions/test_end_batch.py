@@ -29,6 +29,7 @@ from halfmq.remoting.own_requests import (
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.log.append_request import AppendRequest, AppendResult
+from tests.support.broker_doubles import as_store
 from tests.support.transactions import HOST, Broker, Connected, message
 
 OK, REFUSED = ResponseCode.SUCCESS, ResponseCode.ILLEGAL_OPERATION
@@ -56,7 +57,7 @@ class Front:
             return done
 
         self.broker.log.append = counted  # type: ignore[method-assign]
-        self.group = GroupAppend(self.broker.log, call_soon=self.later.append)
+        self.group = GroupAppend(as_store(self.broker.log), call_soon=self.later.append)
         self.router = Router(
             TransactionHandler(self.broker.service.decisions, self.group).handlers(),
             EndBatches(

@@ -21,6 +21,7 @@ from halfmq.store.files import disk
 from halfmq.store.files.page_cache import NotInMemoryError, waiting
 from halfmq.store.format.transaction_snapshot import FOOTER
 from halfmq.store.log.append_request import AppendResult
+from tests.support.broker_doubles import as_store
 from tests.support.patience import PATIENCE_S
 from tests.support.transactions import Broker, Connected, MemoryLog
 
@@ -392,7 +393,7 @@ def test_a_snapshot_of_another_log_is_ignored(
     writer.publish()
     table, ops = PendingTable(), [1]
 
-    assert load_snapshot(broker.snapshot_path, broker.log, table, ops[:0]) is None
+    assert load_snapshot(broker.snapshot_path, as_store(broker.log), table, ops[:0]) is None
 
     assert (len(table), reason in caplog.text) == (0, True)
     assert not broker.snapshot_path.exists()
@@ -406,7 +407,7 @@ def test_a_snapshot_beyond_the_logs_end_is_ignored(broker: Broker) -> None:
     writer.finish(broker.log.write_offset + 1, Anchor(-1, 0))
     writer.publish()
 
-    assert load_snapshot(broker.snapshot_path, broker.log, PendingTable(), []) is None
+    assert load_snapshot(broker.snapshot_path, as_store(broker.log), PendingTable(), []) is None
     assert not broker.snapshot_path.exists()
 
 
@@ -430,7 +431,7 @@ def test_a_snapshot_with_invalid_rows_fills_nothing(broker: Broker, rows: list[o
     writer.publish()
     table, ops = PendingTable(), list[int]()
 
-    assert load_snapshot(broker.snapshot_path, broker.log, table, ops) is None
+    assert load_snapshot(broker.snapshot_path, as_store(broker.log), table, ops) is None
     assert (len(table), ops) == (0, [])
 
 
