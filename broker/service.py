@@ -84,6 +84,8 @@ from .net.server import Server
 from .pop.engine import PopEngine
 from .pop.records import PopRecords, is_from_timer
 from .pop.request_modes import RequestModes
+from .pop.retries import Retries
+from .pop.revive_log import ReviveLog
 from .ports import Connection, Handlers
 from .runtime_info import RuntimeInfo
 from .store_service import TABLES_TICK_S, StoreService, make_tables_directory
@@ -308,15 +310,27 @@ class Broker:
     def _make_pops(self) -> PopEngine:
         topics, tables = self.config.topics, self._tables
         self._revive_topic = revive_topic(topics.cluster_name)
-        return PopEngine(
-            self._store,
+        self._pop_retries = Retries(
             tables.topics,
             tables.groups,
+            lambda record, host: retry_copy(record, 0, host),
+            version_2=self.config.consumers.retry_topic_v2,
+        )
+        log = ReviveLog(
+            self._store,
+            tables.topics,
             tables.offsets,
             PopRecords(self._revive_topic, topics.broker_name, self._host),
-            retry_copy=lambda record, host: retry_copy(record, 0, host),
+            now_ms=self._now_ms,
+            monotonic_ms=self._monotonic_ms,
+            wake=self._wake_pops,
+        )
+        return PopEngine(
+            self._store,
+            tables.offsets,
+            log,
+            self._pop_retries,
             is_young=self._queue_offsets.is_young,
-            version_2=self.config.consumers.retry_topic_v2,
             now_ms=self._now_ms,
             monotonic_ms=self._monotonic_ms,
             fetch=self._fetches.begin,
@@ -792,7 +806,9 @@ class Broker:
         if self._polling.waiting:
             self._polling.mark_arrivals([(one.topic, one.queue_id) for one in group])
         if self._pop_polling.waiting:
-            self._pop_polling.mark_arrivals([(self._pops.topic_of(one.topic), -1) for one in group])
+            self._pop_polling.mark_arrivals(
+                [(self._pop_retries.topic_of(one.topic), -1) for one in group]
+            )
         if self._sync_flush:
             if len(group) >= LARGE_GROUP:
                 self._store.request_flush()

@@ -16,12 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from halfmq.broker.access.config import AccessConfig, KeyPair
 from halfmq.broker.access.requirements import requirements_of
-from halfmq.broker.config import (
-    BrokerConfig,
-    NetworkConfig,
-    StoreSettings,
-    TransactionConfig,
-)
+from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings, TransactionConfig
 from halfmq.broker.service import Broker
 from halfmq.remoting.access_bodies import (
     AclInfo,

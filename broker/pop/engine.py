@@ -27,38 +27,25 @@ from typing import Final
 import msgspec
 from attrs import define
 
-from halfmq.remoting.codes import INT32_MAX
-from halfmq.remoting.pop import (
-    ORDER_QUEUE,
-    PopHandle,
-    kind_of,
-    parse_handle,
-    pop_retry_topic,
-    topic_of_kind,
-)
+from halfmq.remoting.pop import ORDER_QUEUE, PopHandle, parse_handle, topic_of_kind
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError
-from halfmq.store.format.properties import (
-    PROPERTY_FIRST_POP_TIME,
-    PROPERTY_POP_FROM,
-    get_property,
-)
+from halfmq.store.format.properties import PROPERTY_POP_FROM, get_property
 from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.topics import RETRY_PREFIX, dead_letter_topic, retry_topic
 from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 
-from ..delay.levels import with_properties
 from ..errors import NotYetError, RequestRefusedError, UnfinishedError
 from ..limits.kept import POP_IN_FLIGHT, POP_LOCKS, POP_PAIRS, Kept
 from ..loop.fetches import Fetch
 from ..net.long_polling import Wanted
 from ..tables.consumer_offsets import NO_OFFSET, ConsumerOffsetTable
-from ..tables.group_table import GroupTable
-from ..tables.topic_table import TopicTable
-from .in_flight import CHUNK, InFlight, Lapsed, PopCheckpoint, PopQueue
+from .in_flight import Lapsed, PopQueue
 from .order import OrderLocks
-from .records import LEFT, REVIVE_GROUP, REVIVE_QUEUES, PopRecord, PopRecords, decode_pop
+from .records import LEFT, REVIVE_QUEUES, PopRecord, decode_pop
+from .retries import Retries, base_topic, was_popped
+from .revive_log import ReviveLog
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +66,6 @@ NEW_TOPICS_MS: Final = 100
 
 PROGRESS_MS: Final = 5_000
 """Milliseconds between two times at which the progress in the revive topic is saved."""
-
-OLD_CHUNKS: Final = 16
-"""Chunks of a revive queue after which a checkpoint is written again: a start reads no more."""
 
 FOREIGN_GRACE_MS: Final = 4_000
 """Milliseconds for acknowledgements that RocketMQ's timer brings after their checkpoints."""
@@ -147,15 +131,11 @@ class PopEngine:
     """Pops messages; call `tick` after the seconds that it returns."""
 
     _store: MessageStore  # of messages and records
-    _topics: TopicTable  # for retry and dead-letter topics
-    _groups: GroupTable  # for the limits of deliveries
     _offsets: ConsumerOffsetTable  # where the groups continue
-    _records: PopRecords  # makes the records of the revive topic
-    # Returns the copy of a record that is its next delivery.
-    _retry_copy: Callable[[Record, bytes], AppendRequest]
+    _log: ReviveLog  # what pops and acknowledgements store
+    _retries: Retries  # what becomes visible again
     # Whether a new group that begins at the end gets all messages of a queue.
     _is_young: Callable[[str, int], bool]
-    _version_2: bool  # whether messages become visible again in retry topics of version 2
     _now_ms: Callable[[], int]  # the wall clock
     _monotonic_ms: Callable[[], int]  # the clock that counts invisible times
     _fetch: Fetch  # reads what is not in memory
@@ -163,16 +143,15 @@ class PopEngine:
     _visible: Callable[[str], None]  # called with a topic of which messages may be popped again
 
     def __attrs_post_init__(self) -> None:
-        self._in_flight, self._locks = InFlight(), OrderLocks()
+        self._locks = OrderLocks()
+        self._in_flight = self._log.in_flight
         self.popped: set[tuple[str, str]] = set()  # group and topic that pop now
         self._pulled: set[tuple[str, str]] = set()  # that have popped and pull now
         self._settling: deque[Lapsed] = deque()  # of queues that were reset or deleted
         self._draining: set[tuple[str, str]] = set()  # whose retries go where they are pulled
-        self._base_of: dict[str, str] = {}  # retry topic → topic
         self._acknowledged: dict[tuple[str, str, PopHandle], None] = {}
         self._pops = 0
         self._first_pop_ms = 0  # the least time of the next pop
-        self._settled: dict[int, int] = {}  # revive queue → offset settled at the last save
         self._progress_at = self._ticked_ms = self._monotonic_ms()
 
     # --- a start
@@ -181,15 +160,13 @@ class PopEngine:
         """Find the messages in flight; the store must be open."""
         self._offsets.on_forget = self._forgotten
         for key in (key for batch in self._offsets.key_batches() for key in batch):
-            if not key.startswith(RETRY_PREFIX):
-                continue
             topic, _, group = key.rpartition("@")
-            for separator in "_+":
-                prefix = f"{RETRY_PREFIX}{group}{separator}"
-                if topic.startswith(prefix):
-                    self.popped.add((group, topic.removeprefix(prefix)))
+            base = base_topic(group, topic)
+            if base != topic:
+                self.popped.add((group, base))
         for revive_queue in range(REVIVE_QUEUES):
-            self._replay(revive_queue)
+            for offset, said in self._log.read(revive_queue):
+                self._replay_one(said, revive_queue, offset)
         for group, topic in self.popped:
             if self._in_flight.of_group(group):
                 self._replay_retries(group, topic)
@@ -200,7 +177,7 @@ class PopEngine:
         Both are written at once, so a power cut parts them only at the end of the log: these
         retries are the last of their queue.
         """
-        names = [one.topic for one in self._retry_queues(group, topic)]
+        names = [one.topic for one in self._retries.queues(group, topic)]
         for name in (*names, retry_topic(group), dead_letter_topic(group)):
             first, end = self._store.queues.bounds(name, 0)
             start = max(first, end - RETRIES_AT_ONCE)
@@ -213,22 +190,8 @@ class PopEngine:
                 popped_from = topic_of_kind(handle.kind, topic, group)
                 queue = PopQueue(group, popped_from, handle.queue_id)
                 if self._is_in_flight(queue, handle):
-                    self._store.append([self._done_record(queue, [handle])])
+                    self._store.append([self._log.done(queue, [handle])])
                     self._in_flight.remove(queue, handle.offset)
-
-    def _replay(self, revive_queue: int) -> None:
-        topic = self._records.topic
-        first, end = self._store.queues.bounds(topic, revive_queue)
-        settled = self._offsets.query(REVIVE_GROUP, topic, revive_queue)
-        offset = min(max(settled + 1, first), end)
-        while offset < end:
-            entries = self._store.queues.entries(topic, revive_queue, offset, CHUNK)
-            for revive_offset, entry in enumerate(entries, offset):
-                record = self._store.reader.record_at(entry.physical_offset)
-                said = None if record is None else decode_pop(record.body)
-                if said is not None:
-                    self._replay_one(said, revive_queue, revive_offset)
-            offset += len(entries)
 
     def _replay_one(self, said: PopRecord, revive_queue: int, revive_offset: int) -> None:
         if not said.is_checkpoint:
@@ -237,7 +200,7 @@ class PopEngine:
                 if checkpoint is not None and checkpoint.is_of(said.start, said.pop_ms):
                     self._in_flight.remove(said.queue, offset)
             return
-        queue, base = said.queue, self._base(said.queue)
+        queue, base = said.queue, base_topic(said.queue.group, said.queue.topic)
         if not said.offsets:
             if said.start == LEFT:
                 self.popped.discard((queue.group, base))
@@ -256,31 +219,18 @@ class PopEngine:
             if one is None or one.pop_ms <= said.pop_ms
         )
         if said.offsets:
-            self._add(said, revive_queue, revive_offset, left_ms)
-
-    def _add(self, said: PopRecord, revive_queue: int, revive_offset: int, left_ms: int) -> None:
-        checkpoint = PopCheckpoint(
-            due_ms=self._monotonic_ms() + left_ms,
-            number=0,
-            pop_ms=said.pop_ms,
-            invisible_ms=said.invisible_ms,
-            revive_queue=revive_queue,
-            revive_offset=revive_offset,
-            start=said.start,
-            span=said.offsets[-1] - said.start + 1,
-        )
-        self._in_flight.add(said.queue, checkpoint, said.offsets)
+            self._log.add(said, revive_queue, revive_offset, left_ms)
 
     def arrived(self, request: AppendRequest) -> None:
         """Take a record that RocketMQ's timer has brought to the end of a revive queue."""
         said, revive_queue = decode_pop(request.body), request.queue_id
         if said is None:
             return
-        end = self._store.queues.bounds(self._records.topic, revive_queue)[1]
+        end = self._store.queues.bounds(self._log.topic, revive_queue)[1]
         if not said.is_checkpoint:
             self._replay_one(said, revive_queue, end)
         elif said.offsets:
-            self._add(said, revive_queue, end, FOREIGN_GRACE_MS)
+            self._log.add(said, revive_queue, end, FOREIGN_GRACE_MS)
             self._wake()
 
     # --- pop
@@ -313,10 +263,10 @@ class PopEngine:
                 self._lock(one, pop_ms, wish)
         elif found:
             said = [
-                PopRecord(one.queue, pop_ms, one.start, tuple(one.offsets), wish.invisible_ms, True)
+                PopRecord(one.queue, pop_ms, one.start, tuple(one.offsets), wish.invisible_ms)
                 for one in found
             ]
-            self._store_checkpoints(said, revive_queue, left_ms=wish.invisible_ms)
+            self._log.store_checkpoints(said, revive_queue, left_ms=wish.invisible_ms)
         for one in taken:  # also past messages that the filter excludes
             if not (wish.in_order and one.records):
                 self._move(one.queue, one.next_offset)
@@ -352,7 +302,7 @@ class PopEngine:
         ]
         if wish.queue_id >= 0:
             ordinary = [PopQueue(wish.group, wish.topic, wish.queue_id)]
-        retries = [] if wish.in_order else self._retry_queues(wish.group, wish.topic)
+        retries = [] if wish.in_order else self._retries.queues(wish.group, wish.topic)
         # Retries come first in one of five pops only, so that they do not keep back new messages.
         queues = [*retries, *ordinary] if self._pops % 5 == 0 else [*ordinary, *retries]
         now_ms = self._monotonic_ms()
@@ -381,45 +331,8 @@ class PopEngine:
             records = [one for one in records if one[0] not in done]
         if is_retry:
             # Version 1 of the name may be that of another group's ordinary retry topic.
-            records = [one for one in records if _was_popped(one[1])]
+            records = [one for one in records if was_popped(one[1])]
         return Taken(queue, start, records, next_offset)
-
-    def _retry_queues(self, group: str, topic: str) -> list[PopQueue]:
-        names = (pop_retry_topic(topic, group, version_2=one) for one in (False, True))
-        found = [name for name in names if name in self._topics]
-        self._base_of |= dict.fromkeys(found, topic)
-        return [PopQueue(group, name, 0) for name in found]
-
-    def _store_checkpoints(
-        self, said: Sequence[PopRecord], revive_queue: int, *more: AppendRequest, left_ms: int
-    ) -> int:
-        """Store checkpoints and then other records; return where the log ends after them.
-
-        Their messages become visible after `left_ms`.
-        """
-        self._topics.ensure(self._records.topic, REVIVE_QUEUES)
-        now_ms = self._now_ms()
-        appended = self._store.append(
-            [
-                *(
-                    self._records.checkpoint(
-                        one.queue,
-                        revive_queue,
-                        one.start,
-                        one.offsets,
-                        one.pop_ms,
-                        one.invisible_ms,
-                        now_ms,
-                    )
-                    for one in said
-                ),
-                *more,
-            ]
-        )
-        for one, stored in zip(said, appended, strict=False):
-            self._add(one, revive_queue, stored.queue_offset, left_ms)
-        self._wake()
-        return appended[-1].end
 
     def _lock(self, taken: Taken, pop_ms: int, wish: Wish) -> None:
         """Lock the queue for messages in order; too many deliveries make a dead letter instead."""
@@ -432,38 +345,20 @@ class PopEngine:
             attempt_id=wish.attempt_id,
             now_ms=self._monotonic_ms(),
         )
-        config = self._groups.get(wish.group)
-        limit = INT32_MAX if config is None else config.retry_max_times
+        limit = self._retries.limit(wish.group)
         dead = [one for one in taken.records if taken.times[one[0]] > limit]
         if dead:
-            self._topics.ensure(dead_letter_topic(wish.group))
-            self._store.append(
-                [
-                    self._dead_letter(taken.queue, decode_record(one, check_crc=False))
-                    for _, one in dead
-                ]
-            )
+            self._store.append(self._retries.dead_letters(taken.queue, [one for _, one in dead]))
             taken.records = [one for one in taken.records if one not in dead]
             for offset, _ in dead:
                 self._move_in_order(taken.queue, offset)
         self._wake()
 
-    def _dead_letter(self, queue: PopQueue, record: Record) -> AppendRequest:
-        copy = self._retry_copy(record, record.store_host)
-        logger.warning(
-            "event=dead_letter group=%s from=%s reconsume_times=%d",
-            queue.group,
-            queue.topic,
-            copy.reconsume_times,
-        )
-        copy.topic, copy.queue_id = self._topics.ensure_dead_letter(queue.group).name, 0
-        return copy
-
     def _move_in_order(self, queue: PopQueue, offset: int) -> int:
         """Acknowledge a message of a locked queue; return where the log must be on disk."""
         position = self._locks.acknowledge(queue, offset)
         self._move(queue, position)
-        return self._store_position(queue, position)
+        return self._log.store_position(queue, position)
 
     # --- acknowledge, change
 
@@ -500,17 +395,10 @@ class PopEngine:
             end = max([self._move_in_order(queue, handle.offset) for handle in handles])
             self._visible(queue.topic)
             return end
-        (stored,) = self._store.append([self._done_record(queue, handles)])
+        (stored,) = self._store.append([self._log.done(queue, handles)])
         for handle in handles:
             self._in_flight.remove(queue, handle.offset)
         return stored.end
-
-    def _done_record(self, queue: PopQueue, handles: Sequence[PopHandle]) -> AppendRequest:
-        first = handles[0]
-        offsets = [handle.offset for handle in handles]
-        return self._records.acknowledgement(
-            queue, first.revive_queue, first.start, offsets, first.pop_ms, self._now_ms()
-        )
 
     def change_invisible(
         self, group: str, topic: str, handle: PopHandle, invisible_ms: int
@@ -530,9 +418,9 @@ class PopEngine:
             self._wake()
             return handle._replace(invisible_ms=left_ms), 0
         pop_ms = max(self._now_ms(), handle.pop_ms + 1)  # so that the old handle is another one
-        said = PopRecord(queue, pop_ms, handle.offset, (handle.offset,), invisible_ms, True)
-        done = self._done_record(queue, [handle])
-        end = self._store_checkpoints([said], handle.revive_queue, done, left_ms=invisible_ms)
+        said = PopRecord(queue, pop_ms, handle.offset, (handle.offset,), invisible_ms)
+        done = self._log.done(queue, [handle])
+        end = self._log.store_checkpoints([said], handle.revive_queue, done, left_ms=invisible_ms)
         changed = handle._replace(start=handle.offset, pop_ms=pop_ms, invisible_ms=invisible_ms)
         return changed, end
 
@@ -541,7 +429,7 @@ class PopEngine:
             counts = self._locks.holds(queue, handle, self._monotonic_ms())
         else:
             counts = self._is_in_flight(queue, handle)
-        if not counts or handle.broker_name != self._records.broker_name:
+        if not counts or handle.broker_name != self._log.broker_name:
             raise HandleError(
                 f"extraInfo={str(handle)!r} names no message that group {queue.group} has in "
                 f"flight in queue {queue.queue_id} of {queue.topic}: its invisible time is over, "
@@ -575,7 +463,7 @@ class PopEngine:
         self._clear(queue)
         self._offsets.end_reset(*queue)
         self._move(queue, offset)
-        self._store_position(queue, offset)
+        self._log.store_position(queue, offset)
 
     def _clear(self, queue: PopQueue) -> None:
         self._locks.release(queue)
@@ -586,23 +474,15 @@ class PopEngine:
     def _forgotten(self, group: str, topic: str, queue_ids: Collection[int]) -> None:
         """Forget what is in flight of a topic or group that is deleted, also for a start."""
         queues = [PopQueue(group, topic, queue_id) for queue_id in queue_ids]
-        if any((group, self._base(queue)) in self.popped for queue in queues):
+        if any((group, base_topic(group, topic)) in self.popped for queue in queues):
             for queue in queues:
                 self._clear(queue)
-                self._store_position(queue, 0)
+                self._log.store_position(queue, 0)
 
     def _move(self, queue: PopQueue, offset: int) -> None:
         group, topic, queue_id = queue
         if self._offsets.query(group, topic, queue_id) != offset:
             self._offsets.keep(group, topic, queue_id, offset)
-
-    def _store_position(self, queue: PopQueue, offset: int) -> int:
-        """Store where a group continues; return where the log ends after it."""
-        self._topics.ensure(self._records.topic, REVIVE_QUEUES)
-        now_ms = self._now_ms()
-        record = self._records.checkpoint(queue, 0, offset, (), now_ms, 0, now_ms)
-        (stored,) = self._store.append([record])
-        return stored.end
 
     def on_pull(self, group: str, topic: str) -> None:
         """Let a group pull what it has popped: its retries go to the retry topic that it pulls."""
@@ -610,7 +490,7 @@ class PopEngine:
         self.popped.discard(key)
         self._pulled.add(key)
         self._draining.add(key)
-        self._store_position(PopQueue(group, topic, 0), LEFT)
+        self._log.store_position(PopQueue(group, topic, 0), LEFT)
         self._wake()
 
     # --- what becomes visible again
@@ -633,8 +513,8 @@ class PopEngine:
         self._ticked_ms = now_ms
         if now_ms - self._progress_at >= PROGRESS_MS:
             self._progress_at = now_ms
-            self._save_progress()
-            self._write_again()
+            self._log.save_progress()
+            self._log.write_again()
         times = self._in_flight.next_due_ms(), self._locks.next_release_ms(now_ms)
         waits = [one - now_ms for one in times if one is not None]
         wait_s = max(min(waits, default=PROGRESS_MS) / 1_000, 0)
@@ -644,8 +524,11 @@ class PopEngine:
         """Store messages again, as their next delivery."""
         try:
             records = [self._record(due.queue, offset) for offset in due.offsets]
-            copies = [self._copy(due, record) for record in records if record is not None]
-            done = self._done_record(due.queue, _handles(due))
+            pulls = (due.queue.group, base_topic(*due.queue[:2])) in self._pulled
+            copies = [
+                self._retries.copy(due, one, pulls=pulls) for one in records if one is not None
+            ]
+            done = self._log.done(due.queue, due.handles())
             self._store.append([*copies, done])
         except NotInMemoryError as error:
             self._begin_fetch(due, error)
@@ -662,32 +545,6 @@ class PopEngine:
         encoded = self._store.reader.record_bytes(entries[0].physical_offset) if entries else None
         return None if encoded is None else decode_record(encoded, check_crc=False)
 
-    def _copy(self, due: Lapsed, record: Record) -> AppendRequest:
-        group, base = due.queue.group, self._base(due.queue)
-        config = self._groups.get(group)
-        copy = self._retry_copy(record, record.store_host)
-        if config is not None and record.reconsume_times >= config.retry_max_times:
-            return self._with_source(self._dead_letter(due.queue, record), due, record.queue_offset)
-        if (group, base) in self._pulled:
-            copy.topic = self._topics.ensure_retry(group).name
-        else:
-            name = due.queue.topic
-            if not name.startswith(RETRY_PREFIX):
-                name = pop_retry_topic(base, group, version_2=self._version_2)
-            copy.topic = self._topics.ensure_retry(name.removeprefix(RETRY_PREFIX)).name
-            self._base_of.setdefault(name, base)
-        copy.queue_id = 0
-        return self._with_source(copy, due, record.queue_offset)
-
-    def _with_source(self, copy: AppendRequest, due: Lapsed, offset: int) -> AppendRequest:
-        """Return a retry with what a start must know; see `_replay_retries`."""
-        (handle,) = _handles(due._replace(offsets=[offset]))
-        added = [(PROPERTY_POP_FROM, str(handle))]
-        if get_property(copy.properties, PROPERTY_FIRST_POP_TIME.encode()) is None:
-            added.append((PROPERTY_FIRST_POP_TIME, str(due.checkpoint.pop_ms)))
-        copy.properties = with_properties(copy.properties, added)
-        return copy
-
     def _begin_fetch(self, due: Lapsed, missing: NotInMemoryError) -> None:
         def on_fetched(is_there: bool) -> None:
             self._put_off(due, 0 if is_there else RETRY_AFTER_ERROR_MS)
@@ -703,83 +560,27 @@ class PopEngine:
         """Store that some messages are done, without another delivery; the tick goes on."""
         batch = list(islice(self._settling, BATCH_MAX))
         if batch:
-            self._store.append([self._done_record(due.queue, _handles(due)) for due in batch])
+            self._store.append([self._log.done(due.queue, due.handles()) for due in batch])
             for _ in batch:
                 self._settling.popleft()
             self._wake()
-
-    def _base(self, queue: PopQueue) -> str:
-        """Return the topic of which a queue has messages or retries."""
-        for separator in "_+":
-            prefix = f"{RETRY_PREFIX}{queue.group}{separator}"
-            if queue.topic.startswith(prefix):
-                return queue.topic.removeprefix(prefix)
-        return queue.topic
-
-    def topic_of(self, topic: str) -> str:
-        """Return the topic whose pops get the messages of a topic, perhaps a retry topic."""
-        return self._base_of.get(topic, topic)
 
     def _drain(self) -> None:
         """Pop some retries of groups that pull now, so that they become visible where they pull."""
         for key in list(islice(self._draining, BATCH_MAX)):
             group, topic = key
             found = 0
-            for queue in self._retry_queues(group, topic):
+            for queue in self._retries.queues(group, topic):
                 _, end = self._store.queues.bounds(queue.topic, 0)
                 start = self._position(queue)
                 offsets = tuple(range(start, min(end, start + 32)))
                 if offsets:
-                    said = PopRecord(queue, self._now_ms(), start, offsets, 0, True)
-                    self._store_checkpoints([said], 0, left_ms=0)
+                    said = PopRecord(queue, self._now_ms(), start, offsets)
+                    self._log.store_checkpoints([said], 0, left_ms=0)
                     self._move(queue, offsets[-1] + 1)
                     found += len(offsets)
             if not found:
                 self._draining.discard(key)
-
-    # --- how far the revive topic is settled
-
-    def _save_progress(self) -> None:
-        """Save what was settled when this was called last: the offsets of groups are saved too."""
-        topic = self._records.topic
-        for revive_queue in range(REVIVE_QUEUES):
-            settled = self._settled.get(revive_queue, -1)
-            if settled > self._offsets.query(REVIVE_GROUP, topic, revive_queue):
-                self._offsets.keep(REVIVE_GROUP, topic, revive_queue, settled)
-            chunk = self._in_flight.first_chunk(revive_queue)
-            _, end = self._store.queues.bounds(topic, revive_queue)
-            self._settled[revive_queue] = (end if chunk is None else min(chunk * CHUNK, end)) - 1
-
-    def _write_again(self) -> None:
-        """Store old checkpoints again of which messages are in flight; see `OLD_CHUNKS`."""
-        for revive_queue in range(REVIVE_QUEUES):
-            chunk = self._in_flight.first_chunk(revive_queue)
-            _, end = self._store.queues.bounds(self._records.topic, revive_queue)
-            if chunk is None or end // CHUNK - chunk < OLD_CHUNKS:
-                continue
-            try:
-                self._write_chunk_again(revive_queue, chunk)
-            except (NotInMemoryError, StoreError, OSError) as error:
-                logger.warning("event=pop_not_written_again error=%r", str(error))
-
-    def _write_chunk_again(self, revive_queue: int, chunk: int) -> None:
-        topic = self._records.topic
-        entries = self._store.queues.entries(topic, revive_queue, chunk * CHUNK, CHUNK)
-        for entry in entries:
-            record = self._store.reader.record_at(entry.physical_offset)
-            said = None if record is None else decode_pop(record.body)
-            if said is None or not said.is_checkpoint:
-                continue
-            left = {
-                offset: one
-                for offset in said.offsets
-                if (one := self._in_flight.get(said.queue, offset)) is not None
-                and one.is_of(said.start, said.pop_ms)
-            }
-            for checkpoint in set(left.values()):
-                said.offsets = tuple(left)
-                left_ms = max(checkpoint.due_ms - self._monotonic_ms(), 0)
-                self._store_checkpoints([said], revive_queue, left_ms=left_ms)
 
     def kept(self) -> Kept:
         return {
@@ -787,15 +588,3 @@ class PopEngine:
             POP_LOCKS: len(self._locks),
             POP_PAIRS: len(self.popped) + len(self._pulled),
         }
-
-
-def _handles(due: Lapsed) -> list[PopHandle]:
-    _, _, pop_ms, invisible_ms, revive_queue, _, start, _ = due.checkpoint
-    checkpoint = start, pop_ms, invisible_ms, revive_queue
-    queue, kind = due.queue, kind_of(due.queue.topic)
-    return [PopHandle(*checkpoint, kind, "", queue.queue_id, offset) for offset in due.offsets]
-
-
-def _was_popped(record: bytes) -> bool:
-    decoded = decode_record(record, check_crc=False)
-    return get_property(decoded.properties, PROPERTY_FIRST_POP_TIME.encode()) is not None

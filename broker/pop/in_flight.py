@@ -11,6 +11,8 @@ import heapq
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
+from halfmq.remoting.pop import PopHandle, kind_of
+
 _Key = TypeVar("_Key")
 
 CHUNK: Final = 1_024
@@ -72,6 +74,12 @@ class Lapsed(NamedTuple):
     checkpoint: PopCheckpoint
     offsets: list[int]
 
+    def handles(self) -> list[PopHandle]:
+        """Return the handles of the messages; the broker's name is not in them."""
+        _, _, pop_ms, invisible_ms, revive_queue, _, start, _ = self.checkpoint
+        shared = start, pop_ms, invisible_ms, revive_queue, kind_of(self.queue.topic), ""
+        return [PopHandle(*shared, self.queue.queue_id, offset) for offset in self.offsets]
+
 
 class InFlight:
     """Popped messages by group, queue and offset, and when they become visible again."""
@@ -132,23 +140,15 @@ class InFlight:
             heapq.heapify(self._heap)
         return True
 
-    def of_queue(self, queue: PopQueue) -> list[Lapsed]:
+    def take_queue(self, queue: PopQueue) -> list[Lapsed]:
+        """Remove and return all messages of a queue."""
         found: dict[int, list[int]] = {}
         for offset, packed in self._of(queue).items():
             found.setdefault(packed, []).append(offset)
-        return [Lapsed(queue, _unpacked(packed), offsets) for packed, offsets in found.items()]
-
-    def take_queue(self, queue: PopQueue) -> list[Lapsed]:
-        taken = self.of_queue(queue)
-        for one in taken:
-            for offset in one.offsets:
+        for offsets in found.values():
+            for offset in offsets:
                 self.remove(queue, offset)
-        return taken
-
-    def queues(self) -> list[PopQueue]:
-        return [
-            queue for queue, flights in zip(self._queues, self._flights, strict=True) if flights
-        ]
+        return [Lapsed(queue, _unpacked(packed), offsets) for packed, offsets in found.items()]
 
     def next_due_ms(self) -> int | None:
         return self._heap[0] >> _DUE_SHIFT if self._heap else None

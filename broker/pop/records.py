@@ -14,10 +14,10 @@ Source: RocketMQ ``PopCheckPoint``, ``AckMsg``, ``BatchAckMsg``, ``PopReviveServ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+from attrs import define
 
 from halfmq.store.format.properties import encode_properties, get_property, tag_hash
 from halfmq.store.log.append_request import AppendRequest
@@ -50,7 +50,7 @@ class _Body(msgspec.Struct, gc=False):
 
 
 _decode: Final = msgspec.json.Decoder(_Body).decode
-_encode: Final = msgspec.json.Encoder().encode
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 class PopRecord(msgspec.Struct, gc=False):
@@ -60,8 +60,8 @@ class PopRecord(msgspec.Struct, gc=False):
     pop_ms: int
     start: int
     offsets: tuple[int, ...]
-    invisible_ms: int
-    is_checkpoint: bool  # or an acknowledgement
+    invisible_ms: int = 0
+    is_checkpoint: bool = True  # or an acknowledgement
 
 
 def decode_pop(encoded: bytes) -> PopRecord | None:
@@ -77,83 +77,49 @@ def decode_pop(encoded: bytes) -> PopRecord | None:
             for number, difference in enumerate(body.differences)
             if not body.bits >> number & 1
         )
-        return PopRecord(queue, body.pop_ms, body.start, offsets, body.invisible_ms, True)
+        return PopRecord(queue, body.pop_ms, body.start, offsets, body.invisible_ms)
     offsets = body.offsets or (body.offset,)
-    return PopRecord(queue, body.pop_ms, body.start, offsets, 0, False)
+    return PopRecord(queue, body.pop_ms, body.start, offsets, is_checkpoint=False)
 
 
+@define(eq=False, repr=False)
 class PopRecords:
     """Makes the records of one broker."""
 
-    def __init__(self, topic: str, broker_name: str, host: bytes) -> None:
-        self.topic = topic
-        self.broker_name = broker_name
-        self._host = host
+    topic: str
+    broker_name: str
+    _host: bytes
 
-    def checkpoint(
-        self,
-        queue: PopQueue,
-        revive_queue: int,
-        start: int,
-        offsets: Sequence[int],
-        pop_ms: int,
-        invisible_ms: int,
-        now_ms: int,
-    ) -> AppendRequest:
-        """Return the record of a pop; without offsets, that of a position."""
-        body = {
-            "bm": 0,
-            "bn": self.broker_name,
-            "c": queue.group,
-            "d": [offset - start for offset in offsets],
-            "it": invisible_ms,
-            "n": len(offsets),
-            "pt": pop_ms,
-            "q": queue.queue_id,
-            "reviveTime": pop_ms + invisible_ms,
-            "ro": 0,
-            "so": start,
-            "t": queue.topic,
-        }
-        return self._request("ck", revive_queue, queue, start, body, pop_ms, now_ms)
-
-    def acknowledgement(
-        self,
-        queue: PopQueue,
-        revive_queue: int,
-        start: int,
-        offsets: Sequence[int],
-        pop_ms: int,
-        now_ms: int,
-    ) -> AppendRequest:
-        """Return the record that messages of a checkpoint are done."""
-        is_batch = len(offsets) > 1
+    def encode(self, said: PopRecord, revive_queue: int, now_ms: int) -> AppendRequest:
+        """Return the record that says this; a checkpoint without offsets is a position."""
+        queue, offsets = said.queue, said.offsets
         body: dict[str, object] = {
-            **({"aol": list(offsets)} if is_batch else {}),
-            "ao": -1 if is_batch else offsets[0],
             "bn": self.broker_name,
             "c": queue.group,
-            "pt": pop_ms,
+            "pt": said.pop_ms,
             "q": queue.queue_id,
-            "so": start,
+            "so": said.start,
             "t": queue.topic,
         }
-        tag, offset = ("bAck", -1) if is_batch else ("ack", offsets[0])
-        return self._request(tag, revive_queue, queue, offset, body, pop_ms, now_ms)
-
-    def _request(
-        self,
-        tag: str,
-        revive_queue: int,
-        queue: PopQueue,
-        offset: int,
-        body: dict[str, object],
-        pop_ms: int,
-        now_ms: int,
-    ) -> AppendRequest:
+        if said.is_checkpoint:
+            tag, offset = "ck", said.start
+            body |= {
+                "bm": 0,
+                "d": [offset - said.start for offset in offsets],
+                "it": said.invisible_ms,
+                "n": len(offsets),
+                "reviveTime": said.pop_ms + said.invisible_ms,
+                "ro": 0,
+            }
+        elif len(offsets) > 1:
+            tag, offset = "bAck", -1
+            body |= {"aol": offsets, "ao": -1}
+        else:
+            tag, offset = "ack", offsets[0]
+            body |= {"ao": offset}
         key = (
-            f"{queue.topic}@{queue.queue_id}@{offset}@{queue.group}@{pop_ms}@{self.broker_name}@"
-            f"{'ck' if tag == 'ck' else 'ack'}"
+            f"{queue.topic}@{queue.queue_id}@{offset}@{queue.group}@{said.pop_ms}@"
+            f"{self.broker_name}@{'ck' if said.is_checkpoint else 'ack'}"
         )
         properties = {"TAGS": tag, "UNIQ_KEY": key, "TIMER_DELIVER_MS": str(now_ms)}
         return AppendRequest(

@@ -21,12 +21,7 @@ from tests.support.access_files import (
     write_plain_acl,
     write_users,
 )
-from tests.support.java_clients import (
-    JavaClient,
-    Kind,
-    class_path,
-    java_client,
-)
+from tests.support.java_clients import JavaClient, Kind, class_path, java_client
 from tests.support.patience import wait_until
 
 pytestmark = pytest.mark.campaign

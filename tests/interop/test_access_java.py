@@ -30,13 +30,7 @@ from tests.support.access_files import (
     write_plain_acl,
     write_users,
 )
-from tests.support.java_clients import (
-    JavaClient,
-    Kind,
-    Line,
-    class_path,
-    java_client,
-)
+from tests.support.java_clients import JavaClient, Kind, Line, class_path, java_client
 
 pytestmark = pytest.mark.campaign
 

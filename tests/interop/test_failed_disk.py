@@ -11,14 +11,7 @@ import pytest
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
 from halfmq.broker.net import server
 from halfmq.broker.service import Broker
-from halfmq.client import (
-    BrokerRefusedError,
-    ClientConfig,
-    ClientError,
-    Consumer,
-    Message,
-    Producer,
-)
+from halfmq.client import BrokerRefusedError, ClientConfig, ClientError, Consumer, Message, Producer
 from halfmq.store.files import disk
 from tests.support.client_loops import on_both_loops
 from tests.support.fake_broker import until

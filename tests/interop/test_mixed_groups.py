@@ -14,12 +14,7 @@ from halfmq.client import ClientConfig, Consumer, Message, Producer
 from halfmq.client.blocking import Admin
 from halfmq.client.testing import broker_process
 from tests.support.features import feature
-from tests.support.java_clients import (
-    JavaClient,
-    Kind,
-    class_path,
-    java_client,
-)
+from tests.support.java_clients import JavaClient, Kind, class_path, java_client
 from tests.support.patience import until
 
 pytestmark = pytest.mark.campaign

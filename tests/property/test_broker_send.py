@@ -29,12 +29,7 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.store.errors import RecordTooLargeError
 from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.ids import UniqueKeyFactory
-from halfmq.store.format.properties import (
-    decode_properties,
-    get_property,
-    tags_code,
-    terminated,
-)
+from halfmq.store.format.properties import decode_properties, get_property, tags_code, terminated
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from tests.support.broker_doubles import FakeConnection, as_store
 from tests.support.usual_headers import send_header

@@ -37,10 +37,7 @@ from hypothesis.stateful import (
 
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.deciding import DecisionRequest, Ended, PlannedDecision
-from halfmq.broker.transaction.errors import (
-    DecidedOtherwiseError,
-    TransactionError,
-)
+from halfmq.broker.transaction.errors import DecidedOtherwiseError, TransactionError
 from halfmq.broker.transaction.replay import snapshot
 from halfmq.broker.transaction.replay.log_replay import LogReplay
 from halfmq.broker.transaction.state.pending import PendingTable

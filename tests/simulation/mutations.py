@@ -27,9 +27,7 @@ from halfmq.broker.pop.order import OrderLocks
 from halfmq.broker.transaction import prepares
 from halfmq.broker.transaction.checks.checker import Checker
 from halfmq.broker.transaction.deciding import Decisions
-from halfmq.broker.transaction.deduplication import (
-    DuplicateFinder,
-)
+from halfmq.broker.transaction.deduplication import DuplicateFinder
 from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.broker.transaction.half_records import committed
 from halfmq.broker.transaction.replay import snapshot_file

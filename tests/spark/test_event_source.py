@@ -10,11 +10,7 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.errors import OptionError
 from halfmq.spark_jobs.log.transaction_parts import Part
-from halfmq.spark_jobs.source.event_source import (
-    EVENT_COLUMNS,
-    EVENT_FORMAT,
-    TransactionDataSource,
-)
+from halfmq.spark_jobs.source.event_source import EVENT_COLUMNS, EVENT_FORMAT, TransactionDataSource
 from halfmq.spark_jobs.source.schema import ddl
 from tests.support.documents import examples
 from tests.support.log_writer import HALF, LogWriter, Ours

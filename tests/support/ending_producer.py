@@ -22,14 +22,7 @@ from typing import Final
 from halfmq.client import Message, TransactionProducer, ledger
 from tests.support.ledger_books import Books
 from tests.support.ledger_drivers import DRIVERS, SQLITE, Place
-from tests.support.ledger_endings import (
-    EVERYWHERE,
-    SERVERS,
-    Ending,
-    Work,
-    committed,
-    opened,
-)
+from tests.support.ledger_endings import EVERYWHERE, SERVERS, Ending, Work, committed, opened
 
 GROUP: Final = "endings"
 TOPIC: Final = "orders"

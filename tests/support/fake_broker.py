@@ -57,11 +57,7 @@ from halfmq.remoting.headers import (
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from halfmq.remoting.replies import (
-    encode_pull_reply,
-    encode_reply,
-    encode_request,
-)
+from halfmq.remoting.replies import encode_pull_reply, encode_reply, encode_request
 from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.properties import tags_code
 from halfmq.store.format.record import Record, encode_record, new_record

@@ -6,13 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from halfmq.client.testing import BrokerProcess, broker_process
-from tests.support.java_clients import (
-    JavaClient,
-    Kind,
-    Line,
-    class_path,
-    java_client,
-)
+from tests.support.java_clients import JavaClient, Kind, Line, class_path, java_client
 
 
 class Mqadmin:

@@ -4,12 +4,7 @@ import shutil
 from pathlib import Path
 
 from halfmq.store.message_store import MessageStore, RecoveryReport
-from tests.support.stores import (
-    Clock,
-    draft,
-    everything,
-    small_config,
-)
+from tests.support.stores import Clock, draft, everything, small_config
 
 FILE_SIZE = 16_384
 QUEUE_FILE_SIZE = 1000

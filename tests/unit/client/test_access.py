@@ -39,12 +39,7 @@ from halfmq.remoting.serialization import ext_fields
 from halfmq.remoting.signature import Identity, Signer, signed_text
 from tests.support.client_loops import on_both_loops
 from tests.support.fake_broker import FakeBroker, Refuse, until
-from tests.support.guarded_broker import (
-    ADMIN,
-    PUBLISHER,
-    SUBSCRIBER,
-    GuardedBroker,
-)
+from tests.support.guarded_broker import ADMIN, PUBLISHER, SUBSCRIBER, GuardedBroker
 from tests.support.patience import PATIENCE_S
 
 MESSAGE = Message("orders", b"o-1", keys="o-1")

@@ -6,11 +6,7 @@ import ipaddress
 
 import pytest
 
-from halfmq.broker.access.addresses import (
-    AddressPatternError,
-    address_of,
-    parse_address_pattern,
-)
+from halfmq.broker.access.addresses import AddressPatternError, address_of, parse_address_pattern
 
 
 @pytest.mark.parametrize(

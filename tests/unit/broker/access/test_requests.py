@@ -21,10 +21,7 @@ from halfmq.remoting.bodies import (
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.headers import (
-    QueryMessageRequestHeader,
-    ViewMessageRequestHeader,
-)
+from halfmq.remoting.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
 from halfmq.remoting.own_requests import (
     EndTransactionsRequestHeader,
     PreparedMessage,
@@ -45,13 +42,7 @@ from halfmq.store.format.topics import (
 )
 from tests.support.access import ADMIN, PUBLISHER, STRANGER, SUBSCRIBER, SignedPeer
 from tests.support.broker_doubles import START_MS
-from tests.support.guarded_rig import (
-    COLLEAGUE,
-    REFUSED,
-    Guarded,
-    guarded,
-    names_the_missing_right,
-)
+from tests.support.guarded_rig import COLLEAGUE, REFUSED, Guarded, guarded, names_the_missing_right
 from tests.support.peers import COMMIT, ROLLBACK, UNKNOWN, Half
 from tests.support.race_windows import HOUR_MS
 from tests.support.usual_headers import pull_header

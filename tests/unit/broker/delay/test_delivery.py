@@ -23,12 +23,7 @@ from halfmq.store.log.append_request import AppendRequest, AppendResult
 from tests.support.broker_doubles import START_MS
 from tests.support.delays import DAY_MS, Rig, after, at, delayed
 from tests.support.seeds import run_seed
-from tests.support.stores import (
-    append_durably,
-    draft,
-    flush,
-    unflushed,
-)
+from tests.support.stores import append_durably, draft, flush, unflushed
 from tests.support.tables import load_table
 
 

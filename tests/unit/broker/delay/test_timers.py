@@ -16,16 +16,7 @@ from halfmq.store.errors import DiskFullError
 from halfmq.store.format.timers import timer_checkpoint
 from halfmq.store.message_store import MessageStore
 from tests.support.broker_doubles import START_MS
-from tests.support.delays import (
-    DAY_MS,
-    LEVELS,
-    MAX_DELAY_MS,
-    Clocks,
-    Rig,
-    after,
-    at,
-    delay_service,
-)
+from tests.support.delays import DAY_MS, LEVELS, MAX_DELAY_MS, Clocks, Rig, after, at, delay_service
 from tests.support.golden_store import unpack
 from tests.support.stores import append_durably, draft, everything, flush, golden_config, unflushed
 

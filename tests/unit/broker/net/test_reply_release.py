@@ -9,11 +9,7 @@ import pytest
 from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.limits.kept import UNFLUSHED_BYTES
 from halfmq.broker.net import reply_release as release_module
-from halfmq.broker.net.reply_release import (
-    PEERS_PER_TURN,
-    UNFLUSHED_DECISIONS_MAX,
-    ReplyRelease,
-)
+from halfmq.broker.net.reply_release import PEERS_PER_TURN, UNFLUSHED_DECISIONS_MAX, ReplyRelease
 from halfmq.remoting.codes import FLAG_ONE_WAY, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder

@@ -24,21 +24,11 @@ from halfmq.broker.transaction.half_records import (
     rollback_request,
 )
 from halfmq.broker.transaction.state.state_machine import ParkedReason
-from halfmq.store.format.flags import (
-    COMPRESSED,
-    NO_QUEUE_ENTRY,
-    TransactionType,
-    transaction_type,
-)
+from halfmq.store.format.flags import COMPRESSED, NO_QUEUE_ENTRY, TransactionType, transaction_type
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.index import index_keys
 from halfmq.store.format.properties import decode_properties
-from halfmq.store.format.record import (
-    decode_record,
-    encode_record,
-    seal_crc_tail,
-    with_crc_tail,
-)
+from halfmq.store.format.record import decode_record, encode_record, seal_crc_tail, with_crc_tail
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 from tests.support.broker_doubles import START_MS, record_of

@@ -19,12 +19,7 @@ from halfmq.broker.transaction.errors import (
 from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import StoreError
-from halfmq.store.format.topics import (
-    HALF_TOPIC,
-    OP_TOPIC,
-    TIMER_TOPIC,
-    TRANS_CHECK_MAX_TIME_TOPIC,
-)
+from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendResult
 from tests.support.golden_store import unpack
 from tests.support.transactions import Broker, Connected, end_now, golden_log, gone, message

@@ -49,13 +49,7 @@ from tests.support.client_transactions import (
 )
 from tests.support.fake_broker import FakeBroker, Peer, until
 from tests.support.fake_transactions import Half
-from tests.support.interruptions import (
-    KINDS,
-    InterruptionError,
-    Kind,
-    interrupted,
-    raising_at_call,
-)
+from tests.support.interruptions import KINDS, InterruptionError, Kind, interrupted, raising_at_call
 from tests.support.order_book import OrderBook
 
 SUSPENSIONS_MAX = 40

@@ -9,16 +9,8 @@ import pytest
 from halfmq.store.errors import DirectoryInUseError
 from halfmq.store.files.checkpoint import load_checkpoint
 from tests.support.python import python
-from tests.support.stopped_stores import (
-    filled,
-    mark_aborted,
-    open_store,
-    served,
-)
-from tests.support.stores import (
-    append_durably,
-    draft,
-)
+from tests.support.stopped_stores import filled, mark_aborted, open_store, served
+from tests.support.stores import append_durably, draft
 
 
 @pytest.fixture

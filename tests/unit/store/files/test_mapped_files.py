@@ -27,13 +27,7 @@ from halfmq.store.files.mapped_file import (
 from halfmq.store.files.mapped_file_queue import MappedFileQueue
 from halfmq.store.log.resync import find_valid
 from halfmq.store.message_store import MessageStore
-from tests.support.stores import (
-    Clock,
-    append_durably,
-    draft,
-    everything,
-    small_config,
-)
+from tests.support.stores import Clock, append_durably, draft, everything, small_config
 
 SIZE = 1 << 20
 

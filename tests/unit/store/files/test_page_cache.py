@@ -7,11 +7,7 @@ import pytest
 
 from halfmq.store.files import disk, page_cache
 from halfmq.store.message_store import MessageStore
-from tests.support.stores import (
-    append_durably,
-    draft,
-    log_of,
-)
+from tests.support.stores import append_durably, draft, log_of
 
 
 @pytest.mark.parametrize("size", [0, 10, 100])

@@ -9,13 +9,7 @@ from halfmq.store.files.mapped_file import reserve
 from halfmq.store.index import index_builder, index_file
 from halfmq.store.index.index_builder import PROPERTIES_PER_PUT, RECORDS_PER_PUT, IndexBuilder
 from halfmq.store.message_store import MessageStore
-from tests.support.stores import (
-    Clock,
-    append_durably,
-    draft,
-    flush,
-    small_config,
-)
+from tests.support.stores import Clock, append_durably, draft, flush, small_config
 
 
 def test_messages_are_found_by_key(store: MessageStore) -> None:

@@ -15,12 +15,7 @@ from halfmq.store.files import disk
 from halfmq.store.files.mapped_file import create_file, reserve
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.ids import java_string_hash
-from halfmq.store.format.index import (
-    item_position,
-    slot_position,
-    unpack_header,
-    unpack_item,
-)
+from halfmq.store.format.index import item_position, slot_position, unpack_header, unpack_item
 from halfmq.store.format.record import decode_record
 from halfmq.store.index import index_file, index_service
 from halfmq.store.index.index_service import IndexService

@@ -13,15 +13,7 @@ from halfmq.store.errors import FlushFailedError
 from halfmq.store.files.disk import sync_data
 from halfmq.store.message_store import MessageStore
 from tests.support.patience import PATIENCE_S
-from tests.support.stores import (
-    Clock,
-    crash,
-    draft,
-    everything,
-    flush,
-    small_config,
-    wait_until,
-)
+from tests.support.stores import Clock, crash, draft, everything, flush, small_config, wait_until
 
 NEVER = 3_600_000  # ms
 

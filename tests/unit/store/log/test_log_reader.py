@@ -17,13 +17,7 @@ from halfmq.store.format.record import decode_records
 from halfmq.store.log import log_reader
 from halfmq.store.log.log_reader import GAP_MAX, spans
 from halfmq.store.message_store import MessageStore
-from tests.support.stores import (
-    Clock,
-    append_durably,
-    draft,
-    pulled,
-    small_config,
-)
+from tests.support.stores import Clock, append_durably, draft, pulled, small_config
 
 
 def test_reads_from_memory_and_from_disk_agree(store: MessageStore) -> None:

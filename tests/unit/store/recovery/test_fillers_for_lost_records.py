@@ -16,10 +16,7 @@ from tests.support.stopped_stores import (
     patch,
     served,
 )
-from tests.support.stores import (
-    draft,
-    everything,
-)
+from tests.support.stores import draft, everything
 
 
 @pytest.mark.parametrize("sys_flag", [0, 0x80, 0xC], ids=["plain", "inner batch", "rolled back"])

@@ -23,14 +23,7 @@ from halfmq.store.tools.verify import VerifyReport, verify
 from tests.support.damage import content_of, extend, fill, filled_store, flip, only
 from tests.support.golden_store import NAMES, unpack
 from tests.support.python import python
-from tests.support.stores import (
-    Clock,
-    append_durably,
-    crash,
-    draft,
-    golden_config,
-    small_config,
-)
+from tests.support.stores import Clock, append_durably, crash, draft, golden_config, small_config
 
 RECORDS = 200
 SLOTS = 100

@@ -11,11 +11,7 @@ import pytest
 
 from halfmq.broker.config import TopicDefaults
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.handlers.clients.assignments import (
-    QUEUES_MAX,
-    STRATEGIES,
-    AssignmentHandlers,
-)
+from halfmq.broker.handlers.clients.assignments import QUEUES_MAX, STRATEGIES, AssignmentHandlers
 from halfmq.broker.handlers.clients.brokers import BrokerHandlers
 from halfmq.broker.pop.request_modes import RequestModes
 from halfmq.broker.tables.client_registry import ClientRegistry

@@ -15,10 +15,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.header_tables import response_header
-from halfmq.remoting.headers import (
-    ReplyMessageRequestHeader,
-    SendMessageResponseHeader,
-)
+from halfmq.remoting.headers import ReplyMessageRequestHeader, SendMessageResponseHeader
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.properties import decode_properties, encode_properties
 from tests.support.broker_doubles import START_MS, FakeConnection, as_store

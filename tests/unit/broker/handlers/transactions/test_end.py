@@ -13,10 +13,7 @@ from halfmq.broker.transaction.half_records import check_body
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
-from halfmq.remoting.headers import (
-    CheckTransactionStateRequestHeader,
-    EndTransactionRequestHeader,
-)
+from halfmq.remoting.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.properties import without_properties
 from halfmq.store.format.record import Record, decode_record, encode_record, new_record
