@@ -4,8 +4,6 @@ Exit codes: 0 ordered stop · 1 unexpected error · 2 usage or configuration · 
 use by another broker · 4 the store cannot be opened or written · 5 an address is taken.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import fcntl

@@ -3,8 +3,6 @@
 Keys and units are RocketMQ's where RocketMQ has the key. `config_file` reads the values.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -6,8 +6,6 @@ stops the start and names file, line, key, value and what was expected; an unkno
 with the nearest known one. RocketMQ ignores both silently.
 """
 
-from __future__ import annotations
-
 import codecs
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@
 3. The broker stops in order.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

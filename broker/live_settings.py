@@ -16,8 +16,6 @@ settings to the file without the comments.
 Source: RocketMQ 5.3.3 ``Configuration``, ``AdminBrokerProcessor#updateBrokerConfig``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping

@@ -8,8 +8,6 @@ Values may be texts of clients: they are cut, those with blanks or quotes are qu
 characters of a line are escaped.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

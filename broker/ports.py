@@ -4,8 +4,6 @@
 they can be tested without a socket.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeVar

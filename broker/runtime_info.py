@@ -12,8 +12,6 @@ Source: RocketMQ ``AdminBrokerProcessor#prepareRuntimeInfo``, ``StoreStatsServic
 ``DefaultMessageStore#getRuntimeInfo``; recorded answers of 5.3.3.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping

@@ -4,8 +4,6 @@ The kind parses the text of `broker.conf` and describes what it expects, for the
 value.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field

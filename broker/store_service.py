@@ -1,7 +1,5 @@
 """The store as a service of the broker: opened first and closed last."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -6,8 +6,6 @@ ends. A group with members does not end either, and its retry topic and dead let
 the group. Whoever comes back gets the name again, with the same settings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Final
 

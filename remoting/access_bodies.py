@@ -3,8 +3,6 @@
 Source: RocketMQ 5.3 ``UserInfo``, ``AclInfo``; 4.9.8 ``header`` classes; frames of mqadmin 5.3.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 

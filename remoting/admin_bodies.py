@@ -7,8 +7,6 @@ as they are.
 Source: RocketMQ ``protocol/body``, ``TopicConfigSerializeWrapper``, ``SubscriptionGroupWrapper``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ They follow the rules of ``headers``, whose tables of request codes include them
 Source: RocketMQ ``remoting/protocol/header``.
 """
 
-from __future__ import annotations
-
 from .codes import RequestCode
 from .ext_fields import Header, Int32, Int64, Name, answer_header, request_header
 

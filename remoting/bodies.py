@@ -9,8 +9,6 @@ Source: RocketMQ ``remoting/protocol/body``, ``protocol/heartbeat``, ``protocol/
 ``protocol/admin``; recorded frames of the Java, Go and C++ clients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from enum import Enum, StrEnum
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """RemotingCommand: one decoded frame, independent of the type of its header."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import msgspec

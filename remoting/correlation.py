@@ -9,8 +9,6 @@ passed. Nearly every request is answered long before its deadline, so keeping th
 wasted work.
 """
 
-from __future__ import annotations
-
 from math import inf
 from typing import Final, Generic, TypeVar
 

@@ -13,8 +13,6 @@ A missing required ext field raises none of these: the request is known and can 
 is reported in ``RemotingCommand.header_error``.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

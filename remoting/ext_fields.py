@@ -14,8 +14,6 @@ servers accept them, so :func:`parse_texts` follows Java's reading of text:
 * an absent field, a null, and an empty text in place of a number are treated alike.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial

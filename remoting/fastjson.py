@@ -12,8 +12,6 @@ JSON text of the object (as in newer releases), so callers always get plain dict
 Source: behaviour of fastjson 1.2.29, 1.2.69 and 1.2.83.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -9,8 +9,6 @@ A server's decoder accepts each request up to the size of its code (``request_si
 are below all of these sizes, so only larger ones are looked at again.
 """
 
-from __future__ import annotations
-
 from struct import Struct
 from typing import Final
 

@@ -5,8 +5,6 @@ The classes declare their request codes: see ``ext_fields.request_header``.
 Source: RocketMQ ``remoting/protocol/header``.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import msgspec

@@ -10,8 +10,6 @@ here; ``serialization.ext_fields`` returns every field of a frame.
 Source: RocketMQ ``remoting/protocol/header``.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from msgspec import field

@@ -12,8 +12,6 @@ Decoding has three steps, each slower and more tolerant than the previous one:
 Source: RocketMQ ``RemotingCommand``, ``RemotingSerializable``; frames recorded from 5.3.3.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -12,8 +12,6 @@ undecoded (``msgspec.Raw``) until ``header_tables.response_header`` decodes it.
 A signed request has two more elements: the access key, and the 20 bytes of its signature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Final

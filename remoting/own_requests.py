@@ -11,8 +11,6 @@ Decoders validate their input. The number of entries is checked before any is bu
 bytes raise ``BodyError``, a kind of ``ProtocolError``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, TypeVar, cast
 

@@ -8,8 +8,6 @@ Source: RocketMQ ``ExtraInfoUtil``, ``KeyBuilder``, ``PopMessageRequestHeader``
 and its neighbours, ``BatchAck``, ``SetMessageRequestModeRequestBody``.
 """
 
-from __future__ import annotations
-
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from typing import Final, NamedTuple

@@ -6,8 +6,6 @@ five fields and ignore more; a halfmq broker adds the message's offset in the ti
 Source: RocketMQ ``RecallMessageHandle``.
 """
 
-from __future__ import annotations
-
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Final, NamedTuple
 

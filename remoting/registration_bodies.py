@@ -4,8 +4,6 @@ Source: RocketMQ ``RegisterBrokerBody``, ``TopicConfigSerializeWrapper``, ``Data
 ``TopicConfig#decode``.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Final

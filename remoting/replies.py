@@ -5,8 +5,6 @@ nothing else. JSON values are always strings, without white space: on anything e
 fails the frame and the C++ client skips the field.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final

@@ -7,8 +7,6 @@ parse. What a handler refuses with an answer, such as a message above ``maxMessa
 them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple

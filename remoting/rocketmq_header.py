@@ -9,8 +9,6 @@ once from the map); the values are equal and the last is kept. Codes above 32767
 arrive truncated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from struct import Struct

@@ -5,8 +5,6 @@ Encoders and decoders follow the rules of ``bodies``.
 Source: RocketMQ ``ConsumerRunningInfo``, ``ProcessQueueInfo``, ``ConsumeMessageDirectlyResult``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 

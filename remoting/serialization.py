@@ -5,8 +5,6 @@ whose low 24 bits are the header's length, the header, and the body. Source: Roc
 ``RemotingCommand``, ``NettyDecoder``, ``NettyEncoder``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Final

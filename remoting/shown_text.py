@@ -4,8 +4,6 @@ A peer chooses names, ids and reasons. They may have 16 MB, and characters that 
 a terminal or begin a new line of a log.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 VALUE_MAX: Final = 1_024

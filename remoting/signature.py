@@ -9,8 +9,6 @@ Source: RocketMQ ``AclUtils#combineRequestContent``, ``AclSigner``; checked on r
 the Java, Go and C++ clients.
 """
 
-from __future__ import annotations
-
 import binascii
 import hashlib
 import hmac

@@ -9,8 +9,6 @@ RocketMQ compares only the groups up to the first range or star: its ``10.1.5-9.
 Source: RocketMQ 4.9.8 ``RemoteAddressStrategyFactory``, 5.3 ``IPAddressUtils``.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Callable, Iterable
 from functools import lru_cache

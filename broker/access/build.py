@@ -1,7 +1,5 @@
 """Build access control from the settings."""
 
-from __future__ import annotations
-
 import logging
 import stat
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The settings of access control and TLS."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from enum import Enum

@@ -13,8 +13,6 @@ they are invalid then, the accounts stay as they were and the log has the reason
 Source: RocketMQ 4.9.8 ``PlainPermissionManager``, ``Permission``.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

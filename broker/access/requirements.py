@@ -15,8 +15,6 @@ groups, configuration and lists need rights of their own, a retry topic belongs 
 senders, and the broker's internal topics belong to the cluster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias

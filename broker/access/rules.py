@@ -10,8 +10,6 @@ Both sources of principals, ``plain_acl`` and ``users``, use this model.
 Source: RocketMQ 5.3 ``AclAuthorizationHandler``, ``PolicyEntry``, ``Resource``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -5,8 +5,6 @@ test mode with a certificate that no client can verify: without one, TLS is off.
 Source: RocketMQ ``TlsSystemConfig``, ``TlsHelper``, ``TlsMode``.
 """
 
-from __future__ import annotations
-
 import logging
 import ssl
 from pathlib import Path

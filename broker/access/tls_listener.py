@@ -6,8 +6,6 @@ the server of the connection reads it again.
 Source: RocketMQ ``NettyRemotingServer.TlsModeHandler``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -6,8 +6,6 @@ change takes effect and is answered after it is on disk.
 Source: RocketMQ 5.3 ``AuthenticationMetadataManagerImpl``, ``AuthorizationMetadataManagerImpl``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterable

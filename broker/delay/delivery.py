@@ -29,8 +29,6 @@ deleted (`copy_forward`).
 Source: RocketMQ ``ScheduleMessageService``, ``TimerMessageStore``.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -10,8 +10,6 @@ before their turn. A start of halfmq begins where a RocketMQ has stopped, if tha
 Source: RocketMQ ``ScheduleMessageService``, ``TimerCheckpoint``.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Find the messages that wait, at a start: from the entries of their queues and from the log."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 

@@ -6,8 +6,6 @@ topic and queue in two properties.
 Source: RocketMQ ``ScheduleMessageService``, ``HookUtils.transformDelayLevelMessage``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final

@@ -6,8 +6,6 @@ message of a delayed commit waits as a timer message, and is the decision all th
 Source: RocketMQ ``HookUtils.transformTimerMessage``, ``RecallMessageProcessor``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Final, NamedTuple

@@ -7,8 +7,6 @@ Due times are kept by two clocks: a delay is counted on the monotonic clock, so 
 wall clock have no effect on it; a time of delivery is a time by the wall clock.
 """
 
-from __future__ import annotations
-
 import heapq
 import re
 import zlib

@@ -10,8 +10,6 @@ deliveries. Each state ends when one more percent of the disk is free than when 
 within their retention time are never deleted for space; RocketMQ deletes them from 85 % on.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -11,8 +11,6 @@ for them are logged and counted.
 Source: RocketMQ `DefaultMessageStore.CleanCommitLogService`.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ halves and retries, which fill the log. Consumption, decisions, checks and delay
 it; after a failed flush the store itself refuses their appends.
 """
 
-from __future__ import annotations
-
 from threading import Lock
 
 from halfmq.remoting.codes import ResponseCode

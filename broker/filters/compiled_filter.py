@@ -1,7 +1,5 @@
 """A compiled SQL92 filter."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Final
 

@@ -10,8 +10,6 @@ alone is never true; two properties that are both missing are equal.
 Source: RocketMQ 5.3.3, classes of ``org.apache.rocketmq.filter.expression``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

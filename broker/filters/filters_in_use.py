@@ -5,8 +5,6 @@ are cached by expression. They are compiled on a thread, because the first one i
 and a long expression takes tens of milliseconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -9,8 +9,6 @@ refuses an expression such as ``a = 1 LIKE 'b'``.
 Source: RocketMQ 5.3.3 ``SelectorParser.jj``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Final

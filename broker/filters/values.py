@@ -9,8 +9,6 @@ Source: RocketMQ ``ComparisonExpression.__compare``; Java ``Integer.valueOf``, `
 ``Double.compare``.
 """
 
-from __future__ import annotations
-
 import re
 from math import copysign, isnan
 from typing import Final, TypeAlias

@@ -3,8 +3,6 @@
 Without access control requests have no subject, and every sender may do everything.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from halfmq.remoting.command import RemotingCommand

@@ -1,7 +1,5 @@
 """Create the handlers of administrative requests about topics, groups, statistics and settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from halfmq.store.message_store import MessageStore

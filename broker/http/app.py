@@ -3,8 +3,6 @@
 Importing it takes 80 ms, so the endpoint does it when the broker is ready.
 """
 
-from __future__ import annotations
-
 import asyncio
 import binascii
 from base64 import b64decode

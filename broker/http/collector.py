@@ -4,8 +4,6 @@ Values change while the slices go on, so figures of one scrape may differ by the
 milliseconds. Ages of messages that are not in memory are read on a helper thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final

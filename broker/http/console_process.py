@@ -1,7 +1,5 @@
 """The console as a child process, with lower priority, so that it cannot slow the broker."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

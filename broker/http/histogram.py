@@ -1,7 +1,5 @@
 """Measured durations, as Prometheus histograms."""
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A number of bytes that all connections share, of which the largest holder ends first."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable

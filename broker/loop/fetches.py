@@ -1,7 +1,5 @@
 """Threads that read file ranges into memory, so that the event loop never waits for the disk."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Services start in order and stop in the opposite order; a failed start stops what has started."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

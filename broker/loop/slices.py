@@ -5,8 +5,6 @@ it is done. It is written as a generator that yields after each small step; a sl
 steps as fit, and the next slice continues from there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Periodic housekeeping in small slices on the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

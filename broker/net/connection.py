@@ -12,8 +12,6 @@ too short (`Turns`) wait in the same way. So the requests of one connection are 
 while other connections are served too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -7,8 +7,6 @@ once, in order of arrival, and each request is answered. A batch is a group of i
 appended immediately.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol

@@ -14,8 +14,6 @@ pulls are answered in slices. Those not processed yet stay in the table that app
 of those that continue to wait.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -6,8 +6,6 @@ with the answer, or with None if the connection is lost or the deadline has pass
 a waiting request are ignored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator

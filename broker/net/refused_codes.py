@@ -5,8 +5,6 @@
 Source: RocketMQ 5.3.3 ``RequestCode``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 

@@ -8,8 +8,6 @@ name all of them in `namesrvAddr` all answer with the same routes.
 Source: RocketMQ `BrokerOuterAPI#registerBrokerAll`, `RegisterBrokerBody`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import ssl

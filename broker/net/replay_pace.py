@@ -8,8 +8,6 @@ the messages are. Pulls without a large lag, and all pulls while nothing is stor
 once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

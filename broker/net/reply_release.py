@@ -16,8 +16,6 @@ refused, except for decisions. When decisions alone have filled the second limit
 until the disk has caught up. No decision is dropped in any step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

@@ -6,8 +6,6 @@ cannot affect another. Errors of the peer are answered; errors of the broker are
 ``docs/architecture.md`` says how a request is added.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial

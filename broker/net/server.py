@@ -1,7 +1,5 @@
 """The listeners: accept connections, close idle ones, and stop after the last replies."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

@@ -6,8 +6,6 @@ connections may have sent so much: large reads of one pass are decoded for as lo
 the others wait as well.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -16,8 +16,6 @@ in flight, and those in the retry topic of pop, go to the retry topic that it pu
 Source: RocketMQ ``PopMessageProcessor``, ``AckMessageProcessor``, ``PopReviveService``.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -5,8 +5,6 @@ highest bits: all its messages refer to it in a dictionary, and a heap has it on
 flight takes at most 200 bytes.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar

@@ -8,8 +8,6 @@ the first unacknowledged one on come again.
 Source: RocketMQ ``ConsumerOrderInfoManager``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import islice
 

@@ -12,8 +12,6 @@ its clock, and waits until the times in the bodies have passed.
 Source: RocketMQ ``PopCheckPoint``, ``AckMsg``, ``BatchAckMsg``, ``PopReviveService``.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import msgspec

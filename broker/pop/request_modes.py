@@ -3,8 +3,6 @@
 Source: RocketMQ `MessageRequestModeManager`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """All tables of a broker: its state besides messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

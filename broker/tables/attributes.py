@@ -4,8 +4,6 @@ A change is a list such as ``+message.type=FIFO,-reserve.time``.
 Source: RocketMQ `AttributeParser`, `AttributeUtil`, `TopicAttributes`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final

@@ -9,8 +9,6 @@ Then topics become visible a few at a time, each together with its deferred requ
 requests for one topic are served in order, also those that arrive between two steps.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice

@@ -19,8 +19,6 @@ to the principal that registered it.
 Source: RocketMQ `ConsumerManager`, `ConsumerGroupInfo`, `ProducerManager`.
 """
 
-from __future__ import annotations
-
 import logging
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence

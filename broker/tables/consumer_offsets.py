@@ -7,8 +7,6 @@ is answered, and stays until a consumer pulls from its offset.
 Source: RocketMQ `ConsumerOffsetManager`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final

@@ -8,8 +8,6 @@ Broadcasting members share no queues, but they share that filter.
 Filters are compared by topic and meaning: ``a||b`` equals ``b || a``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from bisect import bisect_left, insort

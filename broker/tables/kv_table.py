@@ -4,8 +4,6 @@ RocketMQ's tools keep the order of ordered topics there (namespace `ORDER_TOPIC_
 Source: RocketMQ `KVConfigManager`, `KVConfigSerializeWrapper`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -11,8 +11,6 @@ Names are RocketMQ's. Its latencies and its counts of commercial accounts and po
 Source: RocketMQ 5.3.3 ``BrokerStatsManager``, ``StatsItem``, ``BrokerStats``.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from array import array

@@ -8,8 +8,6 @@ clients consider a lock valid for only 30 s.
 Source: RocketMQ `RebalanceLockManager`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 

@@ -8,8 +8,6 @@ its route is deleted (216), or with its broker.
 Source: RocketMQ ``RouteInfoManager``.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field

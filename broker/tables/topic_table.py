@@ -11,8 +11,6 @@ that a start leaves them out of the queues (`store/queue/deleted_topics.py`).
 Source: RocketMQ `TopicConfigManager`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ lost to its transaction (RocketMQ does that). A half whose final message has no 
 properties can be prepared and never committed. Each refusal says how to correct the message.
 """
 
-from __future__ import annotations
-
 from typing import Final, Protocol
 
 from halfmq.remoting.codes import ResponseCode

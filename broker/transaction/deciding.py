@@ -9,8 +9,6 @@ whose records the handler appends together with others before it reports the res
 appends a planned decision alone, at once.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias

@@ -4,8 +4,6 @@ The result is used only to answer repeated requests. Nothing is appended, becaus
 half is in the table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

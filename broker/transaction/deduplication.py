@@ -13,8 +13,6 @@ A staged half is not in the table yet. Its key is added without a position, so t
 the same pass of the event loop is recognised as well.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """The destination of a committed message: its topic and queue, or the timer topic if it waits."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

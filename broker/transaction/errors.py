@@ -7,8 +7,6 @@
 └── `DecisionForgottenError`: decided long ago, and the decision is no longer known
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 

@@ -11,8 +11,6 @@ own index, and how many there are.
 Source: RocketMQ ``TransactionalMessageBridge.java``.
 """
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 import msgspec

@@ -1,7 +1,5 @@
 """Read half messages from the log. Only the log replay reads them in another way."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from typing import Final

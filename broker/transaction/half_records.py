@@ -22,8 +22,6 @@ runs once per transaction.
 Source: RocketMQ ``EndTransactionProcessor.java``, ``MessageDecoder.java``.
 """
 
-from __future__ import annotations
-
 from binascii import hexlify
 from collections.abc import Iterable, Sequence
 from typing import Final

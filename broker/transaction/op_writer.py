@@ -8,8 +8,6 @@ crash are written again after the next start; and a failed write fails no reques
 Source: RocketMQ ``TransactionalMessageServiceImpl.java``, ``TransactionalOpBatchService.java``.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final

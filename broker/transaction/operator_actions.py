@@ -1,7 +1,5 @@
 """What operators do about transactions: decide in a producer's place, or resume the checks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

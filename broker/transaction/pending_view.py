@@ -1,7 +1,5 @@
 """Listing and lookup of undecided transactions for operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sized
 from typing import Final, NamedTuple
 

@@ -5,8 +5,6 @@
 transaction here has one identity and one decision, so a late decision is accepted.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final

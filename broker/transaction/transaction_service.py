@@ -10,8 +10,6 @@ client that was answered "committed" may forget the transaction, so the broker m
 opt out of that.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import asdict

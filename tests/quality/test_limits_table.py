@@ -85,7 +85,7 @@ OF_NO_PEER: Final[dict[str, str]] = {
         delay/DoneFile delay/DueTimes handlers/clients/ClientHandlers
         limits/Budget net/ClientConnection net/SharedState
         net/PeerRequestExpiry net/ReplayPace net/Turns
-        pop/InFlight pop/OrderLocks tables/AwaitedSave
+        pop/InFlight pop/OrderLocks pop/Retries pop/ReviveLog tables/AwaitedSave
         tables/GroupMembers tables/Variants
         tables/_Variant tables/GroupConfig
         tables/_Broker tables/TopicConfig

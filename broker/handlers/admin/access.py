@@ -5,8 +5,6 @@ are shown to nobody.
 Source: RocketMQ 5.3 ``AdminBrokerProcessor``; 4.9.8 for the codes 50 to 53.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from functools import partial

@@ -6,8 +6,6 @@ configuration (100 to 102, 219) is the name server's.
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `DefaultRequestProcessor` of the name server.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Administrative changes, one after the other; each is answered when it is on disk."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

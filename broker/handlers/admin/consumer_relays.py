@@ -7,8 +7,6 @@ limited, and the number of waiting requests.
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor#callConsumer`, `Broker2Client`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine

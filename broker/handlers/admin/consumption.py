@@ -3,8 +3,6 @@
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor#getConsumeStats`, `#fetchAllConsumeStatsInBroker`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain, groupby

@@ -8,8 +8,6 @@ offsets to the connected consumers (220). Push consumers go there and commit the
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `ConsumerOffsetManager`, `Broker2Client`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial

@@ -5,8 +5,6 @@ Also queries of their members, producers and subscriptions.
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Answers with many items, collected over several turns of the event loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 

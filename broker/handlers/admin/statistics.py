@@ -3,8 +3,6 @@
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor#getBrokerRuntimeInfo`, `#ViewBrokerStatsData`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from attrs import define

@@ -7,8 +7,6 @@ Source: RocketMQ 5.3.3 `AdminBrokerProcessor#getAllConsumerOffset`, `#getAllDela
 `QueryAssignmentProcessor`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Final
 

@@ -6,8 +6,6 @@ this broker any more; request 216 deletes its routes to brokers registered here.
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `DefaultRequestProcessor` of the name server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping

@@ -9,8 +9,6 @@ the disk. Each is logged with the operator's reason.
 Source: RocketMQ ``AdminBrokerProcessor#resumeCheckHalfMessage``.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Final

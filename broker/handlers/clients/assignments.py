@@ -8,8 +8,6 @@ Source: RocketMQ 5.3.3 `QueryAssignmentProcessor`, `AllocateMessageQueueAveragel
 `AllocateMessageQueueAveragelyByCircle`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final

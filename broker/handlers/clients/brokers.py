@@ -6,8 +6,6 @@ from them, so only brokers at the addresses of the setting ``registrationAddress
 Source: RocketMQ 5.3.3 `DefaultRequestProcessor` of the name server.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from halfmq.remoting.admin_headers import (

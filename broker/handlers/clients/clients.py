@@ -14,8 +14,6 @@ Source: RocketMQ `ClientManageProcessor`, `ConsumerManageProcessor`,
 `DefaultConsumerIdsChangeListener`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence

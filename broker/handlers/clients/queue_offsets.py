@@ -4,8 +4,6 @@ Unknown topics and queues are no error for 29 to 32: they are empty queues, as f
 Source: RocketMQ `ConsumerManageProcessor`, `AdminBrokerProcessor`.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Final
 

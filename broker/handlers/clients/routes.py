@@ -10,8 +10,6 @@ registered here (`brokers`) are in the same answers.
 Source: RocketMQ `ClientRequestProcessor`, `DefaultRequestProcessor` of the name server.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Final

@@ -1,7 +1,5 @@
 """The messages in the body of a batch send, as they are stored."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 from halfmq.store.format.batch import split_batch

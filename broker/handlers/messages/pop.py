@@ -6,8 +6,6 @@ Source: RocketMQ `PopMessageProcessor`, `AckMessageProcessor`, `ChangeInvisibleT
 `NotificationProcessor`, `PollingInfoProcessor`, `PeekMessageProcessor`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias

@@ -7,8 +7,6 @@ for the disk. The codes, offsets and remarks are those of RocketMQ's
 `DefaultPullMessageResultHandler`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Container

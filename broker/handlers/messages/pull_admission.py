@@ -3,8 +3,6 @@
 Refusals have the codes and remarks of RocketMQ's `PullMessageProcessor`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

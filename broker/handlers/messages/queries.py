@@ -3,8 +3,6 @@
 Source: RocketMQ `QueryMessageProcessor`, `DefaultMessageStore.queryMessage`.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from halfmq.remoting.codes import RequestCode, ResponseCode

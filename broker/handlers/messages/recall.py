@@ -5,8 +5,6 @@ QUERY_TIMERS is halfmq's own, see ``docs/wire.md``.
 Source: RocketMQ ``RecallMessageProcessor``.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Final

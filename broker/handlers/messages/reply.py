@@ -7,8 +7,6 @@ the connection of the client's heartbeats, and answers the consumer when the cli
 Source: RocketMQ 5.3.3 `ReplyMessageProcessor`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple

@@ -5,8 +5,6 @@ its record is staged for the append at the end of this pass of the event loop. A
 at once. Checks, their order and the answers are those of RocketMQ's `SendMessageProcessor`.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Final

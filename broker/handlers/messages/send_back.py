@@ -7,8 +7,6 @@ message to the retry topic itself; `retried` applies the same rules to it.
 Source: RocketMQ `AbstractSendMessageProcessor.consumerSendMsgBack`, `handleRetryAndDLQ`.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The text is searched for the few names that matter here. So other properties cos
 and no cache makes the cost of a message depend on earlier ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

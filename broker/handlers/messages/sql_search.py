@@ -5,8 +5,6 @@ are read, and those that match are copied into the answer. A search takes about 
 ends without a match, the consumer continues from there with its next pull.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from typing import Final

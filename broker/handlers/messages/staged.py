@@ -1,7 +1,5 @@
 """Staged messages and halves: what is appended, and the answer after the append."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -9,8 +9,6 @@ opts out (`transactionAsyncFlushTopics`) is answered at once.
 Source: RocketMQ ``EndTransactionProcessor.java``.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Final
 

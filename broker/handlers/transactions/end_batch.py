@@ -6,8 +6,6 @@ the connection keeps the results until the next turn, or until the missing bytes
 answer is sent when all decisions are on disk.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 Source: RocketMQ ``EndTransactionProcessor.java``.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final

@@ -5,8 +5,6 @@ halves are one append, the leader's first; the answer waits for the disk in ever
 clients of halfmq send this request; official ones send one half at a time, see `send`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Final
 

@@ -24,8 +24,6 @@ counts as age 0. So the first check is never later than the wait after the prepa
 The producer's clock is not used.
 """
 
-from __future__ import annotations
-
 import logging
 from array import array
 from collections import deque

@@ -5,8 +5,6 @@ A parked transaction stays in the table, undecided. A copy of its message is app
 can be decided or resumed at any later time.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial

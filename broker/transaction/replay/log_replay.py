@@ -29,8 +29,6 @@ decided, so its message would be lost. The store's scan therefore continues at t
 record. The content of the damaged record is lost, and the store logs it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path

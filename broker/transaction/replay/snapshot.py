@@ -12,8 +12,6 @@ written in slices while the broker works.
 if checks were counted since the last one. A kill loses the counts of the last interval.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence

@@ -11,8 +11,6 @@ File: a stream of msgpack objects, first the header, then any number of row grou
 footer with the checksum of everything before it.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 from collections.abc import Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ thousand entries takes up to five milliseconds, so there are several small ones.
 looked up in the log.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Final, NamedTuple
 

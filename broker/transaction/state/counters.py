@@ -1,7 +1,5 @@
 """Counters of transaction events since the start."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

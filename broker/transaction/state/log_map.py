@@ -6,8 +6,6 @@ the map consists of many small dictionaries, each for a range of the log. Garbag
 none of them, because it tracks nothing that they hold.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import islice

@@ -16,8 +16,6 @@ Stores written by Apache RocketMQ contain check copies of undecided halves. They
 same transaction, kept in ``copies``; halfmq writes none.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple

@@ -10,8 +10,6 @@ are read from the log and override the table: a final record makes any transacti
 COMMITTED, because consumers may have received it.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import Final, NamedTuple
 
