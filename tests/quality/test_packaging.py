@@ -36,10 +36,10 @@ def _run(*command: str, cwd: Path, **environment: str) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a copy of the tree: an old build directory would hide a missing module."""
     tree = tmp_path_factory.mktemp("tree")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     for folder in FOLDERS:
-        ignored = shutil.ignore_patterns("__pycache__", ".*_cache")
+        ignored = shutil.ignore_patterns("__pycache__", ".*_cache", "calls.pyi")
         shutil.copytree(ROOT / folder, tree / folder, ignore=ignored)
     _run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", "out", ".", cwd=tree)
     return next((tree / "out").glob("*.whl"))
@@ -61,6 +61,7 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
     assert {name for name in names if name.endswith(".py")} == _tree_modules()
     conf = {"broker.conf", "grafana/halfmq.json", "prometheus/alerts.yml", "systemd/halfmq.service"}
     assert names >= {f"halfmq/conf/{name}" for name in conf}
+    assert "halfmq/client/threads/calls.pyi" in names  # which the build has written
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert {name for name in names if name.endswith("py.typed")} == {
         f"{name.rpartition('/')[0]}/py.typed" for name in _tree_modules()
