@@ -25,7 +25,7 @@ HEAD = '"""Written by setup.py at each installation; changes here are lost."""\n
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class BuildWithStub(build_py):  # type: ignore[misc] -- setuptools has no types
+class BuildWithStub(build_py):  # type: ignore[misc]  # it has no types
     """Writes the stub before the package's files are listed, of an editable installation too."""
 
     def finalize_options(self) -> None:
