@@ -66,7 +66,11 @@ class Admin(
     DelayedCalls,
     UserCalls,
 ):
-    """Decides transactions and administers the brokers of a cluster."""
+    """Decides transactions and administers the brokers of a cluster.
+
+    Every method raises `ClientError` if a broker does not answer, or refuses. Listed with a method
+    is what else it raises, or which refusals to expect.
+    """
 
     def __init__(
         self,

@@ -125,65 +125,18 @@ BODY_REMEDIES: Final = {
 DELIVER_AFTER_MAX: Final = timedelta(days=40)
 """The longest delay that a broker accepts; it looks at each delayed message at least that often."""
 
-# Property names that brokers and clients interpret; the official client rejects them too.
-# CHECK_IMMUNITY_TIME_IN_SECONDS and the sharding key are for users to set.
+# Names that brokers and clients interpret; the official client rejects them too. Not those of
+# requests and replies, which programs of other clients set by themselves. (CHECK_IMMUNITY_TIME… and
+# the sharding key are for users to set, and have no constant.)
 # Source: MessageConst.STRING_HASH_SET.
 RESERVED_NAMES: Final = frozenset(
-    {
-        names.PROPERTY_KEYS,
-        names.PROPERTY_TAGS,
-        names.PROPERTY_UNIQ_KEY,
-        names.PROPERTY_WAIT,
-        names.PROPERTY_DELAY,
-        names.PROPERTY_TRAN_MSG,
-        names.PROPERTY_PGROUP,
-        names.PROPERTY_TRANSACTION_ID,
-        names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
-        names.PROPERTY_TRANSACTION_CHECK_TIMES,
-        names.PROPERTY_TRANSACTION_DELAY_MS,
-        names.PROPERTY_TRANSACTION_DELIVER_MS,
-        names.PROPERTY_TRANSACTION_GROUP,
-        names.PROPERTY_TRANSACTION_HALVES,
-        names.PROPERTY_TRANSACTION_HALF_ID,
-        names.PROPERTY_TRANSACTION_PARKED,
-        names.PROPERTY_REAL_TOPIC,
-        names.PROPERTY_REAL_QID,
-        names.PROPERTY_RETRY_TOPIC,
-        names.PROPERTY_ORIGIN_MESSAGE_ID,
-        names.PROPERTY_FAILURE_REASON,
-        names.PROPERTY_FAILURE_TIME,
-        names.PROPERTY_FAILURE_QUEUE,
-        names.PROPERTY_DLQ_ORIGIN_TOPIC,
-        names.PROPERTY_DLQ_ORIGIN_MESSAGE_ID,
-        names.PROPERTY_RECONSUME_TIME,
-        names.PROPERTY_MAX_RECONSUME_TIMES,
-        names.PROPERTY_CLUSTER,
-        names.PROPERTY_MSG_REGION,
-        names.PROPERTY_TRACE_ON,
-        names.PROPERTY_CRC32,
-        names.PROPERTY_INNER_NUM,
-        names.PROPERTY_INNER_BASE,
-        names.PROPERTY_INNER_MULTI_DISPATCH,
-        names.PROPERTY_INNER_MULTI_QUEUE_OFFSET,
-        names.PROPERTY_INSTANCE_ID,
-        names.PROPERTY_BORN_HOST,
-        names.PROPERTY_BORN_TIMESTAMP,
-        names.PROPERTY_MIN_OFFSET,
-        names.PROPERTY_MAX_OFFSET,
-        names.PROPERTY_CONSUME_START_TIME,
-        names.PROPERTY_POP_CK,
-        names.PROPERTY_FIRST_POP_TIME,
-        names.PROPERTY_POP_FROM,
-        names.PROPERTY_TIMER_DELAY_SEC,
-        names.PROPERTY_TIMER_DELAY_MS,
-        names.PROPERTY_TIMER_DELIVER_MS,
-        names.PROPERTY_TIMER_OUT_MS,
-        names.PROPERTY_TIMER_ENQUEUE_MS,
-        names.PROPERTY_TIMER_DEQUEUE_MS,
-        names.PROPERTY_TIMER_ROLL_TIMES,
-        names.PROPERTY_TIMER_DEL_UNIQKEY,
-    }
-)
+    value for name, value in vars(names).items() if name.startswith("PROPERTY_")
+) - {
+    names.PROPERTY_CORRELATION_ID,
+    names.PROPERTY_REPLY_TO_CLIENT,
+    names.PROPERTY_TTL,
+    names.PROPERTY_TYPE,
+}
 
 
 def body_error(body: object) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -10,11 +12,12 @@ from halfmq.remoting.ext_fields import Header
 from halfmq.store.format.ids import parse_offset_message_id, unpack_host
 
 from ..config import join_address
-from ..errors import ConfigurationError, UnsupportedRequestError
+from ..errors import ConfigurationError, ConnectError, UnsupportedRequestError
 from ..net.base_client import BaseClient
-from ..net.broker_requests import TopicRequests
-from ..net.response_errors import error_from_response
+from ..net.response_errors import answer_of, error_from_response
 from ..net.session import Session, expect_success
+
+T = TypeVar("T")
 
 
 class ClusterClient(BaseClient):
@@ -24,26 +27,67 @@ class ClusterClient(BaseClient):
         """Return name and address of each broker, by name."""
         return sorted(self._session.routes.brokers.items())
 
+    async def _send(
+        self, address: str, code: RequestCode, header: Header | None = None, body: bytes = b""
+    ) -> RemotingCommand:
+        """Send a request to a broker and return its answer.
+
+        Raises:
+            ClientError: It does not answer, or refuses.
+        """
+        return expect_success(await call_broker(self._session, address, code, header, body))
+
+    async def _send_each(
+        self, code: RequestCode, header: Header | None = None, body: bytes = b""
+    ) -> None:
+        """Send a request to each broker.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses; those before it have done it.
+        """
+        for _name, address in self._brokers():
+            await self._send(address, code, header, body)
+
+    async def _ask(
+        self, address: str, decode: Callable[[bytes], T], code: RequestCode, header: Header | None
+    ) -> T:
+        """Send a request to a broker and return the content of its answer."""
+        answer = await self._send(address, code, header)
+        with answer_of(address):
+            return decode(answer.body)
+
     async def _ask_each(
-        self, code: RequestCode, header: Header, *, absent: ResponseCode | None = None
-    ) -> list[tuple[str, RemotingCommand]]:
-        """Return the answers of the brokers by address; those that say ``absent`` are left out.
+        self,
+        decode: Callable[[bytes], T],
+        code: RequestCode,
+        header: Header | None = None,
+        *,
+        absent: ResponseCode | None = None,
+    ) -> dict[str, T]:
+        """Return the contents of the brokers' answers by name, without those that say ``absent``.
 
         Raises:
             BrokerRefusedError: A broker refuses, or all say ``absent``.
             ClientError: A broker does not answer.
         """
-        answers: list[tuple[str, RemotingCommand]] = []
+        found: dict[str, T] = {}
         refused: RemotingCommand | None = None
-        for _name, address in self._brokers():
+        for name, address in self._brokers():
             answer = await call_broker(self._session, address, code, header)
             if answer.code == absent:
                 refused = answer
-            else:
-                answers.append((address, expect_success(answer)))
-        if refused is not None and not answers:
+                continue
+            with answer_of(address):
+                found[name] = decode(expect_success(answer).body)
+        if refused is not None and not found:
             raise error_from_response(refused)
-        return answers
+        return found
+
+    def _address_of(self, broker_name: str) -> str:
+        address = self._session.routes.address_of(broker_name)
+        if address is None:
+            raise ConnectError(broker_name, "no name server knows this broker")
+        return address
 
     def _address_in(self, offset_id: str) -> str | None:
         """Return the address of the broker in an offset id; None if it is not a known broker's."""
@@ -54,22 +98,13 @@ class ClusterClient(BaseClient):
         address = join_address(host, port)
         return address if address in self._session.routes.addresses else None
 
-    def _topic_requests(self) -> list[TopicRequests]:
-        return [TopicRequests(self._session, address) for _name, address in self._brokers()]
-
-
-def check_address(address: str) -> None:
-    """Raise ConfigurationError unless this is ``host:port``."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigurationError("address", address, "host:port of a broker")
-
 
 async def call_broker(
     session: Session,
     address: str,
     code: RequestCode,
     header: Header | None = None,
+    body: bytes = b"",
     *,
     seconds: float | None = None,
 ) -> RemotingCommand:
@@ -79,7 +114,7 @@ async def call_broker(
         UnsupportedRequestError: It does not serve such requests.
         ClientError: It does not answer.
     """
-    answer = await session.call(address, code, header, seconds=seconds)
+    answer = await session.call(address, code, header, body, seconds=seconds)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise UnsupportedRequestError(address, code)
     return answer

@@ -15,11 +15,9 @@ from halfmq.remoting.admin_headers import QueryConsumeQueueRequestHeader
 from halfmq.remoting.codes import INT64_MAX, RequestCode
 from halfmq.remoting.headers import SearchOffsetRequestHeader, SearchOffsetResponseHeader
 
-from ..errors import ConnectError
 from ..message import MessageQueue, ReceivedMessage
-from ..net.response_errors import answer_of
-from ..net.session import expect_success, typed
-from .brokers import call_broker, milliseconds
+from ..net.session import typed
+from .brokers import milliseconds
 from .group_offsets import Position
 from .messages import MessageCalls
 from .topics import TopicCalls
@@ -58,7 +56,6 @@ class BrowseCalls(TopicCalls, MessageCalls):
         Raises:
             ConfigurationError: An argument cannot be used.
             BrokerRefusedError: No broker has the topic.
-            ClientError: A broker does not answer, or refuses.
         """
         begin_ms = 0 if since is None else milliseconds("since", since)
         end_ms = INT64_MAX if until is None else milliseconds("until", until)
@@ -80,7 +77,6 @@ class BrowseCalls(TopicCalls, MessageCalls):
 
         Raises:
             BrokerRefusedError: No broker has the topic.
-            ClientError: A broker does not answer, or refuses.
         """
         seen = {one.queue: one.end for one in await self.queues(topic)}
         while True:
@@ -107,32 +103,23 @@ class BrowseCalls(TopicCalls, MessageCalls):
         time_ms = milliseconds("to", to)
         return {one.queue: await self._offset_at(one.queue, time_ms) for one in ranges}
 
-    def _address_of(self, queue: MessageQueue) -> str:
-        address = self._session.routes.address_of(queue.broker_name)
-        if address is None:
-            raise ConnectError(queue.broker_name, "no name server knows this broker")
-        return address
-
     async def _offset_at(self, queue: MessageQueue, time_ms: int) -> int:
         """Return the offset of the first message that was stored at a time or later."""
-        address = self._address_of(queue)
-        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+        address = self._address_of(queue.broker_name)
         header = SearchOffsetRequestHeader(
             topic=queue.topic, queue_id=queue.queue_id, timestamp=time_ms
         )
-        answer = expect_success(await call_broker(self._session, address, code, header))
+        answer = await self._send(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
         return typed(answer, SearchOffsetResponseHeader, address).offset
 
     async def _page(self, queue: MessageQueue, index: int, count: int) -> Page:
         """Return the messages from a queue offset on, and the offset after them."""
-        address = self._address_of(queue)
+        address = self._address_of(queue.broker_name)
         header = QueryConsumeQueueRequestHeader(
             topic=queue.topic, queue_id=queue.queue_id, index=index, count=count
         )
         code = RequestCode.QUERY_CONSUME_QUEUE
-        answer = expect_success(await call_broker(self._session, address, code, header))
-        with answer_of(address):
-            first, places = decode_queue_places(answer.body)
+        first, places = await self._ask(address, decode_queue_places, code, header)
         if not places:  # expired meanwhile
             return max(first, index + count), []
         found = await asyncio.gather(*(self._at_offset(address, one) for one in places[:count]))

@@ -112,9 +112,6 @@ class DeadLetterCalls(BrowseCalls):
         """Return the groups that have dead letters, by name, and how many are stored of each.
 
         Under access control it lists topics, which takes a right on the cluster.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
         """
         found: Counter[str] = Counter()
         for topic in sorted({one.name for one in await self.topics()}):
@@ -144,7 +141,6 @@ class DeadLetterCalls(BrowseCalls):
 
         Raises:
             ConfigurationError: An argument cannot be used.
-            ClientError: A broker does not answer, or refuses.
         """
         check_text("group", group)
         check_optional_text("cause", cause)
@@ -161,9 +157,6 @@ class DeadLetterCalls(BrowseCalls):
         """Return the newest dead letter of a group with this id; None if there is none.
 
         ``message_id`` is a letter's ``message_id`` or its ``offset_message_id``.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
         """
         check_text("group", group)
         topic = dead_letter_topic(group)

@@ -20,8 +20,8 @@ from halfmq.store.format.timers import timer_due_ms
 
 from ..arguments import check_count, check_optional_text, check_text
 from ..errors import ConfigurationError, RouteNotFoundError
-from ..net.session import expect_success, typed
-from .brokers import ClusterClient, call_broker
+from ..net.session import typed
+from .brokers import ClusterClient
 from .messages import records_of
 
 DELAYED_LIMIT: Final = 1_000
@@ -58,9 +58,6 @@ class DelayedCalls(ClusterClient):
         Args:
             topic: Only those of this topic.
             limit: The most to return.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
         """
         check_optional_text("topic", topic)
         check_count("limit", limit, range(1, 1_000_001))
@@ -75,7 +72,6 @@ class DelayedCalls(ClusterClient):
 
         Raises:
             BrokerRefusedError: ILLEGAL_OPERATION (604): it does not wait any more.
-            ClientError: The broker does not answer, or refuses.
         """
         check_text("recall_handle", recall_handle)
         try:
@@ -86,8 +82,7 @@ class DelayedCalls(ClusterClient):
         header = RecallMessageRequestHeader(topic=named.topic, recall_handle=recall_handle)
         for name, address in self._brokers():
             if name == named.broker_name:
-                code = RequestCode.RECALL_MESSAGE
-                expect_success(await call_broker(self._session, address, code, header))
+                await self._send(address, RequestCode.RECALL_MESSAGE, header)
                 return
         raise RouteNotFoundError(named.topic)
 
@@ -97,9 +92,7 @@ class DelayedCalls(ClusterClient):
         after: int | None = -1
         while after is not None:
             header = QueryTimersRequestHeader(topic=topic, after=after, max_count=_PAGE)
-            answer = expect_success(
-                await call_broker(self._session, address, RequestCode.QUERY_TIMERS, header)
-            )
+            answer = await self._send(address, RequestCode.QUERY_TIMERS, header)
             yield [_delayed(record, name) for record in records_of(address, answer.body)]
             after = typed(answer, QueryTimersResponseHeader, address).next_after
 

@@ -23,11 +23,9 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.errors import ProtocolError
 
 from ..arguments import check_count, check_kind, check_optional_text, check_text
-from ..errors import BadAnswerError, ConfigurationError, ConnectError
+from ..errors import ConfigurationError
 from ..message import MessageQueue
-from ..net.response_errors import answer_of
-from ..net.session import expect_success
-from .brokers import ClusterClient, call_broker, time_of
+from .brokers import ClusterClient, time_of
 
 Position: TypeAlias = Literal["first", "last"] | datetime
 """The first message, the end of a queue, or the first message stored at a time or after it."""
@@ -72,17 +70,12 @@ class OffsetCalls(ClusterClient):
         """Return the offsets of a group, sorted by queue; ``topic`` limits them to one topic.
 
         Queues for which the group has no offset are left out.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
         """
         check_text("group", group)
         check_optional_text("topic", topic)
         header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
-        found = []
-        for address, answer in await self._ask_each(RequestCode.GET_CONSUME_STATS, header):
-            with answer_of(address):
-                found += [_offset(*one) for one in decode_consume_stats(answer.body).items()]
+        tables = await self._ask_each(decode_consume_stats, RequestCode.GET_CONSUME_STATS, header)
+        found = [_offset(*one) for table in tables.values() for one in table.items()]
         return sorted(found, key=lambda one: one.queue)
 
     async def reset_offsets(self, group: str, topic: str, to: Position) -> dict[MessageQueue, int]:
@@ -106,14 +99,10 @@ class OffsetCalls(ClusterClient):
         header = ResetOffsetRequestHeader(
             topic=topic, group=group, timestamp=_timestamp_ms(to), is_force=True
         )
-        found: dict[MessageQueue, int] = {}
-        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
-        for address, answer in await self._ask_each(
-            code, header, absent=ResponseCode.TOPIC_NOT_EXIST
-        ):
-            with answer_of(address):
-                found |= {_queue(key): at for key, at in decode_offset_table(answer.body).items()}
-        return dict(sorted(found.items()))
+        code, absent = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResponseCode.TOPIC_NOT_EXIST
+        tables = await self._ask_each(decode_offset_table, code, header, absent=absent)
+        found = [(_queue(key), at) for table in tables.values() for key, at in table.items()]
+        return dict(sorted(found))
 
     async def reset_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Reset the offset of a group in one queue.
@@ -125,9 +114,7 @@ class OffsetCalls(ClusterClient):
         check_text("group", group)
         check_kind("queue", queue, MessageQueue)
         check_count("offset", offset, range(1 << 63))
-        address = dict(self._brokers()).get(queue.broker_name)
-        if address is None:
-            raise ConnectError(queue.broker_name, "no name server knows this broker")
+        address = self._address_of(queue.broker_name)
         header = ResetOffsetRequestHeader(
             topic=queue.topic,
             group=group,
@@ -136,8 +123,7 @@ class OffsetCalls(ClusterClient):
             queue_id=queue.queue_id,
             offset=offset,
         )
-        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
-        expect_success(await call_broker(self._session, address, code, header))
+        await self._send(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
 
     async def clone_offsets(
         self, source: str, target: str, topic: str | None = None, *, offline: bool = True
@@ -161,29 +147,20 @@ class OffsetCalls(ClusterClient):
         header = CloneGroupOffsetRequestHeader(
             src_group=source, dest_group=target, topic=topic, offline=offline
         )
-        await self._ask_each(RequestCode.CLONE_GROUP_OFFSET, header)
+        await self._send_each(RequestCode.CLONE_GROUP_OFFSET, header)
 
     async def time_spans(self, group: str, topic: str) -> list[TimeSpan]:
         """Return the store times of each queue of a topic, and how far a group lags in time.
 
         Raises:
             BrokerRefusedError: No broker has the topic.
-            ClientError: A broker does not answer, or refuses.
         """
         check_text("group", group)
         check_text("topic", topic)
-        code = RequestCode.QUERY_CONSUME_TIME_SPAN
+        code, absent = RequestCode.QUERY_CONSUME_TIME_SPAN, ResponseCode.TOPIC_NOT_EXIST
         header = GroupAndTopicRequestHeader(group=group, topic=topic)
-        found = []
-        for address, answer in await self._ask_each(
-            code, header, absent=ResponseCode.TOPIC_NOT_EXIST
-        ):
-            try:
-                entries = decode_entries(answer.body, "consumeTimeSpanSet")
-                found += [_time_span(entry) for entry in entries]
-            except (ProtocolError, KeyError, TypeError, ValueError) as error:
-                raise BadAnswerError(address, f"a time span has {error}") from error
-        return sorted(found, key=lambda one: one.queue)
+        lists = await self._ask_each(_time_spans, code, header, absent=absent)
+        return sorted((one for found in lists.values() for one in found), key=lambda one: one.queue)
 
 
 def _queue(key: QueueKey) -> MessageQueue:
@@ -197,6 +174,13 @@ def _offset(key: QueueKey, offsets: OffsetWrapper) -> GroupOffset:
         end=offsets.broker_offset,
         consumed=time_of(offsets.last_timestamp),
     )
+
+
+def _time_spans(body: bytes) -> list[TimeSpan]:
+    try:
+        return [_time_span(entry) for entry in decode_entries(body, "consumeTimeSpanSet")]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"a time span has {error}") from error
 
 
 def _time_span(entry: Entry) -> TimeSpan:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from halfmq.remoting.admin_bodies import encode_entry
+from halfmq.remoting.admin_headers import DeleteSubscriptionGroupRequestHeader
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.headers import QueryConsumersRequestHeader, QueryConsumersResponseHeader
 from halfmq.remoting.own_requests import ConsumerInfo, decode_consumers
@@ -98,7 +100,6 @@ class GroupCalls(ClusterClient):
 
         Raises:
             UnsupportedRequestError: A broker is not halfmq's.
-            ClientError: A broker does not answer, or refuses.
         """
         session = self._session
         check_optional_text("group", group)
@@ -146,8 +147,8 @@ class GroupCalls(ClusterClient):
             "retryMaxTimes": max_retries,
             "retryQueueNums": retry_queues,
         }
-        for requests in self._topic_requests():
-            await requests.create_group(entry)
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        await self._send_each(code, None, encode_entry(entry))
 
     async def delete_group(self, name: str, *, offsets: bool = False) -> None:
         """Delete a consumer group, with ``offsets`` also its offsets; an unknown group is no error.
@@ -155,8 +156,8 @@ class GroupCalls(ClusterClient):
         Raises what ``delete_topic`` raises.
         """
         check_text("name", name)
-        for requests in self._topic_requests():
-            await requests.delete_group(name, offsets=offsets)
+        header = DeleteSubscriptionGroupRequestHeader(group_name=name, clean_offset=offsets)
+        await self._send_each(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
 
 async def _collect(

@@ -30,9 +30,6 @@ class MessageCalls(ClusterClient):
         Args:
             message_id: Its ``offset_message_id``, or with ``topic`` also its ``message_id``.
             topic: The topic to which it was sent.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
         """
         check_text("message_id", message_id)
         check_optional_text("topic", topic)
@@ -67,7 +64,6 @@ class MessageCalls(ClusterClient):
 
         Raises:
             ConfigurationError: A time has no time zone, or the limit is too large.
-            ClientError: A broker does not answer, or refuses.
         """
         check_text("topic", topic)
         check_text("key", key)
@@ -81,7 +77,7 @@ class MessageCalls(ClusterClient):
         header = ViewMessageRequestHeader(offset=offset)
         code = RequestCode.VIEW_MESSAGE_BY_ID
         try:
-            answer = expect_success(await call_broker(self._session, address, code, header))
+            answer = await self._send(address, code, header)
         except BrokerRefusedError as error:
             if error.code == ResponseCode.SYSTEM_ERROR:  # there is no record at the offset
                 return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from halfmq.remoting.codes import INT64_MAX
+from halfmq.remoting.admin_bodies import decode_group_table
+from halfmq.remoting.codes import INT64_MAX, RequestCode
 from halfmq.store.format.properties import PROPERTY_REAL_TOPIC
 from halfmq.store.format.topics import (
     BUILT_IN_GROUPS,
@@ -72,22 +73,15 @@ class ProgressCalls(DeadLetterCalls, GroupCalls, OffsetCalls):
         """Return the names of all consumer groups of all brokers, with members or without.
 
         Groups that every broker has, for RocketMQ's tools, are left out unless ``built_in``.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
         """
-        found: set[str] = set()
-        for requests in self._topic_requests():
-            found |= await requests.groups()
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        found = set().union(*(await self._ask_each(decode_group_table, code)).values())
         return sorted(found if built_in else found.difference(BUILT_IN_GROUPS))
 
     async def connected_groups(self, group: str | None = None) -> dict[str, ConsumerGroup]:
         """Return the groups with connected consumers by name; with ``group`` only that one.
 
         Brokers of Apache RocketMQ do not tell them.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
         """
         try:
             return {one.name: one for one in await self.groups(group)}
@@ -95,11 +89,7 @@ class ProgressCalls(DeadLetterCalls, GroupCalls, OffsetCalls):
             return {}
 
     async def lag(self, group: str) -> GroupLag:
-        """Return how far a group lags, in messages and in time.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
-        """
+        """Return how far a group lags, in messages and in time."""
         behind: dict[str, int] = {}
         for one in await self.offsets(group):
             behind[one.queue.topic] = behind.get(one.queue.topic, 0) + max(one.lag, 0)
@@ -117,9 +107,6 @@ class ProgressCalls(DeadLetterCalls, GroupCalls, OffsetCalls):
 
         ``consumed`` says that the group's offset is past it: a consumer that filters it out, or an
         operator who moves the offset, has the same effect.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
         """
         found = []
         for group in await self.groups_of(message.topic):

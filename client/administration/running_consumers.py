@@ -86,7 +86,6 @@ class RunningConsumerCalls(ClusterClient):
 
         Raises:
             BrokerRefusedError: It is not connected, too old, or does not answer in ten seconds.
-            ClientError: A broker does not answer, or refuses.
         """
         check_text("group", group)
         check_text("client_id", client_id)
@@ -113,7 +112,6 @@ class RunningConsumerCalls(ClusterClient):
 
         Raises:
             BrokerRefusedError: It is not connected, too old, or does not answer in ten seconds.
-            ClientError: The broker does not answer, or refuses.
         """
         check_text("group", group)
         check_text("client_id", client_id)

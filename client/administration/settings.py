@@ -9,17 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from halfmq.remoting.admin_bodies import decode_producers
-from halfmq.remoting.admin_headers import DrainBrokerRequestHeader
+from halfmq.remoting.admin_bodies import BrokerStatsItem, decode_producers, decode_stats_data
+from halfmq.remoting.admin_headers import (
+    DrainBrokerRequestHeader,
+    ViewBrokerStatsDataRequestHeader,
+)
 from halfmq.remoting.bodies import decode_table
-from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.errors import ProtocolError
 
 from ..arguments import check_optional_text, check_text
-from ..errors import ClientError, ConfigurationError
-from ..net.broker_requests import BrokerRequests, BrokerSetting
-from ..net.response_errors import answer_of
-from ..net.session import expect_success
-from .brokers import ClusterClient, call_broker
+from ..errors import BrokerRefusedError, ClientError, ConfigurationError
+from .brokers import ClusterClient
 
 DRAIN_S: Final = 35.0
 """Producers look at routes every 30 s."""
@@ -68,6 +69,16 @@ class BrokerStatus:
         return int(self.metrics.get("bootTimestamp", 0)) / 1000 + passed
 
 
+class BrokerSetting(NamedTuple):
+    """A setting of a broker."""
+
+    value: str
+    change: str | None
+    """``live`` or ``restart``: when a change takes effect; None: a broker of Apache RocketMQ."""
+    source: str | None
+    """``default``, ``--set`` or a file, with the line that a start has read; None likewise."""
+
+
 class ConnectedProducer(NamedTuple):
     """A connection of a producer."""
 
@@ -81,19 +92,8 @@ class BrokerCalls(ClusterClient):
     """Shows and changes brokers."""
 
     async def metrics(self) -> dict[str, dict[str, str]]:
-        """Return the metrics of each broker, by broker name: RocketMQ's keys and halfmq's.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
-        """
-        session = self._session
-        code = RequestCode.GET_BROKER_RUNTIME_INFO
-        found: dict[str, dict[str, str]] = {}
-        for broker_name, address in self._brokers():
-            answer = expect_success(await call_broker(session, address, code, None))
-            with answer_of(address):
-                found[broker_name] = decode_table(answer.body)
-        return found
+        """Return the metrics of each broker, by broker name: RocketMQ's keys and halfmq's."""
+        return await self._ask_each(decode_table, RequestCode.GET_BROKER_RUNTIME_INFO)
 
     async def broker_statuses(self) -> list[BrokerStatus]:
         """Return for each broker whether it answers, by name; an error is part of the result."""
@@ -104,9 +104,7 @@ class BrokerCalls(ClusterClient):
             begun = self._session.clock()
             try:
                 code = RequestCode.GET_BROKER_RUNTIME_INFO
-                answer = expect_success(await call_broker(self._session, address, code, None))
-                with answer_of(address):
-                    metrics = decode_table(answer.body)
+                metrics = await self._ask(address, decode_table, code, None)
             except ClientError as problem:
                 error = problem
             seconds = self._session.clock() - begun
@@ -118,17 +116,10 @@ class BrokerCalls(ClusterClient):
         return found
 
     async def producers(self) -> list[ConnectedProducer]:
-        """Return the connected producers by broker, group and client id.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
-        """
+        """Return the connected producers by broker, group and client id."""
         found = []
-        for name, address in self._brokers():
-            code = RequestCode.GET_ALL_PRODUCER_INFO
-            answer = expect_success(await call_broker(self._session, address, code, None))
-            with answer_of(address):
-                groups = decode_producers(answer.body)
+        tables = await self._ask_each(decode_producers, RequestCode.GET_ALL_PRODUCER_INFO)
+        for name, groups in tables.items():
             found += sorted(
                 ConnectedProducer(
                     group,
@@ -142,23 +133,15 @@ class BrokerCalls(ClusterClient):
         return found
 
     async def settings(self) -> dict[str, dict[str, str]]:
-        """Return the settings of each broker, by broker name; secrets are hidden.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
-        """
+        """Return the settings of each broker, by broker name; secrets are hidden."""
         return {
             name: {key: one.value for key, one in table.items()}
             for name, table in (await self.described_settings()).items()
         }
 
     async def described_settings(self) -> dict[str, dict[str, BrokerSetting]]:
-        """Return the settings of each broker with their sources, and when a change takes effect.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
-        """
-        return {name: await broker.settings() for name, broker in self._brokers_by_name()}
+        """Return the settings of each broker with their sources, and when a change takes effect."""
+        return await self._ask_each(_settings, RequestCode.GET_BROKER_CONFIG)
 
     async def change_setting(self, key: str, value: str) -> None:
         """Change a setting of every broker while it runs, and in its configuration file.
@@ -170,8 +153,7 @@ class BrokerCalls(ClusterClient):
         """
         check_text("key", key)
         check_text("value", value)
-        for _name, broker in self._brokers_by_name():
-            await broker.change_setting(key, value)
+        await self._send_each(RequestCode.UPDATE_BROKER_CONFIG, None, f"{key}={value}\n".encode())
 
     async def drain(self, broker_name: str, *, wait: float = DRAIN_S) -> None:
         """Stop a broker so that no send fails while others have its topics; return when it is gone.
@@ -189,7 +171,7 @@ class BrokerCalls(ClusterClient):
         if address is None:
             raise ConfigurationError("broker_name", broker_name, f"one of {sorted(addresses)}")
         header = DrainBrokerRequestHeader(wait_millis=int(wait * 1_000))
-        expect_success(await call_broker(self._session, address, RequestCode.DRAIN_BROKER, header))
+        await self._send(address, RequestCode.DRAIN_BROKER, header)
         host, _, port = address.rpartition(":")
         with suppress(OSError):
             while True:
@@ -202,26 +184,44 @@ class BrokerCalls(ClusterClient):
 
         With ``group``, how many of them were delivered to that consumer group. An unknown topic or
         group has none.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
         """
         check_text("topic", topic)
         check_optional_text("group", group)
         name, key = "TOPIC_PUT_NUMS", topic
         if group is not None:
             name, key = "GROUP_GET_NUMS", f"{topic}@{group}"
-        each = [await broker.counted(name, key) for _name, broker in self._brokers_by_name()]
-        found = [counted for counted in each if counted is not None]
+        each = [await self._counted(address, name, key) for _, address in self._brokers()]
 
         def total(period: str) -> Counted:
-            items = [counted[period] for counted in found if period in counted]
+            items = [counted[period] for counted in each if period in counted]
             return Counted(
                 messages=sum(item.sum for item in items), per_second=sum(item.tps for item in items)
             )
 
         return Traffic(minute=total("statsMinute"), hour=total("statsHour"), day=total("statsDay"))
 
-    def _brokers_by_name(self) -> list[tuple[str, BrokerRequests]]:
-        session = self._session
-        return [(name, BrokerRequests(session, address)) for name, address in self._brokers()]
+    async def _counted(self, address: str, name: str, key: str) -> dict[str, BrokerStatsItem]:
+        """Return a broker's statistics by period, such as ``statsMinute``."""
+        header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
+        code = RequestCode.VIEW_BROKER_STATS_DATA
+        try:
+            return await self._ask(address, decode_stats_data, code, header)
+        except BrokerRefusedError as error:
+            # An unknown key is an error that has no code of its own.
+            if error.code == ResponseCode.SYSTEM_ERROR and error.remark.endswith("not exist"):
+                return {}
+            raise
+
+
+def _settings(body: bytes) -> dict[str, BrokerSetting]:
+    try:
+        lines = body.decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(str(error)) from error
+    pairs = dict(line.split("=", 1) for line in lines if "=" in line)
+    found = {}
+    for key, value in pairs.items():
+        if not key.startswith("#"):
+            change, _, source = pairs.get(f"#{key}", "").partition(" ")
+            found[key] = BrokerSetting(value, change or None, source or None)
+    return found

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from halfmq.remoting.admin_bodies import decode_group_list
-from halfmq.remoting.admin_headers import CreateTopicRequestHeader, TopicRequestHeader
+from halfmq.remoting.admin_bodies import decode_group_list, decode_topic_table
+from halfmq.remoting.admin_headers import (
+    CreateTopicRequestHeader,
+    DeleteTopicFromNamesrvRequestHeader,
+    TopicRequestHeader,
+)
 from halfmq.remoting.bodies import QueueKey, TopicOffset, decode_topic_stats
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.store.format.topics import is_internal_topic, reply_topic
@@ -16,8 +20,6 @@ from halfmq.store.format.topics import is_internal_topic, reply_topic
 from ..arguments import check_count, check_text
 from ..errors import BadAnswerError
 from ..message import MessageQueue
-from ..net.broker_requests import TopicRequests
-from ..net.response_errors import answer_of
 from .brokers import ClusterClient, time_of
 
 _DEFAULT_TOPIC: Final = "TBW102"  # as RocketMQ's tools name it; brokers ignore it here
@@ -66,17 +68,16 @@ class TopicCalls(ClusterClient):
 
         Raises:
             UnsupportedRequestError: A broker does not serve this.
-            ClientError: A broker does not answer, or refuses.
         """
-        session = self._session
         found: list[Topic] = []
-        for broker_name, address in self._brokers():
-            entries = await TopicRequests(session, address).topics()
+        tables = await self._ask_each(decode_topic_table, RequestCode.GET_ALL_TOPIC_CONFIG)
+        for broker_name, entries in tables.items():
             clusters = {name for name in entries if reply_topic(name) in entries}
             own = {broker_name, *clusters, *map(reply_topic, clusters)}
             try:
                 found += [_topic_from_entry(*one, broker_name, own) for one in entries.items()]
             except (TypeError, ValueError, AttributeError) as error:
+                address = self._session.routes.brokers[broker_name]
                 raise BadAnswerError(address, f"a topic has {error}") from error
         return sorted(found, key=lambda one: (one.name, one.broker_name))
 
@@ -120,8 +121,7 @@ class TopicCalls(ClusterClient):
             topic_sys_flag=0,
             attributes=",".join(f"+{key}={value}" for key, value in (attributes or {}).items()),
         )
-        for requests in self._topic_requests():
-            await requests.create_topic(header)
+        await self._send_each(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic, its consumers' offsets and its route; an unknown topic is no error.
@@ -133,41 +133,31 @@ class TopicCalls(ClusterClient):
             ClientError: A broker or name server does not answer, or refuses; a retry is safe.
         """
         check_text("name", name)
-        for requests in self._topic_requests():
-            await requests.delete_topic(name)
+        header = TopicRequestHeader(topic=name)
+        await self._send_each(RequestCode.DELETE_TOPIC_IN_BROKER, header)
+        of_route = DeleteTopicFromNamesrvRequestHeader(topic=name)
         for address in self.config.namesrv_addresses:
-            await TopicRequests(self._session, address).delete_route(name)
+            await self._send(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, of_route)
 
     async def queues(self, topic: str) -> list[QueueRange]:
         """Return the queues of a topic on all brokers, and which messages each has.
 
         Raises:
             BrokerRefusedError: No broker has the topic.
-            ClientError: A broker does not answer, or refuses.
         """
         check_text("topic", topic)
         code, header = RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic)
-        found = []
-        for address, answer in await self._ask_each(
-            code, header, absent=ResponseCode.TOPIC_NOT_EXIST
-        ):
-            with answer_of(address):
-                found += [_range(*one) for one in decode_topic_stats(answer.body).items()]
+        absent = ResponseCode.TOPIC_NOT_EXIST
+        tables = await self._ask_each(decode_topic_stats, code, header, absent=absent)
+        found = [_range(*one) for table in tables.values() for one in table.items()]
         return sorted(found, key=lambda one: one.queue)
 
     async def groups_of(self, topic: str) -> list[str]:
-        """Return the consumer groups that consume a topic, or have done so, by name.
-
-        Raises:
-            ClientError: A broker does not answer, or refuses.
-        """
+        """Return the consumer groups that consume a topic, or have done so, by name."""
         check_text("topic", topic)
         code, header = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequestHeader(topic=topic)
-        found: set[str] = set()
-        for address, answer in await self._ask_each(code, header):
-            with answer_of(address):
-                found.update(decode_group_list(answer.body))
-        return sorted(found)
+        lists = await self._ask_each(decode_group_list, code, header)
+        return sorted({group for names in lists.values() for group in names})
 
 
 def _range(key: QueueKey, offsets: TopicOffset) -> QueueRange:

@@ -178,7 +178,6 @@ class TransactionCalls(ClusterClient):
 
         Raises:
             UnsupportedRequestError: A broker is not halfmq's.
-            ClientError: A broker does not answer, or refuses.
         """
         return pending_transactions(
             self._session, group=group, state=state, after=after, limit=limit
@@ -200,7 +199,6 @@ class TransactionCalls(ClusterClient):
 
         Raises:
             UnsupportedRequestError: A broker is not halfmq's.
-            ClientError: A broker does not answer, or refuses.
         """
         session = self._session
         check_text("transaction_id", transaction_id)

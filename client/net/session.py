@@ -38,7 +38,6 @@ from ..errors import (
     ConnectError,
     ConnectionLostError,
     RequestTimeoutError,
-    UnsupportedRequestError,
     code_name,
 )
 from .connection import BrokerConnection, ServerRequestHandler
@@ -349,24 +348,6 @@ class Session:
             )
         except ClientError as error:
             logger.debug("event=not_unregistered address=%s reason=%r", address, str(error))
-
-
-class RequestFamily:
-    """Base class of the requests about one subject, such as topics, to the broker at one address.
-
-    Every method raises ClientError if the broker does not answer or refuses, and
-    UnsupportedRequestError if it does not support the request.
-    """
-
-    def __init__(self, session: Session, address: str) -> None:
-        self._session = session
-        self._address = address
-
-    async def _request(self, code: RequestCode, header: Header | None, body: bytes = b"") -> bytes:
-        answer = await self._session.call(self._address, code, header, body)
-        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            raise UnsupportedRequestError(self._address, code)
-        return expect_success(answer).body
 
 
 def expect_success(answer: RemotingCommand) -> RemotingCommand:

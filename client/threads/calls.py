@@ -1,7 +1,7 @@
 """The methods of the blocking clients, each made from the async method of the same name.
 
 Type checkers, editors and documentation tools read ``calls.pyi``, which has the signatures and
-docstrings of these methods and is written by ``setup.py`` at each installation.
+docstrings of these methods and is written by setup.py at each installation.
 """
 
 from __future__ import annotations
