@@ -167,7 +167,7 @@ class TransactionProducer(TransactionProducerCalls[V]):
 
     def transaction(
         self,
-        messages: Message | Sequence[Message],
+        messages: Message | Sequence[Message] = (),
         *,
         order_key: OrderKeys = None,
         session: object = None,
@@ -177,11 +177,22 @@ class TransactionProducer(TransactionProducerCalls[V]):
         With ``session`` (SQLAlchemy's ``Session`` or ``Connection``, or a connection of a driver)
         the producer owns the database transaction too: see the asynchronous one.
         """
-        transaction = self.asynchronous.transaction(messages, order_key=order_key)
-        block = _BlockingTransaction(self, transaction)
         if session is None:
-            return block
-        return BlockingOwnedBlock(block, transaction, self.asynchronous.ledger, session)
+            return BlockingTransaction(
+                self, self.asynchronous.transaction(messages, order_key=order_key)
+            )
+        block = self.prepared(messages, order_key)
+        return BlockingOwnedBlock(block, block.transaction, self.asynchronous.ledger, session)
+
+    def prepared(
+        self, messages: Message | Sequence[Message], order_key: OrderKeys = None
+    ) -> BlockingTransaction:
+        """Return the half messages of a database transaction that an integration owns.
+
+        Without messages, the block adds them, and ``store`` prepares them.
+        """
+        half = Transaction(self.asynchronous, messages, order_key, collects=not messages)
+        return BlockingTransaction(self, half)
 
     @property
     def ledger(self) -> Any:
@@ -200,7 +211,7 @@ class TransactionProducer(TransactionProducerCalls[V]):
         listener = self.asynchronous.use_listener(listener)
         execute = listener.execute_local_transaction
         entered = Transaction(self.asynchronous, messages, order_key)
-        with _BlockingTransaction(self, entered) as transaction:
+        with BlockingTransaction(self, entered) as transaction:
             transaction.decide(Decision.UNKNOWN)
             if inspect.iscoroutinefunction(execute):
                 transaction.take_outcome(self.wait(call_user_function(execute, transaction, arg)))
@@ -214,7 +225,7 @@ class TransactionProducer(TransactionProducerCalls[V]):
         return transaction
 
 
-class _BlockingTransaction(contextlib.AbstractContextManager[Transaction]):
+class BlockingTransaction(contextlib.AbstractContextManager[Transaction]):
     """The context manager of a transaction whose block runs in the caller's thread.
 
     A signal handler may raise at any point in its methods.
@@ -222,21 +233,31 @@ class _BlockingTransaction(contextlib.AbstractContextManager[Transaction]):
 
     def __init__(self, producer: TransactionProducer[Any], transaction: Transaction) -> None:
         self._producer = producer
-        self._transaction = transaction
+        self.transaction = transaction
         self._entered = False
 
     def __enter__(self) -> Transaction:
         if self._entered:
             raise ClientError("a transaction can be entered only once")
         self._entered = True
-        transaction = self._transaction
         try:
-            self._producer.wait(transaction.__aenter__())
-            return transaction  # noqa: TRY300 -- a signal may still raise here
+            self._producer.wait(self.transaction.__aenter__())
+            return self.transaction  # noqa: TRY300 -- a signal may still raise here
         except BaseException:
-            transaction.running = False  # interrupted by a signal, it may have been stored
-            self._producer.hand_over(transaction.abandon())
+            self._abandon()
             raise
+
+    def store(self) -> None:
+        """Store the half messages that the block has added."""
+        try:
+            self._producer.wait(self.transaction.store())
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        self.transaction.running = False  # interrupted by a signal, it may have been stored
+        self._producer.hand_over(self.transaction.abandon())
 
     def __exit__(
         self,
@@ -244,7 +265,7 @@ class _BlockingTransaction(contextlib.AbstractContextManager[Transaction]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        transaction = self._transaction
+        transaction = self.transaction
         transaction.running = False  # first, so that the checker may decide whatever happens here
         if isinstance(error, GeneratorExit):
             # Garbage collection closes a generator, perhaps on the background thread itself.

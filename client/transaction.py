@@ -29,6 +29,7 @@ import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
@@ -161,7 +162,7 @@ class TransactionProducer(Producer[V]):
     @overload
     def transaction(
         self,
-        messages: Message | Sequence[Message],
+        messages: Message | Sequence[Message] = (),
         *,
         order_key: OrderKeys = None,
         session: object,
@@ -169,7 +170,7 @@ class TransactionProducer(Producer[V]):
 
     def transaction(
         self,
-        messages: Message | Sequence[Message],
+        messages: Message | Sequence[Message] = (),
         *,
         order_key: OrderKeys = None,
         session: object = None,
@@ -180,7 +181,9 @@ class TransactionProducer(Producer[V]):
         asyncpg, psycopg, aiosqlite or aiomysql), halfmq owns the database transaction too: it
         begins it, writes the ledger's row, and commits it at the end of the block, just before the
         message. The session must be in no transaction, and the checker that of a ledger. What is
-        raised before the commit rolls back both; do not commit in the block.
+        raised before the commit rolls back both; do not commit in the block. If the messages depend
+        on what the block does, such as the number of a new row, leave them out: the block calls
+        ``add`` of the transaction, and what it has added is prepared just before the commit.
 
         Several messages, also to several topics, are all delivered or none. They must go to one
         halfmq broker; the limits are 64 messages and 16 MiB together.
@@ -200,15 +203,16 @@ class TransactionProducer(Producer[V]):
         """
         if self._check_back.checker is None:
             raise ConfigurationError("checker", None, "a function that answers the broker's checks")
-        transaction = Transaction(self, messages, order_key)
         if session is None:
-            return transaction
+            return Transaction(self, messages, order_key)
+        transaction = Transaction(self, messages, order_key, collects=not messages)
         ledger = self.ledger
         owned = OwnedTransaction(
             transaction,
             ledger,
             session,
             enter=transaction.__aenter__,
+            store=transaction.store,
             leave=transaction.__aexit__,
             run=partial(ledger.run_async, session),
         )
@@ -299,6 +303,10 @@ class TransactionProducer(Producer[V]):
 
     # -- half message and decision
 
+    def new_key(self) -> str:
+        """Return the key of a message; called by :class:`Transaction`."""
+        return self._session.new_key()
+
     async def prepare(self, transaction: Transaction) -> None:
         """Store the half messages of a transaction; called by :class:`Transaction`."""
         session = self._session
@@ -309,14 +317,15 @@ class TransactionProducer(Producer[V]):
     async def _prepare(
         self, session: Session, transaction: Transaction, messages: Sequence[Message]
     ) -> None:
+        transaction_id, born_ms = transaction.id, wall_clock_ms()
         encoded_messages = [
-            encode_half_message(message, session.new_key(), self.group, self.config)
-            for message in messages
+            encode_half_message(message, key or session.new_key(), self.group, self.config)
+            for message, key in zip_longest(messages, (transaction_id,))
         ]
-        transaction_id, born_ms = encoded_messages[0].unique_key, wall_clock_ms()
         failures: list[ClientError] = []
-        keys = transaction.order_keys
-        sending = self._spawn(self._store(session, encoded_messages, keys, failures))
+        sending = self._spawn(
+            self._store(session, encoded_messages, transaction.order_keys, failures)
+        )
         self._open[transaction_id] = transaction
         # Like asyncio.wait, at a third of its cost: the caller may be cancelled, the task not.
         stored = asyncio.get_running_loop().create_future()

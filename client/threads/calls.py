@@ -19,7 +19,10 @@ from ..producer import Producer
 from ..transaction import TransactionProducer
 from .portal import Facade
 
-INTERNAL = {"prepare", "finish", "look_and_finish", "check_and_finish", "use_listener", "handover"}
+INTERNAL = {
+    *("new_key", "prepare", "finish", "look_and_finish", "check_and_finish", "use_listener"),
+    "handover",
+}
 """Methods and attributes for the library's own classes."""
 
 

@@ -1,8 +1,9 @@
 """A database transaction that halfmq begins and commits, around the user's block.
 
 The order is: half message, BEGIN, ledger row, the block, flush, a look at the ledger row by its
-key, COMMIT, decision. The look is the last statement before COMMIT: it fails, or finds nothing, if
-a statement of the block has failed unseen, or if a savepoint took the row with it.
+key, COMMIT, decision. Messages that the block adds are prepared after the flush. The look is the
+last statement before COMMIT: it fails, or finds nothing, if a statement of the block has failed
+unseen, or if a savepoint took the row with it.
 
 * What is raised before COMMIT is sent rolls back, and decides ROLLBACK: nobody else commits.
 * What is raised by COMMIT, and a cancellation from there on, leaves it open whether the row is
@@ -63,6 +64,7 @@ class OwnedTransaction:
         session: object,
         *,
         enter: Callable[[], Awaitable[object]],
+        store: Callable[[], Awaitable[object]],
         leave: Callable[..., Awaitable[object]],
         run: Callable[[Work[Any]], Awaitable[Any]],
     ) -> None:
@@ -72,7 +74,8 @@ class OwnedTransaction:
             half: The half message.
             ledger: For the row that proves the database transaction.
             session: The user's session or connection.
-            enter: Stores the half message.
+            enter: Stores the half messages that are given already.
+            store: Stores those that the block has added.
             leave: Sends the decision: ``__aexit__`` of the half's context manager.
             run: Runs statements in the session.
 
@@ -82,7 +85,7 @@ class OwnedTransaction:
         """
         check_ownable(session, "leave out session= and record in the ledger")
         self._half, self._ledger = half, ledger
-        self._enter, self._leave, self._run = enter, leave, run
+        self._enter, self._store, self._leave, self._run = enter, store, leave, run
         self._still_open: StillOpen = lambda: False
         self._driver_tells = False
 
@@ -119,7 +122,11 @@ class OwnedTransaction:
             TransactionNotCommittedError: The row is not in the transaction; it is rolled back.
         """
         ended_by_block = self._driver_tells and not says_open(self._still_open)
-        if ended_by_block or isinstance(error, GeneratorExit):
+        if isinstance(error, GeneratorExit):
+            await self._leave(kind, error, trace)
+            return
+        if ended_by_block:
+            await self._store()
             await self._leave(kind, error, trace)
             return
         failure = error
@@ -144,6 +151,8 @@ class OwnedTransaction:
     async def _failure_before_commit(self) -> BaseException | None:
         """Return why the transaction must not be committed; None if it may be."""
         try:
+            await self._run(_flush)
+            await self._store()
             if not await self._run(self._look):
                 return TransactionNotCommittedError(self._half.id, still_open=False)
         except BaseException as failure:  # noqa: BLE001 -- raised when all is rolled back
@@ -151,7 +160,6 @@ class OwnedTransaction:
         return None
 
     async def _look(self, database: Database) -> bool:
-        await database.flush()
         return await self._ledger.has_row(self._half.id, database)
 
     async def _roll_back(self, failure: BaseException | None) -> None:
@@ -167,6 +175,10 @@ class OwnedTransaction:
         await self._leave(None if failure is None else type(failure), failure, trace)
 
 
+async def _flush(database: Database) -> None:
+    await database.flush()
+
+
 async def _commit(database: Database) -> None:
     await database.commit()
 
@@ -175,20 +187,25 @@ async def _roll_back(database: Database) -> None:
     await database.rollback()
 
 
+class BlockingHalf(AbstractContextManager[Any], Protocol):
+    """The context manager of half messages, in a thread of the user's."""
+
+    def store(self) -> None:
+        """Store those that the block has added."""
+
+
 class BlockingOwnedBlock(AbstractContextManager[H]):
     """The context manager of a transaction whose blocking session the producer owns."""
 
-    def __init__(
-        self, block: AbstractContextManager[Any], half: H, ledger: Any, session: object
-    ) -> None:
-        """``block`` is the context manager of the half message.
-
-        Raises what `OwnedTransaction` raises.
-        """
+    def __init__(self, block: BlockingHalf, half: H, ledger: Any, session: object) -> None:
+        """Raises what `OwnedTransaction` raises."""
         check_blocking(session, "`halfmq.client.TransactionProducer`, the asynchronous one")
 
         async def enter() -> None:
             block.__enter__()
+
+        async def store() -> None:
+            block.store()
 
         async def leave(*error: Any) -> None:
             block.__exit__(*error)
@@ -197,7 +214,9 @@ class BlockingOwnedBlock(AbstractContextManager[H]):
             return ledger.run_blocking_work(session, work, "")
 
         self._half = half
-        self._owned = OwnedTransaction(half, ledger, session, enter=enter, leave=leave, run=run)
+        self._owned = OwnedTransaction(
+            half, ledger, session, enter=enter, store=store, leave=leave, run=run
+        )
 
     def __enter__(self) -> H:
         run_blocking(self._owned.begin())

@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 class Settler(Protocol):
     """The producer of a transaction, which stores its half messages and sends its decision."""
 
+    def new_key(self) -> str:
+        """Return a new message key, which is the id of a transaction that it leads."""
+
     async def prepare(self, transaction: Transaction) -> None:
         """Store the half messages."""
 
@@ -90,14 +93,18 @@ class Transaction:
         producer: Settler,
         messages: Message | Sequence[Message],
         order_key: OrderKeys = None,
+        *,
+        collects: bool = False,
     ) -> None:
         """Create a transaction; nothing is sent before it is entered.
+
+        With ``collects`` it has no messages yet, and ``store`` sends those of ``add``.
 
         Raises:
             ConfigurationError: ``order_key`` is neither a text nor a list with one per message.
             InvalidMessageError: No message, or too many for one transaction.
         """
-        self.messages = check_messages(messages)
+        self.messages = () if collects else check_messages(messages)
         """The messages that a commit delivers; the first one is the leader, which checkers see."""
         self.order_keys = check_order_keys(order_key, len(self.messages))
         """The order key of each message, or None."""
@@ -118,13 +125,31 @@ class Transaction:
         self._born_ms = self._stored_ms = 0
         self._explicit: Decision | None = None
         self._entered = False
+        self._collects = collects
+        self._id = ""
         self._recordings = Recordings()
 
     @property
     def id(self) -> str:
         """The transaction id, which checkers see as ``message.transaction_id``."""
-        assert self._encoded is not None, "the id exists once the block has been entered"
-        return self._encoded.unique_key
+        assert self._id, "the id exists once the block has been entered"
+        return self._id
+
+    def add(self, message: Message, *, order_key: str | None = None) -> None:
+        """Deliver a message if the transaction commits, in a block that began without messages.
+
+        Raises:
+            ClientError: The block began with its messages, or has ended.
+            ConfigurationError: The order key cannot be used.
+            InvalidMessageError: There are 64 already.
+        """
+        if not self._collects:
+            raise ClientError(
+                "messages are added in the block of transaction(session=…) without messages"
+            )
+        messages = check_messages([*self.messages, message])
+        self.order_keys = check_order_keys([*self.order_keys, order_key], len(messages))
+        self.messages = messages
 
     @property
     def message(self) -> Message:
@@ -217,8 +242,20 @@ class Transaction:
         if self._entered:
             raise ClientError("a transaction can be entered only once")
         self._entered = True
-        await self._producer.prepare(self)
+        self._id = self._producer.new_key()
+        if not self._collects:
+            await self._producer.prepare(self)
         return self
+
+    async def store(self) -> None:
+        """Store the half messages that the block has added, if any; it can add no more.
+
+        Raises:
+            ClientError: Of :meth:`TransactionProducer.transaction`; the broker has none of them.
+        """
+        self._collects = False
+        if self.messages and self._encoded is None:
+            await self._producer.prepare(self)
 
     async def __aexit__(
         self,
@@ -226,7 +263,9 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.running = False
+        self.running = self._collects = False
+        if self._encoded is None:
+            return  # the block has added no message, or its database transaction was rolled back
         end_recordings(self.id)
         if isinstance(error, GeneratorExit):
             # A coroutine that is being closed must not await anything: the broker will check.
@@ -248,8 +287,7 @@ class Transaction:
             self._recordings.clear()
 
     def __repr__(self) -> str:
-        identity = self._encoded and self._encoded.unique_key
-        return f"<Transaction {identity} decision={self.decision} decided={self.decided}>"
+        return f"<Transaction {self._id or None} decision={self.decision} decided={self.decided}>"
 
 
 class OwnedBlock(AbstractAsyncContextManager[Transaction]):

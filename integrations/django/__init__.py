@@ -74,7 +74,7 @@ def producer(using: str = DEFAULT_DB_ALIAS) -> TransactionProducer:
 
 @contextmanager
 def transaction(
-    messages: Message | Sequence[Message],
+    messages: Message | Sequence[Message] = (),
     *,
     order_key: str | Sequence[str | None] | None = None,
     using: str = DEFAULT_DB_ALIAS,
@@ -82,7 +82,8 @@ def transaction(
     """Commit the database's rows of the block and deliver the messages, or neither.
 
     It is ``atomic(durable=True)`` for the database ``using``, with the ledger's row, and a look at
-    it as the last statement before COMMIT. Also a decorator.
+    it as the last statement before COMMIT. Also a decorator. Messages that depend on what the block
+    does are left out: the block calls ``add`` of the transaction.
 
     Raises:
         ConfigurationError: The connection is in a transaction, which somebody else would commit.
@@ -100,12 +101,13 @@ def transaction(
         )
     own = ledger()
     commits = False
-    with producer(using).transaction(messages, order_key=order_key) as half:
+    with (block := producer(using).prepared(messages, order_key)) as half:
         try:
             with atomic(using=using, durable=True):
                 with connection.cursor() as cursor:
                     own.record(cursor, half.id)
                 yield half
+                block.store()
                 _look(connection, own, half.id)
                 commits = True
         except BaseException:

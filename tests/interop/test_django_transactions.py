@@ -58,6 +58,18 @@ with connection.cursor() as cursor:
 with transaction(Message("orders", b"in a block")) as tx:
     insert("in a block")
 
+with transaction() as tx:
+    insert("added")
+    tx.add(Message("orders", b"added"))
+
+try:
+    with transaction() as tx:
+        tx.add(Message("orders", b"marked"))
+        insert("marked")
+        set_rollback(True)
+except Exception:
+    pass
+
 
 @transaction(Message("orders", b"by a decorator"))
 def decorated():
@@ -194,7 +206,7 @@ def test_rows_and_messages_are_the_same(
         done = python(script, *place, broker.address)
         assert done.returncode == 0, done.stderr
         said = done.stdout.splitlines()
-        rows = {"in a block", "by a decorator", "with a part"}
+        rows = {"in a block", "added", "by a decorator", "with a part"}
         if database == SQLITE:  # where a statement that fails leaves the transaction as it was
             rows.add("swallowed")
         assert said[0] == "raises ValueError"

@@ -6,12 +6,19 @@ import asyncio
 import importlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from halfmq.client import ConfigurationError, TransactionNotCommittedError, ledger
+from halfmq.client import (
+    ClientError,
+    ConfigurationError,
+    InvalidMessageError,
+    TransactionNotCommittedError,
+    ledger,
+)
 from halfmq.client.blocking import TransactionProducer as BlockingProducer
 from tests.support.broker_thread import BrokerThread
 from tests.support.client_transactions import COMMIT, MESSAGE, ROLLBACK, LocalError, new_producer
@@ -141,8 +148,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     [(driver, block) for driver in USUAL for block in BLOCKS[driver.database]],
     ids=lambda part: getattr(part, "__name__", str(part)),
 )
+@pytest.mark.parametrize("adds", [False, True], ids=["given", "added"])
 async def test_both_are_committed_or_none(
-    driver: Driver, block: Block, request: pytest.FixtureRequest, tmp_path: Path
+    driver: Driver, block: Block, adds: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """The message is delivered if and only if the row is there; no error means that both are."""
     books = books_of(driver, request, tmp_path)
@@ -157,17 +165,21 @@ async def test_both_are_committed_or_none(
         transaction: list[Any] = []
 
         async def run() -> None:
-            async with producer.transaction(MESSAGE, session=connection) as tx:
+            messages = () if adds else MESSAGE
+            async with producer.transaction(messages, session=connection) as tx:
                 transaction.append(tx)
+                if adds:
+                    tx.add(MESSAGE)
                 await block(Work(books, connection, tx.id))
 
         (done,), _ = await asyncio.wait([asyncio.ensure_future(run())])
         raised = asyncio.CancelledError() if done.cancelled() else done.exception()
-        half = broker.half_of(transaction[0].id)
-        at_the_end = list(half.decisions)
+        halves = [broker.half_of(transaction[0].id)] if broker.halves or not adds else []
+        at_the_end = [decision for half in halves for decision in half.decisions]
         with suppress(Exception):
             await books.roll_back(connection)
-        await until(lambda: any(half.decisions) or not broker.check(half))
+        for half in halves:
+            await until(partial(lambda one: any(one.decisions) or not broker.check(one), half))
         delivered = len(broker.messages("orders"))
     there = await rows(books)
 
@@ -186,8 +198,9 @@ async def test_both_are_committed_or_none(
 
 
 @pytest.mark.parametrize("driver", [one for one in USUAL if not one.awaited], ids=str)
+@pytest.mark.parametrize("adds", [False, True], ids=["given", "added"])
 def test_the_blocking_client_does_the_same(
-    driver: Driver, request: pytest.FixtureRequest, tmp_path: Path
+    driver: Driver, adds: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """In the caller's thread, where connections of most drivers belong."""
     books = books_of(driver, request, tmp_path)
@@ -205,8 +218,10 @@ def test_the_blocking_client_does_the_same(
             for fails in (False, True):
                 connection = connect()
                 with suppress(LocalError):  # noqa: SIM117
-                    with producer.transaction(MESSAGE, session=connection) as tx:
+                    with producer.transaction(() if adds else MESSAGE, session=connection) as tx:
                         asyncio.run(works(Work(books, connection, tx.id)))
+                        if adds:
+                            tx.add(MESSAGE)
                         if fails:
                             raise LocalError
                 connection.close()
@@ -273,6 +288,30 @@ async def test_what_a_flush_raises_rolls_back_both_at_once(tmp_path: Path, flush
         assert half.decisions == [ROLLBACK]
         assert not session.in_transaction()
     await engine.dispose()
+
+
+async def test_a_block_that_adds_no_message_only_commits_its_rows(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """And a message is never added where nobody would send it."""
+    books = books_of(next(one for one in USUAL if one.database == SQLITE), request, tmp_path)
+    await books.create()
+    async with (
+        fake_broker() as broker,
+        opened(books) as connection,
+        new_producer(broker, books.checker()) as producer,
+    ):
+        async with producer.transaction(session=connection) as tx:
+            await Work(books, connection, tx.id).order()
+        with pytest.raises(ClientError, match="without messages"):
+            tx.add(MESSAGE)
+        async with producer.transaction(MESSAGE, session=connection) as tx:
+            with pytest.raises(ClientError, match="without messages"):
+                tx.add(MESSAGE)
+        with pytest.raises(InvalidMessageError):
+            producer.transaction(())
+        assert len(broker.halves) == 1
+    assert await books.orders() == ["first"]
 
 
 async def test_without_a_ledger_a_session_is_refused() -> None:

@@ -7,6 +7,7 @@ PostgreSQL; 0 means SQLite.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -28,6 +29,7 @@ from tests.support.ending_producer import GROUP, LIMIT_SECONDS, TOPIC, die_later
 from tests.support.interruptions import InterruptionError
 
 MESSAGE: Final = Message(TOPIC, b"order")
+_turns: Final = itertools.count()
 Block = Callable[[], AbstractContextManager[object]]
 
 
@@ -36,7 +38,10 @@ def by_the_integration() -> Iterator[None]:
     """The block of ``halfmq.integrations.django``."""
     from halfmq.integrations.django import transaction as both  # noqa: PLC0415 -- after setup()
 
-    with both(MESSAGE):
+    adds = next(_turns) % 2
+    with both(() if adds else MESSAGE) as tx:
+        if adds:
+            tx.add(MESSAGE)
         yield
 
 
