@@ -20,8 +20,13 @@ from ..transaction import TransactionProducer
 from .portal import Facade
 
 INTERNAL = {
-    *("new_key", "prepare", "finish", "look_and_finish", "check_and_finish", "use_listener"),
+    "check_and_finish",
+    "finish",
     "handover",
+    "look_and_finish",
+    "new_key",
+    "prepare",
+    "use_listener",
 }
 """Methods and attributes for the library's own classes."""
 
