@@ -103,12 +103,6 @@ class NetworkConfig:
         "Addresses from which other brokers may register with this one, so that its routes name "
         "them too; empty: none.",
     )
-    ha_listen_port: int = setting(
-        "haListenPort",
-        10_912,
-        _PORT,
-        "Port of the replication address that name servers get; nothing listens there.",
-    )
 
     def contradiction(self) -> tuple[str, str] | None:
         """Return a key that contradicts the other settings, and what it should be; or None."""
@@ -116,6 +110,44 @@ class NetworkConfig:
         if port and port in (self.listen_port, self.listen_port - 2):
             use = "listenPort" if port == self.listen_port else "the VIP port, listenPort - 2"
             return "namesrvListenPort", f"another port: {port} is {use}"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationConfig:
+    """A second copy of the log, which an Apache RocketMQ slave keeps."""
+
+    slave_addresses: str = setting(
+        "slaveAddresses",
+        "",
+        checked(lambda text: text and parse_address_pattern(text), f"{EXPECTED}, or empty"),
+        "Addresses from which an Apache RocketMQ slave may copy the log through haListenPort; "
+        "empty: nothing listens there. RocketMQ has no authentication for it.",
+    )
+    ha_listen_port: int = setting(
+        "haListenPort",
+        10_912,
+        _PORT,
+        "Port through which a slave copies the log; name servers get it, and slaves from them.",
+    )
+    min_in_sync_replicas: int = setting(
+        "minInSyncReplicas",
+        1,
+        integer(1, 2, "copies"),
+        "2: a message or decision is acknowledged, and consumers see it, when a slave has it, too.",
+    )
+    slave_timeout_ms: int = setting(
+        "slaveTimeout",
+        3_000,
+        duration(0, _DAY_MS),
+        "With minInSyncReplicas=2, time without a slave that keeps up after which messages are "
+        "refused with code 14; until then they wait for it.",
+    )
+
+    def contradiction(self) -> tuple[str, str] | None:
+        """Return a key that contradicts the other settings, and what it should be; or None."""
+        if self.min_in_sync_replicas > 1 and not self.slave_addresses:
+            return "slaveAddresses", "the address of the slave, since minInSyncReplicas=2"
         return None
 
 
@@ -444,6 +476,7 @@ class BrokerConfig:
     """All settings, in sections."""
 
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     logs: LogConfig = field(default_factory=LogConfig)
     topics: TopicDefaults = field(default_factory=TopicDefaults)
     consumers: ConsumerConfig = field(default_factory=ConsumerConfig)
@@ -454,9 +487,23 @@ class BrokerConfig:
     access: AccessConfig = field(default_factory=AccessConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
 
+    def contradiction(self) -> tuple[str, str] | None:
+        """Return a key that contradicts the other settings, and what it should be; or None."""
+        for part in (self.network, self.replication, self.access, self.tls):
+            found = part.contradiction()
+            if found is not None:
+                return found
+        if (
+            self.replication.min_in_sync_replicas > 1
+            and self.store.flush_mode is not FlushMode.SYNC_FLUSH
+        ):
+            return "flushDiskType", "SYNC_FLUSH, since minInSyncReplicas=2: slaves get what is safe"
+        return None
+
 
 SECTIONS: Final = {
     "network": NetworkConfig,
+    "replication": ReplicationConfig,
     "logs": LogConfig,
     "topics": TopicDefaults,
     "consumers": ConsumerConfig,

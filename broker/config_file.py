@@ -119,13 +119,12 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
         origins[key] = Origin(HIDDEN if item.kind.is_secret else value, source)
     parts = {name: SECTIONS[name](**values) for name, values in chosen.items()}
     config = BrokerConfig(**parts)
-    for part in (config.network, config.access, config.tls):
-        contradiction = part.contradiction()
-        if contradiction is not None:
-            key, expected = contradiction
-            _, item = known[key]
-            value, source = origins.get(key) or Origin(item.kind.show(item.default), "default")
-            raise BrokerConfigError(source, key, value, expected)
+    contradiction = config.contradiction()
+    if contradiction is not None:
+        key, expected = contradiction
+        _, item = known[key]
+        value, source = origins.get(key) or Origin(item.kind.show(item.default), "default")
+        raise BrokerConfigError(source, key, value, expected)
     if config.access.acl_enabled and config.access.plain_acl_file is None:
         folder = file.parent if file else config.store.root / "config"
         access = replace(config.access, plain_acl_file=folder / "plain_acl.yml")

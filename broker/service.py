@@ -87,6 +87,7 @@ from .pop.request_modes import RequestModes
 from .pop.retries import Retries
 from .pop.revive_log import ReviveLog
 from .ports import Connection, Handlers
+from .replication.replication import Replication
 from .runtime_info import RuntimeInfo
 from .store_service import TABLES_TICK_S, StoreService, make_tables_directory
 from .tables.all_tables import make_tables
@@ -182,6 +183,16 @@ class Broker:
         )
         self._statistics = self._make_statistics()
         self._fetches = Fetches()
+        self._replication = Replication(
+            self._store,
+            config.replication,
+            self._refusal,
+            self._fetches.begin,
+            release=self._release.release,
+            now_s=time.monotonic,
+            host=config.network.bind_address,
+            file_size=config.store.commit_log_file_size,
+        )
         self._make_work(disk_space)
         self._make_front()
         self._stack = ServiceStack(self._services())
@@ -386,6 +397,7 @@ class Broker:
         tables = self._tables
         return [
             self._server,
+            self._replication,
             self._release,
             self._polling,
             self._pop_polling,
@@ -417,6 +429,7 @@ class Broker:
             self._fetches,
             self._polling,
             self._pop_polling,
+            self._replication,
             *self._make_housekeeping(),
             *self._access.services,
             *([] if self._tls is None else [reloading(self._tls.reload)]),
@@ -546,7 +559,10 @@ class Broker:
         addresses = self.config.network.registration_addresses
         return [
             RouteHandlers(tables.topics, tables.brokers, topics, self._draining.begin),
-            BrokerHandlers(tables.brokers, tables.kv_config, topics, addresses),
+            BrokerHandlers(
+                *(tables.brokers, tables.kv_config, topics, addresses),
+                self._replication.address_for,
+            ),
             AssignmentHandlers(
                 tables.topics, tables.brokers, tables.registry, topics.broker_name, self._modes
             ),
@@ -594,6 +610,7 @@ class Broker:
             "recovery": self._store_service.recovery_metrics,
             "access": self._access.metrics,
             "delays": self._delays.metrics,
+            "replication": self._replication.metrics,
         }
 
     def _make_console(self) -> list[Service]:
@@ -739,7 +756,7 @@ class Broker:
             self.config.topics,
             advertised_host=network.advertised_host,
             port=lambda: self._server.port,
-            ha_port=network.ha_listen_port,
+            ha_port=lambda: self._replication.port,
             now_ms=self._now_ms,
             credentials=self.config.access.inner_credentials,
             tls=registration_context(self.config.tls),
@@ -843,6 +860,7 @@ class Broker:
         self._delay_ticker.wake()
 
     def _wake_readers(self) -> None:
+        self._replication.send()
         self._polling.wake()
         if self._pop_polling.waiting:
             self._pop_polling.wake()

@@ -9,8 +9,10 @@ Opening: lock, load, set the abort marker, recover, index, start threads. Closin
 the opposite order. The marker is removed last, when everything is on disk. A store whose disk
 failed keeps its marker, so that the next start does not trust it.
 
-Reads end at ``readable_offset``: under SYNC_FLUSH only records on disk are visible; otherwise
-consumers might see messages that a power cut removes.
+Queues end at ``readable_offset``: under SYNC_FLUSH only records on disk are visible; otherwise
+consumers might see messages that a power cut removes. If a slave has to confirm records, those that
+it has not confirmed do not count as durable or readable: a takeover by the slave would remove them.
+Records by physical offset are read as soon as they are on this disk, since decisions need them.
 """
 
 import logging
@@ -28,7 +30,14 @@ from .config import FlushMode, StoreConfig
 from .deletion import Deletion
 from .errors import DirectoryLostError, StoreClosedError, StoreError, UnusableFileError
 from .files import disk
-from .files.checkpoint import Checkpoint, DurableMark, abort_marker, load_checkpoint, rebuild_marker
+from .files.checkpoint import (
+    CONFIRMED_AT,
+    Checkpoint,
+    DurableMark,
+    abort_marker,
+    load_checkpoint,
+    rebuild_marker,
+)
 from .files.directory_lock import DirectoryLock
 from .files.mapped_file import lacks_space, make_directory
 from .files.obsolete_files import remove_obsolete_files
@@ -42,6 +51,7 @@ from .log.append_request import AppendRequest, AppendResult
 from .log.commit_log import CommitLog
 from .log.flusher import Flusher
 from .log.log_reader import LogReader
+from .ports import LogOffsets
 from .queue.consume_queue import ConsumeQueue
 from .queue.deleted_topics import TopicDeletion, load_deleted_topics
 from .queue.pull_selection import GetResult, GetStatus
@@ -61,6 +71,7 @@ FLUSH_BYTES: Final = 16 << 20
 # Time of one ``tick`` on an event loop that serves requests. A put that runs at its end may take a
 # millisecond more, in a new file of the index.
 TICK_MS: Final = 0.5
+EVERYTHING: Final = (1 << 63) - 1  # an offset above any log: nothing needs to be confirmed
 
 
 def _mapped_queues_max() -> int:
@@ -96,6 +107,8 @@ class MessageStore:
         self._abort = abort_marker(self._config.root)
         self._checkpoint_path = self._config.root / "checkpoint"
         self._durable_mark = DurableMark(self._checkpoint_path)
+        self._confirmed_mark = DurableMark(self._checkpoint_path, CONFIRMED_AT)
+        self.confirmed_offset = EVERYTHING  # below it a slave has the log, if it has to
         self.failure: Exception | None = None  # set when appends are refused
         self.directory_lost = False  # nothing more is written: another broker may use it
         self._queue_table = QueueTable(
@@ -108,11 +121,6 @@ class MessageStore:
         self._log = CommitLog(self._config, self._queue_table, self._now_ms)
         self._log.on_failure = self._fail
         self._log.flushes_awaited = self._flushes_awaited
-        self.reader = LogReader(self._log.files, self)
-        self.queues = QueueReader(
-            self._queue_table, self, store_timestamp=self.reader.store_timestamp
-        )
-        self.index: KeyIndex = self._make_index()
         self._flusher = Flusher(
             self._log,
             interval_ms=self._config.flush_interval_ms,
@@ -121,6 +129,12 @@ class MessageStore:
             fdatasync=self._fdatasync,
             worker=self._worker,
         )
+        on_disk = _OnDisk(self._log, self._flusher, self._sync_mode)
+        self.reader = LogReader(self._log.files, on_disk)
+        self.queues = QueueReader(
+            self._queue_table, self, store_timestamp=self.reader.store_timestamp
+        )
+        self.index: KeyIndex = self._make_index(on_disk)
         self.deletion = Deletion(
             self._log,
             self._queue_table,
@@ -146,7 +160,7 @@ class MessageStore:
         self._opened = False
         self.recovery = Progress()  # progress of ``open``; for other threads
 
-    def _make_index(self) -> KeyIndex:
+    def _make_index(self, log: LogOffsets) -> KeyIndex:
         config = self._config
         if not config.index_enabled:
             return NoIndex()
@@ -156,7 +170,7 @@ class MessageStore:
             config.max_index_items,
             now_ms=self._now_ms,
         )
-        return IndexBuilder(service, self._log.files, self)
+        return IndexBuilder(service, self._log.files, log)
 
     def named_record(self, physical_offset: int) -> bytes | None:
         """Return the record at an offset that a request names; None if none was appended there.
@@ -328,6 +342,7 @@ class MessageStore:
     def _close_derived(self) -> bool:
         """Flush queues, index and checkpoint; return whether they are complete."""
         complete = self.index.finish()
+        self._confirmed_mark.move(self.confirmed_offset)
         self._flush_derived(closed=True)
         self._integrity.close(self._flusher.durable_offset, self.index.extents())
         return complete
@@ -338,6 +353,7 @@ class MessageStore:
         self._log.close_files()
         self.reader.close()
         self._durable_mark.close()
+        self._confirmed_mark.close()
 
     def delete_topic(self, topic: str) -> Future[None]:
         """Delete the queues of a topic whose deletion the topic table has on disk.
@@ -364,6 +380,7 @@ class MessageStore:
     def _maintain(self) -> None:
         """Flush queues and index and write the checkpoint; called on the maintenance thread."""
         if not self.directory_lost:
+            self._confirmed_mark.move(self.confirmed_offset)
             self._flush_derived()
             self._integrity.work(self._flusher.durable_offset, self.index.extents())
 
@@ -450,6 +467,21 @@ class MessageStore:
         self._on_append(group)
         return done
 
+    def begin_confirmation(self) -> None:
+        """Hold what no slave has confirmed from now on; call it after others have read the store.
+
+        What was confirmed before the start remains so, as of the last second. Without a replicated
+        run before, everything that the log has now counts as confirmed.
+        """
+        known = self._confirmed_mark.load()
+        end = self._flusher.durable_offset
+        self.confirmed_offset = min(known, end) if known >= 0 else end
+        self._confirmed_mark.start(self.confirmed_offset)
+
+    def confirm(self, offset: int) -> None:
+        """Release what is on a slave up to an offset; what is released stays so."""
+        self.confirmed_offset = max(self.confirmed_offset, offset)
+
     def _check_usable(self) -> None:
         if not self._opened:
             raise StoreClosedError
@@ -500,10 +532,36 @@ class MessageStore:
 
     @property
     def durable_offset(self) -> int:
-        """The physical offset below which everything is on disk."""
+        """The physical offset below which everything is on disk, and confirmed if it must be."""
+        return min(self._flusher.durable_offset, self.confirmed_offset)
+
+    @property
+    def flushed_offset(self) -> int:
+        """The physical offset below which everything is on this disk."""
         return self._flusher.durable_offset
 
     @property
     def readable_offset(self) -> int:
-        """The physical offset below which records can be read."""
+        """The physical offset below which consumers see messages."""
+        return self.durable_offset if self._sync_mode else self._log.write_offset
+
+
+@define(eq=False, repr=False)
+class _OnDisk:
+    """How far the log can be read by physical offset, whatever a slave has confirmed."""
+
+    _log: CommitLog
+    _flusher: Flusher
+    _sync_mode: bool
+
+    @property
+    def min_offset(self) -> int:
+        return self._log.min_offset
+
+    @property
+    def write_offset(self) -> int:
+        return self._log.write_offset
+
+    @property
+    def readable_offset(self) -> int:
         return self._flusher.durable_offset if self._sync_mode else self._log.write_offset

@@ -66,6 +66,12 @@ CONNECTIONS: Final = _limit(
     20_000,  # each takes a file descriptor too
     "new ones are closed",
 )
+SLAVE_CONNECTIONS: Final = _limit(
+    "slave_connections",
+    "connections on `haListenPort`, 320 KiB each",
+    4,  # one slave copies the log; the others are about to be refused
+    "new ones are closed",
+)
 HTTP_CONNECTIONS: Final = _limit(
     "http_connections",
     "connections for metrics and probes, 100 KiB each",

@@ -128,7 +128,7 @@ class NameServerRegistration:
         *,
         advertised_host: str,
         port: Callable[[], int],
-        ha_port: int,
+        ha_port: Callable[[], int],
         now_ms: Callable[[], int],
         credentials: KeyPair | None = None,
         tls: ssl.SSLContext | None = None,
@@ -193,7 +193,7 @@ class NameServerRegistration:
                     broker_name=self._identity.broker_name,
                     broker_addr=self._own_address(link, self._port()),
                     cluster_name=self._identity.cluster_name,
-                    ha_server_addr=self._own_address(link, self._ha_port),
+                    ha_server_addr=self._own_address(link, self._ha_port()),
                     broker_id=self._identity.broker_id,
                     body_crc32=crc32(body) & 0x7FFFFFFF,
                 )

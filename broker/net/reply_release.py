@@ -1,5 +1,7 @@
 """Replies: when they are written, and what happens while the disk is too slow for them.
 
+If a slave has to confirm the log, *durable* and *on disk* here mean both: flushed and confirmed.
+
 A reply that need not wait for the disk is written at the end of the pass of the event loop, after
 all readable sockets were served. A written reply wakes its receiver, and the scheduler may run the
 receiver at once instead of this loop; so the replies to all peers are written together, joined per

@@ -17,6 +17,9 @@ record that is not whole. Without the mark the two cases look the same. It is wr
 flush of the log and is not flushed itself: if it did not reach the disk, the previous one is there,
 which is lower but true. It lies in a sector of its own in the checkpoint file, and is valid only if
 halfmq wrote that file last: RocketMQ may have cut the log below it.
+
+The confirmed mark, in another sector, says up to which offset a slave had the log. It may be older
+than the truth, too: then consumers wait for the slave before they see the rest again.
 """
 
 import logging
@@ -44,6 +47,7 @@ _DERIVED: Final = Struct(">qQqq16x")  # earlier versions had two more fields
 
 
 _MARK_AT: Final = 512  # bytes; the checkpoint's notes end at 140
+CONFIRMED_AT: Final = 1024
 _MARK: Final = Struct(">4sqI")  # magic, offset, CRC of both
 _MARK_MAGIC: Final = b"hmqd"
 
@@ -186,16 +190,17 @@ logger = logging.getLogger(__name__)
 
 
 class DurableMark:
-    """The mark in the checkpoint file; one thread at a time."""
+    """A mark in the checkpoint file; one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, at: int = _MARK_AT) -> None:
         self._path = path
+        self._at = at
         self._fd = -1
 
     def load(self) -> int:
-        """Return the offset below which the log was on disk; -1 if unknown."""
+        """Return the offset of the mark; -1 if there is none."""
         try:
-            content = disk.read_bytes(self._path)[_MARK_AT:][: _MARK.size]
+            content = disk.read_bytes(self._path)[self._at :][: _MARK.size]
         except FileNotFoundError:
             return -1
         if len(content) < _MARK.size:
@@ -207,14 +212,19 @@ class DurableMark:
         """Write the first mark of this run; the checkpoint file exists."""
         known = self.load()
         self._fd = disk.open_file(self._path, disk.WRITE)
-        disk.pwrite(self._fd, _encoded_mark(offset), _MARK_AT)
+        disk.pwrite(self._fd, _encoded_mark(offset), self._at)
         if not 0 <= known <= offset:
             disk.fsync(self._fd)  # the mark on disk is too high, or there is none
 
     def move(self, offset: int) -> None:
-        """Record that everything below an offset is on disk."""
+        """Record that everything below an offset is on disk, or on a slave.
+
+        A mark that was not started stays away.
+        """
+        if self._fd < 0:
+            return
         try:
-            disk.pwrite(self._fd, _encoded_mark(offset), _MARK_AT)
+            disk.pwrite(self._fd, _encoded_mark(offset), self._at)
         except OSError as error:
             # An old mark is as true as a new one.
             logger.warning("event=durable_mark_not_written error=%r", str(error))

@@ -89,7 +89,7 @@ def select(
         return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, [], 0, 0)
     low, high = queue.min_offset, queue.visible_end(readable_offset)
     if not low <= offset < high:
-        status, following = _outside(offset, low, high)
+        status, following = _outside(offset, low, high, queue.next_offset)
         return GetResult(status, following, low, high, [], 0, 0)
     max_count = max(max_count, 1)
     count = min(max_count, high - offset, SCAN_COUNT_MAX)
@@ -182,8 +182,14 @@ def _is_filler(entries: bytes, number: int) -> bool:
     return unpack_entry(entries, number * ENTRY_SIZE).tags_code == FILLER_TAGS_CODE
 
 
-def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
-    """Return the status of a queue offset without a message, and the next offset."""
+def _outside(offset: int, low: int, high: int, stored: int) -> tuple[GetStatus, int]:
+    """Return the status of a queue offset without a message, and the next offset.
+
+    Messages from ``high`` to ``stored`` are not visible yet. A consumer may have seen them already,
+    if the broker was restarted and waits for its slave; it waits, too.
+    """
+    if high < offset <= stored:
+        return GetStatus.OFFSET_OVERFLOW_ONE, offset
     if high == 0:
         return GetStatus.NO_MESSAGE_IN_QUEUE, 0
     if offset < low:

@@ -85,6 +85,15 @@ ROOMS = {
         "broker/net",
         "broker/tables",
     },
+    "broker/replication": {
+        "config",
+        "errors",
+        "ports",
+        "broker/access",
+        "broker/disk",
+        "broker/limits",
+        "broker/loop",
+    },
     "broker/net": {
         "config",
         "errors",

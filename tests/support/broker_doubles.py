@@ -180,6 +180,8 @@ class FakeLog:
     def durable_offset(self) -> int:
         return self.write_offset if self.held_durable is None else self.held_durable
 
+    readable_offset = durable_offset
+
     @property
     def last_update(self) -> tuple[int, int]:
         last = max(self.records)
@@ -282,11 +284,14 @@ class FakeLog:
         data = encode_record(self.records[offset])
         return b"\0" * len(data) if offset in self.damaged else data
 
-    def record_bytes(self, physical_offset: int) -> bytes | None:
+    def record_bytes(self, physical_offset: int, end: int | None = None) -> bytes | None:
         record = self.records.get(physical_offset)
-        return None if record is None else encode_record(record)
+        if record is None or (end is not None and record.end > end):
+            return None
+        return encode_record(record)
 
-    named_record = record_bytes
+    def named_record(self, physical_offset: int) -> bytes | None:
+        return self.record_bytes(physical_offset)
 
     def record_at(self, physical_offset: int) -> Record | None:
         data = self.record_bytes(physical_offset)

@@ -211,27 +211,33 @@ def rocketmq_broker(store: Path, home: Path, **settings: object) -> Iterator[Off
         "storePathRootDir": store,
         "storePathCommitLog": store / "commitlog",
     }
-    _write_settings(home / "broker.conf", broker_settings | settings)
-    _write_settings(home / "namesrv.conf", {"bindAddress": "127.0.0.1", "listenPort": namesrv})
-    (home / "logback.xml").write_text(_LOGS, encoding="utf-8")
+    write_settings(home / "broker.conf", broker_settings | settings)
+    write_settings(home / "namesrv.conf", {"bindAddress": "127.0.0.1", "listenPort": namesrv})
     with _java(jars, home, "namesrv", namesrv), _java(jars, home, "broker", port):
         yield OfficialBroker(f"127.0.0.1:{port}", f"127.0.0.1:{namesrv}")
 
 
-def _write_settings(file: Path, settings: Mapping[str, object]) -> None:
+def write_settings(file: Path, settings: Mapping[str, object]) -> None:
+    """Write a file of settings as RocketMQ reads it."""
     text = "".join(f"{key}={value}\n" for key, value in settings.items())
     file.write_text(text, encoding="utf-8")
 
 
-@contextlib.contextmanager
-def _java(jars: Path, home: Path, name: str, port: int) -> Iterator[None]:
+def java_command(jars: Path, home: Path, name: str, conf: Path) -> list[str]:
+    """Return the command that runs an official broker or name server with warnings in its log."""
     main = {"broker": "broker.BrokerStartup", "namesrv": "namesrv.NamesrvStartup"}[name]
-    command = [
+    (home / "logback.xml").write_text(_LOGS, encoding="utf-8")
+    return [
         *("java", *_JVM_OPTIONS, f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"),
         f"-Drmq.logback.configurationFile={home / 'logback.xml'}",
-        *("-cp", f"{jars}/*", f"org.apache.rocketmq.{main}", "-c", f"{home}/{name}.conf"),
+        *("-cp", f"{jars}/*", f"org.apache.rocketmq.{main}", "-c", str(conf)),
     ]
+
+
+@contextlib.contextmanager
+def _java(jars: Path, home: Path, name: str, port: int) -> Iterator[None]:
     log = home / f"{name}.log"
+    command = java_command(jars, home, name, home / f"{name}.conf")
     with running(command, log=log) as process:
         wait_for_port(process, port, log, timeout=START_SECONDS)
         yield

@@ -6,6 +6,7 @@ from them, so only brokers at the addresses of the setting ``registrationAddress
 Source: RocketMQ 5.3.3 `DefaultRequestProcessor` of the name server.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from halfmq.remoting.admin_headers import (
@@ -56,7 +57,10 @@ class BrokerHandlers(Handlers):
         kv_config: KvConfig,
         identity: TopicDefaults,
         registration_addresses: str,
+        ha_address: Callable[[Connection], str | None] = lambda _: None,
     ) -> None:
+        """Wire it; ``ha_address`` returns from where a slave of this broker copies its log."""
+        self._ha_address = ha_address
         self._brokers = brokers
         self._kv_config = kv_config
         self._broker_name = identity.broker_name
@@ -81,16 +85,20 @@ class BrokerHandlers(Handlers):
             )
             if header.broker_id != MASTER_ID:
                 master = self._brokers.master_of(header.broker_name)
+        elif header.broker_id != MASTER_ID and (ha_address := self._ha_address(connection)):
+            master = connection.broker_address, ha_address
         elif header.broker_addr != connection.broker_address:  # not this broker itself
             raise RequestRefusedError(
                 f"the name server is a broker {self._broker_name}, too: each broker needs a "
                 "brokerName of its own"
             )
-        address, ha_address = master or (None, None)
+        master_address, master_ha_address = master or (None, None)
         order_topics = self._kv_config.namespace(ORDER_TOPICS)
         return encode_reply(
             request,
-            header=RegisterBrokerResponseHeader(ha_server_addr=ha_address, master_addr=address),
+            header=RegisterBrokerResponseHeader(
+                ha_server_addr=master_ha_address, master_addr=master_address
+            ),
             body=b"" if order_topics is None else encode_table(order_topics),
         )
 

@@ -48,7 +48,7 @@ class QueryHandlers(Handlers):
         """Answer with the record at a physical offset."""
         header = request.header_as(ViewMessageRequestHeader)
         record = self._store.named_record(header.offset)
-        if record is None:
+        if record is None or header.offset + len(record) > self._store.readable_offset:
             raise RequestRefusedError(f"can not find message by the offset, {header.offset}")
         if request.subject is not None:
             require(request, topic(decode_record(record).topic, SUB, GET))
@@ -89,7 +89,7 @@ class QueryHandlers(Handlers):
         for physical_offset in sorted(set(hits), reverse=True):
             if len(found) >= wanted:
                 break
-            data = self._store.reader.record_bytes(physical_offset)
+            data = self._store.reader.record_bytes(physical_offset, self._store.readable_offset)
             if data is None or not _has_key(decode_record(data), header.topic, header.key):
                 continue
             size += len(data)

@@ -63,7 +63,7 @@ async def _registered(
             TopicDefaults(broker_id=3),
             advertised_host=advertised_host,
             port=lambda: 10_911,
-            ha_port=10_912,
+            ha_port=lambda: 10_912,
             now_ms=Clock(),
             credentials=credentials,
             tls=asked,

@@ -1,0 +1,1 @@
+"""Consumption message by message (pop)."""
