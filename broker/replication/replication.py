@@ -211,6 +211,7 @@ class Replication:
             "slave": "" if slave is None else slave.name,
             "slave_offset": 0 if slave is None else slave.acked_offset,
             "lag_bytes": end if slave is None else end - slave.acked_offset,
+            "refusing": int(self._is_refusing),
             "unconfirmed_bytes": max(end - self._log.confirmed_offset, 0),
         }
 

@@ -32,6 +32,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         handlers/messages/queries.ANSWER_BYTES_MAX handlers/messages/queries.HITS_MAX
         handlers/messages/queries.MESSAGES_MAX handlers/messages/queries.UNIQUE_KEY_MESSAGES_MAX
         net/connection.FETCHES_MAX net/group_append.GROUP_MAX net/reply_release.READY_BYTES_MAX
+        replication/slave_link.BUFFERED_MAX replication/slave_link.PIECE_MAX
         transaction/decision_lookup.INDEX_HITS_MAX
         transaction/deduplication.REFILL_BYTES_MAX transaction/deduplication.REFILL_COUNT_MAX
         access/tls_listener.READ_MAX

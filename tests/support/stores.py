@@ -88,7 +88,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def flush(store: MessageStore) -> None:
     """Wait until everything appended is on disk."""
     store.request_flush()
-    wait_until(lambda: store.durable_offset >= store.write_offset)
+    wait_until(lambda: store.flushed_offset >= store.write_offset)
 
 
 def append_durably(store: MessageStore, *drafts: AppendRequest) -> list[AppendResult]:

@@ -1,0 +1,221 @@
+"""A second copy of the log: what the master sends, what it believes, and what waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.replication.slave_link import BUFFERED_MAX
+from halfmq.client import BrokerRefusedError, ClientConfig, ClientError, Message
+from halfmq.client.blocking import Admin, Producer
+from halfmq.client.testing import BrokerProcess, broker_process, free_port
+from halfmq.remoting.codes import ResponseCode
+from tests.support.patience import wait_until
+from tests.support.rocketmq_broker import Wire
+from tests.support.scripted_slave import ScriptedSlave
+
+FILE_SIZE = 65_536
+WAITS_MS = 86_400_000
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker whose messages wait for a slave as long as it takes."""
+    with broker_process(
+        tmp_path,
+        slaveAddresses="127.0.0.1",
+        haListenPort=free_port(),
+        minInSyncReplicas=2,
+        slaveTimeout=WAITS_MS,
+        mappedFileSizeCommitLog=FILE_SIZE,
+        autoCreateTopicEnable=True,
+    ) as broker:
+        yield broker
+
+
+def slave_of(broker: BrokerProcess, **options: int) -> ScriptedSlave:
+    """Connect to the replication port."""
+    with Admin(namesrv=broker.address) as admin:
+        (settings,) = admin.settings().values()
+    return ScriptedSlave(int(settings["haListenPort"]), **options)
+
+
+def numbers(broker: BrokerProcess) -> dict[str, int]:
+    """Return the metrics of replication and of the store."""
+    with Admin(namesrv=broker.address) as admin:
+        (found,) = admin.metrics().values()
+    wanted = ("halfmq.replication.", "halfmq.store.")
+    return {
+        key.rpartition(".")[2]: int(value)
+        for key, value in found.items()
+        if key.startswith(wanted) and value.isdigit()
+    }
+
+
+class Sending:
+    """One message that is sent in a thread, since its answer waits."""
+
+    def __init__(self, broker: BrokerProcess, body: bytes = b"x") -> None:
+        self.error: ClientError | None = None
+        self._thread = threading.Thread(target=self._run, args=(broker, body))
+        self._thread.start()
+
+    def _run(self, broker: BrokerProcess, body: bytes) -> None:
+        config = ClientConfig(namesrv=broker.address, send_timeout=60.0, send_attempts_max=1)
+        try:
+            with Producer("writers", config=config) as producer:
+                producer.send(Message("orders", body))
+        except ClientError as error:
+            self.error = error
+
+    @property
+    def is_answered(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+
+def stored(broker: BrokerProcess, count: int = 1) -> int:
+    """Wait until the disk has more than before; return where it ends."""
+    wait_until(lambda: numbers(broker)["unconfirmed_bytes"] > count - 1, "nothing was stored")
+    return numbers(broker)["write_offset"]
+
+
+def test_a_message_is_acknowledged_and_seen_when_the_slave_has_confirmed_it(
+    master: BrokerProcess,
+) -> None:
+    """On the master's disk it is neither."""
+    sending = Sending(master, b"hello")
+    with slave_of(master) as slave, Wire(master.address) as wire:
+        slave.report(0)
+        end = stored(master)
+        slave.copy(end)
+
+        assert not sending.is_answered
+        assert not any(wire.records("orders", queue) for queue in range(4))
+
+        slave.report(end)
+        sending.wait()
+
+        assert [one.body for queue in range(4) for one in wire.records("orders", queue)] == [
+            b"hello"
+        ]
+        log = master.directory / "store" / "commitlog"
+        assert slave.log == b"".join(map(Path.read_bytes, sorted(log.iterdir())))[:end]
+
+
+@pytest.mark.parametrize("first", [1 << 40, 1, -1])
+def test_bytes_of_a_stranger_confirm_nothing(master: BrokerProcess, first: int) -> None:
+    """RocketMQ counts them as an acknowledgement (apache/rocketmq#3015)."""
+    sending = Sending(master)
+    end = stored(master)
+    with slave_of(master) as stranger:
+        stranger.report(first if first != 1 else end + 1)
+
+        assert stranger.is_closed()
+    assert not sending.is_answered
+    with slave_of(master) as slave:
+        slave.report(0)
+        slave.copy(end)
+        slave.report(end + 1)  # more than it was sent
+
+        assert slave.is_closed()
+    assert numbers(master)["unconfirmed_bytes"] == end
+    assert not sending.is_answered
+    with slave_of(master) as slave:
+        slave.report(end)
+        sending.wait()
+
+
+def test_only_named_addresses_copy_the_log(tmp_path: Path) -> None:
+    """Nothing is sent to another one, and nothing that it says counts."""
+    port = free_port()
+    with (
+        broker_process(tmp_path, slaveAddresses="10.1.2.3", haListenPort=port),
+        ScriptedSlave(port) as slave,
+    ):
+        assert slave.is_closed()
+
+
+def test_a_second_slave_does_not_count(master: BrokerProcess) -> None:
+    """One connected twice would be two; with two, either might lack what the other confirmed."""
+    with slave_of(master) as first, slave_of(master) as second:
+        first.report(0)
+        wait_until(lambda: numbers(master)["connected"] == 1, "the slave was not accepted")
+        second.report(0)
+
+        assert second.is_closed()
+        sending = Sending(master)
+        end = stored(master)
+        first.copy(end)
+        first.report(end)
+        sending.wait()
+
+
+def test_connections_without_a_word_are_few(master: BrokerProcess) -> None:
+    """A fifth one is closed at once."""
+    silent = [slave_of(master) for _ in range(4)]
+    with slave_of(master) as fifth:
+        assert fifth.is_closed()
+    for one in silent:
+        one.__exit__()
+
+
+def test_a_slave_that_does_not_read_takes_little_memory(tmp_path: Path) -> None:
+    """The master keeps one buffer for it; the log is read as the slave takes it."""
+    port = free_port()
+    with broker_process(
+        tmp_path, slaveAddresses="127.0.0.1", haListenPort=port, mappedFileSizeCommitLog=8 << 20
+    ) as broker:
+        with Producer("writers", namesrv=broker.address) as producer:
+            for _ in range(24):
+                producer.send(Message("orders", b"x" * (1 << 20)))
+        before = _resident(broker.pid)
+        with ScriptedSlave(port, received_max=4096) as slave:
+            slave.report(0)
+            wait_until(lambda: numbers(broker)["connected"] == 1, "the slave was not accepted")
+            end = numbers(broker)["write_offset"]
+
+            assert _resident(broker.pid) - before < 8 * BUFFERED_MAX
+            slave.copy(end)  # it gets all of it when it reads
+
+
+def _resident(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(one.split()[1]) << 10 for one in fields if one.startswith("RssAnon"))
+
+
+def test_without_a_slave_messages_are_refused_with_code_14_after_slave_timeout(
+    tmp_path: Path,
+) -> None:
+    """Clients try another broker on it; with a slave that has caught up they are taken again."""
+    port = free_port()
+    with broker_process(
+        tmp_path,
+        slaveAddresses="127.0.0.1",
+        haListenPort=port,
+        minInSyncReplicas=2,
+        slaveTimeout=0,
+        mappedFileSizeCommitLog=FILE_SIZE,
+    ) as broker:
+        with pytest.raises(BrokerRefusedError, match="no slave is connected") as refused:
+            Sending(broker).wait()
+        assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        with ScriptedSlave(port) as slave:
+            slave.report(0)
+            wait_until(lambda: numbers(broker)["refusing"] == 0, "messages are still refused")
+            sending = Sending(broker)
+            end = stored(broker)
+            wait_until(
+                lambda: numbers(broker)["refusing"] == 1, "a slave that confirms nothing counts"
+            )
+            slave.copy(end)
+            slave.report(end)
+            sending.wait()
+            wait_until(lambda: numbers(broker)["refusing"] == 0, "messages are still refused")
