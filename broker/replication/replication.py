@@ -11,18 +11,17 @@ one of them may take over.
 and answered when it is back, as are messages sent just before.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import ipaddress
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from attrs import define
 
 from halfmq.remoting.codes import ResponseCode
+from halfmq.store.message_store import MessageStore
 
 from ..access.addresses import address_of, any_of, parse_address_pattern
 from ..config import ReplicationConfig
@@ -32,7 +31,7 @@ from ..limits.kept import SLAVE_CONNECTIONS, Kept
 from ..loop.fetches import Fetch
 from ..loop.ticker import Ticker
 from ..ports import Connection
-from .slave_link import ReplicatedLog, SlaveLink
+from .slave_link import SlaveLink
 
 logger = logging.getLogger(__name__)
 
@@ -48,22 +47,11 @@ SILENCE_S: Final = 20.0
 CAUSE: Final = "no_slave"
 
 
-class ConfirmedLog(ReplicatedLog, Protocol):
-    """A log that releases what is confirmed; see ``MessageStore``."""
-
-    @property
-    def confirmed_offset(self) -> int: ...
-
-    def begin_confirmation(self) -> None: ...
-
-    def confirm(self, offset: int) -> None: ...
-
-
 @define(eq=False, repr=False, slots=False)
 class Replication:
     """Listens for a slave, and releases what it has confirmed."""
 
-    _log: ConfirmedLog
+    _store: MessageStore
     _config: ReplicationConfig
     _refusal: SendRefusal
     _fetch: Fetch
@@ -94,8 +82,8 @@ class Replication:
         if not self._config.slave_addresses:
             return
         if self.confirms:
-            self._log.begin_confirmation()
-        self._target, self._kept_up_s = self._log.flushed_offset, self._now_s()
+            self._store.begin_confirmation()
+        self._target, self._kept_up_s = self._store.flushed_offset, self._now_s()
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
@@ -131,7 +119,7 @@ class Replication:
     # --- what links tell
 
     def _link(self) -> SlaveLink:
-        link = SlaveLink(self._log, self._file_size, self, self._fetch, self._now_s)
+        link = SlaveLink(self._store, self._file_size, self, self._fetch, self._now_s)
         self._links.add(link)
         return link
 
@@ -153,8 +141,8 @@ class Replication:
 
     def confirmed(self, link: SlaveLink) -> None:
         """Release what the slave has confirmed."""
-        if self.confirms and link.acked_offset > self._log.confirmed_offset:
-            self._log.confirm(link.acked_offset)
+        if self.confirms and link.acked_offset > self._store.confirmed_offset:
+            self._store.confirm(link.acked_offset)
             self._release()
 
     def lost(self, link: SlaveLink, reason: str) -> None:
@@ -176,7 +164,7 @@ class Replication:
             elif now - link.sent_s >= LIFE_S:
                 link.send_sign_of_life()
         if self._slave is not None and self._slave.acked_offset >= self._target:
-            self._target, self._kept_up_s = self._log.flushed_offset, now
+            self._target, self._kept_up_s = self._store.flushed_offset, now
             if self._is_refusing:
                 self._is_refusing = False
                 self._refusal.end(CAUSE)
@@ -189,7 +177,7 @@ class Replication:
         if self._slave is None:
             state = "no slave is connected to haListenPort"
         else:
-            behind = self._log.flushed_offset - self._slave.acked_offset
+            behind = self._store.flushed_offset - self._slave.acked_offset
             state = f"the slave {self._slave.name} lacks {behind} bytes of the log"
         reason = f"minInSyncReplicas={self._config.min_in_sync_replicas}, and {state}"
         if not self._is_refusing:
@@ -204,7 +192,7 @@ class Replication:
         if not self._config.slave_addresses:
             return {}
         slave = self._slave
-        end = self._log.flushed_offset
+        end = self._store.flushed_offset
         return {
             "required": int(self.confirms),
             "connected": int(slave is not None),
@@ -212,7 +200,7 @@ class Replication:
             "slave_offset": 0 if slave is None else slave.acked_offset,
             "lag_bytes": end if slave is None else end - slave.acked_offset,
             "refusing": int(self._is_refusing),
-            "unconfirmed_bytes": max(end - self._log.confirmed_offset, 0),
+            "unconfirmed_bytes": max(end - self._store.confirmed_offset, 0),
         }
 
     def kept(self) -> Kept:

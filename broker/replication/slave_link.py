@@ -11,8 +11,6 @@ Only what is on this disk is sent: a slave that is ahead of its master could nev
 Source: RocketMQ 5.3.3 ``DefaultHAConnection``, ``DefaultHAClient``.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from struct import Struct
@@ -20,8 +18,9 @@ from typing import Final, Protocol, cast
 
 from attrs import define
 
+from halfmq.store.message_store import MessageStore
+
 from ..loop.fetches import Fetch
-from ..ports import StoredRecords
 
 _REPORT: Final = Struct(">q")  # where the slave's log ends
 _HEAD: Final = Struct(">qi")  # physical offset and size of the piece that follows
@@ -37,35 +36,22 @@ BUFFERED_MAX: Final = 256 << 10
 """Bytes that wait in this process for a slave to read them; then no more are read from the log."""
 
 
-class ReplicatedLog(Protocol):
-    """The log that slaves copy; see ``MessageStore``."""
-
-    @property
-    def min_offset(self) -> int: ...
-
-    @property
-    def flushed_offset(self) -> int: ...
-
-    @property
-    def reader(self) -> StoredRecords: ...
-
-
 class Slaves(Protocol):
     """What a link tells about its slave."""
 
-    def connected(self, link: SlaveLink) -> str:
+    def connected(self, link: "SlaveLink") -> str:
         """Return why a peer is refused that has just connected; empty if it is not."""
         ...
 
-    def accept(self, link: SlaveLink) -> str:
+    def accept(self, link: "SlaveLink") -> str:
         """Return why a slave is refused that has said where its log ends; empty if it is not."""
         ...
 
-    def confirmed(self, link: SlaveLink) -> None:
+    def confirmed(self, link: "SlaveLink") -> None:
         """Note that the slave has the log up to ``link.acked_offset``."""
         ...
 
-    def lost(self, link: SlaveLink, reason: str) -> None:
+    def lost(self, link: "SlaveLink", reason: str) -> None:
         """Forget the link."""
         ...
 
@@ -74,7 +60,7 @@ class Slaves(Protocol):
 class SlaveLink(asyncio.Protocol):
     """Sends the log to one slave."""
 
-    _log: ReplicatedLog
+    _store: MessageStore
     _file_size: int  # bytes of a file of the log
     _slaves: Slaves
     _fetch: Fetch
@@ -127,7 +113,7 @@ class SlaveLink(asyncio.Protocol):
 
     def _begin(self, offset: int) -> str:
         """Begin where the slave's log ends, or at the first file for an empty one."""
-        first, end = self._log.min_offset, self._log.flushed_offset
+        first, end = self._store.min_offset, self._store.flushed_offset
         if offset > end or offset < 0:
             return (
                 f"its log ends at {offset} and this one at {end}: it holds another log, or what "
@@ -169,17 +155,17 @@ class SlaveLink(asyncio.Protocol):
             return
         for _ in range(PIECES_PER_TURN):
             size = min(
-                self._log.flushed_offset - self.sent_offset,
+                self._store.flushed_offset - self.sent_offset,
                 self._file_size - self.sent_offset % self._file_size,
                 PIECE_MAX,
             )
             if size <= 0 or self._is_paused or self._transport is None:
                 return
             part = self.sent_offset, size
-            piece = self._log.reader.read([part])
+            piece = self._store.reader.read([part])
             if piece is None:
                 self._is_fetching = True
-                self._fetch(self._log.reader.lacking_ranges([part]), self._fetched)
+                self._fetch(self._store.reader.lacking_ranges([part]), self._fetched)
                 return
             self._write(piece)
         self._is_scheduled = True
