@@ -15,12 +15,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pytest
 
 START_SECONDS: Final = 60.0
 """How long a server may take to start on a busy machine."""
+
+
+Ready: TypeAlias = Callable[[int], bool]
+"""Whether a server answers on this port."""
 
 
 class Account:
@@ -73,63 +77,104 @@ def _free_port() -> int:
         return port
 
 
-@contextlib.contextmanager
-def _served(
-    account: Account, command: list[str], directory: Path, ready: Callable[[], bool]
-) -> Iterator[None]:
-    process = account.start(command, directory)
-    try:
+class Server:
+    """A running server, which a test may kill and start again on the same data and port."""
+
+    def __init__(
+        self, account: Account, command: list[str], directory: Path, port: int, ready: Ready
+    ) -> None:
+        self.port = port
+        self._account, self._command, self._directory = account, command, directory
+        self._ready = ready
+
+    def start(self) -> None:
+        """Start it, and return when it answers.
+
+        After a kill PostgreSQL refuses to start while processes of the killed server still end.
+        """
         deadline = time.monotonic() + START_SECONDS
-        while not ready():
-            assert process.poll() is None, (directory / "log").read_text()
-            assert time.monotonic() < deadline, (directory / "log").read_text()
+        self._process = self._account.start(self._command, self._directory)
+        while not self._ready(self.port):
+            assert time.monotonic() < deadline, (self._directory / "log").read_text()
+            if self._process.poll() is not None:
+                self._process = self._account.start(self._command, self._directory)
             time.sleep(0.02)
-        yield
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def _served(server: Server, directory: Path) -> Iterator[Server]:
+    try:
+        server.start()
+        yield server
     finally:
-        process.kill()  # its data are thrown away
-        process.wait()
+        server.kill()  # its data are thrown away
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def postgresql() -> Iterator[int]:
-    """A PostgreSQL with the superuser ``postgres`` and the database ``postgres``; its port."""
+def postgresql_server(*options: str) -> Iterator[Server]:
+    """A PostgreSQL with the superuser ``postgres`` and the database ``postgres``."""
     places = "usr/lib/postgresql/*/bin"
     programs = ("initdb", "postgres", "pg_isready")
-    initdb, server, asks = (_program(name, places=places) for name in programs)
+    initdb, program, asks = (_program(name, places=places) for name in programs)
     account = Account("postgres")
     directory, port = account.directory(), _free_port()
     data = str(directory / "data")
     account.run([initdb, "-D", data, "-U", "postgres", "-A", "trust", "--no-sync"], directory)
+    # What a process has written survives its kill, so nothing is flushed.
     settings = ["-c", "fsync=off", "-c", "max_connections=200"]
-    command = [server, "-D", data, "-h", "127.0.0.1", "-p", str(port), "-k", str(directory)]
+    settings += [part for option in options for part in ("-c", option)]
+    command = [program, "-D", data, "-h", "127.0.0.1", "-p", str(port), "-k", str(directory)]
 
-    def ready() -> bool:
+    def ready(port: int) -> bool:
         asked = [asks, "-q", "-h", "127.0.0.1", "-p", str(port)]
         return subprocess.run(asked, check=False).returncode == 0
 
-    with _served(account, [*command, *settings], directory, ready):
-        yield port
+    server = Server(account, [*command, *settings], directory, port, ready)
+    with _served(server, directory):
+        yield server
 
 
 @contextlib.contextmanager
-def mariadb() -> Iterator[int]:
-    """A MariaDB with the user ``root``, no password, and the database ``test``; its port."""
+def mariadb_server(*options: str) -> Iterator[Server]:
+    """A MariaDB with the user ``root``, no password, and the database ``test``."""
     install = _program("mariadb-install-db", "mysql_install_db", places="usr/bin")
-    server = _program("mariadbd", places="usr/sbin")
+    program = _program("mariadbd", places="usr/sbin")
     account = Account("mysql")
     directory, port = account.directory(), _free_port()
     data = f"--datadir={directory / 'data'}"
     normal = "--auth-root-authentication-method=normal"
     account.run([install, "--no-defaults", data, normal], directory)
-    command = [server, "--no-defaults", data, f"--port={port}", "--bind-address=127.0.0.1"]
+    command = [program, "--no-defaults", data, f"--port={port}", "--bind-address=127.0.0.1"]
     files = [f"--socket={directory / 'socket'}", f"--pid-file={directory / 'pid'}"]
-    settings = ["--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=16M"]
+    # 2: a commit is written, and not flushed: it survives a kill of the server.
+    settings = ["--innodb-flush-log-at-trx-commit=2", "--innodb-buffer-pool-size=16M"]
+    settings += [f"--{option}" for option in options]
 
-    def ready() -> bool:
+    def ready(port: int) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return True
         return False
 
-    with _served(account, [*command, *files, *settings], directory, ready):
-        yield port
+    server = Server(account, [*command, *files, *settings], directory, port, ready)
+    with _served(server, directory):
+        yield server
+
+
+@contextlib.contextmanager
+def postgresql() -> Iterator[int]:
+    """The port of a `postgresql_server`."""
+    with postgresql_server() as server:
+        yield server.port
+
+
+@contextlib.contextmanager
+def mariadb() -> Iterator[int]:
+    """The port of a `mariadb_server`."""
+    with mariadb_server() as server:
+        yield server.port
