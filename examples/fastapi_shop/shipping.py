@@ -8,6 +8,7 @@ from database import Parcel, create_tables, new_session
 
 from halfmq.client import Consumer, MessageView
 
+logger = logging.getLogger(__name__)
 consumer = Consumer("shipping", {"orders": "*"}, start_from="first")
 
 
@@ -23,7 +24,7 @@ async def main() -> None:
     await create_tables()
     async with consumer:
         summary = await consumer.run(ship, concurrency=8)
-    logging.info("%d handled, %d retried", summary.handled, summary.retried)
+    logger.info("%d handled, %d retried", summary.handled, summary.retried)
 
 
 if __name__ == "__main__":

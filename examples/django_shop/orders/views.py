@@ -3,10 +3,10 @@
 from django.db import IntegrityError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
-from orders.models import Order
 
 from halfmq.client import Message
 from halfmq.integrations.django import transaction
+from orders.models import Order
 
 
 @csrf_exempt

@@ -1,12 +1,13 @@
 """The tables, and the inbox of halfmq."""
 
+import django.db.models.deletion
 from django.db import migrations, models
 
 from halfmq.client import Inbox
 
 
 class Migration(migrations.Migration):
-    """The first one."""
+    """As Django writes it, but for the inbox."""
 
     initial = True
     operations = [
@@ -17,8 +18,18 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Parcel",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False)),
-                ("order", models.ForeignKey("orders.Order", on_delete=models.PROTECT)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "order",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, to="orders.order"
+                    ),
+                ),
             ],
         ),
         migrations.RunSQL(Inbox("shipping").create_statement, "drop table halfmq_inbox"),

@@ -3,10 +3,10 @@
 from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db import connection, transaction
-from orders.models import Parcel
 
 from halfmq.client import Inbox
 from halfmq.client.blocking import Consumer, MessageView
+from orders.models import Parcel
 
 inbox = Inbox("shipping")
 

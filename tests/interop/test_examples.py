@@ -1,0 +1,191 @@
+"""The applications in `examples/`, as a team would run them: with a broker and a database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from email.message import Message as Mail
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import psycopg
+import pytest
+from aiosmtpd.controller import Controller
+from aiosmtpd.handlers import Message as MailHandler
+
+from halfmq.client import Admin
+from halfmq.client.blocking import Message, Producer
+from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.patience import wait_until
+from tests.support.programs import Program, free_port, running, wait_for_web
+from tests.support.python import python
+
+EXAMPLES: Final = Path(__file__).parents[2] / "examples"
+ORDERS: Final = [f"o-{number}" for number in range(25)]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path / "broker") as running_broker:
+        yield running_broker
+
+
+class Database:
+    """A new database on the PostgreSQL of the tests."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.name = port, f"shop_{os.getpid()}_{free_port()}"
+        with self._connect("postgres") as connection:
+            connection.execute(f"create database {self.name}".encode())
+
+    def _connect(self, name: str) -> Any:
+        return psycopg.connect(
+            host="127.0.0.1", port=self.port, user="postgres", dbname=name, autocommit=True
+        )
+
+    def column(self, query: str) -> list[Any]:
+        with self._connect(self.name) as connection:
+            return [row[0] for row in connection.execute(query.encode())]
+
+
+@pytest.fixture
+def database(postgresql: int) -> Database:
+    return Database(postgresql)
+
+
+def test_the_shop_with_fastapi_and_sqlalchemy(
+    broker: BrokerProcess, database: Database, tmp_path: Path
+) -> None:
+    """Each order has one parcel, also when the shipping department is killed in between."""
+    folder, port = EXAMPLES / "fastapi_shop", free_port()
+    url = f"postgresql+asyncpg://postgres@127.0.0.1:{database.port}/{database.name}?ssl=disable"
+    environment = {"DATABASE_URL": url, "NAMESRV_ADDR": broker.address}
+    serve = [sys.executable, "-m", "uvicorn", "shop:app", "--port", port]
+    ship = [sys.executable, "shipping.py"]
+    with running(serve, folder, environment, tmp_path / "shop.log") as shop:
+        wait_for_web(f"http://127.0.0.1:{port}/healthz", shop)
+        with (
+            httpx.Client(base_url=f"http://127.0.0.1:{port}") as web,
+            running(ship, folder, environment, tmp_path / "first.log") as first,
+            running(ship, folder, environment, tmp_path / "second.log") as second,
+        ):
+            assert web.get("/healthz").json() == {"connected": True}
+            for place, number in enumerate(ORDERS):
+                new = {"number": number, "customer": f"c-{place % 7}"}
+                assert web.post("/orders", json=new).status_code == 201, shop.output
+                if place == len(ORDERS) // 2:
+                    first.process.kill()
+            assert web.post("/orders", json=new).status_code == 409
+            all_shipped(database, 'select "order" from parcels', second)
+            assert second.end() == 0
+            assert " handled, 0 retried" in second.output
+        assert shop.end() in (0, -signal.SIGTERM)  # uvicorn raises the signal again
+    assert sorted(database.column("select number from orders")) == sorted(ORDERS)
+    assert "Traceback" not in shop.output
+
+
+def all_shipped(database: Database, query: str, program: Program) -> None:
+    def shipped() -> bool:
+        assert program.process.poll() is None, program.output
+        return len(database.column(query)) >= len(ORDERS)
+
+    wait_until(shipped, program.output)
+    assert sorted(database.column(query)) == sorted(ORDERS)
+
+
+def test_the_shop_with_django(broker: BrokerProcess, database: Database, tmp_path: Path) -> None:
+    """Migrations, views under gunicorn with two processes, and the command that ships."""
+    folder, port = EXAMPLES / "django_shop", free_port()
+    environment = {
+        "NAMESRV_ADDR": broker.address,
+        "DATABASE_ENGINE": "django.db.backends.postgresql",
+        "DATABASE_NAME": database.name,
+        "DATABASE_USER": "postgres",
+        "DATABASE_HOST": "127.0.0.1",
+        "DATABASE_PORT": str(database.port),
+    }
+    for words in (["migrate"], ["makemigrations", "--check"], ["check"]):
+        python("manage.py", *words, check=True, cwd=folder, env={**os.environ, **environment})
+    serve = [sys.executable, "-m", "gunicorn", "-w2", "-b", f"127.0.0.1:{port}", "shop.wsgi"]
+    ship = [sys.executable, "manage.py", "ship"]
+    with (
+        running(serve, folder, environment, tmp_path / "shop.log") as shop,
+        running(ship, folder, environment, tmp_path / "ship.log") as department,
+    ):
+        wait_for_web(f"http://127.0.0.1:{port}/orders/o", shop)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as web:
+            for number in ORDERS:
+                assert web.post(f"/orders/{number}").status_code == 201, shop.output
+            assert web.post("/orders/o-3").status_code == 409
+            assert web.get("/orders/o-3").json() == {"exists": True}
+        all_shipped(database, "select order_id from orders_parcel", department)
+        assert department.end() == 0
+        assert f"{len(ORDERS)} handled, 0 retried" in department.output
+        assert shop.end() == 0
+    assert database.column("select count(*) from halfmq_transactions") == [len(ORDERS)]
+
+
+class Postbox(MailHandler):
+    """What a mail server has got: numbers of orders by customer, and how often each mail came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders: dict[str, list[int]] = defaultdict(list)
+        self.mails: set[str] = set()
+
+    def handle_message(self, message: Mail) -> None:  # type: ignore[override]
+        if message["Message-ID"] not in self.mails:
+            self.mails.add(message["Message-ID"])
+            self.orders[message["To"]].append(int(message["Subject"].removeprefix("Order ")))
+
+
+def test_the_workers(broker: BrokerProcess, tmp_path: Path) -> None:
+    """No mail is missing, those of a customer are in order; a killed worker is replaced."""
+    box = Postbox()
+    mail_server = Controller(box, hostname="127.0.0.1", port=free_port())
+    mail_server.start()
+    customers = [f"c{number}@example.com" for number in range(5)]
+    environment = {
+        "NAMESRV_ADDR": broker.address,
+        "SMTP_ADDRESS": f"127.0.0.1:{mail_server.port}",
+    }
+    command = [sys.executable, "workers.py"]
+    try:
+        with (
+            running(command, EXAMPLES / "workers", environment, tmp_path / "log") as workers,
+            Producer("orders", namesrv=broker.address) as producer,
+        ):
+            producer.send(Message("orders", b"no order"))
+            for number in range(100):
+                customer = customers[number % len(customers)]
+                body = json.dumps({"number": number, "customer": customer}).encode()
+                producer.send(Message("orders", body, keys=customer), order_key=customer)
+                if number == 50:
+                    wait_until(lambda: len(box.mails) > 10, workers.output)
+                    kill_a_child(workers)
+            wait_until(lambda: len(box.mails) == 100, workers.output)
+            dead = asyncio.run(dead_letters(broker))
+            assert workers.end() == 0
+    finally:
+        mail_server.stop()
+    assert {customer: sorted(found) for customer, found in box.orders.items()} == box.orders
+    assert set(dead) == {b"no order"}  # again by whoever took over from the killed worker
+
+
+def kill_a_child(parent: Program) -> None:
+    children = Path(f"/proc/{parent.process.pid}/task/{parent.process.pid}/children").read_text()
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children.split()}
+    worker = next(pid for pid, command in commands.items() if re.search(b"spawn_main", command))
+    os.kill(int(worker), signal.SIGKILL)
+
+
+async def dead_letters(broker: BrokerProcess) -> list[bytes]:
+    async with Admin(namesrv=broker.address) as admin:
+        return [letter.body async for letter in admin.dead_letters("mails")]
