@@ -349,6 +349,10 @@ def _cut_reason(reason: str | None) -> str:
 class Deliverer(Protocol):
     """Acknowledges or redelivers one message of a consumer."""
 
+    @property
+    def pending(self) -> bool:
+        """Whether the consumer still has the message; otherwise the group gets it again."""
+
     async def acknowledge(self) -> bool:
         """Acknowledge the message; return False if it is too late."""
 

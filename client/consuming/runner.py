@@ -209,9 +209,13 @@ class Runner:
             del self._lines[key]
 
     async def _handle(self, message: MessageView, error: BaseException | None) -> None:
-        if error is None:
+        # A message that waited here while its queue went to another member is handled there.
+        is_ours = message.deliverer.pending
+        if is_ours and error is None:
             error = await self._call(message)
-        if error is not None and not isinstance(error, AlreadyProcessedError):
+        if not is_ours:
+            self._summary.left += 1
+        elif error is not None and not isinstance(error, AlreadyProcessedError):
             await self._failed(message, error)
         elif message.settled or await message.ack():
             self._summary.handled += 1

@@ -1,19 +1,14 @@
 """Workers in processes of their own, stopped and killed in the middle of their messages.
 
-The campaign ends `HALFMQ_WORKER_ENDS` (200) of them, or as many as `HALFMQ_CAMPAIGN_SECONDS` allow.
-The seed is printed and can be set by `HALFMQ_SEED`.
+`tests.crash.test_worker_ends` is the campaign of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -58,18 +53,6 @@ async def _send(broker: BrokerProcess) -> None:
         for job in range(JOBS):
             key = f"k{job % KEYS}"
             await producer.send(Message("jobs", f"{key} {job // KEYS}".encode()), order_key=key)
-
-
-async def _send_until(broker: BrokerProcess, enough: asyncio.Event) -> int:
-    """Send a hundred jobs a second, fewer than a worker handles; return how many."""
-    async with Producer("jobs-producer", namesrv=broker.address) as producer:
-        for job in itertools.count():
-            key = f"k{job % KEYS}"
-            await producer.send(Message("jobs", f"{key} {job // KEYS}".encode()), order_key=key)
-            await asyncio.sleep(0.01)
-            if enough.is_set():
-                return job + 1
-    raise AssertionError("there is always a next job")
 
 
 async def _work(broker: BrokerProcess, path: Path, number: int, handled: int) -> str:
@@ -128,37 +111,3 @@ def _check_order(run: list[str]) -> None:
         by_key[key].append(int(job))
     for jobs in by_key.values():
         assert jobs == list(range(jobs[0], jobs[0] + len(jobs)))
-
-
-@pytest.mark.campaign
-async def test_workers_end_at_any_moment_under_load(tmp_path: Path) -> None:
-    """All messages are handled, in order; what a stopped worker handled never comes again."""
-    seed = int(os.environ.get("HALFMQ_SEED", random.SystemRandom().randrange(1 << 32)))
-    print("seed", seed)
-    chance = random.Random(seed)
-    ends_max = int(os.environ.get("HALFMQ_WORKER_ENDS", "200"))
-    until_time = time.monotonic() + float(os.environ.get("HALFMQ_CAMPAIGN_SECONDS", "3600"))
-    path = tmp_path / "handled"
-    runs: list[tuple[signal.Signals, list[str]]] = []
-    with broker_process(tmp_path / "broker") as broker:
-        enough = asyncio.Event()
-        sending = asyncio.ensure_future(_send_until(broker, enough))
-        while len(runs) < ends_max and time.monotonic() < until_time:
-            number = chance.choice((signal.SIGKILL, signal.SIGTERM))
-            before = _lines(path)
-            await _work(broker, path, number, len(set(before)) + chance.randrange(1, 40))
-            runs.append((number, _lines(path)[len(before) :]))
-        enough.set()
-        sent = await sending
-        before = _lines(path)
-        await _work(broker, path, signal.SIGTERM, sent)
-        runs.append((signal.SIGTERM, _lines(path)[len(before) :]))
-
-    print(len(runs), "ends,", sum(len(run) for _, run in runs), "handled of", sent)
-    assert len({line for _, run in runs for line in run}) == sent
-    later: set[str] = set()
-    for number, run in reversed(runs):
-        _check_order(run)
-        if number == signal.SIGTERM:
-            assert later.isdisjoint(run)
-        later.update(run)

@@ -35,6 +35,7 @@ class Source:
         self.ready = deque(self.message(offset, body) for offset, body in enumerate(bodies))
         self.settled: list[tuple[str, str]] = []
         self.extended: list[str] = []
+        self.moved: set[str] = set()
         self._ends = ends
         self._error = error
         self._stopped = asyncio.Event()
@@ -73,6 +74,10 @@ class _Deliverer:
     def __init__(self, source: Source, body: str) -> None:
         self._source = source
         self._body = body
+
+    @property
+    def pending(self) -> bool:
+        return self._body not in self._source.moved
 
     async def acknowledge(self) -> bool:
         self._source.settled.append((self._body, "ack"))
@@ -226,6 +231,22 @@ async def test_messages_of_a_key_are_handled_in_order_and_others_meanwhile() -> 
     assert summary == RunSummary(handled=6)
     assert [name for name in order if name[:1] == "a"] == ["a1", "a2", "a3"]
     assert [name for name in order if name[:1] == "b"] == ["b1", "b2"]
+
+
+async def test_what_has_moved_to_another_member_is_not_handled_here() -> None:
+    """Messages wait behind the first one of their key while their queue is revoked."""
+    source = Source(b"a1", b"a2", b"a3")
+    handled: list[bytes] = []
+
+    async def handle(message: MessageView) -> None:
+        handled.append(message.body)
+        await asyncio.sleep(0)
+        source.moved |= {"a2", "a3"}
+
+    summary = await run(source, handle, ordered_by=lambda message: message.body[:1])
+
+    assert handled == [b"a1"]
+    assert summary == RunSummary(handled=1, left=2)
 
 
 @pytest.mark.parametrize("key", [lambda _message: [], lambda message: message.nothing])
