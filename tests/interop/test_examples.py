@@ -140,7 +140,7 @@ class Postbox(MailHandler):
         self.orders: dict[str, list[int]] = defaultdict(list)
         self.mails: set[str] = set()
 
-    def handle_message(self, message: Mail) -> None:  # type: ignore[override]
+    def handle_message(self, message: Mail) -> None:
         if message["Message-ID"] not in self.mails:
             self.mails.add(message["Message-ID"])
             self.orders[message["To"]].append(int(message["Subject"].removeprefix("Order ")))

@@ -1,9 +1,10 @@
-"""Every example of README and docs, and the public API as users write it, passes type checkers."""
+"""Every example of README, docs and `examples/`, and the public API, passes type checkers."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,8 +43,11 @@ GIVEN: Final = (
 )
 """What the text around an example has introduced: page, beginning of the example, declarations."""
 
-UNTYPED: Final = "django"
-"""A library without types: whatever is imported from it may be anything."""
+APPLICATIONS: Final = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
+DJANGO: Final = """plugins = mypy_django_plugin.main
+[mypy.plugins.django-stubs]
+django_settings_module = shop.settings
+"""
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +81,7 @@ def _run(*command: str, folder: Path) -> None:
 def test_mypy_accepts_every_example(programs: Path, tmp_path: Path) -> None:
     """A reader who pastes one into a strictly checked program adds nothing to it."""
     settings = tmp_path / "mypy.ini"
-    untyped = f"[mypy-{UNTYPED}.*]\nignore_missing_imports = True\n"
-    settings.write_text(f"[mypy]\nstrict = True\nwarn_unreachable = True\n{untyped}")
+    settings.write_text("[mypy]\nstrict = True\nwarn_unreachable = True\n")
     cache = f"--cache-dir={tmp_path / 'cache'}"
 
     _run("mypy", f"--config-file={settings}", cache, ".", folder=programs)
@@ -87,22 +90,35 @@ def test_mypy_accepts_every_example(programs: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["standard", "strict"])
 def test_pyright_accepts_every_example(programs: Path, tmp_path: Path, mode: str) -> None:
     """So do editors; the strict mode is for the public API, without libraries of others."""
-    stub = tmp_path / "stubs" / UNTYPED / "db.pyi"
-    stub.parent.mkdir(parents=True)
-    stub.write_text("def __getattr__(name: str): ...")
-    settings = tmp_path / "pyrightconfig.json"
     included = programs if mode == "standard" else API
+    _run_pyright(tmp_path, mode, included, folder=programs)
+
+
+def _run_pyright(tmp_path: Path, mode: str, *included: Path, folder: Path) -> None:
+    settings = tmp_path / "pyrightconfig.json"
     settings.write_text(
         json.dumps(
             {
-                "include": [str(included)],
+                "include": [str(path) for path in included],
                 "typeCheckingMode": mode,
-                "stubPath": str(stub.parents[1]),
                 "reportUnnecessaryIsInstance": False,  # a reader of events names each kind
                 "pythonVersion": f"{sys.version_info.major}.{sys.version_info.minor}",
             }
         )
     )
     arguments = ("--pythonpath", sys.executable, "--project", str(settings))
+    _run("basedpyright", *arguments, folder=folder)
 
-    _run("basedpyright", *arguments, folder=programs)
+
+@pytest.mark.parametrize("application", APPLICATIONS, ids=lambda path: path.name)
+def test_checkers_accept_every_application(application: Path, tmp_path: Path) -> None:
+    """As they are: mypy strictly, with the plugin that Django needs; pyright in its usual mode."""
+    folder = tmp_path / application.name  # there, no setting of this repository counts
+    shutil.copytree(application, folder)
+    settings = tmp_path / "mypy.ini"
+    plugin = DJANGO if "django" in application.name else ""
+    settings.write_text(f"[mypy]\nstrict = True\nwarn_unreachable = True\n{plugin}")
+    cache = f"--cache-dir={tmp_path / 'cache'}"
+
+    _run("mypy", f"--config-file={settings}", cache, ".", folder=folder)
+    _run_pyright(folder, "standard", folder, folder=folder)
