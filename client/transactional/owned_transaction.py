@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
+from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from ..errors import TransactionNotCommittedError
-from ..message import Decision
+from ..message import Decision, Message
 from .databases import Database, check_blocking, check_ownable, run_blocking
 from .recorded_transactions import StillOpen, says_open
 
@@ -50,6 +51,11 @@ class HalfTransaction(Protocol):
 
     def decide(self, decision: Decision) -> None: ...
 
+    def add(self, message: Message) -> None: ...
+
+
+OPEN: Final[ContextVar[HalfTransaction | None]] = ContextVar("halfmq_transaction", default=None)
+"""The transaction of the block that runs in this context."""
 
 H = TypeVar("H", bound=HalfTransaction)
 
@@ -98,6 +104,7 @@ class OwnedTransaction:
             self._half.decide(Decision.ROLLBACK)
             await self._leave(type(error), error, error.__traceback__)
             raise
+        OPEN.set(self._half)
 
     async def _begin(self, database: Database) -> None:
         await database.begin()
@@ -121,6 +128,7 @@ class OwnedTransaction:
         Raises:
             TransactionNotCommittedError: The row is not in the transaction; it is rolled back.
         """
+        OPEN.set(None)
         ended_by_block = self._driver_tells and not says_open(self._still_open)
         if isinstance(error, GeneratorExit):
             await self._leave(kind, error, trace)

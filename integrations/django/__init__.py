@@ -31,6 +31,7 @@ from halfmq.client.blocking import TransactionProducer
 from halfmq.client.errors import ConfigurationError, TransactionNotCommittedError
 from halfmq.client.ledger import TransactionLedger
 from halfmq.client.message import Decision, Message
+from halfmq.client.transactional.owned_transaction import OPEN
 
 __all__ = ["ledger", "producer", "transaction"]
 
@@ -106,7 +107,11 @@ def transaction(
             with atomic(using=using, durable=True):
                 with connection.cursor() as cursor:
                     own.record(cursor, half.id)
-                yield half
+                OPEN.set(half)
+                try:
+                    yield half
+                finally:
+                    OPEN.set(None)
                 block.store()
                 _look(connection, own, half.id)
                 commits = True

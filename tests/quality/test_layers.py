@@ -137,7 +137,7 @@ THIRD_PARTY = {
     "client": {"msgspec", "opentelemetry", "pydantic", "uvloop"},
     "command": {"rich", "typer"},
     "console": {"nicegui"},
-    "integrations": {"anyio", "django", "fast_depends", "faststream"},
+    "integrations": {"anyio", "celery", "django", "fast_depends", "faststream", "kombu"},
     "broker": {
         "attrs",
         "lark",
