@@ -87,6 +87,7 @@ from .pop.request_modes import RequestModes
 from .pop.retries import Retries
 from .pop.revive_log import ReviveLog
 from .ports import Connection, Handlers
+from .replication.master_guard import MasterGuard
 from .replication.replication import Replication
 from .runtime_info import RuntimeInfo
 from .store_service import TABLES_TICK_S, StoreService, make_tables_directory
@@ -192,6 +193,7 @@ class Broker:
             now_s=time.monotonic,
             host=config.network.bind_address,
             file_size=config.store.commit_log_file_size,
+            epoch=lambda: self._tables.topics.data_version["stateVersion"],
         )
         self._make_work(disk_space)
         self._make_front()
@@ -538,7 +540,7 @@ class Broker:
             ),
             StatisticsHandlers(self._statistics, self._make_runtime_info()),
             CleaningHandlers(self._retention.request_deletion, self._store.deletion.clean_queues),
-            TableHandlers(tables.offsets, self._delays.positions),
+            TableHandlers(tables.offsets, self._delays.positions, self._replication.told_to_slaves),
             *admin_handlers(
                 tables,
                 store,
@@ -757,9 +759,21 @@ class Broker:
             advertised_host=network.advertised_host,
             port=lambda: self._server.port,
             ha_port=lambda: self._replication.port,
+            guard=self._make_guard(),
             now_ms=self._now_ms,
             credentials=self.config.access.inner_credentials,
             tls=registration_context(self.config.tls),
+        )
+
+    def _make_guard(self) -> MasterGuard | None:
+        """Return the guard of a master that has a slave, or was one."""
+        if not self.config.replication.slave_addresses:
+            return None
+        return MasterGuard(
+            self.config.topics,
+            lambda: self._tables.topics.data_version["stateVersion"],
+            self._refusal,
+            self._end,
         )
 
     def configure(self, config: BrokerConfig) -> None:

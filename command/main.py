@@ -27,6 +27,7 @@ MODULES: Final = {
     "delayed": ("delayed",),
     "brokers": ("broker", "config", "console"),
     "users": ("user", "acl"),
+    "replicas": ("ha",),
     "doctor": ("doctor",),
     "bench": ("bench",),
     # The broker and its file lock do not exist on Windows.

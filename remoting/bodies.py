@@ -375,6 +375,16 @@ def encode_member_group(broker: BrokerData) -> bytes:
     return dump({"brokerMemberGroup": group})
 
 
+def decode_member_group(body: bytes) -> dict[int, str]:
+    """Return the addresses in an answer to GET_BROKER_MEMBER_GROUP (901), by broker id.
+
+    Raises:
+        BodyError: It is none.
+    """
+    group = _object(_object(parse(body)).get("brokerMemberGroup") or {})
+    return _convert(group.get("brokerAddrs") or {}, dict[int, str])
+
+
 # -- offset tables and other tables --------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ StoreError
 ├── DirectoryInUseError      another broker holds the directory
 ├── DamagedTableError        a table and its backup cannot be read; both stay unchanged
 └── UnusableFileError        a file or directory that the store cannot use; it stays unchanged
+    └── NotPromotableError   a directory that is no complete copy of a master's store
 
 After ``DiskFullError`` and ``WriteFailedError`` nothing of the group was stored, and a later append
 may succeed, unless undoing the write failed as well. After ``FlushFailedError`` only a restart
@@ -30,6 +31,7 @@ __all__ = [
     "DirectoryLostError",
     "DiskFullError",
     "FlushFailedError",
+    "NotPromotableError",
     "PropertiesTooLongError",
     "RecordTooLargeError",
     "StoreClosedError",
@@ -154,3 +156,7 @@ class UnusableFileError(StoreError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+class NotPromotableError(UnusableFileError):
+    """The directory is no complete copy of a master's store."""

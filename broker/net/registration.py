@@ -11,13 +11,13 @@ Source: RocketMQ `BrokerOuterAPI#registerBrokerAll`, `RegisterBrokerBody`.
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final, Protocol, cast
 
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
-from halfmq.remoting.ext_fields import texts_of
+from halfmq.remoting.ext_fields import Header, texts_of
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import (
     RECOGNITION_FIELD,
@@ -64,6 +64,14 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
     return [(host, int(port)) for host, _, port in (part.rpartition(":") for part in parts)]
 
 
+class Guard(Protocol):
+    """See ``replication.MasterGuard``."""
+
+    async def replaced_by(
+        self, ask: Callable[..., Awaitable[RemotingCommand]], own_address: str
+    ) -> str: ...
+
+
 class _NameServerLink(asyncio.Protocol):
     """One connection to a name server, which unregisters the broker when it is closed."""
 
@@ -102,7 +110,7 @@ class _NameServerLink(asyncio.Protocol):
     async def ask(
         self,
         code: int,
-        header: RegisterBrokerRequestHeader | BrokerIdentityRequestHeader,
+        header: Header,
         body: bytes = b"",
     ) -> RemotingCommand:
         if self.transport is None:
@@ -129,11 +137,12 @@ class NameServerRegistration:
         advertised_host: str,
         port: Callable[[], int],
         ha_port: Callable[[], int],
+        guard: Guard | None = None,
         now_ms: Callable[[], int],
         credentials: KeyPair | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Wire it.
+        """Wire it; ``guard`` looks before each registration whether this master is replaced.
 
         If ``advertised_host`` is empty, each name server gets the local address of the connection
         to it. ``credentials`` sign registrations and nothing else: a signature that can be read on
@@ -146,6 +155,7 @@ class NameServerRegistration:
         self._identity = identity
         self._advertised_host = advertised_host
         self._port, self._ha_port = port, ha_port
+        self._guard = guard
         self._now_ms, self._changed_ms = now_ms, now_ms()
         self._is_writable = True
         self._tasks: list[asyncio.Task[None]] = []
@@ -189,9 +199,14 @@ class NameServerRegistration:
         try:
             async with asyncio.timeout(ANSWER_S):
                 link = await self._connected(address)
+                own_address = self._own_address(link, self._port())
+                if self._guard is not None and (
+                    other := await self._guard.replaced_by(link.ask, own_address)
+                ):
+                    return f"{other} is the master now"
                 header = RegisterBrokerRequestHeader(
                     broker_name=self._identity.broker_name,
-                    broker_addr=self._own_address(link, self._port()),
+                    broker_addr=own_address,
                     cluster_name=self._identity.cluster_name,
                     ha_server_addr=self._own_address(link, self._ha_port()),
                     broker_id=self._identity.broker_id,
@@ -243,7 +258,11 @@ class NameServerRegistration:
 
     def _body(self) -> bytes:
         # The timestamp stays the same, so that only the topics change the version.
-        version = DataVersion(counter=self._topics.version, timestamp=self._changed_ms)
+        version = DataVersion(
+            counter=self._topics.version,
+            state_version=self._topics.data_version["stateVersion"],
+            timestamp=self._changed_ms,
+        )
         perms = -1 if self._is_writable else ~PERM_WRITE
         topics = ((one.name, {**one.to_json(), "perm": one.perm & perms}) for one in self._topics)
         return encode_registration(topics, version)

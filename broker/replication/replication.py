@@ -59,6 +59,7 @@ class Replication:
     _now_s: Callable[[], float]  # monotonic
     _host: str  # address to bind
     _file_size: int  # bytes of a file of the log
+    _epoch: Callable[[], int]
 
     def __attrs_post_init__(self) -> None:
         text = self._config.slave_addresses
@@ -108,6 +109,12 @@ class Replication:
         """Send to the slave what has come to the disk."""
         if self._slave is not None:
             self._slave.send()
+
+    def told_to_slaves(self) -> dict[str, int] | None:
+        """Return what `halfmq ha promote` needs to know; None if no slave has to confirm."""
+        if not self.confirms:
+            return None
+        return {"0": self._store.confirmed_offset, "1": self._epoch()}
 
     def address_for(self, connection: Connection) -> str | None:
         """Return the address from which a peer of clients' port may copy the log; None if none."""
@@ -194,6 +201,7 @@ class Replication:
         slave = self._slave
         end = self._store.flushed_offset
         return {
+            "epoch": self._epoch(),
             "required": int(self.confirms),
             "connected": int(slave is not None),
             "slave": "" if slave is None else slave.name,

@@ -96,6 +96,12 @@ class BrokerTable:
         known = self._brokers.get(name)
         broker = known or _Broker(header.cluster_name)
         before = broker.members.get(broker_id)
+        if (
+            before is not None
+            and before.address != header.broker_addr
+            and before.version.state_version > registration.version.state_version
+        ):
+            return  # as RocketMQ: a master that was replaced
         is_first = before is None or before.address != header.broker_addr
         topics = registration.topics
         if before is None and len(topics) == 1:  # as RocketMQ: one topic only is an addition

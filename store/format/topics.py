@@ -28,6 +28,10 @@ LIGHT_QUEUE_PREFIX: Final = "%LMQ%"
 SYSTEM_PREFIX: Final = "rmq_sys_"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"  # of groups that RocketMQ's brokers consume with
 
+# Key of ``consumerOffset.json`` on a slave of halfmq, topic and group: by "queue", up to where a
+# slave had the log (0), and the master's epoch (1).
+CONFIRMED_KEY: Final = "HALFMQ_CONFIRMED@CID_HALFMQ"
+
 TOPIC_LENGTH_MAX: Final = 127  # characters; what fits a V1 record's signed length byte
 GROUP_TOPIC_LENGTH_MAX: Final = 255  # %RETRY% and %DLQ% topics, which V2 records can hold
 # A group is as long as its retry topic allows; RocketMQ 5.3.3 takes 255, later ones 120.

@@ -235,6 +235,17 @@ def java_command(jars: Path, home: Path, name: str, conf: Path) -> list[str]:
 
 
 @contextlib.contextmanager
+def rocketmq_name_server(home: Path) -> Iterator[str]:
+    """The official name server alone; the value is its address."""
+    jars = official_jars()
+    home.mkdir(parents=True, exist_ok=True)
+    port = free_ports(1)
+    write_settings(home / "namesrv.conf", {"bindAddress": "127.0.0.1", "listenPort": port})
+    with _java(jars, home, "namesrv", port):
+        yield f"127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
 def _java(jars: Path, home: Path, name: str, port: int) -> Iterator[None]:
     log = home / f"{name}.log"
     command = java_command(jars, home, name, home / f"{name}.conf")

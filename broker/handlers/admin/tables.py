@@ -15,7 +15,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.pop import decode_request_mode
 from halfmq.remoting.replies import encode_reply
-from halfmq.store.format.topics import RETRY_PREFIX
+from halfmq.store.format.topics import CONFIRMED_KEY, RETRY_PREFIX
 
 from ...errors import RequestRefusedError
 from ...pop.request_modes import RequestModes
@@ -36,9 +36,16 @@ DelayOffsets = Callable[[], tuple[Mapping[str, int], Mapping[str, int]]]
 class TableHandlers(Handlers):
     """Serves whole tables."""
 
-    def __init__(self, offsets: ConsumerOffsetTable, delay_offsets: DelayOffsets) -> None:
+    def __init__(
+        self,
+        offsets: ConsumerOffsetTable,
+        delay_offsets: DelayOffsets,
+        confirmed: Callable[[], Mapping[str, int] | None] = lambda: None,
+    ) -> None:
+        """Wire it; ``confirmed`` returns what slaves get under ``CONFIRMED_KEY``."""
         self._offsets = offsets
         self._delay_offsets = delay_offsets
+        self._confirmed = confirmed
 
     @serves(RequestCode.GET_ALL_CONSUMER_OFFSET)
     def consumer_offsets(self, request: RemotingCommand, connection: Connection) -> bytes:
@@ -50,6 +57,8 @@ class TableHandlers(Handlers):
                 f"{ANSWER_BYTES_MAX}: read config/consumerOffset.json instead"
             )
         members = [batch for batch in batches if batch]
+        if (confirmed := self._confirmed()) is not None:
+            members.append(encode_member(CONFIRMED_KEY, confirmed))
         body = encode_offset_members(members, self._offsets.data_version)
         return encode_reply(request, body=body)
 

@@ -12,6 +12,7 @@ from halfmq.broker.replication.slave_link import BUFFERED_MAX
 from halfmq.client import BrokerRefusedError, ClientConfig, ClientError, Message
 from halfmq.client.blocking import Admin, Producer
 from halfmq.client.testing import BrokerProcess, broker_process, free_port
+from halfmq.command.main import main
 from halfmq.remoting.codes import ResponseCode
 from tests.support.patience import wait_until
 from tests.support.rocketmq_broker import Wire
@@ -204,12 +205,15 @@ def test_without_a_slave_messages_are_refused_with_code_14_after_slave_timeout(
         slaveTimeout=0,
         mappedFileSizeCommitLog=FILE_SIZE,
     ) as broker:
+        wait_until(lambda: numbers(broker)["refusing"] == 1, "messages are accepted")
+        assert main(["ha", "status", "--namesrv", broker.address]) == 1
         with pytest.raises(BrokerRefusedError, match="no slave is connected") as refused:
             Sending(broker).wait()
         assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
         with ScriptedSlave(port) as slave:
             slave.report(0)
             wait_until(lambda: numbers(broker)["refusing"] == 0, "messages are still refused")
+            assert main(["ha", "status", "--namesrv", broker.address]) == 0
             sending = Sending(broker)
             end = stored(broker)
             wait_until(

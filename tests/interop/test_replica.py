@@ -1,0 +1,121 @@
+"""An Apache RocketMQ 5.3.3 slave and name server, and the takeover by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from halfmq.client import Message
+from halfmq.client.blocking import Admin, Consumer, Producer
+from halfmq.client.testing import broker_process, free_port
+from halfmq.command.main import main
+from halfmq.remoting.bodies import decode_member_group
+from halfmq.remoting.codes import RequestCode
+from halfmq.store.files.json_table import read_table
+from halfmq.store.format.topics import CONFIRMED_KEY
+from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.rocketmq_broker import Wire, rocketmq_name_server
+from tests.support.rocketmq_slave import OfficialSlave
+
+SIZES = {"mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 6_000}
+
+
+def _offsets(store: Path) -> dict[str, dict[str, int]]:
+    path = store / "config/consumerOffset.json"
+    found: dict[str, dict[str, int]] = read_table(path).content.get("offsetTable", {})
+    return found
+
+
+def _masters(namesrv: str) -> dict[int, str]:
+    with Wire(namesrv) as wire:
+        answer = wire.ask(
+            RequestCode.GET_BROKER_MEMBER_GROUP,
+            {"clusterName": "DefaultCluster", "brokerName": "broker-a"},
+        )
+    return decode_member_group(answer.body)
+
+
+def test_a_slave_has_log_and_tables_and_its_files_are_promoted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Topics, groups and offsets come over remoting; the old master ends when it comes back."""
+    with rocketmq_name_server(tmp_path / "names") as namesrv:
+        settings = {"namesrvAddr": namesrv, "slaveAddresses": "127.0.0.1", **SIZES}
+        with broker_process(
+            tmp_path / "master", haListenPort=free_port(), minInSyncReplicas=2, **settings
+        ) as master:
+            slave = OfficialSlave(tmp_path / "slave", namesrv, **SIZES)
+            slave.start()
+            try:
+                _use(master.address)
+                wait_until(lambda: CONFIRMED_KEY in _offsets(slave.store), "no tables")
+                master.kill()
+                slave.kill()
+                _compare(tmp_path / "master/store", slave.store)
+                assert main(["ha", "promote", str(slave.store), "--json"]) == 0
+                assert json.loads(capsys.readouterr().out)["epoch"] == 1
+                with broker_process(
+                    tmp_path / "next", storePathRootDir=slave.store, haListenPort=0, **settings
+                ) as successor:
+                    _go_on(successor.address)
+                    wait_until(
+                        lambda: _masters(namesrv).get(0) == successor.ready["listen"],
+                        "the name server has the old master",
+                    )
+                    master.start()
+                    wait_until(lambda: not master.running, "the replaced master serves")
+                    assert _masters(namesrv)[0] == successor.ready["listen"]
+            finally:
+                slave.stop()
+
+
+def _use(address: str) -> None:
+    """Send and consume half of what is sent."""
+    with Admin(namesrv=address) as admin:
+        admin.create_group("readers")
+        wait_until(lambda: _sends(address), "the slave did not connect")
+        with Producer("writers", namesrv=address) as producer:
+            for number in range(20):
+                producer.send(Message("orders", b"%d" % number))
+        with Consumer("readers", {"orders": "*"}, start_from="first", namesrv=address) as consumer:
+            for _ in range(10):
+                message = consumer.receive(PATIENCE_S)
+                assert message is not None
+                message.ack()
+        wait_until(lambda: _lag(admin) <= 10, "the offsets are not committed")
+
+
+def _lag(admin: Admin) -> int:
+    return sum(one.lag for one in admin.offsets("readers", "orders"))
+
+
+def _sends(address: str) -> bool:
+    with Admin(namesrv=address) as admin:
+        (found,) = admin.metrics().values()
+    return found["halfmq.replication.refusing"] == "0" and (
+        found["halfmq.replication.connected"] == "1"
+    )
+
+
+def _compare(master: Path, slave: Path) -> None:
+    """The log is byte-identical, and so is what the tables say."""
+    for path in sorted((slave / "commitlog").iterdir()):
+        assert path.read_bytes() == (master / "commitlog" / path.name).read_bytes()
+    assert _offsets(slave)["orders@readers"]
+    names = (slave / "config/subscriptionGroup.json").read_text(encoding="utf-8")
+    assert "readers" in names
+    assert "orders" in (slave / "config/topics.json").read_text(encoding="utf-8")
+    assert (slave / "config/delayOffset.json").exists()
+
+
+def _go_on(address: str) -> None:
+    """The group gets the rest, and its members' offsets are at most a minute old."""
+    with Consumer("readers", {"orders": "*"}, namesrv=address) as consumer:
+        bodies: set[bytes] = set()
+        while len(bodies) < 10:
+            message = consumer.receive(PATIENCE_S)
+            assert message is not None
+            bodies.add(message.body)
+            message.ack()
