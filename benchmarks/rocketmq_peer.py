@@ -12,9 +12,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -106,6 +106,7 @@ class RocketMQPeer:
 
     cores: Sequence[int] | None
     warm_up: Callable[[Target], None]  # makes the JVM compile what the runs will need
+    more: Mapping[str, str] = field(default_factory=dict)  # settings of the broker
     name: str = ROCKETMQ
 
     @property
@@ -118,7 +119,7 @@ class RocketMQPeer:
         jars = fetch_jars()
         with scratch(directory, ROCKETMQ) as home:
             ports = _Ports(free_ports(_Ports.COUNT))
-            _write_files(home, mode, ports)
+            _write_files(home, mode, ports, self.more)
             with _java(home, jars, "namesrv", self.cores) as namesrv:
                 wait_for_port(namesrv, ports.namesrv, home / "namesrv.log", timeout=_START_TIMEOUT)
                 with _java(home, jars, "broker", self.cores) as broker:
@@ -128,6 +129,26 @@ class RocketMQPeer:
                     with session.target() as target:
                         self.warm_up(target)
                     yield session
+
+
+@contextmanager
+def rocketmq_slave(
+    directory: Path, namesrv_port: int, cores: Sequence[int] | None
+) -> Iterator[subprocess.Popen[str]]:
+    """A slave of the broker that has registered at a name server, under SYNC_FLUSH."""
+    jars = fetch_jars()
+    with scratch(directory, "slave") as home:
+        ports = _Ports(free_ports(_Ports.COUNT))
+        more = {
+            "brokerRole": "SLAVE",
+            "brokerId": "1",
+            "namesrvAddr": f"127.0.0.1:{namesrv_port}",
+            "registerNameServerPeriod": "10000",  # ms; it learns its master's address by it
+        }
+        _write_files(home, FlushDiskType.SYNC, ports, more)
+        with _java(home, jars, "broker", cores) as process:
+            wait_for_port(process, ports.broker, home / "broker.log", timeout=_START_TIMEOUT)
+            yield process
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +192,7 @@ class _RocketMQSession:
                 process.send_signal(signal.SIGSTOP)
 
 
-def _write_files(home: Path, mode: FlushDiskType, ports: _Ports) -> None:
+def _write_files(home: Path, mode: FlushDiskType, ports: _Ports, more: Mapping[str, str]) -> None:
     broker = {
         "brokerClusterName": "DefaultCluster",
         "brokerName": "broker-a",
@@ -188,6 +209,7 @@ def _write_files(home: Path, mode: FlushDiskType, ports: _Ports) -> None:
         "transactionCheckInterval": str(24 * 3_600_000),  # ms: longer than any run
         "storePathRootDir": str(home / "store"),
         "storePathCommitLog": str(home / "store" / "commitlog"),
+        **more,
     }
     namesrv = {"bindAddress": "127.0.0.1", "listenPort": str(ports.namesrv)}
     for name, settings in (("broker", broker), ("namesrv", namesrv)):
