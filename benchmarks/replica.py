@@ -2,8 +2,9 @@
 
 In each round, in turn: halfmq alone; with an Apache RocketMQ slave that has to confirm
 (``minInSyncReplicas=2``); RocketMQ alone; and RocketMQ as ``SYNC_MASTER`` with
-``inSyncReplicas=2`` and a slave. All under SYNC_FLUSH, each with an empty store. Per load: requests per second, median and 99th percentile of the latency, and processor time
-of the master per request. Of the figures the processor time depends least on what else runs here.
+``inSyncReplicas=2`` and a slave. All under SYNC_FLUSH, each with an empty store. Per load: requests
+per second, median and 99th percentile of the latency, and processor time of the master per request.
+Of the figures the processor time depends least on what else runs here.
 """
 
 import argparse

@@ -25,9 +25,8 @@ MODULES: Final = {
     "messages": ("message",),
     "dead_letters": ("dlq",),
     "delayed": ("delayed",),
-    "brokers": ("broker", "config", "console"),
+    "brokers": ("broker", "config", "console", "ha"),
     "users": ("user", "acl"),
-    "replicas": ("ha",),
     "doctor": ("doctor",),
     "bench": ("bench",),
     # The broker and its file lock do not exist on Windows.

@@ -65,7 +65,7 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
 
 
 class Guard(Protocol):
-    """See ``replication.MasterGuard``."""
+    """Tells whether this master is replaced; see ``MasterGuard``."""
 
     async def replaced_by(
         self, ask: Callable[..., Awaitable[RemotingCommand]], own_address: str
