@@ -37,9 +37,8 @@ logger = logging.getLogger(__name__)
 _READ_FORBIDDEN: Final = 1 << 2  # RocketMQ keeps the bit at PermName.INDEX_PERM_READ
 
 
-def _uninterpreted_fields() -> dict[str, object]:
-    """Return the fields of a new group in RocketMQ 5 that halfmq does not interpret."""
-    return {"attributes": {}, "groupRetryPolicy": {"type": "CUSTOMIZED"}}
+_UNINTERPRETED: Final = {"attributes": {}, "groupRetryPolicy": {"type": "CUSTOMIZED"}}
+"""The fields of a new group in RocketMQ 5 that halfmq does not interpret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +57,7 @@ class GroupConfig:
     notify_consumer_ids_changed_enable: bool = True
     group_sys_flag: int = 0
     consume_timeout_minute: int = 15
-    unknown: Mapping[str, object] = field(default_factory=_uninterpreted_fields)
+    unknown: Mapping[str, object] = field(default_factory=lambda: _UNINTERPRETED)
 
     def to_json(self) -> dict[str, object]:
         """Return the entry as `subscriptionGroup.json` holds it."""
@@ -69,7 +68,9 @@ class GroupConfig:
         """Read an entry; a missing field has its default."""
         made = cls(name=name)
         found = _FIELDS.read(entry, made)
-        return replace(made, **{**found, "unknown": {**made.unknown, **found["unknown"]}})
+        if (unknown := {**made.unknown, **found["unknown"]}) == made.unknown:
+            unknown = _UNINTERPRETED  # shared, as by new groups
+        return replace(made, **{**found, "unknown": unknown})
 
 
 _FIELDS: Final = JsonFields(GroupConfig, name="groupName")

@@ -24,10 +24,15 @@ NAME_DIGITS: Final = 20
 class MappedFileQueue:
     """The names of the files; callers open them."""
 
-    directory: Path
+    _directory: str = field(converter=str)  # a Path takes five times as much; there may be 100,000
     file_size: int
     # Ascending offsets of first bytes, usually contiguous.
     bases: list[int] = field(factory=list, init=False)
+
+    @property
+    def directory(self) -> Path:
+        """Where the files lie."""
+        return Path(self._directory)
 
     def load(self) -> dict[Path, int]:
         """Find the existing files; return the sizes in bytes of those without ``file_size``.
@@ -37,15 +42,15 @@ class MappedFileQueue:
         Raises:
             UnusableFileError: The name of a file is not valid here.
         """
-        directory = self.directory
-        sizes = disk.file_sizes(str(directory))
+        sizes = disk.file_sizes(self._directory)
         last = next(reversed(sizes), None)
         if last is not None and not sizes[last]:
-            logger.warning("event=empty_file_removed path=%s", directory / last)
-            disk.unlink(directory / last)
+            logger.warning("event=empty_file_removed path=%s", self.directory / last)
+            disk.unlink(self.directory / last)
             del sizes[last]
         self.bases = [self._checked(name) for name in sizes]
-        return {directory / name: size for name, size in sizes.items() if size != self.file_size}
+        wrong = {name: size for name, size in sizes.items() if size != self.file_size}
+        return {self.directory / name: size for name, size in wrong.items()}
 
     def _checked(self, name: str) -> int:
         if not (name.isascii() and name.isdigit()):
@@ -59,7 +64,7 @@ class MappedFileQueue:
 
     def path(self, base: int) -> Path:
         """Return the path of the file whose first byte has the offset ``base``."""
-        return self.directory / f"{base:0{NAME_DIGITS}d}"
+        return Path(f"{self._directory}/{base:0{NAME_DIGITS}d}")
 
     def base_of(self, offset: int) -> int:
         """Return the first offset of the file that ``offset`` falls into."""

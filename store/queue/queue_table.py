@@ -46,7 +46,7 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
         queue = self[key] = ConsumeQueue(
             topic,
             queue_id,
-            MappedFileQueue(self._directory / topic / str(queue_id), self._file_size),
+            MappedFileQueue(f"{self._directory}/{topic}/{queue_id}", self._file_size),
             self._pool,
             special=self._all_special or topic in self._special_topics,
         )

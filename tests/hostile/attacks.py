@@ -117,7 +117,7 @@ def unread_refusals(attacker: Attacker) -> None:
 
 ATTACKS: Final[Mapping[str, Attack]] = {
     "pulls with bodies": Attack(pulls_with_bodies, "1,014 MB"),
-    "many held pulls": Attack(many_held_pulls, "consumers spun", kept_max_mb=60),
+    "many held pulls": Attack(many_held_pulls, "consumers spun"),
     "held pulls with filters": Attack(
         held_pulls_with_filters, "1,513 MB, kept", {"enablePropertyFilter": True}
     ),
@@ -126,7 +126,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "long names": Attack(long_names, "19.6 s, 1,798 MB"),
     "extremes": Attack(extremes),
     "unfinished frames": Attack(unfinished_frames, "others were cut off"),
-    "unread answers": Attack(unread_answers, "823 MB", kept_max_mb=60),
+    "unread answers": Attack(unread_answers, "823 MB"),
     "heartbeat of many tags": Attack(heartbeat_of_many_tags, "11.0 s, 434 MB kept"),
     "new groups": Attack(new_groups, "19.6 s"),
     **STALLS,

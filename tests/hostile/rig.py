@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -136,10 +137,11 @@ def run_on(broker: BrokerProcess, attacks: Mapping[str, Attack], random: Random)
             # Each may leave what it may leave alone: pools of the allocator add up.
             kept_max_mb=sum(attack.kept_max_mb for attack in attacks.values()),
         )
-        while (after := _memory(broker.pid)).own > before.own + widest.kept_max_mb:
-            if time.monotonic() > limit:
+        while time.monotonic() < limit:
+            is_busy = _is_busy(broker.pid)  # it still serves what was sent before the close
+            after = _memory(broker.pid)
+            if not is_busy and after.own <= before.own + widest.kept_max_mb:
                 break
-            time.sleep(0.1)
         report = json.loads(probe.communicate()[0].splitlines()[-1])
     result = Result(
         " + ".join(attacks),
@@ -177,6 +179,18 @@ def _next_phase(probe: subprocess.Popen[str]) -> None:
     assert probe.stdin is not None
     probe.stdin.write("\n")
     probe.stdin.flush()
+
+
+def _is_busy(pid: int) -> bool:
+    """Return whether the process runs for more than a fifth of the next half second."""
+
+    def ticks() -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    began = ticks()
+    time.sleep(0.5)
+    return ticks() - began > os.sysconf("SC_CLK_TCK") // 10
 
 
 def _memory(pid: int) -> Memory:

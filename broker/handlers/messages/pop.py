@@ -114,7 +114,7 @@ class PopHandler(Handlers):
             return self._nothing(request)
         held = HeldPull(
             key=(header.topic, _ALL_QUEUES),
-            command=request,
+            command=(kept := self._admission.to_keep(request)),
             connection=connection,
             deadline=asyncio.get_running_loop().time()
             + min(header.poll_time, SUSPEND_MS_MAX) / 1_000,
@@ -122,7 +122,7 @@ class PopHandler(Handlers):
             wanted=wanted,
             searched_until=searched_until,
             group=header.consumer_group,
-            size=size_of(request, wanted),
+            size=size_of(request, wanted, kept),
         )
         try:
             self._polling.hold(held)

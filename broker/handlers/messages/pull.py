@@ -235,14 +235,14 @@ class PullHandler(Handlers, Service):
         if code is ResponseCode.PULL_NOT_FOUND and header.sys_flag & SUSPEND_FLAG:
             held = HeldPull(
                 key=(header.topic, header.queue_id),
-                command=request,
+                command=(kept := self._admission.to_keep(request)),
                 connection=connection,
                 deadline=_deadline(header.suspend_timeout_millis),
                 next_offset=next_offset,
                 wanted=wanted,
                 searched_until=readable_offset,
                 group=header.consumer_group,
-                size=size_of(request, wanted),
+                size=size_of(request, wanted, kept),
             )
             self._long_polling.hold(held)
             return None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from attrs import define
+from msgspec.structs import replace
 
 from halfmq.remoting.bodies import SUBSCRIBE_ALL, subscription_data
 from halfmq.remoting.codes import ResponseCode
@@ -121,6 +122,15 @@ class PullAdmission:
         as_pull = request.header if header is None else header
         assert isinstance(as_pull, PullMessageRequestHeader)
         self.admit(as_pull, connection)
+
+    def to_keep(self, request: RemotingCommand) -> RemotingCommand:
+        """Return what is kept of a pull while it waits.
+
+        Only access control needs it as it was received: it checks the signature again.
+        """
+        if self._may_pull is not None:
+            return request
+        return replace(request, body=b"", raw_header=b"", texts=None)
 
     def wanted(self, header: PullMessageRequestHeader, connection: Connection) -> Wanted:
         """Return what the consumer subscribes to, by this request or by its heartbeat.
