@@ -94,23 +94,23 @@ UNSENT_BYTES: Final = _limit(
 )
 HELD_PULL_BYTES: Final = _limit(
     "held_pull_bytes",
-    "pulls that wait for messages, 700 bytes each and their filters",
-    48 << 20,
+    "pulls that wait for messages, 500 bytes each and their filters",
+    32 << 20,
     "one connection, or a group with half of all, gets SYSTEM_BUSY; then the address that has "
     "most loses its largest connection",
     code=ResponseCode.SYSTEM_BUSY,
     in_bytes=True,
-    of_connection=6 << 20,  # a client has one for each of its queues
+    of_connection=4 << 20,  # a client has one for each of its queues
 )
 HELD_POP_BYTES: Final = _limit(
     "held_pop_bytes",
-    "pops that wait for messages, 700 bytes each and their filters",
-    24 << 20,
+    "pops that wait for messages, 500 bytes each and their filters",
+    16 << 20,
     "one connection, or a group with half of all, gets POLLING_FULL; then the address that has "
     "most loses its largest connection",
     code=ResponseCode.POLLING_FULL,
     in_bytes=True,
-    of_connection=6 << 20,  # a client has some for each topic
+    of_connection=4 << 20,  # a client has some for each topic
 )
 REPLAYED_PULL_BYTES: Final = _limit(
     "replayed_pull_bytes",

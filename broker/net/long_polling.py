@@ -38,7 +38,7 @@ Wanted = frozenset[int] | CompiledFilter | None
 """What a pull selects: messages whose tag has one of these hashes, or that match a filter. None
 selects all messages."""
 
-HELD_SIZE: Final = 416
+HELD_SIZE: Final = 256
 """Bytes of a held pull without its texts and what is kept of it as received."""
 
 TAG_SIZE: Final = 64
@@ -52,8 +52,8 @@ SWEEP_S: Final = 0.5
 is up to 5 s late."""
 
 
-class HeldPull(msgspec.Struct):
-    """A pull that found nothing."""
+class HeldPull(msgspec.Struct, gc=False):
+    """A pull that found nothing; no connection refers to its pulls."""
 
     key: QueueKey
     command: RemotingCommand

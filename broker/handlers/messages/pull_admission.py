@@ -4,6 +4,7 @@ Refusals have the codes and remarks of RocketMQ's `PullMessageProcessor`.
 """
 
 from collections.abc import Callable
+from sys import intern
 from typing import Final
 
 from attrs import define
@@ -13,6 +14,7 @@ from halfmq.remoting.bodies import SUBSCRIBE_ALL, subscription_data
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import SubscriptionError
+from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
 
@@ -31,6 +33,8 @@ CLASS_FILTER_FLAG: Final = 8
 UNDECIDED_TOPICS: Final = frozenset({HALF_TOPIC, OP_TOPIC})
 """Topics that cannot be pulled, because consumers must not see half messages. Operators list
 undecided transactions instead."""
+
+_TEXTS: Final = ("topic", "consumer_group", "subscription", "exp")  # of pulls and of pops
 
 TAG_TYPES: Final = frozenset({None, "", "TAG"})
 """Expression types that mean tags. Source: `ExpressionType.isTagType`."""
@@ -124,13 +128,17 @@ class PullAdmission:
         self.admit(as_pull, connection)
 
     def to_keep(self, request: RemotingCommand) -> RemotingCommand:
-        """Return what is kept of a pull while it waits.
+        """Return what is kept of a pull while it waits; usual pulls share their texts.
 
         Only access control needs it as it was received: it checks the signature again.
         """
+        header = request.header
+        assert isinstance(header, Header)
+        texts = {name: intern(text) for name in _TEXTS if (text := getattr(header, name, None))}
+        header = replace(header, **texts)
         if self._may_pull is not None:
-            return request
-        return replace(request, body=b"", raw_header=b"", texts=None)
+            return replace(request, header=header)
+        return replace(request, header=header, body=b"", raw_header=b"", texts=None)
 
     def wanted(self, header: PullMessageRequestHeader, connection: Connection) -> Wanted:
         """Return what the consumer subscribes to, by this request or by its heartbeat.
