@@ -43,6 +43,7 @@ it twice.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Final
 
@@ -76,18 +77,29 @@ VALUE_SHOWN_MAX: Final = 200
 PEER_EXPECTED: Final = "a RocketMQ or halfmq server was expected at this address"
 
 
+@dataclass(init=False, eq=False, repr=False)
 class ClientError(Exception):
-    """Base of all exceptions of the client."""
+    """Base of all exceptions of the client: each has its facts as fields."""
 
-    retriable: bool = False
+    retriable = False
+    _text = ""
+    """The message, in which ``{name}`` stands for a field."""
+
+    def __post_init__(self) -> None:
+        # Unpickling calls the constructor with these.
+        self.args = tuple(getattr(self, one.name) for one in fields(self) if not one.kw_only)
+
+    def __str__(self) -> str:
+        return self._text.format_map(vars(self)) or super().__str__()
 
 
+@dataclass(eq=False, repr=False)
 class ConfigurationError(ClientError, ValueError):
     """A setting or argument cannot be used as given."""
 
-    def __init__(self, name: str, value: object, expected: str) -> None:
-        super().__init__(name, value, expected)
-        self.name, self.value, self.expected = name, value, expected
+    name: str
+    value: object
+    expected: str
 
     def __str__(self) -> str:
         shown = repr(self.value)
@@ -129,15 +141,12 @@ class FilterError(ConfigurationError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class InvalidMessageError(ClientError, ValueError):
     """The message breaks a rule of the format; nothing was sent."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return self.reason
+    reason: str
+    _text = "{reason}"
 
 
 class MessageTooLargeError(InvalidMessageError):
@@ -149,17 +158,15 @@ class MessageTooLargeError(InvalidMessageError):
         self.what, self.size, self.size_max = what, size, size_max
 
 
+@dataclass(eq=False, repr=False)
 class ClientClosedError(ClientError):
     """The producer or consumer is not running: not started yet, or closed."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"{self.what} is not running: it runs once, from `with` or start() to close()"
+    what: str
+    _text = "{what} is not running: it runs once, from `with` or start() to close()"
 
 
+@dataclass(eq=False, repr=False)
 class ForkedError(ClientError):
     """The client was started in process ``pid``, and this is a forked child of it.
 
@@ -167,9 +174,8 @@ class ForkedError(ClientError):
     the child does nothing.
     """
 
-    def __init__(self, what: str, pid: int) -> None:
-        super().__init__(what, pid)
-        self.what, self.pid = what, pid
+    what: str
+    pid: int
 
     def __str__(self) -> str:
         return (
@@ -179,48 +185,41 @@ class ForkedError(ClientError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class WrongLoopError(ClientError):
     """An async client was used on another event loop than the one it was started on."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"{self.what} was started on another event loop and works only there: start one on "
-            "this loop, or use halfmq.client.blocking, which any thread may call"
-        )
+    what: str
+    _text = (
+        "{what} was started on another event loop and works only there: start one on this loop, or "
+        "use halfmq.client.blocking, which any thread may call"
+    )
 
 
+@dataclass(eq=False, repr=False)
 class GreenThreadsError(ClientError):
     """``library`` has replaced threads by greenlets, in which the blocking client would hang."""
 
-    def __init__(self, library: str, remedy: str) -> None:
-        super().__init__(library, remedy)
-        self.library, self.remedy = library, remedy
-
-    def __str__(self) -> str:
-        return (
-            f"{self.library} has replaced threads by greenlets, and the client's event loop would "
-            f"stop all of them: leave threads alone with {self.remedy} (a call then holds up the "
-            "other greenlets while it waits), or use workers that are threads or processes"
-        )
+    library: str
+    remedy: str
+    _text = (
+        "{library} has replaced threads by greenlets, and the client's event loop would stop all "
+        "of them: leave threads alone with {remedy} (a call then holds up the other greenlets "
+        "while it waits), or use workers that are threads or processes"
+    )
 
 
+@dataclass(eq=False, repr=False)
 class ConnectError(ClientError):
     """No connection to ``address``; ``reason`` says why."""
 
+    address: str
+    reason: str
     retriable = True
-
-    def __init__(self, address: str, reason: str) -> None:
-        super().__init__(address, reason)
-        self.address, self.reason = address, reason
-
-    def __str__(self) -> str:
-        return f"cannot connect to {self.address}: {self.reason}"
+    _text = "cannot connect to {address}: {reason}"
 
 
+@dataclass(eq=False, repr=False)
 class TlsError(ConnectError):
     """TLS on one side only, or one side does not accept the other's certificate.
 
@@ -228,36 +227,31 @@ class TlsError(ConnectError):
     because a restarting broker does that too.
     """
 
-    def __init__(self, address: str, reason: str, *, retriable: bool = False) -> None:
-        super().__init__(address, reason)
-        self.retriable = retriable
+    retriable: bool = field(default=False, kw_only=True)
 
 
+@dataclass(eq=False, repr=False)
 class ConnectionLostError(ClientError):
     """The connection to ``address`` ended before the answer; the request may have been executed."""
 
+    address: str
+    reason: str
     retriable = True
-
-    def __init__(self, address: str, reason: str) -> None:
-        super().__init__(address, reason)
-        self.address, self.reason = address, reason
-
-    def __str__(self) -> str:
-        return f"connection to {self.address} lost: {self.reason}"
+    _text = "connection to {address} lost: {reason}"
 
 
+@dataclass(eq=False, repr=False)
 class RequestTimeoutError(ClientError):
     """``address`` did not answer request ``code`` in ``seconds``; it may have been executed.
 
     ``silent`` is true if nothing at all was received on that connection.
     """
 
+    address: str
+    code: int
+    seconds: float
+    silent: bool = field(default=False, kw_only=True)
     retriable = True
-
-    def __init__(self, address: str, code: int, seconds: float, *, silent: bool = False) -> None:
-        super().__init__(address, code, seconds)
-        self.address, self.code, self.seconds = address, code, seconds
-        self.silent = silent
 
     def __str__(self) -> str:
         request = code_name(self.code, RequestCode)
@@ -265,93 +259,86 @@ class RequestTimeoutError(ClientError):
         return f"no answer from {self.address} to {request} within {self.seconds:g} s{hint}"
 
 
+@dataclass(eq=False, repr=False)
 class SendTimeoutError(RequestTimeoutError):
     """No attempt to send was answered in time; the message may be stored nevertheless.
 
     The error of the last attempt is the ``__cause__``.
     """
 
-    def __init__(self, address: str, code: int, seconds: float, attempts: int) -> None:
-        super().__init__(address, code, seconds)
-        self.args = (address, code, seconds, attempts)
-        self.attempts = attempts
+    attempts: int
 
     def __str__(self) -> str:
         times = "once" if self.attempts == 1 else f"{self.attempts} times"
         return f"sent {times} within {self.seconds:g} s, last to {self.address}: no answer in time"
 
 
+@dataclass(eq=False, repr=False)
 class ReplyTimeoutError(ClientError):
     """No consumer has replied to a request in time; the message is stored."""
 
+    topic: str
+    message_id: str
+    seconds: float
     retriable = True
-
-    def __init__(self, topic: str, message_id: str, seconds: float) -> None:
-        super().__init__(topic, message_id, seconds)
-        self.topic, self.message_id, self.seconds = topic, message_id, seconds
-
-    def __str__(self) -> str:
-        return (
-            f"no reply to the request {self.message_id} within {self.seconds:g} s: does a consumer "
-            f"of {self.topic} call message.reply?"
-        )
+    _text = (
+        "no reply to the request {message_id} within {seconds:g} s: does a consumer of {topic} "
+        "call message.reply?"
+    )
 
 
+@dataclass(eq=False, repr=False)
 class BadAnswerError(ClientError):
     """``address`` answered with something the protocol does not allow.
 
     Often another kind of server listens there, such as HTTP, TLS or a database.
     """
 
-    def __init__(self, address: str, reason: str) -> None:
-        super().__init__(address, reason)
-        self.address, self.reason = address, reason
-
-    def __str__(self) -> str:
-        return f"answer from {self.address} breaks the protocol: {self.reason}; {PEER_EXPECTED}"
+    address: str
+    reason: str
+    _text = f"answer from {{address}} breaks the protocol: {{reason}}; {PEER_EXPECTED}"
 
 
+@dataclass(eq=False, repr=False)
 class RouteNotFoundError(ClientError):
     """No broker serves ``topic``, and none creates it on a first send."""
 
-    def __init__(self, topic: str) -> None:
-        super().__init__(topic)
-        self.topic = topic
-
-    def __str__(self) -> str:
-        return f"no broker serves topic {self.topic}, and none creates it on a first send"
+    topic: str
+    _text = "no broker serves topic {topic}, and none creates it on a first send"
 
 
+@dataclass(eq=False, repr=False)
 class BrokerRefusedError(ClientError):
     """A broker or name server answered with ``code`` (a ``ResponseCode``) and ``remark``."""
 
-    def __init__(self, code: int, remark: str) -> None:
-        super().__init__(code, remark)
-        self.code, self.remark = code, remark
-        self.retriable = code in RETRIABLE_CODES
+    code: int
+    remark: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.retriable = self.code in RETRIABLE_CODES
 
     def __str__(self) -> str:
         return f"refused with {code_name(self.code)}: {self.remark}"
 
 
+@dataclass(eq=False, repr=False)
 class AccessDeniedError(BrokerRefusedError):
     """The signer of the request lacks the permission, so a retry does not help.
 
     An official broker does not report all three attributes; a missing one is empty.
     """
 
-    def __init__(
-        self, code: int, remark: str, subject: str = "", action: str = "", resource: str = ""
-    ) -> None:
-        super().__init__(code, remark)
-        self.args = (code, remark, subject, action, resource)
+    subject: str = ""
+    """The signer: ``User:NAME``, or ``accessKey:KEY`` with plain ACL."""
+    action: str = ""
+    """The missing permission: ``Pub``; or ``Sub or Get``, if one of several is enough."""
+    resource: str = ""
+    """``Topic:orders``, ``Group:billing``, ``Cluster:DefaultCluster``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.retriable = False
-        self.subject = subject
-        """The signer: ``User:NAME``, or ``accessKey:KEY`` with plain ACL."""
-        self.action = action
-        """The missing permission: ``Pub``; or ``Sub or Get``, if one of several is enough."""
-        self.resource = resource
-        """``Topic:orders``, ``Group:billing``, ``Cluster:DefaultCluster``."""
 
 
 class AuthenticationError(AccessDeniedError):
@@ -361,11 +348,8 @@ class AuthenticationError(AccessDeniedError):
     if the request was not signed; ``action`` and ``resource`` are always empty.
     """
 
-    def __init__(self, code: int, remark: str, subject: str = "") -> None:
-        super().__init__(code, remark, subject)
-        self.args = (code, remark, subject)
 
-
+@dataclass(eq=False, repr=False)
 class DecisionConflictError(BrokerRefusedError):
     """The transaction already has the opposite decision, which stands.
 
@@ -374,15 +358,14 @@ class DecisionConflictError(BrokerRefusedError):
     ``TransactionLedger`` the local transaction fails instead.
     """
 
-    def __init__(self, code: int, remark: str, transaction_id: str, wanted: str) -> None:
-        super().__init__(code, remark)
-        self.args = (code, remark, transaction_id, wanted)
-        self.transaction_id, self.wanted = transaction_id, wanted
+    transaction_id: str
+    wanted: str
 
     def __str__(self) -> str:
         return f"{self.wanted} of transaction {self.transaction_id} comes too late: {self.remark}"
 
 
+@dataclass(eq=False, repr=False)
 class UnequalSubscriptionsError(BrokerRefusedError):
     """The broker refuses this consumer: another member of its group subscribes differently.
 
@@ -391,22 +374,17 @@ class UnequalSubscriptionsError(BrokerRefusedError):
     ``topic``.
     """
 
-    def __init__(
-        self,
-        code: int,
-        remark: str,
-        topic: str,
-        filter: str | None,  # noqa: A002 -- as everywhere else
-        other_client_id: str,
-        other_filter: str | None,
-    ) -> None:
-        super().__init__(code, remark)
-        self.args = (code, remark, topic, filter, other_client_id, other_filter)
+    topic: str
+    filter: str | None
+    other_client_id: str
+    other_filter: str | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.retriable = True
-        self.topic, self.filter = topic, filter
-        self.other_client_id, self.other_filter = other_client_id, other_filter
 
 
+@dataclass(eq=False, repr=False)
 class UnsupportedRequestError(ClientError):
     """The broker at ``address`` does not support request ``code``.
 
@@ -414,9 +392,8 @@ class UnsupportedRequestError(ClientError):
     one of pop, which older brokers than RocketMQ 5 do not have.
     """
 
-    def __init__(self, address: str, code: int) -> None:
-        super().__init__(address, code)
-        self.address, self.code = address, code
+    address: str
+    code: int
 
     def __str__(self) -> str:
         request = code_name(self.code, RequestCode)
@@ -428,17 +405,16 @@ class UnsupportedRequestError(ClientError):
         return f"the broker at {self.address} does not know {request}: {why}"
 
 
+@dataclass(eq=False, repr=False)
 class TransactionNotFoundError(ClientError):
     """No broker knows a transaction with this id; ``reason`` says which ids were searched."""
 
-    def __init__(self, transaction_id: str, reason: str) -> None:
-        super().__init__(transaction_id, reason)
-        self.transaction_id, self.reason = transaction_id, reason
-
-    def __str__(self) -> str:
-        return f"no transaction {self.transaction_id}: {self.reason}"
+    transaction_id: str
+    reason: str
+    _text = "no transaction {transaction_id}: {reason}"
 
 
+@dataclass(eq=False, repr=False)
 class AutocommitError(ClientError):
     """The ledger got a connection in autocommit mode without an open transaction.
 
@@ -446,18 +422,15 @@ class AutocommitError(ClientError):
     It was not inserted.
     """
 
-    def __init__(self, transaction_id: str) -> None:
-        super().__init__(transaction_id)
-        self.transaction_id = transaction_id
-
-    def __str__(self) -> str:
-        return (
-            f"transaction {self.transaction_id} cannot be recorded: the connection is in "
-            "autocommit mode and no transaction is open; begin one that also does the rest of the "
-            "work, or switch autocommit mode off"
-        )
+    transaction_id: str
+    _text = (
+        "transaction {transaction_id} cannot be recorded: the connection is in autocommit mode and "
+        "no transaction is open; begin one that also does the rest of the work, or switch "
+        "autocommit mode off"
+    )
 
 
+@dataclass(eq=False, repr=False)
 class TransactionFencedError(ClientError):
     """The ledger already has an entry of this transaction: roll the local transaction back.
 
@@ -465,28 +438,23 @@ class TransactionFencedError(ClientError):
     be delivered; or the transaction was recorded twice.
     """
 
-    def __init__(self, transaction_id: str) -> None:
-        super().__init__(transaction_id)
-        self.transaction_id = transaction_id
-
-    def __str__(self) -> str:
-        return (
-            f"transaction {self.transaction_id} cannot be recorded: a check of it was answered "
-            "ROLLBACK before, or it was recorded before"
-        )
+    transaction_id: str
+    _text = (
+        "transaction {transaction_id} cannot be recorded: a check of it was answered ROLLBACK "
+        "before, or it was recorded before"
+    )
 
 
+@dataclass(eq=False, repr=False)
 class AlreadyProcessedError(ClientError):
     """An inbox has the message: its work is done. Roll back, and acknowledge it."""
 
-    def __init__(self, group: str, inbox_id: str) -> None:
-        super().__init__(group, inbox_id)
-        self.group, self.inbox_id = group, inbox_id
-
-    def __str__(self) -> str:
-        return f"group {self.group} has processed the message {self.inbox_id} before"
+    group: str
+    inbox_id: str
+    _text = "group {group} has processed the message {inbox_id} before"
 
 
+@dataclass(eq=False, repr=False)
 class TransactionNotCommittedError(ClientError):
     """The block of a ledger's producer ended normally, but its row in the ledger is not committed.
 
@@ -495,9 +463,8 @@ class TransactionNotCommittedError(ClientError):
     row says that it is in a transaction; not every driver tells.
     """
 
-    def __init__(self, transaction_id: str, still_open: bool = False) -> None:
-        super().__init__(transaction_id, still_open)
-        self.transaction_id, self.still_open = transaction_id, still_open
+    transaction_id: str
+    still_open: bool = False
 
     def __str__(self) -> str:
         why = (
@@ -518,10 +485,6 @@ class TransactionNotRecordedError(TransactionNotCommittedError):
     As for every :class:`TransactionNotCommittedError`, the broker will check.
     """
 
-    def __init__(self, transaction_id: str) -> None:
-        super().__init__(transaction_id)
-        self.args = (transaction_id,)  # unpickling calls __init__ with these
-
     def __str__(self) -> str:
         return (
             f"transaction {self.transaction_id} was not recorded in the ledger: call "
@@ -530,28 +493,23 @@ class TransactionNotRecordedError(TransactionNotCommittedError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class HalfNotDurableError(ClientError):
     """The half message may not survive a power failure, so the local transaction did not run."""
 
+    transaction_id: str
+    status: str
     retriable = True
-
-    def __init__(self, transaction_id: str, status: str) -> None:
-        super().__init__(transaction_id, status)
-        self.transaction_id, self.status = transaction_id, status
-
-    def __str__(self) -> str:
-        return f"half message {self.transaction_id} was answered {self.status}; rolled back"
+    _text = "half message {transaction_id} was answered {status}; rolled back"
 
 
+@dataclass(eq=False, repr=False)
 class UnreadableBodyError(ClientError):
     """The body of a received message cannot be decompressed; its other fields can be read."""
 
-    def __init__(self, message_id: str, reason: str) -> None:
-        super().__init__(message_id, reason)
-        self.message_id, self.reason = message_id, reason
-
-    def __str__(self) -> str:
-        return f"body of message {self.message_id}: {self.reason}"
+    message_id: str
+    reason: str
+    _text = "body of message {message_id}: {reason}"
 
 
 def code_name(code: int, kind: type[IntEnum] = ResponseCode) -> str:
