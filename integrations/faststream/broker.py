@@ -6,10 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
-from functools import partial
-from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from faststream.message import gen_cor_id
 from faststream.middlewares import AckPolicy
@@ -27,38 +24,21 @@ from halfmq.client import (
 )
 from halfmq.client.transactional.databases import check_engines
 
+from . import internals
 from .endpoints import (
-    ConcurrentHalfmqSubscriber,
     HalfmqBrokerConfig,
     HalfmqPublisher,
     HalfmqSubscriber,
-    PublisherConfig,
     PublisherSchema,
+    Shown,
     SubscriberConfig,
     SubscriberSchema,
-    TopicOfPublisher,
-    TopicOfSubscriber,
 )
-from .internals import (
-    EMPTY,
-    ArgsContainer,
-    BrokerRouter,
-    BrokerUsecase,
-    CallsCollection,
-    ContextRepo,
-    DefaultLoggerStorage,
-    FastDependsConfig,
-    Registrator,
-    SubscriberRoute,
-    dependency_provider,
-    get_broker_logger,
-    make_logger_state,
-)
-from .messages import HalfmqMessage, HalfmqPublishCommand, RawMessage
+from .messages import HalfmqMessage, PublishSettings, RawMessage
 from .producer import COLLECTED, Collected, HalfmqProducer
 
 
-class HalfmqRegistrator(Registrator[RawMessage, HalfmqBrokerConfig]):
+class HalfmqRegistrator(internals.Registrator[RawMessage, HalfmqBrokerConfig]):
     """Declares handlers and publishers, of a broker or a router."""
 
     def subscriber(  # type: ignore[override]
@@ -68,7 +48,7 @@ class HalfmqRegistrator(Registrator[RawMessage, HalfmqBrokerConfig]):
         group: str | None = None,
         tags: str | SqlFilter = "*",
         max_workers: int = 1,
-        ack_policy: AckPolicy = EMPTY,
+        ack_policy: AckPolicy = internals.EMPTY,
         no_reply: bool = False,
         dependencies: Sequence[Any] = (),
         parser: Any = None,
@@ -89,28 +69,13 @@ class HalfmqRegistrator(Registrator[RawMessage, HalfmqBrokerConfig]):
         ``halfmq.client.Consumer``: ``start_from``, ``ordered``. The others are FastStream's.
         """
         outer: Any = self.config
-        config = SubscriberConfig(
-            topic=topic,
-            group=group,
-            tags=tags,
-            consumer=consumer,
-            no_reply=no_reply,
-            _outer_config=outer,
-            _ack_policy=ack_policy,
-        )
-        calls: CallsCollection[Any] = CallsCollection()
-        shown = TopicOfSubscriber(
-            topic=topic,
-            title_=title,
-            description_=description,
-            include_in_schema=include_in_schema,
+        config = SubscriberConfig(no_reply=no_reply, _outer_config=outer, _ack_policy=ack_policy)
+        calls: internals.CallsCollection[Any] = internals.CallsCollection()
+        shown = Shown(
+            topic=topic, title_=title, description_=description, include_in_schema=include_in_schema
         )
         schema = SubscriberSchema(outer, shown, calls)
-        made = (
-            ConcurrentHalfmqSubscriber(config, schema, calls, max_workers=max_workers)
-            if max_workers > 1
-            else HalfmqSubscriber(config, schema, calls)
-        )
+        made = HalfmqSubscriber(config, schema, calls, group, tags, max_workers, consumer)
         super().subscriber(made, persistent=persistent)
         return made.add_call(
             parser_=parser or self._parser,
@@ -138,34 +103,27 @@ class HalfmqRegistrator(Registrator[RawMessage, HalfmqBrokerConfig]):
         messages of one key keep their order. The other arguments are FastStream's.
         """
         outer: Any = self.config
-        config = PublisherConfig(
-            topic=topic,
-            headers=headers or {},
-            tags=tags,
-            order_key=order_key,
-            _outer_config=outer,
-        )
-        shown = TopicOfPublisher(
+        shown = Shown(
             topic=topic,
             schema_=schema,
             title_=title,
             description_=description,
             include_in_schema=include_in_schema,
         )
-        made = HalfmqPublisher(config, PublisherSchema(outer, shown))
+        made = HalfmqPublisher(PublisherSchema(outer, shown), headers, tags, order_key)
         super().publisher(made, persistent=persistent)
         return made
 
 
-class HalfmqRoute(SubscriberRoute):
+class HalfmqRoute(internals.SubscriberRoute):
     """A handler for ``HalfmqRouter(handlers=…)``, with the settings of `subscriber`."""
 
 
-class HalfmqRoutePublisher(ArgsContainer):
+class HalfmqRoutePublisher(internals.ArgsContainer):
     """A publisher for `HalfmqRoute`, with the settings of `publisher`."""
 
 
-class HalfmqRouter(HalfmqRegistrator, BrokerRouter[RawMessage, HalfmqBrokerConfig]):
+class HalfmqRouter(HalfmqRegistrator, internals.BrokerRouter[RawMessage, HalfmqBrokerConfig]):
     """Handlers and publishers that a broker includes."""
 
     def __init__(
@@ -179,7 +137,7 @@ class HalfmqRouter(HalfmqRegistrator, BrokerRouter[RawMessage, HalfmqBrokerConfi
         parser: Any = None,
         decoder: Any = None,
         include_in_schema: bool | None = None,
-        ack_policy: AckPolicy = EMPTY,
+        ack_policy: AckPolicy = internals.EMPTY,
     ) -> None:
         """``prefix`` begins the topics of all handlers and publishers."""
         super().__init__(
@@ -197,7 +155,9 @@ class HalfmqRouter(HalfmqRegistrator, BrokerRouter[RawMessage, HalfmqBrokerConfi
         )
 
 
-class HalfmqBroker(HalfmqRegistrator, BrokerUsecase[RawMessage, Producer, HalfmqBrokerConfig]):
+class HalfmqBroker(
+    HalfmqRegistrator, internals.BrokerUsecase[RawMessage, Producer, HalfmqBrokerConfig]
+):
     """A halfmq broker for FastStream."""
 
     _connection: Producer | None
@@ -216,19 +176,19 @@ class HalfmqBroker(HalfmqRegistrator, BrokerUsecase[RawMessage, Producer, Halfmq
         dependencies: Sequence[Any] = (),
         middlewares: Sequence[Any] = (),
         routers: Iterable[Any] = (),
-        ack_policy: AckPolicy = EMPTY,
+        ack_policy: AckPolicy = internals.EMPTY,
         id_generator: Any = gen_cor_id,
         specification_url: str | None = None,
-        protocol: str | None = None,
-        protocol_version: str | None = None,
+        protocol: str = "rocketmq",
+        protocol_version: str = "5",
         description: str | None = None,
         tags: Iterable[Any] = (),
         security: Any = None,
-        logger: Any = EMPTY,
+        logger: Any = internals.EMPTY,
         log_level: int = logging.INFO,
         apply_types: bool = True,
-        serializer: Any = EMPTY,
-        provider: Any = None,
+        serializer: Any = internals.EMPTY,
+        provider: Any = internals.dependency_provider,
         context: Any = None,
         **settings: Any,
     ) -> None:
@@ -239,27 +199,26 @@ class HalfmqBroker(HalfmqRegistrator, BrokerUsecase[RawMessage, Producer, Halfmq
         ``ledger.async_checker(…)``, for :meth:`transaction`. ``client`` has all other settings of
         the clients. The other arguments are FastStream's.
         """
-        config = client or ClientConfig()
-        if namesrv is not None:
-            config = replace(config, namesrv=namesrv)
+        own = client or ClientConfig()
+        config = own if namesrv is None else replace(own, namesrv=namesrv)
         self._group, self._checker = group, checker
-        shown = [specification_url] if specification_url else list(config.namesrv_addresses)
+        self._sender = HalfmqProducer(parser, decoder)
         super().__init__(
             routers=routers,
             config=HalfmqBrokerConfig(
                 group=group,
                 client_config=config,
-                producer=HalfmqProducer(parser, decoder),
+                producer=self._sender,
                 broker_middlewares=middlewares,
                 broker_parser=parser,
                 broker_decoder=decoder,
                 broker_codec=codec,
-                logger=make_halfmq_logger_state(logger=logger, log_level=log_level),
-                fd_config=FastDependsConfig(
+                logger=internals.make_logger_state(logger, log_level, _Logging),
+                fd_config=internals.FastDependsConfig(
                     use_fastdepends=apply_types,
                     serializer=serializer,
-                    provider=provider or dependency_provider,
-                    context=context or ContextRepo(),
+                    provider=provider,
+                    context=context or internals.ContextRepo(),
                 ),
                 broker_dependencies=dependencies,
                 graceful_timeout=graceful_timeout,
@@ -269,9 +228,9 @@ class HalfmqBroker(HalfmqRegistrator, BrokerUsecase[RawMessage, Producer, Halfmq
             ),
             specification=BrokerSpec(
                 description=description,
-                url=shown,
-                protocol=protocol or "rocketmq",
-                protocol_version=protocol_version or "5",
+                url=[specification_url] if specification_url else config.namesrv_addresses,
+                protocol=protocol,
+                protocol_version=protocol_version,
                 tags=tags,
                 security=security,
             ),
@@ -286,7 +245,8 @@ class HalfmqBroker(HalfmqRegistrator, BrokerUsecase[RawMessage, Producer, Halfmq
             else TransactionProducer(self._group, self._checker, config=config)
         )
         await producer.start()
-        self.config.connect(producer)
+        serializer = self.config.fd_config._serializer  # noqa: SLF001 -- FastStream has no other
+        self._sender.connect(producer, serializer, self.config.broker_codec)
         return producer
 
     async def start(self) -> None:
@@ -294,18 +254,13 @@ class HalfmqBroker(HalfmqRegistrator, BrokerUsecase[RawMessage, Producer, Halfmq
         await self.connect()
         await super().start()
 
-    async def stop(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_val: BaseException | None = None,
-        exc_tb: TracebackType | None = None,
-    ) -> None:
+    async def stop(self, exc_type: Any = None, exc_val: Any = None, exc_tb: Any = None) -> None:
         """Stop the subscribers, then close the producer."""
         await super().stop(exc_type, exc_val, exc_tb)
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
-        self.config.disconnect()
+        self._sender.disconnect()
 
     async def ping(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 -- FastStream's
         """Return whether a name server or broker answers."""
@@ -318,67 +273,25 @@ class HalfmqBroker(HalfmqRegistrator, BrokerUsecase[RawMessage, Producer, Halfmq
         return True
 
     async def publish(
-        self,
-        message: Any = None,
-        topic: str = "",
-        *,
-        headers: Mapping[str, str] | None = None,
-        correlation_id: str | None = None,
-        reply_to: str = "",
-        tags: str | None = None,
-        keys: list[str] | None = None,
-        order_key: str | None = None,
-        deliver_after: timedelta | None = None,
-        deliver_at: datetime | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 -- of all attempts
+        self, message: Any = None, topic: str = "", **settings: Unpack[PublishSettings]
     ) -> Any:
         """Publish a message: anything that FastStream can encode.
-
-        ``headers`` are its properties; replies and logs repeat ``correlation_id``; the handler's
-        return value is published to the topic ``reply_to``. The others are settings of
-        ``halfmq.client.Message`` and ``Producer.send``.
 
         Returns:
             A ``SendResult``; None in a :meth:`transaction`.
         """
-        cmd = HalfmqPublishCommand(
-            message,
-            topic=topic,
-            headers=headers,
-            correlation_id=correlation_id or self.config.id_generator(),
-            reply_to=reply_to,
-            tags=tags,
-            keys=keys,
-            order_key=order_key,
-            deliver_after=deliver_after,
-            deliver_at=deliver_at,
-            timeout=timeout,
-            _publish_type=PublishType.PUBLISH,
-        )
+        cmd = self.config.broker_config.command(PublishType.PUBLISH, message, topic, settings)
         return await self._basic_publish(cmd, producer=self.config.producer)
 
     async def request(  # type: ignore[override]
-        self,
-        message: Any = None,
-        topic: str = "",
-        *,
-        headers: Mapping[str, str] | None = None,
-        correlation_id: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 -- of the request and its reply
+        self, message: Any = None, topic: str = "", **settings: Unpack[PublishSettings]
     ) -> HalfmqMessage:
         """Publish a request and return the reply: what the handler returns.
 
         Handlers of other clients of RocketMQ that reply are waited for as well, 30 seconds unless
         ``timeout`` says another number.
         """
-        cmd = HalfmqPublishCommand(
-            message,
-            topic=topic,
-            headers=headers,
-            correlation_id=correlation_id or self.config.id_generator(),
-            timeout=timeout,
-            _publish_type=PublishType.REQUEST,
-        )
+        cmd = self.config.broker_config.command(PublishType.REQUEST, message, topic, settings)
         reply: HalfmqMessage = await self._basic_request(cmd, producer=self.config.producer)
         return reply
 
@@ -412,22 +325,18 @@ class HalfmqBroker(HalfmqRegistrator, BrokerUsecase[RawMessage, Producer, Halfmq
         if not collected.messages:
             await session.commit()
             return
-        messages, keys = collected.messages, collected.order_keys
+        messages, keys = zip(*collected.messages, strict=True)
         async with producer.transaction(messages, order_key=keys) as transaction:
             await producer.ledger.record_async(session, transaction.id)
             await session.commit()
 
 
-class _Logging(DefaultLoggerStorage):
+class _Logging(internals.DefaultLoggerStorage):
     """The logger of handlers: topic, group and message id in columns."""
 
     def __init__(self) -> None:
         super().__init__()
         self._widths = {"topic": 5, "group": 5}
-        self._level = logging.INFO
-
-    def set_level(self, level: int) -> None:
-        self._level = level
 
     def register_subscriber(self, params: dict[str, Any]) -> None:
         for name, width in self._widths.items():
@@ -437,16 +346,13 @@ class _Logging(DefaultLoggerStorage):
         found = self._get_logger_ref()
         if not found:
             columns = "".join(f"%({name})-{width}s | " for name, width in self._widths.items())
-            found = get_broker_logger(
+            found = internals.get_broker_logger(
                 name="halfmq",
                 default_context=dict.fromkeys(self._widths, ""),
                 message_id_ln=10,
                 fmt=f"%(asctime)s %(levelname)-8s - {columns}%(message_id)-10s - %(message)s",
                 context=context,
-                log_level=self._level,
+                log_level=self.logger_log_level,
             )
             self._logger_ref.add(found)
         return found
-
-
-make_halfmq_logger_state = partial(make_logger_state, default_storage_cls=_Logging)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from faststream.message import StreamMessage
 from faststream.middlewares import AckPolicy
@@ -13,42 +13,29 @@ from faststream.response import PublishCommand, PublishType
 from faststream.specification.schema import Message as SchemaMessage
 from faststream.specification.schema import Operation, PublisherSpec, SubscriberSpec
 
-from halfmq.client import ClientConfig, Consumer, Producer
+from halfmq.client import ClientConfig, Consumer, SqlFilter
 
-from .internals import (
-    EMPTY,
-    BrokerConfig,
-    ConcurrentMixin,
-    ProducerProto,
-    PublisherSpecification,
-    PublisherSpecificationConfig,
-    PublisherUsecase,
-    PublisherUsecaseConfig,
-    SubscriberSpecification,
-    SubscriberSpecificationConfig,
-    SubscriberUsecase,
-    SubscriberUsecaseConfig,
-    TasksMixin,
-    process_msg,
-    resolve_payloads,
-)
+from . import internals
 from .messages import (
     REPLY_TO_CLIENT,
     HalfmqMessage,
     HalfmqPublishCommand,
     HandledMessage,
+    PublishSettings,
     RawMessage,
     decode,
     parse_message,
 )
 from .producer import HalfmqProducer, ReplyPublisher
 
+C = TypeVar("C", SubscriberSpec, PublisherSpec)
+
 
 @dataclass(kw_only=True)
-class HalfmqBrokerConfig(BrokerConfig):
+class HalfmqBrokerConfig(internals.BrokerConfig):
     """What a broker hands to its subscribers and publishers."""
 
-    producer: ProducerProto[Any] = field(default_factory=HalfmqProducer)
+    producer: internals.ProducerProto[Any] = field(default_factory=HalfmqProducer)
     group: str = "faststream"
     client_config: ClientConfig = field(default_factory=ClientConfig)
     default_driver_annotations: Mapping[Any, Any] = field(
@@ -56,65 +43,67 @@ class HalfmqBrokerConfig(BrokerConfig):
     )
     """What an error suggests for arguments of these types."""
 
-    def connect(self, client: Producer) -> None:
-        """Let publishers send with a client."""
-        producer = cast("HalfmqProducer", self.producer)
-        producer.connect(client, self.fd_config._serializer, self.broker_codec)  # noqa: SLF001 -- FastStream has no other
-
-    def disconnect(self) -> None:
-        """Let publishers send nothing more."""
-        cast("HalfmqProducer", self.producer).disconnect()
+    def command(
+        self, kind: PublishType, message: Any, topic: str, settings: PublishSettings
+    ) -> HalfmqPublishCommand:
+        """Return the command of a message, with a correlation id."""
+        settings["correlation_id"] = settings.get("correlation_id") or self.id_generator()
+        return HalfmqPublishCommand(message, kind, topic, **settings)
 
 
 @dataclass(kw_only=True)
-class SubscriberConfig(SubscriberUsecaseConfig):
+class SubscriberConfig(internals.SubscriberUsecaseConfig):
     """Settings of a subscriber."""
 
     _outer_config: HalfmqBrokerConfig = field(default_factory=HalfmqBrokerConfig)
-    topic: str
-    group: str | None
-    consumer: Mapping[str, Any]
-    tags: Any
 
     @property
     def ack_policy(self) -> AckPolicy:
         """The subscriber's policy, else the broker's; by default a failed message is retried."""
-        if self._ack_policy is not EMPTY:
+        if self._ack_policy is not internals.EMPTY:
             return self._ack_policy
         outer = self._outer_config.ack_policy
-        return AckPolicy.NACK_ON_ERROR if outer is EMPTY else outer
+        return AckPolicy.NACK_ON_ERROR if outer is internals.EMPTY else outer
 
 
 @dataclass(kw_only=True)
-class TopicOfSubscriber(SubscriberSpecificationConfig):
-    """For AsyncAPI."""
+class Shown(internals.PublisherSpecificationConfig):
+    """What AsyncAPI shows of a subscriber or publisher."""
 
     topic: str
+    schema_: Any = None
 
 
-@dataclass(kw_only=True)
-class TopicOfPublisher(PublisherSpecificationConfig):
-    """For AsyncAPI."""
-
-    topic: str
-
-
-class HalfmqSubscriber(TasksMixin, SubscriberUsecase[RawMessage]):
-    """Handles the messages of a topic, one at a time, with a consumer of its own."""
+class _Endpoint:
+    """What a subscriber and a publisher have in common."""
 
     _outer_config: Any
-
-    def __init__(self, config: SubscriberConfig, specification: Any, calls: Any) -> None:
-        config.parser, config.decoder = parse_message, decode
-        super().__init__(config, specification, calls)
-        self._topic, self._group, self._tags = config.topic, config.group, config.tags
-        self._settings = config.consumer
-        self._consumer: Consumer | None = None
+    specification: Any
 
     @property
     def topic(self) -> str:
         """The topic, with the prefix of routers."""
-        return f"{self._outer_config.prefix}{self._topic}"
+        return str(self.specification.topic)
+
+
+class HalfmqSubscriber(_Endpoint, internals.TasksMixin, internals.SubscriberUsecase[RawMessage]):
+    """Handles the messages of a topic with a consumer of its own, ``max_workers`` at one time."""
+
+    def __init__(
+        self,
+        config: SubscriberConfig,
+        specification: Any,
+        calls: Any,
+        group: str | None,
+        tags: str | SqlFilter,
+        max_workers: int,
+        settings: Mapping[str, Any],
+    ) -> None:
+        config.parser, config.decoder = parse_message, decode
+        super().__init__(config, specification, calls)
+        self._group, self._tags, self._settings = group, tags, settings
+        self._max_workers = max_workers
+        self._consumer: Consumer | None = None
 
     @property
     def group(self) -> str:
@@ -127,7 +116,8 @@ class HalfmqSubscriber(TasksMixin, SubscriberUsecase[RawMessage]):
         await super().start()
         if self.calls:
             await self._started_consumer()
-            self.add_task(self._consume_loop)
+            for _ in range(self._max_workers):
+                self.add_task(self._consume_loop)
         self._post_start()
 
     async def stop(self) -> None:
@@ -156,23 +146,16 @@ class HalfmqSubscriber(TasksMixin, SubscriberUsecase[RawMessage]):
         parser, decoder = self._get_parser_and_decoder()
         context = self._outer_config.context
         middlewares = (one(raw, context=context) for one in self._broker_middlewares)
-        message = await process_msg(
+        message = await internals.process_msg(
             msg=raw, middlewares=middlewares, parser=parser, decoder=decoder
         )
         return cast("HalfmqMessage | None", message)
 
     async def _started_consumer(self) -> Consumer:
         if self._consumer is None:
-            settings = {
-                "ack_timeout": None,
-                **self._settings,
-            }  # the handler takes as long as it takes
-            consumer = Consumer(
-                self.group,
-                {self.topic: self._tags},
-                config=self._outer_config.client_config,
-                **settings,
-            )
+            settings = {"ack_timeout": None, **self._settings}  # a handler may take any time
+            config = self._outer_config.client_config
+            consumer = Consumer(self.group, {self.topic: self._tags}, config=config, **settings)
             await consumer.start()
             self._consumer = consumer
         return self._consumer
@@ -180,10 +163,7 @@ class HalfmqSubscriber(TasksMixin, SubscriberUsecase[RawMessage]):
     async def _consume_loop(self) -> None:
         assert self._consumer is not None
         async for message in self._consumer:
-            await self._take(message)
-
-    async def _take(self, message: RawMessage) -> None:
-        await self.consume(message)
+            await self.consume(message)
 
     def _make_response_publisher(self, message: StreamMessage[Any]) -> Sequence[Any]:
         raw = message.raw_message
@@ -196,24 +176,25 @@ class HalfmqSubscriber(TasksMixin, SubscriberUsecase[RawMessage]):
         return {"topic": self.topic, "group": self.group, "message_id": message_id[-10:]}
 
 
-class ConcurrentHalfmqSubscriber(ConcurrentMixin[RawMessage], HalfmqSubscriber):
-    """Handles several messages at one time."""
+class _Channel:
+    """A channel in AsyncAPI."""
 
-    async def start(self) -> None:
-        await super().start()
-        self.start_consume_task()
-
-    async def _take(self, message: RawMessage) -> None:
-        await self._put_msg(message)
-
-
-class SubscriberSchema(SubscriberSpecification[Any, TopicOfSubscriber]):
-    """A subscriber in AsyncAPI."""
+    config: Shown
+    _outer_config: Any
 
     @property
     def topic(self) -> str:
         """The topic, with the prefix of routers."""
         return f"{self._outer_config.prefix}{self.config.topic}"
+
+    def _spec(self, made: type[C], name: str, text: str | None, payload: Any) -> dict[str, C]:
+        message = SchemaMessage(title=f"{name}:Message", payload=payload)
+        operation = Operation(message=message, bindings=None)
+        return {name: made(text, operation, bindings=None, address=self.topic)}
+
+
+class SubscriberSchema(_Channel, internals.SubscriberSpecification[Any, Any]):
+    """A subscriber in AsyncAPI."""
 
     @property
     def channel_labels(self) -> list[str]:
@@ -222,89 +203,44 @@ class SubscriberSchema(SubscriberSpecification[Any, TopicOfSubscriber]):
 
     def get_schema(self) -> dict[str, SubscriberSpec]:
         """Return the channel."""
-        message = SchemaMessage(
-            title=f"{self.name}:Message", payload=resolve_payloads(self.get_payloads())
-        )
-        return {
-            self.name: SubscriberSpec(
-                address=self.topic,
-                description=self.description,
-                operation=Operation(message=message, bindings=None),
-                bindings=None,
-            )
-        }
+        payload = internals.resolve_payloads(self.get_payloads())
+        return self._spec(SubscriberSpec, self.name, self.description, payload)
 
 
-@dataclass(kw_only=True)
-class PublisherConfig(PublisherUsecaseConfig):
-    """Settings of a publisher: of its messages, unless one has its own."""
-
-    _outer_config: HalfmqBrokerConfig = field(default_factory=HalfmqBrokerConfig)
-    topic: str
-    headers: Mapping[str, str]
-    tags: str | None
-    order_key: str | None
-
-
-class HalfmqPublisher(PublisherUsecase):
+class HalfmqPublisher(_Endpoint, internals.PublisherUsecase):
     """Publishes to one topic: what handlers return, or by `publish`."""
 
-    _outer_config: Any
-
-    def __init__(self, config: PublisherConfig, specification: Any) -> None:
-        super().__init__(config, specification)
-        self._topic, self.headers = config.topic, dict(config.headers)
-        self._tags, self._order_key = config.tags, config.order_key
-
-    @property
-    def topic(self) -> str:
-        """The topic, with the prefix of routers."""
-        return f"{self._outer_config.prefix}{self._topic}"
+    def __init__(
+        self,
+        specification: PublisherSchema,
+        headers: Mapping[str, str] | None,
+        tags: str | None,
+        order_key: str | None,
+    ) -> None:
+        outer = specification._outer_config  # noqa: SLF001 -- FastStream's, which has no other
+        super().__init__(internals.PublisherUsecaseConfig(_outer_config=outer), specification)
+        self.headers, self._tags, self._order_key = dict(headers or {}), tags, order_key
 
     async def publish(
-        self,
-        message: Any,
-        topic: str = "",
-        *,
-        headers: Mapping[str, str] | None = None,
-        correlation_id: str | None = None,
-        **settings: Any,
+        self, message: Any, topic: str = "", **settings: Unpack[PublishSettings]
     ) -> Any:
-        """Publish a message; the settings are those of `HalfmqBroker.publish`."""
-        cmd = self._completed(
-            HalfmqPublishCommand(
-                message,
-                topic=topic,
-                headers=headers,
-                correlation_id=correlation_id or self._outer_config.id_generator(),
-                _publish_type=PublishType.PUBLISH,
-                **settings,
-            )
+        """Publish a message, as `HalfmqBroker.publish` does."""
+        cmd = self._outer_config.broker_config.command(
+            PublishType.PUBLISH, message, topic, settings
         )
         producer = self._outer_config.producer
-        return await self._basic_publish(cmd, producer=producer, _extra_middlewares=())
+        return await self._basic_publish(
+            self._completed(cmd), producer=producer, _extra_middlewares=()
+        )
 
     async def request(
-        self,
-        message: Any,
-        topic: str = "",
-        *,
-        headers: Mapping[str, str] | None = None,
-        correlation_id: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 -- of the request and its reply
+        self, message: Any, topic: str = "", **settings: Unpack[PublishSettings]
     ) -> Any:
         """Publish a request and return its reply, a `HalfmqMessage`."""
-        cmd = self._completed(
-            HalfmqPublishCommand(
-                message,
-                topic=topic,
-                headers=headers,
-                correlation_id=correlation_id or self._outer_config.id_generator(),
-                timeout=timeout,
-                _publish_type=PublishType.REQUEST,
-            )
+        cmd = self._outer_config.broker_config.command(
+            PublishType.REQUEST, message, topic, settings
         )
-        return await self._basic_request(cmd, producer=self._outer_config.producer)
+        return await self._basic_request(self._completed(cmd), producer=self._outer_config.producer)
 
     async def _publish(self, cmd: PublishCommand, *, _extra_middlewares: Iterable[Any]) -> None:
         await self._basic_publish(
@@ -313,6 +249,13 @@ class HalfmqPublisher(PublisherUsecase):
             _extra_middlewares=_extra_middlewares,
         )
 
+    def _command(
+        self, kind: PublishType, message: Any, topic: str, settings: PublishSettings
+    ) -> tuple[HalfmqPublishCommand, Any]:
+        outer = self._outer_config
+        cmd = outer.broker_config.command(kind, message, topic, settings)
+        return self._completed(cmd), outer.producer
+
     def _completed(self, cmd: HalfmqPublishCommand) -> HalfmqPublishCommand:
         cmd.destination = cmd.destination or self.topic
         cmd.add_headers(self.headers, override=False)
@@ -320,13 +263,8 @@ class HalfmqPublisher(PublisherUsecase):
         return cmd
 
 
-class PublisherSchema(PublisherSpecification[Any, TopicOfPublisher]):
+class PublisherSchema(_Channel, internals.PublisherSpecification[Any, Any]):
     """A publisher in AsyncAPI."""
-
-    @property
-    def topic(self) -> str:
-        """The topic, with the prefix of routers."""
-        return f"{self._outer_config.prefix}{self.config.topic}"
 
     @property
     def name(self) -> str:
@@ -335,15 +273,5 @@ class PublisherSchema(PublisherSpecification[Any, TopicOfPublisher]):
 
     def get_schema(self) -> dict[str, PublisherSpec]:
         """Return the channel."""
-        message = SchemaMessage(
-            title=f"{self.name}:Message",
-            payload=resolve_payloads(self.get_payloads(), "Publisher"),
-        )
-        return {
-            self.name: PublisherSpec(
-                address=self.topic,
-                description=self.config.description_,
-                operation=Operation(message=message, bindings=None),
-                bindings=None,
-            )
-        }
+        payload = internals.resolve_payloads(self.get_payloads(), "Publisher")
+        return self._spec(PublisherSpec, self.name, self.config.description_, payload)

@@ -32,16 +32,12 @@ class HalfmqFastAPIRouter(StreamRouter[RawMessage]):
         self, topic: str, *, dependencies: Any = (), **settings: Any
     ) -> Callable[[Callable[..., Any]], Any]:
         """As `HalfmqBroker.subscriber`, also with FastAPI's ``response_model``."""
-        response = {
-            "response_model": None,
-            "response_model_include": None,
-            "response_model_exclude": None,
-            "response_model_by_alias": True,
-            "response_model_exclude_unset": False,
-            "response_model_exclude_defaults": False,
-            "response_model_exclude_none": False,
-        }
-        made: Any = super().subscriber(topic, dependencies=dependencies, **(response | settings))
+        for name in ("", "_include", "_exclude"):
+            settings.setdefault(f"response_model{name}", None)
+        for name in ("unset", "defaults", "none"):
+            settings.setdefault(f"response_model_exclude_{name}", False)
+        settings.setdefault("response_model_by_alias", True)
+        made: Any = super().subscriber(topic, dependencies=dependencies, **settings)
         return made  # type: ignore[no-any-return]
 
     def publisher(  # type: ignore[override]

@@ -12,7 +12,6 @@ from faststream._internal.configs import (
     BrokerConfig,
     PublisherSpecificationConfig,
     PublisherUsecaseConfig,
-    SubscriberSpecificationConfig,
     SubscriberUsecaseConfig,
 )
 from faststream._internal.constants import EMPTY
@@ -23,7 +22,7 @@ from faststream._internal.endpoint.publisher import PublisherSpecification, Publ
 from faststream._internal.endpoint.publisher.fake import FakePublisher
 from faststream._internal.endpoint.subscriber import SubscriberSpecification, SubscriberUsecase
 from faststream._internal.endpoint.subscriber.call_item import CallsCollection
-from faststream._internal.endpoint.subscriber.mixins import ConcurrentMixin, TasksMixin
+from faststream._internal.endpoint.subscriber.mixins import TasksMixin
 from faststream._internal.endpoint.utils import ParserComposition, process_msg
 from faststream._internal.logger import DefaultLoggerStorage, make_logger_state
 from faststream._internal.logger.logging import get_broker_logger

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final, Protocol, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, TypedDict, Unpack
 
 from faststream.message import StreamMessage, decode_message
 from faststream.response import PublishCommand, PublishType, Response
 
-from halfmq.client import Message
+from halfmq.client import Message, MessageView
 
 from .internals import Context
 
@@ -29,27 +29,9 @@ REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 _OURS: Final = frozenset({CONTENT_TYPE, CORRELATION_ID, REPLY_TO, EMPTY_BODY})
 
 
-class RawMessage(Protocol):
-    """What the adapter uses of a ``halfmq.client.MessageView``; a test broker has its own."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def properties(self) -> Mapping[str, str]: ...
-    @property
-    def message_id(self) -> str: ...
-
-    async def ack(self) -> object: ...
-    async def retry(self, delay: timedelta | None = None, *, reason: str | None = None) -> None: ...
-    async def reject(self, reason: str | None = None) -> None: ...
-    async def reply(self, body: bytes, properties: Mapping[str, str] | None = None) -> None: ...
-
-
 @dataclass
 class FakeMessage:
-    """A message that no broker has seen."""
+    """A message that no broker has seen, of `TestHalfmqBroker`."""
 
     topic: str
     body: bytes
@@ -67,6 +49,28 @@ class FakeMessage:
 
     async def reply(self, body: bytes, properties: Mapping[str, str] | None = None) -> None:
         """The test's producer returns what the handler returned."""
+
+
+RawMessage: TypeAlias = MessageView | FakeMessage
+
+
+class PublishSettings(TypedDict, total=False):
+    """Settings of a published message; without their own comment, of ``halfmq.client.Message``."""
+
+    headers: Mapping[str, str] | None
+    """Its properties."""
+    correlation_id: str | None
+    """Repeated by replies and in the log; made if it is missing."""
+    reply_to: str
+    """The topic to which the handler's return value is published."""
+    tags: str | None
+    keys: list[str] | None
+    order_key: str | None
+    """Messages of one key keep their order."""
+    deliver_after: timedelta | None
+    deliver_at: datetime | None
+    timeout: float | None
+    """Seconds of all attempts, or of a request and its reply."""
 
 
 class HalfmqMessage(StreamMessage[RawMessage]):
@@ -118,95 +122,71 @@ async def decode(message: StreamMessage[Any]) -> Any:
 
 
 class HalfmqResponse(Response):
-    """A handler's return value with settings of its message; see `HalfmqPublishCommand`."""
+    """A handler's return value with settings of its message."""
 
-    def __init__(
-        self,
-        body: Any,
-        *,
-        headers: dict[str, str] | None = None,
-        correlation_id: str | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(body=body, headers=headers, correlation_id=correlation_id)
+    def __init__(self, body: Any, **settings: Unpack[PublishSettings]) -> None:
+        headers = dict(settings.get("headers") or {})
+        super().__init__(body, headers=headers, correlation_id=settings.get("correlation_id"))
         self._settings = settings
 
     def as_publish_command(self) -> HalfmqPublishCommand:
-        return HalfmqPublishCommand(
-            self.body,
-            headers=self.headers,
-            correlation_id=self.correlation_id,
-            _publish_type=PublishType.PUBLISH,
-            **self._settings,
-        )
+        self._settings["headers"] = self.headers
+        self._settings["correlation_id"] = self.correlation_id
+        return HalfmqPublishCommand(self.body, PublishType.PUBLISH, **self._settings)
 
 
 class HalfmqPublishCommand(PublishCommand):
     """A message to be published."""
 
     def __init__(
-        self,
-        message: Any,
-        *,
-        topic: str = "",
-        correlation_id: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        reply_to: str = "",
-        tags: str | None = None,
-        keys: list[str] | None = None,
-        order_key: str | None = None,
-        deliver_after: timedelta | None = None,
-        deliver_at: datetime | None = None,
-        timeout: float | None = None,
-        _publish_type: PublishType,
+        self, message: Any, kind: PublishType, topic: str = "", **settings: Unpack[PublishSettings]
     ) -> None:
-        """``timeout`` is in seconds; the settings are those of ``halfmq.client.Message``."""
+        unknown = settings.keys() - PublishSettings.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"unexpected setting {min(unknown)!r} of a message")
         super().__init__(
             body=message,
             destination=topic,
-            correlation_id=correlation_id,
-            headers=dict(headers or {}),
-            reply_to=reply_to,
-            _publish_type=_publish_type,
+            correlation_id=settings.get("correlation_id"),
+            headers=dict(settings.get("headers") or {}),
+            reply_to=settings.get("reply_to", ""),
+            _publish_type=kind,
         )
-        self.tags, self.keys, self.order_key = tags, keys, order_key
-        self.deliver_after, self.deliver_at = deliver_after, deliver_at
-        self.timeout = timeout
+        self.tags, self.order_key = settings.get("tags"), settings.get("order_key")
+        self.timeout = settings.get("timeout")
         self.request: RawMessage | None = None  # to which this is the reply
+        self._settings = settings
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand) -> HalfmqPublishCommand:
         """Return the command of a message that was published for any broker."""
         if isinstance(cmd, HalfmqPublishCommand):
             return cmd
-        return cls(
-            cmd.body,
-            topic=cmd.destination,
-            correlation_id=cmd.correlation_id,
-            headers=cmd.headers,
-            reply_to=cmd.reply_to,
-            _publish_type=cmd.publish_type,
+        settings = PublishSettings(
+            headers=cmd.headers, correlation_id=cmd.correlation_id, reply_to=cmd.reply_to
         )
+        return cls(cmd.body, cmd.publish_type, cmd.destination, **settings)
 
-    def properties(self, content_type: str | None, *, empty: bool) -> dict[str, str]:
-        """Return the properties of the message."""
+    async def encoded(self, codec: Any, serializer: Any) -> tuple[bytes, dict[str, str]]:
+        """Return body and properties of the message."""
+        body, content_type = await codec.encode(self.body, serializer)
         ours = {
             CONTENT_TYPE: content_type,
             CORRELATION_ID: self.correlation_id,
             REPLY_TO: self.reply_to,
-            EMPTY_BODY: "1" if empty else None,
+            EMPTY_BODY: None if body else "1",
         }
         given = {str(key): str(value) for key, value in (self.headers or {}).items()}
-        return given | {key: value for key, value in ours.items() if value}
+        return body or b"\0", given | {key: value for key, value in ours.items() if value}
 
-    def message(self, body: bytes, content_type: str | None) -> Message:
+    def message(self, body: bytes, properties: Mapping[str, str]) -> Message:
         """Return the message for the client."""
         return Message(
             self.destination,
-            body or b"\0",
+            body,
             tags=self.tags,
-            keys=self.keys or [],
-            properties=self.properties(content_type, empty=not body),
-            deliver_after=self.deliver_after,
-            deliver_at=self.deliver_at,
+            keys=self._settings.get("keys") or [],
+            properties=properties,
+            deliver_after=self._settings.get("deliver_after"),
+            deliver_at=self._settings.get("deliver_at"),
         )

@@ -16,11 +16,10 @@ from .messages import HalfmqPublishCommand, RawMessage, decode, parse_message
 
 
 class Collected:
-    """The messages and order keys of one `HalfmqBroker.transaction`."""
+    """The messages of one `HalfmqBroker.transaction`, each with its order key."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.order_keys: list[str | None] = []
+        self.messages: list[tuple[Message, str | None]] = []
         self.is_open = True
         """False after the block: a task that it has left publishes by itself from then on."""
 
@@ -58,15 +57,12 @@ class HalfmqProducer(ProducerProto[HalfmqPublishCommand]):
         Returns:
             The ``SendResult``; None for a reply, and in a transaction.
         """
-        body, content_type = await self.codec.encode(cmd.body, self._serializer)
+        body, properties = await cmd.encoded(self.codec, self._serializer)
         if cmd.request is not None:
-            properties = cmd.properties(content_type, empty=not body)
-            return await cmd.request.reply(body or b"\0", properties)
-        message = cmd.message(body, content_type)
-        collected = COLLECTED.get()
+            return await cmd.request.reply(body, properties)
+        message, collected = cmd.message(body, properties), COLLECTED.get()
         if collected is not None and collected.is_open:
-            collected.messages.append(message)
-            collected.order_keys.append(cmd.order_key)
+            collected.messages.append((message, cmd.order_key))
             return None
         return await self._connected.send(message, order_key=cmd.order_key, timeout=cmd.timeout)
 
@@ -76,8 +72,8 @@ class HalfmqProducer(ProducerProto[HalfmqPublishCommand]):
         Raises:
             TimeoutError: There is none in time.
         """
-        body, content_type = await self.codec.encode(cmd.body, self._serializer)
-        message, seconds = cmd.message(body, content_type), cmd.timeout or REQUEST_S
+        message = cmd.message(*await cmd.encoded(self.codec, self._serializer))
+        seconds = cmd.timeout or REQUEST_S
         try:
             async with asyncio.timeout(seconds):
                 client, key = self._connected, cmd.order_key

@@ -30,9 +30,8 @@ class TestHalfmqBroker(TestBroker[HalfmqBroker, Any], broker=HalfmqBroker):
         self, broker: HalfmqBroker, publisher: HalfmqPublisher
     ) -> tuple[HalfmqSubscriber, bool]:
         """Return a subscriber of the publisher's topic, and whether the user has declared it."""
-        for one in (one for b in self.brokers for one in b.subscribers):
-            if isinstance(one, HalfmqSubscriber) and one.topic == publisher.topic:
-                return one, True
+        for one in subscribers_of(publisher.topic, self.brokers):
+            return one, True
         return broker.subscriber(publisher.topic, persistent=False), False
 
     @contextmanager
@@ -43,6 +42,12 @@ class TestHalfmqBroker(TestBroker[HalfmqBroker, Any], broker=HalfmqBroker):
 
     async def _fake_connect(self, broker: HalfmqBroker, *args: Any, **kwargs: Any) -> Any:
         return AsyncMock()
+
+
+def subscribers_of(topic: str, brokers: Iterable[HalfmqBroker]) -> list[HalfmqSubscriber]:
+    """Return the subscribers of a topic."""
+    every = (one for broker in brokers for one in broker.subscribers)
+    return [one for one in every if isinstance(one, HalfmqSubscriber) and one.topic == topic]
 
 
 class FakeProducer(HalfmqProducer):
@@ -56,12 +61,13 @@ class FakeProducer(HalfmqProducer):
 
     async def publish(self, cmd: HalfmqPublishCommand) -> Any:
         message = await self._message(cmd)
-        for one in {one.group: one for one in self._subscribers(cmd.destination)}.values():
+        subscribers = subscribers_of(cmd.destination, self._brokers)
+        for one in {one.group: one for one in subscribers}.values():
             await one.process_message(message)
 
     async def request(self, cmd: HalfmqPublishCommand) -> Any:
         message = await self._message(cmd)
-        for one in self._subscribers(cmd.destination):
+        for one in subscribers_of(cmd.destination, self._brokers):
             with anyio.fail_after(cmd.timeout or REQUEST_S):
                 result = await one.process_message(message)
             reply = HalfmqPublishCommand.from_cmd(result.as_publish_command())
@@ -69,14 +75,7 @@ class FakeProducer(HalfmqProducer):
             return await self._message(reply)
         raise SubscriberNotFound
 
-    def _subscribers(self, topic: str) -> Iterable[HalfmqSubscriber]:
-        for one in (one for broker in self._brokers for one in broker.subscribers):
-            if isinstance(one, HalfmqSubscriber) and one.topic == topic:
-                yield one
-
     async def _message(self, cmd: HalfmqPublishCommand) -> FakeMessage:
-        body, content_type = await self.codec.encode(cmd.body, self._serializer)
-        properties = cmd.properties(content_type, empty=not body)
+        body, properties = await cmd.encoded(self.codec, self._serializer)
         properties.pop(REPLY_TO_CLIENT, None)
-        identifier = cmd.correlation_id or ""
-        return FakeMessage(cmd.destination, body or b"\0", properties, identifier)
+        return FakeMessage(cmd.destination, body, properties, cmd.correlation_id or "")
