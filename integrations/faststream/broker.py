@@ -110,7 +110,7 @@ class HalfmqRegistrator(internals.Registrator[RawMessage, HalfmqBrokerConfig]):
             description_=description,
             include_in_schema=include_in_schema,
         )
-        made = HalfmqPublisher(PublisherSchema(outer, shown), headers, tags, order_key)
+        made = HalfmqPublisher(PublisherSchema(outer, shown), headers or {}, tags, order_key)
         super().publisher(made, persistent=persistent)
         return made
 

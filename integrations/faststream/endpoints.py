@@ -212,14 +212,14 @@ class HalfmqPublisher(_Endpoint, internals.PublisherUsecase):
 
     def __init__(
         self,
-        specification: PublisherSchema,
-        headers: Mapping[str, str] | None,
+        specification: Any,
+        headers: Mapping[str, str],
         tags: str | None,
         order_key: str | None,
     ) -> None:
         outer = specification._outer_config  # noqa: SLF001 -- FastStream's, which has no other
         super().__init__(internals.PublisherUsecaseConfig(_outer_config=outer), specification)
-        self.headers, self._tags, self._order_key = dict(headers or {}), tags, order_key
+        self.headers, self._tags, self._order_key = dict(headers), tags, order_key
 
     async def publish(
         self, message: Any, topic: str = "", **settings: Unpack[PublishSettings]
