@@ -33,8 +33,6 @@ from .administration.transactions import (
     Action,
     PendingTransaction,
     State,
-    pending_pages,
-    pending_transactions,
 )
 from .administration.users import UserCalls
 from .config import ConnectionOptions
@@ -52,8 +50,6 @@ __all__ = [
     "State",
     "Topic",
     "Traffic",
-    "pending_pages",
-    "pending_transactions",
 ]
 
 GROUP: Final = "halfmq-admin"

@@ -194,11 +194,6 @@ class TransactionProducer(TransactionProducerCalls[V]):
         half = Transaction(self.asynchronous, messages, order_key, collects=not messages)
         return BlockingTransaction(self, half)
 
-    @property
-    def ledger(self) -> Any:
-        """The ledger of the checker; see ``halfmq.client.TransactionProducer.ledger``."""
-        return self.asynchronous.ledger
-
     def send_in_transaction(
         self,
         messages: Message | Sequence[Message],

@@ -48,17 +48,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from .arguments import check_kind, check_text
+from .arguments import check_text
 from .errors import AutocommitError, ConfigurationError, TransactionFencedError
 from .message import Decision, MessageView
-from .transactional.database_table import DatabaseTable, Target
+from .transactional.database_table import DatabaseTable, Target, host_ms
 from .transactional.databases import (
     MYSQL,
     PARAMSTYLES,
@@ -83,8 +82,6 @@ T = TypeVar("T")
 LOCK_SECONDS: Final = 1.0
 """How long a check waits for a locked row; then it is UNKNOWN, and the broker checks again. Less
 than ``ClientConfig.own_check_timeout``, so that a check ends by itself and no thread is left."""
-KEPT_MIN: Final = timedelta(days=1)
-"""The minimum age of pruned rows: a local transaction that runs longer would find no tombstone."""
 CLOCKS_APART_MAX: Final = timedelta(days=1)
 """The largest tolerated difference between the clocks of brokers and databases."""
 
@@ -118,6 +115,11 @@ class TransactionLedger(DatabaseTable):
     With SQLAlchemy pass :meth:`record` the ``Session`` or ``Connection``, with Django
     ``connection.cursor()``. With an asynchronous driver or session await :meth:`record_async`, and
     use :meth:`async_checker`.
+
+    Checks of transactions from before the time up to which :meth:`prune` has deleted rows are
+    answered UNKNOWN, because their rows may be among them; in the end an operator decides them.
+    ``producer.pending()`` shows whether there are any. A tombstone of such a transaction has no
+    meaning.
 
     Any number of threads and producers may share a ledger.
     """
@@ -181,7 +183,7 @@ class TransactionLedger(DatabaseTable):
         if paramstyle not in PARAMSTYLES:
             raise ConfigurationError("paramstyle", paramstyle, ", ".join(PARAMSTYLES))
         mark_recorded(self._table, transaction_id, lambda: False)
-        values = (transaction_id, COMMITTED, _host_ms())
+        values = (transaction_id, COMMITTED, host_ms())
         return render(self._sql(_INSERT, None), values, paramstyle)
 
     def checker(
@@ -244,26 +246,6 @@ class TransactionLedger(DatabaseTable):
 
         return attach_look(check, LedgerLook(self._table, look, self))
 
-    def prune(self, connection: Target, older_than: timedelta = timedelta(days=30)) -> int:
-        """Delete rows older than ``older_than``, commit, and return how many were deleted.
-
-        Their age is by the database's clock, if it is SQLite, PostgreSQL, MySQL or MariaDB.
-        Checks of transactions from before that time are answered UNKNOWN, because their rows may
-        have been deleted; in the end an operator decides them. ``producer.pending()`` shows whether
-        there are any. A tombstone of such a transaction has no meaning.
-
-        Raises:
-            ConfigurationError: ``older_than`` is less than a day.
-        """
-        prune = partial(self._prune, _checked_age_ms(older_than))
-        return self.run_blocking_work(connection, prune, "`await ledger.prune_async(…)`")
-
-    async def prune_async(
-        self, connection: object, older_than: timedelta = timedelta(days=30)
-    ) -> int:
-        """As :meth:`prune`, for an asynchronous connection."""
-        return await self.run_async(connection, partial(self._prune, _checked_age_ms(older_than)))
-
     # -- statements of a transaction that a producer owns; see `owned_transaction`
 
     async def insert_row(self, transaction_id: str, database: Database) -> None:
@@ -289,7 +271,7 @@ class TransactionLedger(DatabaseTable):
 
     async def _insert(self, database: Database, transaction_id: str, state: str) -> None:
         clock = clock_of(database)
-        values = (transaction_id, state) if clock else (transaction_id, state, _host_ms())
+        values = (transaction_id, state) if clock else (transaction_id, state, host_ms())
         await database.execute(self._sql(_INSERT, clock), *values)
 
     async def _prune(self, age_ms: int, database: Database) -> int:
@@ -384,24 +366,13 @@ class TransactionLedger(DatabaseTable):
         return int(rows[0][0]) if rows else None
 
 
-def _checked_age_ms(older_than: timedelta) -> int:
-    check_kind("older_than", older_than, timedelta)
-    if older_than < KEPT_MIN:
-        raise ConfigurationError("older_than", older_than, f"at least {KEPT_MIN}")
-    return older_than // timedelta(milliseconds=1)
-
-
 async def _now_ms(database: Database) -> int:
     """Return the time by the database's clock; by this program's if the ledger cannot ask it."""
     clock = clock_of(database)
     if clock is None:
-        return _host_ms()
+        return host_ms()
     ((now_ms,),) = await database.fetch(f"select {clock}")
     return int(now_ms)
-
-
-def _host_ms() -> int:
-    return int(time.time() * 1000)
 
 
 def _transaction_of(message: MessageView) -> tuple[str, int]:

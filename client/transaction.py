@@ -69,7 +69,7 @@ from .producer import Producer
 from .transactional.check_back import (
     CheckBack,
     Checker,
-    UnsettledTransactions,
+    Recent,
     call_user_function,
 )
 from .transactional.decisions import DecisionSender, Ending
@@ -80,7 +80,7 @@ from .transactional.recorded_transactions import (
     look_of,
     says_open,
 )
-from .transactional.transaction_block import OwnedBlock, Transaction, TransactionListener
+from .transactional.transaction_block import Transaction, TransactionListener
 
 if TYPE_CHECKING:
     from .administration.transactions import PendingTransaction
@@ -142,7 +142,10 @@ class TransactionProducer(Producer[V]):
         # Weak: a transaction whose block was interrupted by a signal may never be finished, and
         # must not count as running after it was garbage-collected.
         self._open: WeakValueDictionary[str, Transaction] = WeakValueDictionary()
-        self._unsettled = UnsettledTransactions()
+        # Finished transactions whose outcome the broker may not know: a half that an attempt before
+        # the successful one may also have stored, by its offset id; and decisions.
+        self._uncertain: Recent[str] = Recent()
+        self._undelivered: Recent[Decision] = Recent()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starting: Session | None = None
         self._decisions = DecisionSender(group, self.config, self._current_session, self._spawn)
@@ -207,7 +210,7 @@ class TransactionProducer(Producer[V]):
             return Transaction(self, messages, order_key)
         transaction = Transaction(self, messages, order_key, collects=not messages)
         ledger = self.ledger
-        owned = OwnedTransaction(
+        return OwnedTransaction(
             transaction,
             ledger,
             session,
@@ -216,7 +219,6 @@ class TransactionProducer(Producer[V]):
             leave=transaction.__aexit__,
             run=partial(ledger.run_async, session),
         )
-        return OwnedBlock(transaction, owned)
 
     @property
     def ledger(self) -> Any:
@@ -341,10 +343,10 @@ class TransactionProducer(Producer[V]):
         except BaseException:
             del self._open[transaction_id]
             if any(map(outcome_unknown, failures)):  # stored perhaps, and its block will never run
-                self._unsettled.record_undelivered(transaction_id, Decision.ROLLBACK)
+                self._undelivered[transaction_id] = Decision.ROLLBACK
             raise
         if any(map(outcome_unknown, failures)):
-            self._unsettled.record_uncertain_prepare(transaction_id, transaction.message_id)
+            self._uncertain[transaction_id] = transaction.message_id
         status = results[0].status
         if status is not SendStatus.SEND_OK:
             await self.finish(transaction, Decision.ROLLBACK)
@@ -475,7 +477,7 @@ class TransactionProducer(Producer[V]):
                 str(error),
             )
             self._open.pop(encoded.unique_key, None)
-            self._unsettled.record_undelivered(encoded.unique_key, Decision.ROLLBACK)
+            self._undelivered[encoded.unique_key] = Decision.ROLLBACK
 
     def _on_settled(
         self,
@@ -491,7 +493,7 @@ class TransactionProducer(Producer[V]):
             transaction.decided = True
             transaction.final_message_id = final
         elif isinstance(error, ClientError) and not isinstance(error, DecisionConflictError):
-            self._unsettled.record_undelivered(ending.transaction_id, ending.decision)
+            self._undelivered[ending.transaction_id] = ending.decision
             logger.warning(
                 "event=decision_not_delivered transaction=%s decision=%s reason=%r",
                 ending.transaction_id,
@@ -510,14 +512,15 @@ class TransactionProducer(Producer[V]):
     def _known_decision(self, transaction_id: str, message: MessageView) -> Decision | None:
         """Return the decision if this producer knows it without its checker, else None."""
         session = self._current_session()
-        if session.routes.halfmq and self._unsettled.is_duplicate_half(transaction_id, message):
-            return Decision.ROLLBACK
+        used = self._uncertain.get(transaction_id, message.offset_message_id)
+        if session.routes.halfmq and used != message.offset_message_id:
+            return Decision.ROLLBACK  # this half is a duplicate of the one that was decided
         transaction = self._open.get(transaction_id)
         if transaction is not None and transaction.running:
             return Decision.UNKNOWN  # its row may exist but not be visible yet
         if transaction is not None and transaction.decision:
             return transaction.decision
-        return self._unsettled.undelivered_decision(transaction_id)
+        return self._undelivered.get(transaction_id)
 
     # -- wiring
 

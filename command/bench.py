@@ -17,11 +17,7 @@ from .output import print_error
 from .verbs import Cli, verb
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add what is here to the command."""
-    verb(app, "bench")(bench)
-
-
+@verb("bench")
 async def bench(
     cli: Cli,
     messages: Annotated[int, typer.Option(metavar="N", min=1, help="to send and receive")] = 20_000,

@@ -21,7 +21,11 @@ from halfmq.store.errors import DirectoryInUseError, NotPromotableError, StoreEr
 from .connection_options import client_config
 from .output import print_error, print_json, print_line, print_pairs
 from .store import CommitLog, Directory, Json
-from .verbs import DONE, FAILED, USAGE, Cli, CommandError, noun, verb
+from .verbs import DONE, FAILED, USAGE, Cli, CommandError, app, noun, verb
+
+BROKER: Final = noun("broker", "brokers as a whole")
+REPLICAS: Final = noun("ha", "the second copy of a broker's log")
+CONFIG: Final = noun("config", "settings of brokers")
 
 REPLICATION: Final = "halfmq.replication."
 """How the names of metrics of the second copy begin."""
@@ -30,28 +34,7 @@ CONSOLE_PORT: Final = 9_878
 """The one after that of metrics."""
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add what is here to the command."""
-    brokers = noun(app, "broker", "brokers as a whole")
-    verb(brokers, "metrics")(metrics)
-    verb(brokers, "drain")(drain)
-    if sys.platform != "win32":  # the broker does not run there
-        brokers.command(
-            "run",
-            context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-            add_help_option=False,
-        )(run)
-    app.command("console")(console)
-    replicas = noun(app, "ha", "the second copy of a broker's log")
-    verb(replicas, "status")(status)
-    if sys.platform != "win32":
-        replicas.command("promote")(promote)
-    settings = noun(app, "config", "settings of brokers")
-    verb(settings, "list")(list_)
-    verb(settings, "get")(get)
-    verb(settings, "set")(change)
-
-
+@verb("metrics", BROKER)
 async def metrics(
     cli: Cli,
     all: Annotated[  # noqa: A002 -- the name of the option
@@ -72,6 +55,7 @@ async def metrics(
         print_pairs({f"  {key}": value for key, value in sorted(shown.items())})
 
 
+@verb("drain", BROKER)
 async def drain(
     cli: Cli,
     name: Annotated[
@@ -92,11 +76,18 @@ async def drain(
     cli.done(f"drained {name}", name=name, action="drain")
 
 
+@BROKER.command(
+    "run",
+    hidden=sys.platform == "win32",  # the broker does not run there
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
 def run(context: typer.Context) -> None:
     """Run a broker in this process; the options are those of the command broker."""
     os.execv(sys.executable, [sys.executable, "-m", "halfmq.broker", *context.args])  # noqa: S606
 
 
+@app.command("console")
 def console(
     namesrv: Annotated[
         str | None,
@@ -129,6 +120,7 @@ def console(
     serve(config, host=host, port=port)
 
 
+@verb("list", CONFIG)
 async def list_(
     cli: Cli,
     filter: Annotated[str, typer.Option(metavar="TEXT", help="only keys that contain it")] = "",  # noqa: A002
@@ -145,6 +137,7 @@ async def list_(
     cli.rows(rows, titles, cells, f"no setting has {filter} in its name")
 
 
+@verb("get", CONFIG)
 async def get(
     cli: Cli, key: Annotated[str, typer.Argument(metavar="KEY", show_default=False)]
 ) -> None:
@@ -156,6 +149,7 @@ async def get(
     cli.pairs({name: _number(value) for name, value in values.items()}, values)
 
 
+@verb("set", CONFIG)
 async def change(
     cli: Cli,
     key: Annotated[str, typer.Argument(metavar="KEY", show_default=False)],
@@ -175,6 +169,7 @@ def _number(text: str) -> int | float | str:
     return text
 
 
+@REPLICAS.command("promote", hidden=sys.platform == "win32")
 def promote(directory: Directory, commit_log: CommitLog = None, as_json: Json = False) -> None:
     """Make the files of a slave that has stopped the store of the next master."""
     from halfmq.store.tools import promotion  # noqa: PLC0415 -- numpy, for which status need not wait
@@ -196,6 +191,7 @@ def promote(directory: Directory, commit_log: CommitLog = None, as_json: Json = 
         )
 
 
+@verb("status", REPLICAS)
 async def status(cli: Cli) -> int:
     """Show for each broker whether a slave has its log."""
     found = {

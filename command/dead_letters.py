@@ -15,6 +15,8 @@ from .messages import BODY_SHOWN, content_of
 from .output import cut, format_time, print_error, print_json, print_pairs, printable
 from .verbs import DONE, FAILED, Cli, CommandError, Time, noun, verb
 
+DLQ: Final = noun("dlq", "dead letters: messages that a consumer group gave up")
+
 SHOW_LIMIT: Final = 100
 FAILURES_SHOWN: Final = 10
 TITLES: Final = ("MESSAGE ID", "DIED", "TOPIC", "KEYS", "ATTEMPTS", "CAUSE")
@@ -28,14 +30,7 @@ Cause = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add what is here to the command."""
-    dead = noun(app, "dlq", "dead letters: messages that a consumer group gave up")
-    verb(dead, "list")(list_)
-    verb(dead, "show")(show)
-    verb(dead, "redrive")(redrive)
-
-
+@verb("list", DLQ)
 async def list_(
     cli: Cli,
     group: Annotated[
@@ -56,6 +51,7 @@ async def list_(
     cli.rows(causes, titles, rows, f"group {group} has no such dead letters")
 
 
+@verb("show", DLQ)
 async def show(
     cli: Cli,
     group: Group,
@@ -91,6 +87,7 @@ async def show(
         print_error(f"only the first {limit} are shown; --limit and --since show others")
 
 
+@verb("redrive", DLQ)
 async def redrive(
     cli: Cli,
     group: Group,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -12,16 +12,12 @@ from halfmq.client.administration.delayed import DELAYED_LIMIT
 from .output import cut, format_duration, format_time
 from .verbs import Cli, noun, verb
 
+DELAYED: Final = noun("delayed", "messages that wait for their time of delivery")
+
 TITLES = ("DELIVER AT", "IN", "TOPIC", "KEYS", "MESSAGE ID", "HANDLE")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add what is here to the command."""
-    delayed = noun(app, "delayed", "messages that wait for their time of delivery")
-    verb(delayed, "list")(list_)
-    verb(delayed, "cancel")(cancel)
-
-
+@verb("list", DELAYED)
 async def list_(
     cli: Cli,
     topic: Annotated[str | None, typer.Option(metavar="T", help="only of this topic")] = None,
@@ -62,6 +58,7 @@ def _when(seconds: float) -> str:
     return f"late by {format_duration(-seconds)}" if late else format_duration(max(seconds, 0))
 
 
+@verb("cancel", DELAYED)
 async def cancel(
     cli: Cli,
     handle: Annotated[

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import typer
-
 from .output import print_line, printable
 from .verbs import DONE, FAILED, Cli, verb
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add what is here to the command."""
-    verb(app, "doctor")(doctor)
-
-
+@verb("doctor")
 async def doctor(cli: Cli) -> int:
     """Check the connection, brokers, clocks, disks, groups and transactions."""
     admin = await cli.admin()

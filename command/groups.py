@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -15,20 +15,14 @@ from halfmq.client.errors import ConfigurationError
 from .output import format_duration, print_json, print_line, print_pairs, print_table
 from .verbs import Cli, CommandError, a_time, noun, verb
 
+GROUP: Final = noun("group", "consumer groups")
+
 Name = Annotated[
     str, typer.Argument(metavar="GROUP", help="the consumer group", show_default=False)
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add what is here to the command."""
-    groups = noun(app, "group", "consumer groups")
-    verb(groups, "list")(list_)
-    verb(groups, "show")(show)
-    verb(groups, "reset")(reset)
-    verb(groups, "delete")(delete)
-
-
+@verb("list", GROUP)
 async def list_(
     cli: Cli,
     all: Annotated[  # noqa: A002 -- the name of the option
@@ -58,6 +52,7 @@ async def list_(
     cli.rows([_fields(*one) for one in found], titles, rows, "there is no consumer group")
 
 
+@verb("show", GROUP)
 async def show(cli: Cli, name: Name) -> None:
     """Show the members of a group, their subscriptions, and its lag in each topic."""
     admin = await cli.admin()
@@ -91,6 +86,7 @@ async def show(cli: Cli, name: Name) -> None:
         print_table(("TOPIC", "LAG", "LAG IN TIME"), rows)
 
 
+@verb("reset", GROUP)
 async def reset(
     cli: Cli,
     name: Name,
@@ -126,6 +122,7 @@ async def reset(
     cli.rows(data, ("QUEUE", "FROM", "WOULD BE" if dry_run else "NOW"), rows, "it has no queues")
 
 
+@verb("delete", GROUP)
 async def delete(
     cli: Cli,
     name: Name,

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 import typer
 
-from .verbs import DONE
+from .verbs import DONE, app
 
 MODULES: Final = {
     "transactions": ("tx",),
@@ -32,7 +32,7 @@ MODULES: Final = {
     # The broker and its file lock do not exist on Windows.
     **({} if sys.platform == "win32" else {"store": ("store",)}),
 }
-"""Module → the nouns and verbs that it adds."""
+"""Module → the nouns and verbs that it adds. Importing all of them takes 100 ms."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -43,6 +43,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+@app.callback()
 def _options(
     _version: Annotated[
         bool,
@@ -52,30 +53,15 @@ def _options(
     pass
 
 
-def make_app(first: str = "") -> typer.Typer:
-    """Return the command with the module of its first word: importing all takes 100 ms.
-
-    Of another word, such as ``--help``, and for completion, it has all modules.
-    """
-    app = typer.Typer(
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        help="Inspect and operate halfmq brokers, their messages and files. Exit codes: 0 done, "
-        "1 refused, not found, not reached or damage found, 2 usage or an unreadable directory.",
-    )
-    app.callback()(_options)
-    wanted = [name for name, words in MODULES.items() if first in words] or MODULES
-    for name in wanted:
-        import_module(f"halfmq.command.{name}").add_to(app)
-    return app
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    # All modules are needed for other words, such as --help, and for completion.
+    wanted = [name for name, own in MODULES.items() if {*words[:1]} & {*own}] or MODULES
+    for name in wanted:
+        import_module(f"halfmq.command.{name}")
     try:
-        make_app(*words[:1])(words, prog_name="halfmq")
+        app(words, prog_name="halfmq")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else DONE
     return DONE

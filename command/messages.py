@@ -18,6 +18,8 @@ from halfmq.client.producer import Producer
 from .output import cut, format_time, print_json, print_line, print_pairs, print_table, printable
 from .verbs import Cli, CommandError, Time, noun, verb
 
+MESSAGE: Final = noun("message", "stored messages")
+
 BROWSE_LIMIT: Final = 20
 BODY_SHOWN: Final = 1_000
 """Characters of a body that are shown to people."""
@@ -32,16 +34,7 @@ Id = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add what is here to the command."""
-    messages = noun(app, "message", "stored messages")
-    verb(messages, "find")(find)
-    verb(messages, "show")(show)
-    verb(messages, "browse")(browse)
-    verb(messages, "tail")(tail)
-    verb(messages, "send")(send)
-
-
+@verb("find", MESSAGE)
 async def find(
     cli: Cli,
     topic: Topic,
@@ -55,6 +48,7 @@ async def find(
     _show_list(cli, found, f"no message of topic {topic} has the key {key}")
 
 
+@verb("show", MESSAGE)
 async def show(
     cli: Cli,
     id: Id,  # noqa: A002 -- the name of the argument
@@ -84,6 +78,7 @@ async def show(
         print_line(f"no group consumes topic {message.topic}")
 
 
+@verb("browse", MESSAGE)
 async def browse(
     cli: Cli,
     topic: Topic,
@@ -105,6 +100,7 @@ async def browse(
     _show_list(cli, found, f"topic {topic} has no such messages")
 
 
+@verb("tail", MESSAGE)
 async def tail(cli: Cli, topic: Topic) -> None:
     """Show each message that is sent to a topic from now on, until Ctrl-C."""
     async for message in (await cli.admin()).follow(topic):
@@ -115,6 +111,7 @@ async def tail(cli: Cli, topic: Topic) -> None:
         sys.stdout.flush()
 
 
+@verb("send", MESSAGE)
 async def send(
     cli: Cli,
     topic: Topic,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # they import numpy, for which no other verb should wait
     from halfmq.store.tools.findings import StoreFinding
     from halfmq.store.tools.verify import VerifyReport
 
+STORE: Final = noun("store", "the files of a broker, also of one that runs")
+
 DAMAGED: Final = 1
 
 FINDINGS_SHOWN: Final = 50
@@ -61,14 +63,6 @@ CommitLog = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add what is here to the command."""
-    store = noun(app, "store", "the files of a broker, also of one that runs")
-    store.command("verify")(verify_store)
-    store.command("dump")(dump_log)
-    store.command("copy")(copy_store)
-
-
 @contextmanager
 def _readable() -> Iterator[None]:
     """End the command with one line if the directory cannot be read."""
@@ -83,6 +77,7 @@ def _readable() -> Iterator[None]:
 # -- verify --------------------------------------------------------------------------------------
 
 
+@STORE.command("verify")
 def verify_store(
     directory: Directory,
     commit_log: CommitLog = None,
@@ -145,6 +140,7 @@ def _say_findings(severity: str, findings: list[StoreFinding], total: int) -> No
 # -- dump and copy -------------------------------------------------------------------------------
 
 
+@STORE.command("dump")
 def dump_log(
     directory: Directory,
     commit_log: CommitLog = None,
@@ -176,6 +172,7 @@ def dump_log(
             print_line(json.dumps(fields) if as_json else printable(text))
 
 
+@STORE.command("copy")
 def copy_store(
     directory: Directory,
     target: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -13,22 +13,15 @@ from halfmq.client.administration.topics import Topic
 from .output import format_time, print_json, print_line, print_pairs, print_table
 from .verbs import Cli, CommandError, noun, verb
 
+TOPIC: Final = noun("topic", "topics and their queues")
+
 Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
 Queues = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="queues on each broker", show_default=False)
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add what is here to the command."""
-    topics = noun(app, "topic", "topics and their queues")
-    verb(topics, "list")(list_)
-    verb(topics, "show")(show)
-    verb(topics, "create")(create)
-    verb(topics, "change")(change)
-    verb(topics, "delete")(delete)
-
-
+@verb("list", TOPIC)
 async def list_(
     cli: Cli,
     all: Annotated[  # noqa: A002 -- the name of the option
@@ -64,6 +57,7 @@ async def list_(
     cli.rows(data, titles, rows, "there is no topic; --all lists those of the broker")
 
 
+@verb("show", TOPIC)
 async def show(cli: Cli, name: Name) -> None:
     """Show a topic, its queues and who consumes it."""
     admin = await cli.admin()
@@ -100,6 +94,7 @@ async def show(cli: Cli, name: Name) -> None:
     print_table(("QUEUE", "FIRST", "END", "MESSAGES", "LAST STORED"), rows)
 
 
+@verb("create", TOPIC)
 async def create(cli: Cli, name: Name, queues: Queues = 4) -> None:
     """Create a topic on every broker."""
     admin = await cli.admin()
@@ -109,6 +104,7 @@ async def create(cli: Cli, name: Name, queues: Queues = 4) -> None:
     cli.done(f"created topic {name}", name=name, action="create")
 
 
+@verb("change", TOPIC)
 async def change(
     cli: Cli,
     name: Name,
@@ -139,6 +135,7 @@ async def change(
     cli.done(f"changed topic {name}", name=name, action="change")
 
 
+@verb("delete", TOPIC)
 async def delete(cli: Cli, name: Name) -> None:
     """Delete a topic with its messages and the offsets of its consumers."""
     await _parts(cli, name)

@@ -15,6 +15,8 @@ from halfmq.client.admin import PendingTransaction
 from .output import ROWS_AT_ONCE, cut, format_duration, print_error, print_line, print_table
 from .verbs import Cli, CommandError, noun, verb
 
+TX: Final = noun("tx", "undecided transactions")
+
 LIST_LIMIT: Final = 1_000
 """Transactions listed by default."""
 
@@ -34,16 +36,7 @@ Id = Annotated[
 Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="for the broker's log")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add what is here to the command."""
-    transactions = noun(app, "tx", "undecided transactions")
-    verb(transactions, "list")(list_)
-    verb(transactions, "show")(show)
-    verb(transactions, "commit")(commit)
-    verb(transactions, "rollback")(rollback)
-    verb(transactions, "resume")(resume)
-
-
+@verb("list", TX)
 async def list_(
     cli: Cli,
     group: Annotated[
@@ -71,6 +64,7 @@ async def list_(
     shown.end()
 
 
+@verb("show", TX)
 async def show(cli: Cli, id: Id) -> None:  # noqa: A002 -- the name of the argument
     """Show one transaction."""
     found = await (await cli.admin()).transaction(id)
@@ -101,6 +95,7 @@ async def show(cli: Cli, id: Id) -> None:  # noqa: A002 -- the name of the argum
     )
 
 
+@verb("commit", TX)
 async def commit(cli: Cli, id: Id, reason: Reason = None) -> None:  # noqa: A002
     """Commit a transaction: its message is delivered."""
     message_id = await (await cli.admin()).commit(id, reason=reason)
@@ -108,12 +103,14 @@ async def commit(cli: Cli, id: Id, reason: Reason = None) -> None:  # noqa: A002
     cli.done(text, id=id, action="commit", message_id=message_id)
 
 
+@verb("rollback", TX)
 async def rollback(cli: Cli, id: Id, reason: Reason = None) -> None:  # noqa: A002
     """Roll back a transaction: its message is dropped."""
     await (await cli.admin()).rollback(id, reason=reason)
     cli.done(f"rolled back {id}", id=id, action="rollback")
 
 
+@verb("resume", TX)
 async def resume(cli: Cli, id: Id, reason: Reason = None) -> None:  # noqa: A002
     """Resume the checks of a parked transaction."""
     await (await cli.admin()).resume(id, reason=reason)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -17,6 +17,9 @@ from halfmq.client.access import Acl, AclEntry, User
 from .connection_options import read_password
 from .output import print_error, print_table
 from .verbs import DONE, FAILED, USAGE, Cli, CommandError, noun, texts, verb
+
+USER: Final = noun("user", "user accounts")
+ACL: Final = noun("acl", "permissions of users")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="of the user", show_default=False)]
 PasswordFile = Annotated[
@@ -57,23 +60,7 @@ PolicyType = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add what is here to the command."""
-    users = noun(app, "user", "user accounts")
-    verb(users, "list")(list_users)
-    verb(users, "show")(show_user)
-    verb(users, "create")(create_user)
-    verb(users, "update")(update_user)
-    verb(users, "delete")(delete_user)
-    acls = noun(app, "acl", "permissions of users")
-    verb(acls, "list")(list_acls)
-    verb(acls, "show")(show_acl)
-    verb(acls, "create")(create_acl)
-    verb(acls, "update")(update_acl)
-    verb(acls, "delete")(delete_acl)
-    verb(acls, "copy")(copy_acls)
-
-
+@verb("list", USER)
 async def list_users(
     cli: Cli,
     filter: Annotated[str, typer.Option(metavar="TEXT", help="only names that contain it")] = "",  # noqa: A002
@@ -85,12 +72,14 @@ async def list_users(
     cli.rows([_fields(user) for user in users], ["NAME", "TYPE", "STATUS"], rows, empty)
 
 
+@verb("show", USER)
 async def show_user(cli: Cli, name: Name) -> None:
     """Show a user."""
     user = await _user(cli, name)
     cli.pairs(_fields(user), _cells(user))
 
 
+@verb("create", USER)
 async def create_user(
     cli: Cli,
     name: Name,
@@ -103,6 +92,7 @@ async def create_user(
     cli.done(f"created user {name}", name=name, action="create")
 
 
+@verb("update", USER)
 async def update_user(
     cli: Cli,
     name: Name,
@@ -132,6 +122,7 @@ async def update_user(
     cli.done(f"updated user {name}", name=name, action="update")
 
 
+@verb("delete", USER)
 async def delete_user(cli: Cli, name: Name) -> None:
     """Delete a user and its permissions."""
     await _user(cli, name)
@@ -160,6 +151,7 @@ def _fields(user: User) -> dict[str, Any]:
     return fields
 
 
+@verb("list", ACL)
 async def list_acls(
     cli: Cli,
     subject: Annotated[
@@ -175,6 +167,7 @@ async def list_acls(
     cli.rows(acls, TITLES, _rows(acls), empty)
 
 
+@verb("show", ACL)
 async def show_acl(cli: Cli, subject: Subject) -> None:
     """Show the permissions of a user."""
     acl = await (await cli.admin()).acl(subject)
@@ -183,6 +176,7 @@ async def show_acl(cli: Cli, subject: Subject) -> None:
     cli.show(acl, lambda: print_table(TITLES, _rows([acl])))
 
 
+@verb("create", ACL)
 async def create_acl(
     cli: Cli,
     subject: Subject,
@@ -198,6 +192,7 @@ async def create_acl(
     cli.done(f"created entries of {subject}", name=subject, action="create")
 
 
+@verb("update", ACL)
 async def update_acl(
     cli: Cli,
     subject: Subject,
@@ -213,6 +208,7 @@ async def update_acl(
     cli.done(f"updated entries of {subject}", name=subject, action="update")
 
 
+@verb("delete", ACL)
 async def delete_acl(
     cli: Cli,
     subject: Subject,
@@ -226,6 +222,7 @@ async def delete_acl(
     cli.done(f"deleted entries of {subject}", name=subject, action="delete")
 
 
+@verb("copy", ACL)
 async def copy_acls(
     cli: Cli,
     to: Annotated[str, typer.Option(metavar="HOST:PORT", help="of the other broker")],

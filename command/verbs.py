@@ -113,14 +113,24 @@ _COMMON: Final = {
 """The options of every verb that connects: annotation and default."""
 
 
-def noun(app: typer.Typer, name: str, text: str) -> typer.Typer:
+app: Final = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Inspect and operate halfmq brokers, their messages and files. Exit codes: 0 done, "
+    "1 refused, not found, not reached or damage found, 2 usage or an unreadable directory.",
+)
+"""The command, with the nouns and verbs of the modules that are imported."""
+
+
+def noun(name: str, text: str) -> typer.Typer:
     """Add a noun to the command and return it."""
     made = typer.Typer(no_args_is_help=True, help=f"{text[0].upper()}{text[1:]}.")
     app.add_typer(made, name=name, help=text)
     return made
 
 
-def verb(nouns: typer.Typer, name: str) -> Callable[[_F], _F]:
+def verb(name: str, of: typer.Typer = app) -> Callable[[_F], _F]:
     """Register ``async def f(cli, …)`` as a verb with the common options; return it unchanged.
 
     Its docstring is the help, its annotations are the options. It returns an exit code, or None for
@@ -142,7 +152,7 @@ def verb(nouns: typer.Typer, name: str) -> Callable[[_F], _F]:
         command.__doc__ = function.__doc__
         command.__signature__ = inspect.Signature([*own, *common])  # type: ignore[attr-defined]
         command.__annotations__ = {one.name: one.annotation for one in (*own, *common)}
-        nouns.command(name)(command)
+        of.command(name)(command)
         return function
 
     return register

@@ -2,58 +2,45 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from nicegui import ui
 
+from halfmq.client.access import User
 from halfmq.client.admin import Admin
+from halfmq.client.administration.settings import BrokerSetting
 from halfmq.client.errors import UnsupportedRequestError
 
 from .session import reported
-from .widgets import Row, SearchTable, confirm
+from .widgets import SearchTable, confirm
 
 
 async def connections(admin: Admin, query: str) -> None:
     """Connected consumers and producers."""
-    table = SearchTable(
+    table = SearchTable[tuple[str, ...]](
         {
-            "role": "Role",
-            "group": "Group",
-            "client": "Client id",
-            "address": "Address",
-            "filters": "Subscriptions",
-            "state": "State",
+            title: itemgetter(number)
+            for number, title in enumerate(
+                ("Role", "Group", "Client id", "Address", "Subscriptions", "State")
+            )
         },
         empty="no client is connected",
         search=query,
     )
-    table.fill(
-        [
-            {
-                "key": f"{group.name}\n{member.client_id}",
-                "role": "consumer",
-                "group": group.name,
-                "client": member.client_id,
-                "address": member.address,
-                "filters": ", ".join(
-                    f"{name}: {text}" for name, text in sorted(member.filters.items())
-                ),
-                "state": "refused" if member.refused else "consumes",
-            }
-            for group in (await admin.connected_groups()).values()
-            for member in group.members
-        ]
-        + [
-            {
-                "key": "\n".join(one),
-                "role": "producer",
-                "group": one.group,
-                "client": one.client_id,
-                "address": one.address,
-                "filters": "",
-                "state": f"sends to {one.broker_name}",
-            }
-            for one in await admin.producers()
-        ]
-    )
+    consumers = [
+        (
+            *("consumer", group.name, member.client_id, member.address),
+            ", ".join(f"{name}: {text}" for name, text in sorted(member.filters.items())),
+            "refused" if member.refused else "consumes",
+        )
+        for group in (await admin.connected_groups()).values()
+        for member in group.members
+    ]
+    producers = [
+        ("producer", one.group, one.client_id, one.address, "", f"sends to {one.broker_name}")
+        for one in await admin.producers()
+    ]
+    table.fill([*consumers, *producers])
 
 
 async def brokers(admin: Admin, query: str) -> None:
@@ -62,7 +49,7 @@ async def brokers(admin: Admin, query: str) -> None:
     async def load() -> None:
         table.fill(
             [
-                {"key": f"{name}\n{key}", "broker": name, "name": key, "value": value}
+                (name, key, value)
                 for name, figures in (await admin.metrics()).items()
                 for key, value in sorted(figures.items())
             ]
@@ -71,8 +58,8 @@ async def brokers(admin: Admin, query: str) -> None:
     for one in await admin.broker_statuses():
         state = f"answers after {one.seconds * 1000:.0f} ms" if one.error is None else one.error
         ui.label(f"{one.name} at {one.address}: {state}")
-    table = SearchTable(
-        {"broker": "Broker", "name": "Figure", "value": "Value"},
+    table = SearchTable[tuple[str, str, str]](
+        {"Broker": itemgetter(0), "Figure": itemgetter(1), "Value": itemgetter(2)},
         empty="no broker tells figures",
         search=query or "halfmq.",
     )
@@ -86,33 +73,35 @@ async def settings(admin: Admin, query: str) -> None:
     async def load() -> None:
         table.fill(
             [
-                {"key": f"{name}\n{key}", "broker": name, "name": key, **one._asdict()}
+                (name, key, one)
                 for name, values in (await admin.described_settings()).items()
                 for key, one in sorted(values.items())
             ]
         )
 
-    def change(row: Row) -> None:
+    def change(setting: tuple[str, str, BrokerSetting]) -> None:
+        _broker, key, now = setting
+
         async def act() -> None:
             dialog.close()
-            await admin.change_setting(row["name"], value.value)
-            ui.notify(f"{row['name']}={value.value}", type="positive")
+            await admin.change_setting(key, value.value)
+            ui.notify(f"{key}={value.value}", type="positive")
             await load()
 
         with ui.dialog(value=True) as dialog, ui.card().classes("min-w-80"):
-            ui.label(f"{row['name']} of all brokers").classes("text-lg")
-            value = ui.input("Value", value=row["value"]).classes("w-full")
+            ui.label(f"{key} of all brokers").classes("text-lg")
+            value = ui.input("Value", value=now.value).classes("w-full")
             with ui.row():
                 ui.button("Change", on_click=reported(act))
                 ui.button("Cancel", on_click=dialog.close).props("flat")
 
-    table = SearchTable(
+    table = SearchTable[tuple[str, str, BrokerSetting]](
         {
-            "name": "Setting",
-            "value": "Value",
-            "change": "Change",
-            "source": "Source",
-            "broker": "Broker",
+            "Setting": itemgetter(1),
+            "Value": lambda one: one[2].value,
+            "Change": lambda one: one[2].change,
+            "Source": lambda one: one[2].source,
+            "Broker": itemgetter(0),
         },
         empty="no broker tells settings",
         on_open=change,
@@ -129,22 +118,15 @@ async def access(admin: Admin, query: str) -> None:
         ui.label("The broker has no users: authenticationEnabled turns access control on")
         return
 
+    permissions: dict[str, str] = {}
+
     async def load() -> None:
-        entries = {acl.subject: acl.entries for acl in await admin.acls()}
-        table.fill(
-            [
-                {
-                    "key": user.name,
-                    "type": "super" if user.is_super else "normal",
-                    "status": "enabled" if user.enabled else "disabled",
-                    "entries": "; ".join(
-                        f"{'' if one.allow else 'not '}{','.join(one.actions)} on {one.resource}"
-                        for one in entries.get(f"User:{user.name}", ())
-                    ),
-                }
-                for user in await admin.users()
-            ]
-        )
+        for acl in await admin.acls():
+            permissions[acl.subject.removeprefix("User:")] = "; ".join(
+                f"{'' if one.allow else 'not '}{','.join(one.actions)} on {one.resource}"
+                for one in acl.entries
+            )
+        table.fill(await admin.users())
 
     async def create() -> None:
         await admin.create_user(name.value, password.value)
@@ -152,22 +134,27 @@ async def access(admin: Admin, query: str) -> None:
         name.value = password.value = ""
         await load()
 
-    def toggle(row: Row) -> None:
-        enabled = row["status"] != "enabled"
+    def toggle(user: User) -> None:
+        word = "disable" if user.enabled else "enable"
 
         async def act(_reason: str) -> str:
-            await admin.update_user(row["key"], enabled=enabled)
+            await admin.update_user(user.name, enabled=not user.enabled)
             await load()
-            return f"{'enabled' if enabled else 'disabled'} {row['key']}"
+            return f"{word}d {user.name}"
 
-        confirm(f"{'Enable' if enabled else 'Disable'} user {row['key']}?", row["key"], act)
+        confirm(f"{word.capitalize()} user {user.name}?", user.name, act)
 
     with ui.row().classes("items-center"):
         name = ui.input("New user").props("outlined dense")
         password = ui.input("Password", password=True).props("outlined dense")
         ui.button("Create", on_click=reported(create)).props("outline")
-    table = SearchTable(
-        {"key": "User", "type": "Type", "status": "Status", "entries": "Permissions"},
+    table = SearchTable[User](
+        {
+            "User": lambda one: one.name,
+            "Type": lambda one: "super" if one.is_super else "normal",
+            "Status": lambda one: "enabled" if one.enabled else "disabled",
+            "Permissions": lambda one: permissions.get(one.name, ""),
+        },
         empty="there are no users" if not users else "no user",
         on_open=toggle,
         search=query,

@@ -59,46 +59,36 @@ async def transactions(admin: Admin, query: str) -> None:
     """Undecided transactions: search, check, decide."""
 
     async def load() -> None:
-        rows: list[dict[str, Any]] = []
+        found: list[PendingTransaction] = []
         async for one in admin.transactions(limit=TRANSACTIONS_MAX):
-            rows.append(_row(one))
-            if len(rows) == PAGE_ROWS:  # the oldest, before the rest has come
-                table.fill(rows)
-        table.fill(rows)
+            found.append(one)
+            if len(found) == PAGE_ROWS:  # the oldest, before the rest has come
+                table.fill(tuple(found))
+        table.fill(found)
 
     with ui.row():
         ui.button("Reload", icon="refresh", on_click=reported(load)).props("outline")
-    table = SearchTable(
+    table = SearchTable[PendingTransaction](
         {
-            "key": "Half message id",
-            "age": "Age in s",
-            "topic": "Topic",
-            "keys": "Keys",
-            "group": "Group",
-            "producers": "Producers",
-            "state": "State",
-            "checks": "Checks",
+            "Half message id": lambda one: one.half_message_id,
+            "Age in s": lambda one: round(one.age),
+            "Topic": lambda one: one.topic,
+            "Keys": lambda one: one.keys,
+            "Group": lambda one: one.group,
+            "Producers": lambda one: "-" if one.producers is None else one.producers,
+            "State": _state,
+            "Checks": lambda one: one.checks_delivered,
         },
         empty="no transaction is undecided",
-        on_open=lambda row: _open_transaction(admin, row["key"], load),
+        on_open=lambda one: _open_transaction(admin, one.half_message_id, load),
         search=query,
+        also=lambda one: one.transaction_id,
     )
     await load()
 
 
-def _row(one: PendingTransaction) -> dict[str, Any]:
-    reason = f" ({one.parked_reason})" if one.parked_reason else ""
-    return {
-        "key": one.half_message_id,
-        "id": one.transaction_id,
-        "age": round(one.age),
-        "topic": one.topic,
-        "keys": one.keys,
-        "group": one.group,
-        "producers": "-" if one.producers is None else one.producers,
-        "state": one.state + reason,
-        "checks": one.checks_delivered,
-    }
+def _state(one: PendingTransaction) -> str:
+    return f"{one.state} ({one.parked_reason})" if one.parked_reason else one.state
 
 
 async def _open_transaction(admin: Admin, half_id: str, load: Any) -> None:
@@ -132,7 +122,7 @@ async def _open_transaction(admin: Admin, half_id: str, load: Any) -> None:
             {
                 "Half message id": one.half_message_id,
                 "Transaction id": one.transaction_id,
-                "State": _row(one)["state"],
+                "State": _state(one),
                 "Topic": one.topic,
                 "Keys": one.keys or "-",
                 "Group": one.group,

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any, Final
 
 from nicegui import ui
 
-from halfmq.client.admin import Admin
+from halfmq.client.admin import Admin, DelayedMessage, Topic
+from halfmq.client.administration.dead_letters import DeadLetter, DeadLetterCause
+from halfmq.client.administration.groups import ConsumerGroup
+from halfmq.client.administration.progress import GroupLag
 from halfmq.client.message import Message, ReceivedMessage
 from halfmq.client.producer import Producer
 
 from .session import reported
-from .widgets import Row, SearchTable, confirm, facts
+from .widgets import SearchTable, confirm, facts
 
 MESSAGES_SHOWN: Final = 50
 """Latest messages of each queue in the viewer."""
@@ -24,23 +28,12 @@ async def topics(admin: Admin, query: str) -> None:
     """Topics: list, messages, send, create, change, delete."""
 
     async def load() -> None:
-        rows = []
+        found = []
         for one in await admin.topics():
-            if one.is_internal and not internal.value:
-                continue
-            stored = await admin.queues(one.name)
-            rows.append(
-                {
-                    "key": f"{one.name}@{one.broker_name}",
-                    "name": one.name,
-                    "broker": one.broker_name,
-                    "queues": one.write_queues,
-                    "messages": sum(queue.end - queue.first for queue in stored),
-                    "access": "/".join(["read"] * one.readable + ["write"] * one.writable) or "-",
-                    "groups": ", ".join(await admin.groups_of(one.name)),
-                }
-            )
-        table.fill(rows)
+            if internal.value or not one.is_internal:
+                stored = sum(queue.end - queue.first for queue in await admin.queues(one.name))
+                found.append((one, stored, ", ".join(await admin.groups_of(one.name))))
+        table.fill(found)
 
     async def create() -> None:
         await admin.create_topic(name.value, queues=int(queues.value))
@@ -52,17 +45,19 @@ async def topics(admin: Admin, query: str) -> None:
         queues = ui.number("Queues", value=4, min=1, max=1024, precision=0).props("outlined dense")
         ui.button("Create", on_click=reported(create)).props("outline")
         internal = ui.checkbox("Internal topics, too", on_change=reported(load))
-    table = SearchTable(
+    table = SearchTable[tuple[Topic, int, str]](
         {
-            "name": "Topic",
-            "broker": "Broker",
-            "queues": "Queues",
-            "messages": "Messages",
-            "access": "Access",
-            "groups": "Groups",
+            "Topic": lambda one: one[0].name,
+            "Broker": lambda one: one[0].broker_name,
+            "Queues": lambda one: one[0].write_queues,
+            "Messages": itemgetter(1),
+            "Access": lambda one: (
+                "/".join(["read"] * one[0].readable + ["write"] * one[0].writable) or "-"
+            ),
+            "Groups": itemgetter(2),
         },
         empty="there is no topic",
-        on_open=lambda row: _open_topic(admin, row["name"], load),
+        on_open=lambda one: _open_topic(admin, one[0].name, load),
         search=query,
     )
     await load()
@@ -70,11 +65,9 @@ async def topics(admin: Admin, query: str) -> None:
 
 async def _open_topic(admin: Admin, topic: str, load: Any) -> None:
     async def fill() -> None:
-        found: list[ReceivedMessage] = []
         async with aclosing(admin.browse(topic, latest=MESSAGES_SHOWN)) as messages:
             found = [one async for one in messages]
-        found.sort(key=lambda one: one.store_timestamp, reverse=True)
-        table.fill([_message_row(one) for one in found])
+        table.fill(sorted(found, key=lambda one: one.store_timestamp, reverse=True))
 
     async def send() -> None:
         async with Producer("halfmq-console", config=admin.config) as producer:
@@ -121,16 +114,19 @@ async def _open_topic(admin: Admin, topic: str, load: Any) -> None:
             body = ui.input("Body").props("outlined dense")
             keys = ui.input("Keys").props("outlined dense")
             ui.button("Send", on_click=reported(send)).props("outline")
-        table = SearchTable(
+        table = SearchTable[ReceivedMessage](
             {
-                "stored": "Stored",
-                "place": "Queue and offset",
-                "tags": "Tags",
-                "keys": "Keys",
-                "body": "Body",
+                "Stored": lambda one: one.store_timestamp.isoformat(timespec="milliseconds"),
+                "Queue and offset": lambda one: (
+                    f"{one.queue.broker_name}:{one.queue.queue_id} / {one.queue_offset}"
+                ),
+                "Tags": lambda one: one.tags,
+                "Keys": lambda one: one.keys,
+                "Body": lambda one: one.record.body[:200].decode(errors="replace"),
             },
             empty="it has no messages",
-            on_open=lambda row: ui.navigate.to(f"/message?q={row['place_id']}"),
+            on_open=lambda one: ui.navigate.to(f"/message?q={one.offset_message_id}"),
+            also=lambda one: one.offset_message_id,
         )
         await fill()
         timer = ui.timer(1.0, reported(fill), active=False)
@@ -138,51 +134,31 @@ async def _open_topic(admin: Admin, topic: str, load: Any) -> None:
         dialog.on("hide", timer.cancel)
 
 
-def _message_row(one: ReceivedMessage) -> Row:
-    return {
-        "key": one.offset_message_id,
-        "place_id": one.offset_message_id,
-        "stored": one.store_timestamp.isoformat(timespec="milliseconds"),
-        "place": f"{one.queue.broker_name}:{one.queue.queue_id} / {one.queue_offset}",
-        "tags": one.tags,
-        "keys": one.keys,
-        "body": one.record.body[:200].decode(errors="replace"),
-    }
-
-
 async def groups(admin: Admin, query: str) -> None:
     """Groups: members, lag, reset with a preview."""
+    connected: dict[str, ConsumerGroup] = {}
 
     async def load() -> None:
-        connected = await admin.connected_groups()
-        rows = []
-        for name in await admin.group_names():
-            lag, group = await admin.lag(name), connected.get(name)
-            unequal = group is not None and group.unequal_topics
-            rows.append(
-                {
-                    "key": name,
-                    "members": lag.members,
-                    "lag": lag.messages,
-                    "seconds": round(lag.seconds),
-                    "topics": ", ".join(one.topic for one in lag.topics),
-                    "subscriptions": "UNEQUAL" if unequal else "equal" if group else "-",
-                }
-            )
-        table.fill(rows)
+        connected.clear()
+        connected.update(await admin.connected_groups())
+        table.fill([await admin.lag(name) for name in await admin.group_names()])
+
+    def subscriptions(one: GroupLag) -> str:
+        group = connected.get(one.group)
+        return "-" if group is None else "UNEQUAL" if group.unequal_topics else "equal"
 
     ui.button("Reload", icon="refresh", on_click=reported(load)).props("outline")
-    table = SearchTable(
+    table = SearchTable[GroupLag](
         {
-            "key": "Group",
-            "members": "Members",
-            "lag": "Lag",
-            "seconds": "Lag in s",
-            "topics": "Topics",
-            "subscriptions": "Subscriptions",
+            "Group": lambda one: one.group,
+            "Members": lambda one: one.members,
+            "Lag": lambda one: one.messages,
+            "Lag in s": lambda one: round(one.seconds),
+            "Topics": lambda one: ", ".join(topic.topic for topic in one.topics),
+            "Subscriptions": subscriptions,
         },
         empty="there is no consumer group",
-        on_open=lambda row: _open_group(admin, row["key"], load),
+        on_open=lambda one: _open_group(admin, one.group, load),
         search=query,
     )
     await load()
@@ -235,23 +211,16 @@ async def dead_letters(admin: Admin, query: str) -> None:
     """Dead letters by group and cause; send them again."""
 
     async def load() -> None:
-        rows = []
-        for group in await admin.dead_letter_groups():
-            rows += [
-                {
-                    "key": f"{group}\n{one.cause}",
-                    "group": group,
-                    "cause": one.cause,
-                    "count": one.count,
-                    "first": one.first.isoformat(timespec="seconds"),
-                    "last": one.last.isoformat(timespec="seconds"),
-                }
-                for one in await admin.dead_letter_causes(group)
+        table.fill(
+            [
+                (group, cause)
+                for group in await admin.dead_letter_groups()
+                for cause in await admin.dead_letter_causes(group)
             ]
-        table.fill(rows)
+        )
 
-    async def open_cause(row: Row) -> None:
-        group, cause = row["group"], row["cause"]
+    async def open_cause(of_group: tuple[str, DeadLetterCause]) -> None:
+        group, cause, count = of_group[0], of_group[1].cause, of_group[1].count
 
         async def redrive(_reason: str) -> str:
             result = await admin.redrive(group, cause=cause)
@@ -260,37 +229,41 @@ async def dead_letters(admin: Admin, query: str) -> None:
 
         with ui.dialog(value=True).props("full-width") as dialog, ui.card().classes("w-full"):
             ui.label(f"{group}: {cause}").classes("text-lg")
-            letters = SearchTable(
-                {"died": "Died", "topic": "Topic", "keys": "Keys", "attempts": "Attempts"},
+            letters = SearchTable[DeadLetter](
+                {
+                    "Died": lambda one: one.died_at.isoformat(timespec="seconds"),
+                    "Topic": lambda one: one.topic,
+                    "Keys": lambda one: one.keys,
+                    "Attempts": lambda one: one.attempts,
+                },
                 empty="it has no dead letters",
-                on_open=lambda one: ui.navigate.to(f"/message?q={one['key']}"),
+                on_open=lambda one: ui.navigate.to(f"/message?q={one.offset_message_id}"),
+                also=lambda one: one.offset_message_id,
             )
-            rows: list[Row] = []
+            shown: list[DeadLetter] = []
             async with aclosing(admin.dead_letters(group, cause=cause)) as found:
                 async for one in found:
-                    rows.append(
-                        {
-                            "key": one.offset_message_id,
-                            "died": one.died_at.isoformat(timespec="seconds"),
-                            "topic": one.topic,
-                            "keys": one.keys,
-                            "attempts": one.attempts,
-                        }
-                    )
-                    if len(rows) == LETTERS_SHOWN:
+                    shown.append(one)
+                    if len(shown) == LETTERS_SHOWN:
                         break
-            letters.fill(rows)
+            letters.fill(shown)
             with ui.row():
                 ui.button(
                     "Send again",
                     on_click=lambda: confirm(
-                        f"Send {row['count']} letters to their topics again?", group, redrive
+                        f"Send {count} letters to their topics again?", group, redrive
                     ),
                 ).props("outline")
                 ui.button("Close", on_click=dialog.close).props("flat")
 
-    table = SearchTable(
-        {"group": "Group", "cause": "Cause", "count": "Letters", "first": "First", "last": "Last"},
+    table = SearchTable[tuple[str, DeadLetterCause]](
+        {
+            "Group": itemgetter(0),
+            "Cause": lambda one: one[1].cause,
+            "Letters": lambda one: one[1].count,
+            "First": lambda one: one[1].first.isoformat(timespec="seconds"),
+            "Last": lambda one: one[1].last.isoformat(timespec="seconds"),
+        },
         empty="no group has dead letters",
         on_open=reported(open_cause),
         search=query,
@@ -302,38 +275,27 @@ async def delayed(admin: Admin, query: str) -> None:
     """Messages that wait for their time of delivery; cancel one."""
 
     async def load() -> None:
-        table.fill(
-            [
-                {
-                    "key": one.recall_handle,
-                    "at": one.deliver_at.isoformat(timespec="milliseconds"),
-                    "topic": one.topic,
-                    "keys": one.keys,
-                    "id": one.message_id,
-                    "broker": one.broker_name,
-                }
-                for one in await admin.delayed()
-            ]
-        )
+        table.fill(await admin.delayed())
 
-    def cancel(row: Row) -> None:
+    def cancel(one: DelayedMessage) -> None:
         async def act(_reason: str) -> str:
-            await admin.cancel_delayed(row["key"])
+            await admin.cancel_delayed(one.recall_handle)
             await load()
             return "cancelled: nobody gets it"
 
-        confirm(f"Cancel message {row['id']} of topic {row['topic']}?", "cancel", act)
+        confirm(f"Cancel message {one.message_id} of topic {one.topic}?", "cancel", act)
 
-    table = SearchTable(
+    table = SearchTable[DelayedMessage](
         {
-            "at": "Delivery",
-            "topic": "Topic",
-            "keys": "Keys",
-            "id": "Message id",
-            "broker": "Broker",
+            "Delivery": lambda one: one.deliver_at.isoformat(timespec="milliseconds"),
+            "Topic": lambda one: one.topic,
+            "Keys": lambda one: one.keys,
+            "Message id": lambda one: one.message_id,
+            "Broker": lambda one: one.broker_name,
         },
         empty="no message waits for its time of delivery",
         on_open=cancel,
         search=query,
+        also=lambda one: one.recall_handle,
     )
     await load()

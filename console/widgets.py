@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 
 from nicegui import ui
@@ -14,6 +14,7 @@ from .session import reported
 PAGE_ROWS: Final = 25
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 _OPENING_CELL: Final = """
 <q-td :props="props"><q-btn flat dense no-caps align="left" :label="String(props.value)"
@@ -22,29 +23,30 @@ _OPENING_CELL: Final = """
 """A button as the first cell, which the keyboard reaches."""
 
 
-class SearchTable:
-    """A table whose rows stay here: the browser has one page of them, sorted and searched.
-
-    A row has a field ``key``, which tells rows apart.
-    """
+class SearchTable(Generic[T]):
+    """A table whose rows stay here: the browser has one page of them, sorted and searched."""
 
     def __init__(
         self,
-        columns: Mapping[str, str],
+        columns: Mapping[str, Callable[[T], object]],
         *,
         empty: str,
-        on_open: Callable[[Row], Any] | None = None,
+        on_open: Callable[[T], Any] | None = None,
         search: str | None = None,
+        also: Callable[[T], object] = lambda _one: "",
     ) -> None:
         """Show an empty table.
 
         Args:
-            columns: Title of each field that is shown.
-            empty: What is said if there are no rows.
-            on_open: Called with a row that is clicked.
+            columns: Title of each column, and what it shows of an item.
+            empty: What is said if there are no items.
+            on_open: Called with an item whose row is clicked.
             search: The text that is searched first, from the page's address, which follows it;
                 None for a list in a dialogue.
+            also: What is searched too, and not shown.
         """
+        self._cells = {**{f"c{n}": cell for n, cell in enumerate(columns.values())}, "also": also}
+        self._items: Sequence[T] = ()
         self._rows: list[Row] = []
         self._found = 0  # rows with what is searched
         self._empty, self._is_linked = empty, search is not None
@@ -58,7 +60,7 @@ class SearchTable:
             ui.table(
                 columns=[
                     {"name": name, "label": title, "field": name, "align": "left", "sortable": True}
-                    for name, title in columns.items()
+                    for name, title in zip(self._cells, columns, strict=False)
                 ],
                 rows=[],
                 row_key="key",
@@ -71,13 +73,17 @@ class SearchTable:
         self._table.on("request", lambda event: self._show(event.args["pagination"]))
         if on_open is not None:
             self._table.classes("cursor-pointer")
-            self._table.on("rowClick", lambda event: on_open(event.args[1]))
-            self._table.on("open", lambda event: on_open(event.args))
-            self._table.add_slot(f"body-cell-{next(iter(columns))}", _OPENING_CELL)
+            self._table.on("rowClick", lambda event: on_open(self._items[event.args[1]["key"]]))
+            self._table.on("open", lambda event: on_open(self._items[event.args["key"]]))
+            self._table.add_slot("body-cell-c0", _OPENING_CELL)
 
-    def fill(self, rows: Sequence[Row]) -> None:
-        """Replace the rows."""
-        self._rows = list(rows)
+    def fill(self, items: Sequence[T]) -> None:
+        """Replace the items."""
+        self._items = items
+        self._rows = [
+            {"key": number, **{name: cell(one) for name, cell in self._cells.items()}}
+            for number, one in enumerate(items)
+        ]
         self._show(dict(self._table.pagination))
 
     def _key(self, event: KeyEventArguments) -> None:
@@ -99,7 +105,7 @@ class SearchTable:
         rows = [
             row
             for row in self._rows
-            if not wanted or any(wanted in str(value).casefold() for value in row.values())
+            if not wanted or any(wanted in str(row[name]).casefold() for name in self._cells)
         ]
         by = pagination.get("sortBy")
         if by:

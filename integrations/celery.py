@@ -47,7 +47,7 @@ from halfmq.client.errors import (
     RouteNotFoundError,
 )
 from halfmq.client.message import Message
-from halfmq.client.transactional.owned_transaction import OPEN, HalfTransaction
+from halfmq.client.transactional.owned_transaction import OPEN
 
 __all__ = ["Channel", "Task", "Transport"]
 
@@ -344,7 +344,7 @@ class Task(CeleryTask):  # type: ignore[misc] # Celery has no types
 class _Collecting(Channel):
     """A channel whose messages are added to a transaction."""
 
-    transaction: HalfTransaction
+    transaction: Transaction
 
     def _put(self, queue: str, message: dict[str, Any], **_kwargs: Any) -> None:
         self.transaction.add(_encoded(queue, message))

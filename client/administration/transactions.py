@@ -142,20 +142,6 @@ async def pending_pages(
             yield [_pending_from_info(info, broker_name) for info in infos]
 
 
-async def pending_transactions(
-    session: Session,
-    *,
-    group: str | None = None,
-    state: State | None = None,
-    after: PendingTransaction | None = None,
-    limit: int | None = None,
-) -> AsyncIterator[PendingTransaction]:
-    """Yield the transactions of ``pending_pages``, one at a time."""
-    async for page in pending_pages(session, group=group, state=state, after=after, limit=limit):
-        for transaction in page:
-            yield transaction
-
-
 class TransactionCalls(ClusterClient):
     """Lists and decides transactions."""
 
@@ -179,9 +165,8 @@ class TransactionCalls(ClusterClient):
         Raises:
             UnsupportedRequestError: A broker is not halfmq's.
         """
-        return pending_transactions(
-            self._session, group=group, state=state, after=after, limit=limit
-        )
+        pages = pending_pages(self._session, group=group, state=state, after=after, limit=limit)
+        return (transaction async for page in pages for transaction in page)
 
     async def page(
         self,

@@ -156,10 +156,6 @@ class Telemetry:
                 duration.record(time.perf_counter() - began, attributes)
 
 
-def _with(carrier: Mapping[str, str], message: Message) -> Message:
-    return replace(message, properties={**(message.properties or {}), **carrier})
-
-
 def sending(
     telemetry: Telemetry | None, operation: Operation, messages: Sequence[Message]
 ) -> AbstractContextManager[Sequence[Message]]:

@@ -14,6 +14,7 @@ import inspect
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -200,33 +201,28 @@ def _not_understood(connection: BrokerConnection, reason: str) -> str:
     return f"the check is not understood: {reason}"
 
 
+@dataclass(slots=True)
 class _Check:
     """One check from a broker."""
 
-    __slots__ = ("_header", "acknowledged", "connection", "identity", "message")
+    header: CheckTransactionStateRequestHeader
+    message: MessageView
+    connection: BrokerConnection
+    acknowledged: bool
 
-    def __init__(
-        self,
-        header: CheckTransactionStateRequestHeader,
-        message: MessageView,
-        connection: BrokerConnection,
-        *,
-        acknowledged: bool,
-    ) -> None:
-        self._header = header
-        self.message = message
-        self.connection = connection
-        self.acknowledged = acknowledged
-        self.identity = header.transaction_id or message.message_id
+    @property
+    def identity(self) -> str:
+        """The transaction's id."""
+        return self.header.transaction_id or self.message.message_id
 
     def ending(self, decision: Decision, on_settled: OnSettled) -> Ending:
         """Return the answer as a decision that is resent until confirmed."""
         return Ending(
             self.identity,
             decision,
-            self._header.broker_name or "",
-            self._header.commit_log_offset,
-            self._header.tran_state_table_offset,
+            self.header.broker_name or "",
+            self.header.commit_log_offset,
+            self.header.tran_state_table_offset,
             self.message.topic,
             on_settled,
             from_check=True,
@@ -237,16 +233,16 @@ class _Check:
         """Return the answer as official clients send it."""
         return EndTransactionRequestHeader(
             producer_group=group,
-            tran_state_table_offset=self._header.tran_state_table_offset,
-            commit_log_offset=self._header.commit_log_offset,
+            tran_state_table_offset=self.header.tran_state_table_offset,
+            commit_log_offset=self.header.commit_log_offset,
             commit_or_rollback=decision,
-            msg_id=self._header.msg_id or self.identity,
+            msg_id=self.header.msg_id or self.identity,
             # The real topic, not the half topic that the official client sends back: with access
             # control a producer has no permission for that, and the answer would be rejected.
             topic=self.message.topic,
             from_transaction_check=True,
             transaction_id=self.identity,
-            broker_name=self._header.broker_name,
+            broker_name=self.header.broker_name,
         )
 
 
@@ -293,35 +289,13 @@ def checked_view(
     return MessageView(record, queue.broker_name)
 
 
-class UnsettledTransactions:
-    """Finished transactions whose outcome the broker may not know; the oldest are evicted first."""
+class Recent(OrderedDict[str, T]):
+    """What was noted of the last transactions, by id; the oldest are evicted first."""
 
-    def __init__(self) -> None:
-        self._uncertain: OrderedDict[str, str] = OrderedDict()
-        self._undelivered: OrderedDict[str, Decision] = OrderedDict()
-
-    def record_uncertain_prepare(self, transaction_id: str, message_id: str) -> None:
-        """Note that an attempt before the successful one may also have stored the half message."""
-        _put(self._uncertain, transaction_id, message_id)
-
-    def is_duplicate_half(self, transaction_id: str, message: MessageView) -> bool:
-        """Return whether this half is a duplicate of the one that the decision was about."""
-        used = self._uncertain.get(transaction_id)
-        return used is not None and used != message.offset_message_id
-
-    def record_undelivered(self, transaction_id: str, decision: Decision) -> None:
-        """Note a decision that was not sent to the broker, or not confirmed by it."""
-        _put(self._undelivered, transaction_id, decision)
-
-    def undelivered_decision(self, transaction_id: str) -> Decision | None:
-        """Return the decision that the broker may not know, if any."""
-        return self._undelivered.get(transaction_id)
-
-
-def _put(memory: OrderedDict[str, T], transaction_id: str, value: T) -> None:
-    memory[transaction_id] = value
-    if len(memory) > UNSETTLED_MAX:
-        memory.popitem(last=False)
+    def __setitem__(self, transaction_id: str, value: T) -> None:
+        super().__setitem__(transaction_id, value)
+        if len(self) > UNSETTLED_MAX:
+            self.popitem(last=False)
 
 
 async def _call_look(ledger: LedgerLook, transaction_id: str, in_thread: RunInThread) -> bool:

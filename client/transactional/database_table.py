@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias, TypeVar
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
 
-from ..arguments import check_optional_text, check_text
+from ..arguments import check_kind, check_optional_text, check_text
 from ..errors import ConfigurationError
 from .databases import (
     PARAMSTYLES,
@@ -23,6 +26,11 @@ T = TypeVar("T")
 
 Target: TypeAlias = Cursor | DbapiConnection
 """A cursor or connection of a driver, or SQLAlchemy's ``Session`` or ``Connection``."""
+
+
+KEPT_MIN: Final = timedelta(days=1)
+"""The minimum age of pruned rows: a local transaction that runs longer would find no tombstone, and
+a message may come again so much later."""
 
 
 class DatabaseTable(ABC):
@@ -60,6 +68,27 @@ class DatabaseTable(ABC):
         await database.execute(self.create_statement)
         await database.commit()
 
+    def prune(self, connection: Target, older_than: timedelta = timedelta(days=30)) -> int:
+        """Delete rows that are older, commit, and return how many; the class says what follows.
+
+        Their age is by the database's clock, if it is SQLite, PostgreSQL, MySQL or MariaDB.
+
+        Raises:
+            ConfigurationError: ``older_than`` is less than a day.
+        """
+        work = partial(self._prune, _age_ms(older_than))
+        return self.run_blocking_work(connection, work, "`await prune_async(…)`")
+
+    async def prune_async(
+        self, connection: object, older_than: timedelta = timedelta(days=30)
+    ) -> int:
+        """As :meth:`prune`, for an asynchronous connection."""
+        return await self.run_async(connection, partial(self._prune, _age_ms(older_than)))
+
+    @abstractmethod
+    async def _prune(self, age_ms: int, database: Database) -> int:
+        """Delete rows of this age, commit, and return how many."""
+
     def _sql(self, template: str, clock: str | None = None) -> str:
         """Fill in the table, and the expression for the time; None: it is a value."""
         return template.replace("NOW", clock or "{}").replace("TABLE", self._table, 1)
@@ -86,3 +115,15 @@ class DatabaseTable(ABC):
             return await work(database)
         finally:
             await database.close()
+
+
+def _age_ms(older_than: timedelta) -> int:
+    check_kind("older_than", older_than, timedelta)
+    if older_than < KEPT_MIN:
+        raise ConfigurationError("older_than", older_than, f"at least {KEPT_MIN}")
+    return older_than // timedelta(milliseconds=1)
+
+
+def host_ms() -> int:
+    """Return the time by this program's clock, in ms since 1970."""
+    return int(time.time() * 1000)

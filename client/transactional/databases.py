@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -105,37 +106,44 @@ class DbapiConnection(Protocol):
     def close(self) -> Callable[..., Any]: ...
 
 
-class Database(Protocol):
+class Database(ABC):
     """One open connection, independent of its driver."""
 
     kind: str | None
     """The kind of database; None: unknown, so only standard SQL may be used."""
 
+    @abstractmethod
     async def execute(self, sql: str, *values: object) -> int:
         """Execute a statement and return how many rows it changed."""
 
+    @abstractmethod
     async def fetch(self, sql: str, *values: object) -> Sequence[Any]:
         """Execute a query and return its rows."""
 
+    @abstractmethod
     async def begin(self) -> None:
         """Begin a transaction, unless the next statement does; none is open."""
 
-    async def flush(self) -> None:
+    async def flush(self) -> None:  # noqa: B027 -- a driver's connection keeps nothing back
         """Execute what the session has kept back; errors of it are raised here."""
 
+    @abstractmethod
     async def commit(self) -> None:
         """End the transaction, if one is open."""
 
+    @abstractmethod
     async def rollback(self) -> None:
         """End the transaction, if one is open."""
 
+    @abstractmethod
     async def autocommits(self) -> bool:
         """Return whether the next statement would commit by itself; False also if unknown."""
 
+    @abstractmethod
     def transaction_watch(self) -> Callable[[], bool]:
         """Return a function that tells, as far as the driver does, if this transaction is open."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 -- most open nothing
         """Close what was opened for these statements; the connection is its owner's."""
 
 
@@ -252,7 +260,7 @@ async def managed_connection(opening: Any) -> AsyncIterator[Any]:
         await _await_if_needed(target.close())
 
 
-class _Dbapi:
+class _Dbapi(Database):
     """A cursor of PEP 249, or an asynchronous one with the same methods."""
 
     def __init__(
@@ -278,9 +286,6 @@ class _Dbapi:
         if await self.autocommits():
             await self.execute("begin")
 
-    async def flush(self) -> None:
-        """Nothing was kept back."""
-
     async def commit(self) -> None:
         await _await_if_needed(self._connection.commit())
 
@@ -301,7 +306,7 @@ class _Dbapi:
                 await _await_if_needed(self._cursor.close())
 
 
-class _Asyncpg:
+class _Asyncpg(Database):
     """A connection of asyncpg, where a statement outside a transaction commits by itself."""
 
     def __init__(self, connection: Any) -> None:
@@ -324,9 +329,6 @@ class _Asyncpg:
     async def begin(self) -> None:
         await self._connection.execute("begin")
 
-    async def flush(self) -> None:
-        """Nothing was kept back."""
-
     async def commit(self) -> None:
         if self._connection.is_in_transaction():
             await self._connection.execute("commit")
@@ -342,11 +344,8 @@ class _Asyncpg:
         is_open: Callable[[], bool] = self._connection.is_in_transaction
         return is_open
 
-    async def close(self) -> None:
-        """Nothing was opened."""
 
-
-class _SqlAlchemy:
+class _SqlAlchemy(Database):
     """SQLAlchemy's ``Session`` or ``Connection``; for async ones, the one ``run_sync`` passes."""
 
     def __init__(self, target: Any) -> None:
@@ -403,9 +402,6 @@ class _SqlAlchemy:
     def transaction_watch(self) -> Callable[[], bool]:
         begun = self._target.get_transaction()  # after its end a statement begins another one
         return lambda: begun is not None and self._target.get_transaction() is begun
-
-    async def close(self) -> None:
-        """Nothing was opened: SQLAlchemy closes its cursors."""
 
 
 async def _autocommits(database: Database, connection: Any) -> bool:

@@ -7,17 +7,15 @@ delivery at the same time waits for the first one's transaction.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
-from ..arguments import check_kind, check_text
-from ..errors import AlreadyProcessedError, AutocommitError, ConfigurationError
+from ..arguments import check_text
+from ..errors import AlreadyProcessedError, AutocommitError
 from ..message import ReceivedMessage
-from .database_table import DatabaseTable, Target
+from .database_table import DatabaseTable, Target, host_ms
 from .databases import (
     Database,
     check_blocking,
@@ -26,9 +24,6 @@ from .databases import (
     is_duplicate,
     run_blocking,
 )
-
-KEPT_MIN: Final = timedelta(days=1)
-"""The minimum age of pruned rows: a message may come again so much later."""
 
 
 class Inbox(DatabaseTable):
@@ -44,8 +39,9 @@ class Inbox(DatabaseTable):
                 database.execute("insert into parcels …")
             message.ack()
 
-    Groups that share a database may share the table. Use :meth:`record` with the same connections
-    and sessions as ``TransactionLedger.record``.
+    Groups that share a database may share the table. ``prune`` deletes the group's old rows: a
+    message that comes again after its row is gone is processed again. Use :meth:`record` with the
+    same connections and sessions as ``TransactionLedger.record``.
     """
 
     def __init__(
@@ -88,23 +84,6 @@ class Inbox(DatabaseTable):
     async def record_async(self, target: object, message: ReceivedMessage) -> None:
         """As :meth:`record`, for asynchronous sessions and connections."""
         await self.run_async(target, partial(self._record, message))
-
-    def prune(self, connection: Target, older_than: timedelta = timedelta(days=30)) -> int:
-        """Delete the group's rows older than that, commit, and return how many.
-
-        A message that comes again after its row is gone is processed again.
-
-        Raises:
-            ConfigurationError: ``older_than`` is less than a day.
-        """
-        work = partial(self._prune, older_than)
-        return self.run_blocking_work(connection, work, "`await inbox.prune_async(…)`")
-
-    async def prune_async(
-        self, connection: object, older_than: timedelta = timedelta(days=30)
-    ) -> int:
-        """As :meth:`prune`, for an asynchronous connection."""
-        return await self.run_async(connection, partial(self._prune, older_than))
 
     @asynccontextmanager
     async def processing(
@@ -169,7 +148,7 @@ class Inbox(DatabaseTable):
             raise AutocommitError(message.inbox_id)
         clock = clock_of(database)
         insert = "insert into TABLE (consumer_group, id, recorded_at) values ({}, {}, NOW)"
-        values = (self._group, message.inbox_id, *([] if clock else [int(time.time() * 1000)]))
+        values = (self._group, message.inbox_id, *([] if clock else [host_ms()]))
         try:
             await database.execute(self._sql(insert, clock), *values)
         except Exception as error:
@@ -177,13 +156,10 @@ class Inbox(DatabaseTable):
                 raise AlreadyProcessedError(self._group, message.inbox_id) from error
             raise
 
-    async def _prune(self, older_than: timedelta, database: Database) -> int:
-        check_kind("older_than", older_than, timedelta)
-        if older_than < KEPT_MIN:
-            raise ConfigurationError("older_than", older_than, f"at least {KEPT_MIN}")
-        age_ms, clock = older_than // timedelta(milliseconds=1), clock_of(database)
+    async def _prune(self, age_ms: int, database: Database) -> int:
+        clock = clock_of(database)
         delete = "delete from TABLE where consumer_group = {} and recorded_at < NOW - {}"
-        values = (*([] if clock else [int(time.time() * 1000)]), age_ms)
+        values = (*([] if clock else [host_ms()]), age_ms)
         pruned = await database.execute(self._sql(delete, clock), self._group, *values)
         await database.commit()
         return pruned

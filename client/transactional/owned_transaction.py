@@ -15,19 +15,20 @@ unseen, or if a savepoint took the row with it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..errors import TransactionNotCommittedError
-from ..message import Decision, Message
+from ..message import Decision
 from .databases import Database, check_blocking, check_ownable, run_blocking
 from .recorded_transactions import StillOpen, says_open
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from .transaction_block import Transaction
 
-Work = Callable[[Database], Coroutine[Any, Any, T]]
+Work = Callable[[Database], Coroutine[Any, Any, Any]]
 
 
 class LedgerRows(Protocol):
@@ -40,39 +41,23 @@ class LedgerRows(Protocol):
         """Return whether its own transaction sees the row."""
 
 
-class HalfTransaction(Protocol):
-    """The half message and its decision; see ``halfmq.client.Transaction``."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def chosen(self) -> Decision | None: ...
-
-    def decide(self, decision: Decision) -> None: ...
-
-    def add(self, message: Message) -> None: ...
-
-
-OPEN: Final[ContextVar[HalfTransaction | None]] = ContextVar("halfmq_transaction", default=None)
+OPEN: Final[ContextVar[Transaction | None]] = ContextVar("halfmq_transaction", default=None)
 """The transaction of the block that runs in this context."""
 
-H = TypeVar("H", bound=HalfTransaction)
 
-
-class OwnedTransaction:
+class OwnedTransaction(AbstractAsyncContextManager["Transaction"]):
     """Enters and exits both transactions; the same code for blocking and asynchronous drivers."""
 
     def __init__(
         self,
-        half: HalfTransaction,
+        half: Transaction,
         ledger: LedgerRows,
         session: object,
         *,
         enter: Callable[[], Awaitable[object]],
         store: Callable[[], Awaitable[object]],
         leave: Callable[..., Awaitable[object]],
-        run: Callable[[Work[Any]], Awaitable[Any]],
+        run: Callable[[Work], Awaitable[Any]],
     ) -> None:
         """Refuse a session that cannot be owned; nothing is sent.
 
@@ -95,7 +80,7 @@ class OwnedTransaction:
         self._still_open: StillOpen = lambda: False
         self._driver_tells = False
 
-    async def begin(self) -> None:
+    async def __aenter__(self) -> Transaction:
         """Store the half message, begin, and insert the ledger's row."""
         await self._enter()
         try:
@@ -105,6 +90,7 @@ class OwnedTransaction:
             await self._leave(type(error), error, error.__traceback__)
             raise
         OPEN.set(self._half)
+        return self._half
 
     async def _begin(self, database: Database) -> None:
         await database.begin()
@@ -117,7 +103,7 @@ class OwnedTransaction:
                 await database.rollback()
             raise
 
-    async def end(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
@@ -202,10 +188,12 @@ class BlockingHalf(AbstractContextManager[Any], Protocol):
         """Store those that the block has added."""
 
 
-class BlockingOwnedBlock(AbstractContextManager[H]):
+class BlockingOwnedBlock(AbstractContextManager["Transaction"]):
     """The context manager of a transaction whose blocking session the producer owns."""
 
-    def __init__(self, block: BlockingHalf, half: H, ledger: Any, session: object) -> None:
+    def __init__(
+        self, block: BlockingHalf, half: Transaction, ledger: Any, session: object
+    ) -> None:
         """Raises what `OwnedTransaction` raises."""
         check_blocking(session, "`halfmq.client.TransactionProducer`, the asynchronous one")
 
@@ -218,17 +206,15 @@ class BlockingOwnedBlock(AbstractContextManager[H]):
         async def leave(*error: Any) -> None:
             block.__exit__(*error)
 
-        async def run(work: Work[Any]) -> Any:
+        async def run(work: Work) -> Any:
             return ledger.run_blocking_work(session, work, "")
 
-        self._half = half
         self._owned = OwnedTransaction(
             half, ledger, session, enter=enter, store=store, leave=leave, run=run
         )
 
-    def __enter__(self) -> H:
-        run_blocking(self._owned.begin())
-        return self._half
+    def __enter__(self) -> Transaction:
+        return run_blocking(self._owned.__aenter__())
 
     def __exit__(
         self,
@@ -236,4 +222,4 @@ class BlockingOwnedBlock(AbstractContextManager[H]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        run_blocking(self._owned.end(kind, error, trace))
+        run_blocking(self._owned.__aexit__(kind, error, trace))

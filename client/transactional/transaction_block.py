@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
-from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -23,7 +22,6 @@ from ..net.session import wall_clock_ms
 from .check_back import checked_view
 from .decisions import Ending, OnSettled
 from .multi_message_prepare import check_messages
-from .owned_transaction import OwnedTransaction
 from .recorded_transactions import Recordings, begin_recordings, end_recordings
 
 logger = logging.getLogger(__name__)
@@ -288,22 +286,3 @@ class Transaction:
 
     def __repr__(self) -> str:
         return f"<Transaction {self._id or None} decision={self.decision} decided={self.decided}>"
-
-
-class OwnedBlock(AbstractAsyncContextManager[Transaction]):
-    """The context manager of a transaction whose session the producer owns."""
-
-    def __init__(self, transaction: Transaction, owned: OwnedTransaction) -> None:
-        self._transaction, self._owned = transaction, owned
-
-    async def __aenter__(self) -> Transaction:
-        await self._owned.begin()
-        return self._transaction
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._owned.end(kind, error, trace)

@@ -280,7 +280,12 @@ def _graph() -> dict[str, set[str]]:
                 continue
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
-            imported.update([source], (f"{source}.{one.name}" for one in node.names))
+            imported.update(f"{source}.{one.name}" for one in node.names)
+            # `from . import one, two` needs these modules of the folder, and nothing of the folder.
+            if node.module or not all(
+                (path.parent / f"{one.name}.py").exists() for one in node.names
+            ):
+                imported.add(source)
     return {name: (imported & graph.keys()) - {name} for name, imported in graph.items()}
 
 
