@@ -34,7 +34,14 @@ from celery import Task as CeleryTask
 from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.utils.json import dumps, loads
 
-from halfmq.client.blocking import Admin, Consumer, MessageView, Producer, receive_any
+from halfmq.client.blocking import (
+    Admin,
+    Consumer,
+    MessageView,
+    Producer,
+    Transaction,
+    receive_any,
+)
 from halfmq.client.errors import (
     BrokerRefusedError,
     ClientClosedError,
