@@ -104,13 +104,6 @@ class GetConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
     topic_list: str | None = None  # "a;b;"
 
 
-@request_header(RequestCode.GET_CONSUMER_CONNECTION_LIST)
-class ConsumerGroupRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_CONSUMER_CONNECTION_LIST (203)."""
-
-    consumer_group: Name
-
-
 @request_header(RequestCode.GET_PRODUCER_CONNECTION_LIST)
 class ProducerGroupRequestHeader(Header, frozen=True, kw_only=True):
     """GET_PRODUCER_CONNECTION_LIST (204)."""

@@ -131,9 +131,9 @@ class QueryTimersRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
-@answer_header(RequestCode.QUERY_TIMERS)
-class QueryTimersResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to QUERY_TIMERS (9005); the body has the stored records, one after the other."""
+@answer_header(RequestCode.QUERY_TIMERS, RequestCode.QUERY_TRANSACTIONS)
+class PageResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 9005, whose body has the stored records one after the other, and to 9000."""
 
     next_after: Int64 | None = None  # the next request's ``after``; None: this is the last page
 
@@ -248,13 +248,6 @@ class QueryConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
     set_zero_if_not_found: bool | None = None
 
 
-@answer_header(RequestCode.QUERY_CONSUMER_OFFSET)
-class QueryConsumerOffsetResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to QUERY_CONSUMER_OFFSET (14)."""
-
-    offset: Int64
-
-
 @request_header(RequestCode.UPDATE_CONSUMER_OFFSET)
 class UpdateConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """UPDATE_CONSUMER_OFFSET (15)."""
@@ -265,9 +258,44 @@ class UpdateConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
     commit_offset: Int64
 
 
-@answer_header(RequestCode.UPDATE_CONSUMER_OFFSET)
-class UpdateConsumerOffsetResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to UPDATE_CONSUMER_OFFSET (15)."""
+@answer_header(
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+    RequestCode.GET_MAX_OFFSET,
+    RequestCode.GET_MIN_OFFSET,
+)
+class OffsetResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 14, 29, 30 (the next offset to be written) and 31."""
+
+    offset: Int64
+
+
+@answer_header(
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.UNREGISTER_CLIENT,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+)
+class EmptyResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 15, 35 and 38: ext fields, but none in them."""
+
+
+@request_header(RequestCode.GET_MIN_OFFSET, RequestCode.GET_EARLIEST_MSG_STORETIME)
+class QueueRequestHeader(Header, frozen=True, kw_only=True):
+    """Requests about one queue: 31, 32."""
+
+    topic: Name
+    queue_id: Int32
+
+
+@request_header(
+    RequestCode.GET_CONSUMER_CONNECTION_LIST,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+)
+class ConsumerGroupRequestHeader(Header, frozen=True, kw_only=True):
+    """Requests about one group: 203, 38, and 40 (its members changed) from the broker."""
+
+    consumer_group: Name
 
 
 @request_header(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
@@ -280,13 +308,6 @@ class SearchOffsetRequestHeader(Header, frozen=True, kw_only=True):
     boundary_type: Name | None = None  # LOWER (also when absent) or UPPER
 
 
-@answer_header(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
-class SearchOffsetResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to SEARCH_OFFSET_BY_TIMESTAMP (29)."""
-
-    offset: Int64
-
-
 @request_header(RequestCode.GET_MAX_OFFSET)
 class GetMaxOffsetRequestHeader(Header, frozen=True, kw_only=True):
     """GET_MAX_OFFSET (30)."""
@@ -294,36 +315,6 @@ class GetMaxOffsetRequestHeader(Header, frozen=True, kw_only=True):
     topic: Name
     queue_id: Int32
     committed: bool = True
-
-
-@answer_header(RequestCode.GET_MAX_OFFSET)
-class GetMaxOffsetResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to GET_MAX_OFFSET (30): the next offset to be written."""
-
-    offset: Int64
-
-
-@request_header(RequestCode.GET_MIN_OFFSET)
-class GetMinOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_MIN_OFFSET (31)."""
-
-    topic: Name
-    queue_id: Int32
-
-
-@answer_header(RequestCode.GET_MIN_OFFSET)
-class GetMinOffsetResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to GET_MIN_OFFSET (31)."""
-
-    offset: Int64
-
-
-@request_header(RequestCode.GET_EARLIEST_MSG_STORETIME)
-class GetEarliestMsgStoretimeRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_EARLIEST_MSG_STORETIME (32)."""
-
-    topic: Name
-    queue_id: Int32
 
 
 @answer_header(RequestCode.GET_EARLIEST_MSG_STORETIME)
@@ -412,30 +403,6 @@ class UnregisterClientRequestHeader(Header, frozen=True, kw_only=True):
     client_id: Name = field(name="clientID")
     producer_group: Name | None = None
     consumer_group: Name | None = None
-
-
-@answer_header(RequestCode.UNREGISTER_CLIENT)
-class UnregisterClientResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to UNREGISTER_CLIENT (35)."""
-
-
-@request_header(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-class GetConsumerListByGroupRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_CONSUMER_LIST_BY_GROUP (38)."""
-
-    consumer_group: Name
-
-
-@answer_header(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-class GetConsumerListByGroupResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to GET_CONSUMER_LIST_BY_GROUP (38)."""
-
-
-@request_header(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
-class NotifyConsumerIdsChangedRequestHeader(Header, frozen=True, kw_only=True):
-    """NOTIFY_CONSUMER_IDS_CHANGED (40)."""
-
-    consumer_group: Name
 
 
 # -- name server -------------------------------------------------------------------------------

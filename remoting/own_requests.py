@@ -154,13 +154,6 @@ decode_consumers: Final = _reader(ConsumerInfo, CONSUMERS_MAX + MEMBER_TOPICS_MA
 """Reads the answer to QUERY_CONSUMERS."""
 
 
-@answer_header(RequestCode.END_TRANSACTION)
-class EndTransactionResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to END_TRANSACTION (37) in MSGPACK; official brokers answer without fields."""
-
-    msg_id: str | None = None  # offset id of the final message; None unless committed
-
-
 @request_header(RequestCode.QUERY_TRANSACTIONS)
 class QueryTransactionsRequestHeader(Header, frozen=True, kw_only=True):
     """QUERY_TRANSACTIONS (9000): a page of undecided transactions, or the one with this id."""
@@ -173,27 +166,22 @@ class QueryTransactionsRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
-@answer_header(RequestCode.QUERY_TRANSACTIONS)
-class QueryTransactionsResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to QUERY_TRANSACTIONS (9000); the page may be shorter than ``max_count``."""
+@request_header(RequestCode.END_TRANSACTIONS, RequestCode.PREPARE_TRANSACTION)
+class TransactionsRequestHeader(Header, frozen=True, kw_only=True):
+    """END_TRANSACTIONS (9001), many decisions; PREPARE_TRANSACTION (9002), several half messages.
 
-    next_after: Int64 | None = None  # the next request's ``after``; None: this is the last page
-
-
-@request_header(RequestCode.END_TRANSACTIONS)
-class EndTransactionsRequestHeader(Header, frozen=True, kw_only=True):
-    """END_TRANSACTIONS (9001): many decisions at once; they are in the body."""
+    They are in the body; of half messages, the leader is the first.
+    """
 
     producer_group: Name
     broker_name: Name | None = field(default=None, name="bname")
 
 
-@request_header(RequestCode.PREPARE_TRANSACTION)
-class PrepareTransactionRequestHeader(Header, frozen=True, kw_only=True):
-    """PREPARE_TRANSACTION (9002): several half messages; the body has them, the leader first."""
+@answer_header(RequestCode.END_TRANSACTION, RequestCode.DECIDE_TRANSACTION)
+class FinalMessageResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 37, in MSGPACK only (official brokers answer without fields), and to 9003."""
 
-    producer_group: Name
-    broker_name: Name | None = field(default=None, name="bname")
+    msg_id: str | None = None  # offset id of the final message; None unless committed
 
 
 @request_header(RequestCode.DECIDE_TRANSACTION)
@@ -204,10 +192,3 @@ class DecideTransactionRequestHeader(Header, frozen=True, kw_only=True):
     action: Name  # "commit", "rollback" or "resume"
     reason: str | None = None  # for the broker's log
     broker_name: Name | None = field(default=None, name="bname")
-
-
-@answer_header(RequestCode.DECIDE_TRANSACTION)
-class DecideTransactionResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to DECIDE_TRANSACTION (9003)."""
-
-    msg_id: str | None = None  # offset id of the final message; None unless committed

@@ -174,7 +174,7 @@ def encode_send_reply(
 def encode_end_reply(request: RemotingCommand, message_id: str) -> bytes:
     """Return the whole frame of the answer to a commit in MSGPACK.
 
-    Its header is an ``EndTransactionResponseHeader`` with the final message's offset id.
+    Its header is an ``FinalMessageResponseHeader`` with the final message's offset id.
     """
     fields = (message_id,)
     header = _encode_msgpack((0, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, None, fields))

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from halfmq.remoting.admin_bodies import decode_queue_places
 from halfmq.remoting.admin_headers import QueryConsumeQueueRequestHeader
 from halfmq.remoting.codes import INT64_MAX, RequestCode
-from halfmq.remoting.headers import SearchOffsetRequestHeader, SearchOffsetResponseHeader
+from halfmq.remoting.headers import OffsetResponseHeader, SearchOffsetRequestHeader
 
 from ..message import MessageQueue, ReceivedMessage
 from ..net.session import typed
@@ -110,7 +110,7 @@ class BrowseCalls(TopicCalls, MessageCalls):
             topic=queue.topic, queue_id=queue.queue_id, timestamp=time_ms
         )
         answer = await self._send(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
-        return typed(answer, SearchOffsetResponseHeader, address).offset
+        return typed(answer, OffsetResponseHeader, address).offset
 
     async def _page(self, queue: MessageQueue, index: int, count: int) -> Page:
         """Return the messages from a queue offset on, and the offset after them."""

@@ -10,8 +10,8 @@ from typing import Final
 
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.headers import (
+    PageResponseHeader,
     QueryTimersRequestHeader,
-    QueryTimersResponseHeader,
     RecallMessageRequestHeader,
 )
 from halfmq.remoting.recall_handle import RecallHandle, parse_recall_handle
@@ -94,7 +94,7 @@ class DelayedCalls(ClusterClient):
             header = QueryTimersRequestHeader(topic=topic, after=after, max_count=_PAGE)
             answer = await self._send(address, RequestCode.QUERY_TIMERS, header)
             yield [_delayed(record, name) for record in records_of(address, answer.body)]
-            after = typed(answer, QueryTimersResponseHeader, address).next_after
+            after = typed(answer, PageResponseHeader, address).next_after
 
 
 def _delayed(record: Record, broker_name: str) -> DelayedMessage:

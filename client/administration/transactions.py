@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
+from halfmq.remoting.headers import PageResponseHeader, ResumeCheckHalfMessageRequestHeader
 from halfmq.remoting.own_requests import (
     DecideTransactionRequestHeader,
-    DecideTransactionResponseHeader,
+    FinalMessageResponseHeader,
     QueryTransactionsRequestHeader,
-    QueryTransactionsResponseHeader,
     TransactionInfo,
     decode_transactions,
 )
@@ -246,7 +245,7 @@ class TransactionCalls(ClusterClient):
             if unknown and not isinstance(error, AccessDeniedError):
                 raise TransactionNotFoundError(transaction_id, error.remark)
             raise error
-        return typed(answer, DecideTransactionResponseHeader, address).msg_id
+        return typed(answer, FinalMessageResponseHeader, address).msg_id
 
     async def _locate(self, transaction_id: str) -> tuple[str, int, bool]:
         """Return the broker's address, the half's physical offset, and whether it is undecided.
@@ -282,6 +281,6 @@ async def _query(
     """Return a page, and the ``after`` of the next page; None if this is the last one."""
     code = RequestCode.QUERY_TRANSACTIONS
     answer = expect_success(await call_broker(session, address, code, header))
-    following = typed(answer, QueryTransactionsResponseHeader, address).next_after
+    following = typed(answer, PageResponseHeader, address).next_after
     with answer_of(address):
         return decode_transactions(answer.body), following

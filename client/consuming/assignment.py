@@ -19,15 +19,11 @@ from typing import Final, TypeAlias
 from halfmq.remoting.bodies import SubscriptionData, decode_consumer_list
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.errors import ProtocolError
-from halfmq.remoting.headers import GetConsumerListByGroupRequestHeader
+from halfmq.remoting.headers import ConsumerGroupRequestHeader
 from halfmq.store.format.topics import RETRY_PREFIX
 
 from ..config import ClientConfig
-from ..errors import (
-    AccessDeniedError,
-    BadAnswerError,
-    ClientError,
-)
+from ..errors import AccessDeniedError, BadAnswerError, ClientError
 from ..events import Assigned, ConsumerEvent, Lagging, Revoked, TopicMissing
 from ..message import MessageQueue
 from ..net.routes import nearest_topics
@@ -253,7 +249,7 @@ class Assignment:
         if self._broadcasting or not route.consume_queues:
             return list(route.consume_queues)
         address = broker_address(session, route.consume_queues[0])
-        header = GetConsumerListByGroupRequestHeader(consumer_group=self._group)
+        header = ConsumerGroupRequestHeader(consumer_group=self._group)
         answer = await session.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         try:
             members = decode_consumer_list(expect_success(answer).body)

@@ -17,13 +17,10 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import (
     GetMaxOffsetRequestHeader,
-    GetMaxOffsetResponseHeader,
-    GetMinOffsetRequestHeader,
-    GetMinOffsetResponseHeader,
+    OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
-    QueryConsumerOffsetResponseHeader,
+    QueueRequestHeader,
     SearchOffsetRequestHeader,
-    SearchOffsetResponseHeader,
     UpdateConsumerOffsetRequestHeader,
 )
 from halfmq.store.format.topics import RETRY_PREFIX
@@ -92,7 +89,7 @@ class BrokerOffsets:
         answer = await session.call(address, RequestCode.QUERY_CONSUMER_OFFSET, header)
         if answer.code != ResponseCode.QUERY_NOT_FOUND:
             expect_success(answer)
-            stored = typed(answer, QueryConsumerOffsetResponseHeader, address).offset
+            stored = typed(answer, OffsetResponseHeader, address).offset
             if stored >= 0:
                 return Start(stored, stored or None)
         return Start(await initial_offset(session, queue, default), None)
@@ -181,17 +178,17 @@ async def initial_offset(
     topic, queue_id = queue.topic, queue.queue_id
     is_retry = topic.startswith(RETRY_PREFIX) and not of_retries
     if is_retry or start_from == "first":
-        minimum = GetMinOffsetRequestHeader(topic=topic, queue_id=queue_id)
+        minimum = QueueRequestHeader(topic=topic, queue_id=queue_id)
         answer = await session.call(address, RequestCode.GET_MIN_OFFSET, minimum)
-        return typed(expect_success(answer), GetMinOffsetResponseHeader, address).offset
+        return typed(expect_success(answer), OffsetResponseHeader, address).offset
     if start_from == "last":
         maximum = GetMaxOffsetRequestHeader(topic=topic, queue_id=queue_id)
         answer = await session.call(address, RequestCode.GET_MAX_OFFSET, maximum)
-        return typed(expect_success(answer), GetMaxOffsetResponseHeader, address).offset
+        return typed(expect_success(answer), OffsetResponseHeader, address).offset
     timestamp_ms = int(start_from.timestamp() * 1000)
     search = SearchOffsetRequestHeader(topic=topic, queue_id=queue_id, timestamp=timestamp_ms)
     answer = await session.call(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
-    return typed(expect_success(answer), SearchOffsetResponseHeader, address).offset
+    return typed(expect_success(answer), OffsetResponseHeader, address).offset
 
 
 def broker_address(session: Session, queue: MessageQueue) -> str:

@@ -23,9 +23,9 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.remoting.own_requests import (
     ENDS_MAX,
-    EndTransactionResponseHeader,
-    EndTransactionsRequestHeader,
+    FinalMessageResponseHeader,
     TransactionEnd,
+    TransactionsRequestHeader,
     decode_end_results,
     encode_entries,
 )
@@ -198,13 +198,13 @@ class DecisionSender:
             )
         if answer.header is None:
             return None
-        return typed(answer, EndTransactionResponseHeader, address).msg_id
+        return typed(answer, FinalMessageResponseHeader, address).msg_id
 
     async def _send_batch(
         self, session: Session, address: str, batch: list[Ending], seconds: float
     ) -> Sequence[str | ClientError | None]:
         broker_name = batch[0].broker_name
-        header = EndTransactionsRequestHeader(
+        header = TransactionsRequestHeader(
             producer_group=self._group, broker_name=broker_name or None
         )
         body = encode_entries(

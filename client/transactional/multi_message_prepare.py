@@ -17,7 +17,7 @@ from halfmq.remoting.framing import FRAME_SIZE_MAX
 from halfmq.remoting.own_requests import (
     GROUP_MESSAGES_MAX,
     PreparedMessage,
-    PrepareTransactionRequestHeader,
+    TransactionsRequestHeader,
     decode_prepared_results,
     encode_entries,
 )
@@ -109,7 +109,7 @@ async def prepare_messages(
                 session, topics, order_keys, deadline, failures, broker_name
             )
             broker_name = queues[0].broker_name
-            header = PrepareTransactionRequestHeader(producer_group=group, broker_name=broker_name)
+            header = TransactionsRequestHeader(producer_group=group, broker_name=broker_name)
             body = _encoded(encoded_messages, queues)
             seconds = deadline - session.clock()
             answer = await session.call(address, code, header, body, seconds=seconds)

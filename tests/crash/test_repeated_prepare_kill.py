@@ -17,7 +17,7 @@ from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
-from halfmq.remoting.own_requests import PrepareTransactionRequestHeader, encode_entries
+from halfmq.remoting.own_requests import TransactionsRequestHeader, encode_entries
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.properties import encode_properties
 from tests.support.ledger_log import read_log
@@ -51,7 +51,7 @@ def _several(key: str, opaque: int) -> bytes:
     return encode_request(
         RequestCode.PREPARE_TRANSACTION,
         opaque=opaque,
-        header=PrepareTransactionRequestHeader(producer_group="pg"),
+        header=TransactionsRequestHeader(producer_group="pg"),
         body=encode_entries(messages),
         header_type=HeaderType.MSGPACK,
     )

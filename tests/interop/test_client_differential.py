@@ -246,10 +246,8 @@ def queues_and_offsets(client: ComparedClient) -> None:
         where: dict[str, Any] = {"topic": topic, "queue_id": queue}
         name = f"of {topic} {queue}"
         client.step(f"end {name}", RequestCode.GET_MAX_OFFSET, h.GetMaxOffsetRequestHeader(**where))
-        client.step(
-            f"begin {name}", RequestCode.GET_MIN_OFFSET, h.GetMinOffsetRequestHeader(**where)
-        )
-        first = h.GetEarliestMsgStoretimeRequestHeader(**where)
+        client.step(f"begin {name}", RequestCode.GET_MIN_OFFSET, h.QueueRequestHeader(**where))
+        first = h.QueueRequestHeader(**where)
         client.step(f"first time {name}", RequestCode.GET_EARLIEST_MSG_STORETIME, first)
         for moment in (0, INT64_MAX >> 10):
             search = h.SearchOffsetRequestHeader(**where, timestamp=moment)
@@ -281,7 +279,7 @@ def members(client: ComparedClient) -> None:
     )
     client.asked("the members changed", RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     for group in ("readers", "unknown"):
-        members_of = h.GetConsumerListByGroupRequestHeader(consumer_group=group)
+        members_of = h.ConsumerGroupRequestHeader(consumer_group=group)
         client.step(f"members of {group}", RequestCode.GET_CONSUMER_LIST_BY_GROUP, members_of)
     queues = tuple(QueueKey(broker_name="broker-a", queue_id=n, topic="shop") for n in range(2))
     for owner, wanted in (("c1", queues), ("c2", queues[:1]), ("c1", queues[:1])):
@@ -524,7 +522,7 @@ def look_ups(client: ComparedClient) -> None:
         client_id="c1", producer_group="writers", consumer_group="readers"
     )
     client.step("unregister", RequestCode.UNREGISTER_CLIENT, gone)
-    members_of = h.GetConsumerListByGroupRequestHeader(consumer_group="readers")
+    members_of = h.ConsumerGroupRequestHeader(consumer_group="readers")
     client.step("members after it", RequestCode.GET_CONSUMER_LIST_BY_GROUP, members_of)
 
 

@@ -20,9 +20,9 @@ from halfmq.client import (
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.own_requests import (
-    EndTransactionResponseHeader,
-    EndTransactionsRequestHeader,
+    FinalMessageResponseHeader,
     TransactionEnd,
+    TransactionsRequestHeader,
     decode_end_results,
     encode_entries,
 )
@@ -187,7 +187,7 @@ async def test_w09_the_same_decision_again_gets_the_same_answer(rig: Rig, decisi
     answers.append(await producer.end(half, decision))
 
     assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
-    ids = {response_header(answer, EndTransactionResponseHeader).msg_id for answer in answers}
+    ids = {response_header(answer, FinalMessageResponseHeader).msg_id for answer in answers}
     assert ids == ({rig.final_id(half)} if decision == COMMIT else {None})
     assert rig.bodies() == ([b"row 1"] if decision == COMMIT else [])
 
@@ -205,7 +205,7 @@ async def test_w09_a_batch_of_decisions_takes_each_transaction_once(rig: Rig) ->
     for _ in range(2):
         answer = await producer.call(
             RequestCode.END_TRANSACTIONS,
-            EndTransactionsRequestHeader(producer_group="pg"),
+            TransactionsRequestHeader(producer_group="pg"),
             encode_entries(ends),
         )
         results.append(decode_end_results(answer.body))
@@ -293,7 +293,7 @@ async def test_w18_a_decision_must_name_the_transaction_of_the_half(
     batch = encode_entries(
         [TransactionEnd(half.offset, half.queue_offset, decision, other.transaction_id)]
     )
-    batch_header = EndTransactionsRequestHeader(producer_group="pg")
+    batch_header = TransactionsRequestHeader(producer_group="pg")
 
     refused = [await producer.end(other, decision)]
     (result,) = decode_end_results(

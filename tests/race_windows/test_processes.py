@@ -22,7 +22,7 @@ from halfmq.client import (
 from halfmq.client.testing import BrokerProcess, BrokerStartError, broker_process
 from halfmq.remoting.codes import HeaderType, ResponseCode
 from halfmq.remoting.header_tables import response_header
-from halfmq.remoting.own_requests import EndTransactionResponseHeader
+from halfmq.remoting.own_requests import FinalMessageResponseHeader
 from halfmq.store.config import StoreConfig
 from halfmq.store.format.record import Record
 from halfmq.store.message_store import MessageStore
@@ -148,7 +148,7 @@ def test_w26_another_process_on_the_same_files_goes_on(tmp_path: Path) -> None:
             halves = [await peer.prepare(f"K{number}", b"%d" % number) for number in range(3)]
             answer = await peer.end(halves[0], COMMIT)
             await peer.end(halves[1], ROLLBACK)
-        final_id = response_header(answer, EndTransactionResponseHeader).msg_id
+        final_id = response_header(answer, FinalMessageResponseHeader).msg_id
         assert final_id is not None
         return (*halves, final_id)
 
@@ -160,7 +160,7 @@ def test_w26_another_process_on_the_same_files_goes_on(tmp_path: Path) -> None:
             await peer.answer_check(peer.checks[0], COMMIT)
 
         assert again.code == ResponseCode.SUCCESS
-        assert response_header(again, EndTransactionResponseHeader).msg_id == final_id
+        assert response_header(again, FinalMessageResponseHeader).msg_id == final_id
         assert refused.code == ResponseCode.ILLEGAL_OPERATION
         assert set(peer.asked) == {undecided.offset}
 

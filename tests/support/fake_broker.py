@@ -38,20 +38,16 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import (
+    ConsumerGroupRequestHeader,
     ConsumerSendMsgBackRequestHeader,
-    GetConsumerListByGroupRequestHeader,
     GetMaxOffsetRequestHeader,
-    GetMaxOffsetResponseHeader,
-    GetMinOffsetRequestHeader,
-    GetMinOffsetResponseHeader,
     GetRouteInfoRequestHeader,
     HeartbeatResponseHeader,
-    NotifyConsumerIdsChangedRequestHeader,
+    OffsetResponseHeader,
     PullMessageRequestHeader,
     QueryConsumerOffsetRequestHeader,
-    QueryConsumerOffsetResponseHeader,
+    QueueRequestHeader,
     SearchOffsetRequestHeader,
-    SearchOffsetResponseHeader,
     SendMessageRequestHeader,
     SendMessageResponseHeader,
     UnregisterClientRequestHeader,
@@ -254,7 +250,7 @@ class FakeBroker(FakeTransactions):
         return [peer for peer in self.peers if group in peer.producer_groups]
 
     def notify_members(self, group: str) -> None:
-        header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
+        header = ConsumerGroupRequestHeader(consumer_group=group)
         for peer in self.peers:
             if group in peer.consumer_groups:
                 peer.send(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
@@ -348,7 +344,7 @@ class FakeBroker(FakeTransactions):
         return encode_reply(command)
 
     def _members(self, command: RemotingCommand, _peer: Peer) -> bytes:
-        header = cast("GetConsumerListByGroupRequestHeader", command.header)
+        header = cast("ConsumerGroupRequestHeader", command.header)
         members = [
             peer.heartbeat.client_id
             for peer in self.peers
@@ -519,7 +515,7 @@ class FakeBroker(FakeTransactions):
             stored = 0 if queues and queues[header.queue_id] else None
         if stored is None:
             return encode_reply(command, ResponseCode.QUERY_NOT_FOUND, remark="Not found")
-        return encode_reply(command, header=QueryConsumerOffsetResponseHeader(offset=stored))
+        return encode_reply(command, header=OffsetResponseHeader(offset=stored))
 
     def _update_offset(self, command: RemotingCommand, _peer: Peer) -> bytes:
         header = cast("UpdateConsumerOffsetRequestHeader", command.header)
@@ -530,17 +526,17 @@ class FakeBroker(FakeTransactions):
     def _max_offset(self, command: RemotingCommand, _peer: Peer) -> bytes:
         header = cast("GetMaxOffsetRequestHeader", command.header)
         end = len(self.queues[header.topic][header.queue_id])
-        return encode_reply(command, header=GetMaxOffsetResponseHeader(offset=end))
+        return encode_reply(command, header=OffsetResponseHeader(offset=end))
 
     def _min_offset(self, command: RemotingCommand, _peer: Peer) -> bytes:
-        assert isinstance(command.header, GetMinOffsetRequestHeader)
-        return encode_reply(command, header=GetMinOffsetResponseHeader(offset=0))
+        assert isinstance(command.header, QueueRequestHeader)
+        return encode_reply(command, header=OffsetResponseHeader(offset=0))
 
     def _search_offset(self, command: RemotingCommand, _peer: Peer) -> bytes:
         header = cast("SearchOffsetRequestHeader", command.header)
         queue = self.queues[header.topic][header.queue_id]
         offset = sum(record.store_timestamp < header.timestamp for record in queue)
-        return encode_reply(command, header=SearchOffsetResponseHeader(offset=offset))
+        return encode_reply(command, header=OffsetResponseHeader(offset=offset))
 
 
 @contextlib.asynccontextmanager

@@ -11,17 +11,16 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
     CheckTransactionStateRequestHeader,
     EndTransactionRequestHeader,
+    PageResponseHeader,
     SendMessageRequestHeader,
 )
 from halfmq.remoting.own_requests import (
     EndResult,
-    EndTransactionResponseHeader,
-    EndTransactionsRequestHeader,
+    FinalMessageResponseHeader,
     PreparedResult,
-    PrepareTransactionRequestHeader,
     QueryTransactionsRequestHeader,
-    QueryTransactionsResponseHeader,
     TransactionInfo,
+    TransactionsRequestHeader,
     decode_ends,
     decode_prepared_messages,
     encode_entries,
@@ -160,7 +159,7 @@ class FakeTransactions:
         return None
 
     def _prepare_transaction(self, command: RemotingCommand, _peer: Peer) -> bytes:
-        header = cast("PrepareTransactionRequestHeader", command.header)
+        header = cast("TransactionsRequestHeader", command.header)
         messages = decode_prepared_messages(command.body)
         stored = []
         for message in messages:
@@ -201,7 +200,7 @@ class FakeTransactions:
         ]
         page, more = found[:PAGE_SIZE], len(found) > PAGE_SIZE
         next_after = page[-1].offset if more else None
-        fields = QueryTransactionsResponseHeader(next_after=next_after)
+        fields = PageResponseHeader(next_after=next_after)
         return encode_reply(command, header=fields, body=encode_entries(page))
 
     def _info(self, half: Half) -> TransactionInfo:
@@ -235,14 +234,14 @@ class FakeTransactions:
             return None  # as the official broker: not answered
         made = None
         if command.header_type == HeaderType.MSGPACK:
-            made = EndTransactionResponseHeader(msg_id=result.message_id)
+            made = FinalMessageResponseHeader(msg_id=result.message_id)
         return encode_reply(command, result.code, header=made, remark=result.remark)
 
     def _end_transactions(self, command: RemotingCommand, _peer: Peer) -> bytes | None:
         if not self.halfmq or not self.batches:
             code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
             return encode_reply(command, code, remark=" request type 9001 not supported")
-        header = cast("EndTransactionsRequestHeader", command.header)
+        header = cast("TransactionsRequestHeader", command.header)
         results = [
             self._end(end.commit_log_offset, header.producer_group, end.decision)
             for end in decode_ends(command.body)

@@ -8,12 +8,11 @@ from typing import cast
 from halfmq.remoting.bodies import encode_table
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
+from halfmq.remoting.headers import PageResponseHeader, ResumeCheckHalfMessageRequestHeader
 from halfmq.remoting.own_requests import (
     DecideTransactionRequestHeader,
-    DecideTransactionResponseHeader,
+    FinalMessageResponseHeader,
     QueryTransactionsRequestHeader,
-    QueryTransactionsResponseHeader,
     TransactionInfo,
     encode_entries,
 )
@@ -79,7 +78,7 @@ class Operated:
         following = page[-1].offset if page and len(page) < len(rest) else None
         return encode_reply(
             command,
-            header=QueryTransactionsResponseHeader(next_after=following),
+            header=PageResponseHeader(next_after=following),
             body=encode_entries(page),
         )
 
@@ -89,7 +88,7 @@ class Operated:
             return encode_reply(command, self.refusal[0], remark=self.refusal[1])
         self.decided.append((header.transaction_offset, header.action, header.reason))
         final = "FINAL" if header.action == "commit" else None
-        return encode_reply(command, header=DecideTransactionResponseHeader(msg_id=final))
+        return encode_reply(command, header=FinalMessageResponseHeader(msg_id=final))
 
     def _resume(self, command: RemotingCommand, _peer: Peer) -> bytes:
         header = cast("ResumeCheckHalfMessageRequestHeader", command.header)

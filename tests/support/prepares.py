@@ -23,7 +23,7 @@ from halfmq.remoting.headers import SendMessageResponseHeader
 from halfmq.remoting.own_requests import (
     PreparedMessage,
     PreparedResult,
-    PrepareTransactionRequestHeader,
+    TransactionsRequestHeader,
     decode_prepared_results,
     encode_entries,
 )
@@ -136,7 +136,7 @@ class Prepares:
         frame = encode_request(
             RequestCode.PREPARE_TRANSACTION,
             opaque=next(self._opaques),
-            header=PrepareTransactionRequestHeader(producer_group=group),
+            header=TransactionsRequestHeader(producer_group=group),
             body=encode_entries(messages),
             header_type=header_type,
         )

@@ -147,14 +147,14 @@ class Wire:
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return -1
         assert answer.code == ResponseCode.SUCCESS, answer
-        return response_header(answer, headers.QueryConsumerOffsetResponseHeader).offset
+        return response_header(answer, headers.OffsetResponseHeader).offset
 
     def end(self, topic: str, queue_id: int) -> int:
         """The offset of the queue's next message."""
         header = headers.GetMaxOffsetRequestHeader(topic=topic, queue_id=queue_id)
         answer = self.ask(RequestCode.GET_MAX_OFFSET, header)
         assert answer.code == ResponseCode.SUCCESS, answer
-        return response_header(answer, headers.GetMaxOffsetResponseHeader).offset
+        return response_header(answer, headers.OffsetResponseHeader).offset
 
     def knows(self, topic: str) -> bool:
         """Whether the name server has a route of the topic."""

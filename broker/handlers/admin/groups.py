@@ -28,7 +28,6 @@ from halfmq.remoting.admin_bodies import (
     encode_subscription,
 )
 from halfmq.remoting.admin_headers import (
-    ConsumerGroupRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
     GetSubscriptionGroupConfigRequestHeader,
     GroupAndTopicRequestHeader,
@@ -39,6 +38,7 @@ from halfmq.remoting.admin_headers import (
 from halfmq.remoting.bodies import encode_topic_list
 from halfmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.headers import ConsumerGroupRequestHeader
 from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.topics import BUILT_IN_GROUPS, validate_group
 

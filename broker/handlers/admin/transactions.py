@@ -17,13 +17,12 @@ from attrs import define
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
+from halfmq.remoting.headers import PageResponseHeader, ResumeCheckHalfMessageRequestHeader
 from halfmq.remoting.own_requests import (
     TRANSACTIONS_MAX,
     DecideTransactionRequestHeader,
-    DecideTransactionResponseHeader,
+    FinalMessageResponseHeader,
     QueryTransactionsRequestHeader,
-    QueryTransactionsResponseHeader,
     encode_entries,
 )
 from halfmq.remoting.replies import encode_reply
@@ -76,7 +75,7 @@ class TransactionAdminHandlers(Handlers):
         )
         return encode_reply(
             request,
-            header=QueryTransactionsResponseHeader(next_after=next_after),
+            header=PageResponseHeader(next_after=next_after),
             body=encode_entries(infos),
         )
 
@@ -102,9 +101,7 @@ class TransactionAdminHandlers(Handlers):
             )
             raise RequestRefusedError(str(error), code) from error
         _log(logging.INFO, "operator_decided", header, connection, header.reason or "")
-        reply = encode_reply(
-            request, header=DecideTransactionResponseHeader(msg_id=ended.message_id)
-        )
+        reply = encode_reply(request, header=FinalMessageResponseHeader(msg_id=ended.message_id))
         connection.respond(request, reply, ended.position)
 
     @serves(RequestCode.RESUME_CHECK_HALF_MESSAGE)

@@ -37,9 +37,8 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import BodyError
 from halfmq.remoting.headers import (
-    GetConsumerListByGroupRequestHeader,
+    ConsumerGroupRequestHeader,
     HeartbeatResponseHeader,
-    NotifyConsumerIdsChangedRequestHeader,
     QueryConsumersRequestHeader,
     QueryConsumersResponseHeader,
     UnregisterClientRequestHeader,
@@ -129,7 +128,7 @@ class ClientHandlers(Handlers):
     @serves(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def consumer_list(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the client ids of a group's consumers."""
-        header = request.header_as(GetConsumerListByGroupRequestHeader)
+        header = request.header_as(ConsumerGroupRequestHeader)
         client_ids = self._registry.consumer_ids(header.consumer_group)
         if not client_ids:
             raise RequestRefusedError(f"no consumer for this group, {header.consumer_group}")
@@ -240,7 +239,7 @@ class ClientHandlers(Handlers):
             elif self._changed:
                 name = next(iter(self._changed))
                 del self._changed[name]
-                header = NotifyConsumerIdsChangedRequestHeader(consumer_group=name)
+                header = ConsumerGroupRequestHeader(consumer_group=name)
                 # One notice is enough for all members on one connection.
                 for connection in dict.fromkeys(self._to_notify(name)):
                     connection.send_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)

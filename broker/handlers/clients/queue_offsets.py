@@ -10,17 +10,13 @@ from typing import Final
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
-    GetEarliestMsgStoretimeRequestHeader,
+    ConsumerGroupRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,
     GetMaxOffsetRequestHeader,
-    GetMaxOffsetResponseHeader,
-    GetMinOffsetRequestHeader,
-    GetMinOffsetResponseHeader,
-    NotifyConsumerIdsChangedRequestHeader,
+    OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
-    QueryConsumerOffsetResponseHeader,
+    QueueRequestHeader,
     SearchOffsetRequestHeader,
-    SearchOffsetResponseHeader,
     UpdateConsumerOffsetRequestHeader,
 )
 from halfmq.remoting.replies import encode_reply
@@ -73,7 +69,7 @@ class OffsetHandlers(Handlers):
                     ResponseCode.QUERY_NOT_FOUND,
                 )
             offset = 0
-        return encode_reply(request, header=QueryConsumerOffsetResponseHeader(offset=offset))
+        return encode_reply(request, header=OffsetResponseHeader(offset=offset))
 
     def is_young(self, topic: str, queue_id: int) -> bool:
         """Return whether the first message is still stored and recent.
@@ -113,7 +109,7 @@ class OffsetHandlers(Handlers):
         if self._offsets.pending_reset(group, topic, header.queue_id) is not None:
             # A client before 5.0 gives the queue up now, and would take it again at its next
             # rebalance, up to 20 s later.
-            changed = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
+            changed = ConsumerGroupRequestHeader(consumer_group=group)
             connection.send_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, changed)
         return encode_reply(request)
 
@@ -124,26 +120,26 @@ class OffsetHandlers(Handlers):
         offset = self._store.queues.offset_by_time(
             header.topic, header.queue_id, header.timestamp, upper=header.boundary_type == "UPPER"
         )
-        return encode_reply(request, header=SearchOffsetResponseHeader(offset=offset))
+        return encode_reply(request, header=OffsetResponseHeader(offset=offset))
 
     @serves(RequestCode.GET_MAX_OFFSET)
     def max_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the queue offset that the next message will have."""
         header = request.header_as(GetMaxOffsetRequestHeader)
         _, end = self._store.queues.bounds(header.topic, header.queue_id)
-        return encode_reply(request, header=GetMaxOffsetResponseHeader(offset=end))
+        return encode_reply(request, header=OffsetResponseHeader(offset=end))
 
     @serves(RequestCode.GET_MIN_OFFSET)
     def min_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the first queue offset that still has a message."""
-        header = request.header_as(GetMinOffsetRequestHeader)
+        header = request.header_as(QueueRequestHeader)
         first, _ = self._store.queues.bounds(header.topic, header.queue_id)
-        return encode_reply(request, header=GetMinOffsetResponseHeader(offset=first))
+        return encode_reply(request, header=OffsetResponseHeader(offset=first))
 
     @serves(RequestCode.GET_EARLIEST_MSG_STORETIME)
     def earliest_store_time(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the time in ms at which the first message of a queue was stored, or -1."""
-        header = request.header_as(GetEarliestMsgStoretimeRequestHeader)
+        header = request.header_as(QueueRequestHeader)
         topic, queue_id = header.topic, header.queue_id
         first, end = self._store.queues.bounds(topic, queue_id)
         timestamp = self._store.queues.store_time_at(topic, queue_id, first) if first < end else -1

@@ -14,8 +14,8 @@ from attrs import define
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
+    PageResponseHeader,
     QueryTimersRequestHeader,
-    QueryTimersResponseHeader,
     RecallMessageRequestHeader,
     RecallMessageResponseHeader,
 )
@@ -94,5 +94,5 @@ class TimerHandlers(Handlers):
             for record, encoded in page.records
             if header.topic in (None, text_of(record, PROPERTY_REAL_TOPIC))
         ]
-        answer = QueryTimersResponseHeader(next_after=page.next_after)
+        answer = PageResponseHeader(next_after=page.next_after)
         return encode_reply(request, header=answer, body=b"".join(found))

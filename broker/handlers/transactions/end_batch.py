@@ -18,8 +18,8 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.own_requests import (
     EndResult,
-    EndTransactionsRequestHeader,
     TransactionEnd,
+    TransactionsRequestHeader,
     decode_ends,
     encode_entries,
 )
@@ -69,7 +69,7 @@ class Batch(msgspec.Struct):
 
     @property
     def group(self) -> str:
-        header = self.command.header_as(EndTransactionsRequestHeader)
+        header = self.command.header_as(TransactionsRequestHeader)
         return header.producer_group
 
     def ended(self, index: int, ended: Ended) -> None:

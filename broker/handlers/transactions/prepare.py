@@ -16,7 +16,7 @@ from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.remoting.own_requests import (
     PreparedMessage,
     PreparedResult,
-    PrepareTransactionRequestHeader,
+    TransactionsRequestHeader,
     decode_prepared_messages,
     encode_entries,
 )
@@ -56,7 +56,7 @@ class PrepareHandler(Handlers):
     @serves(RequestCode.PREPARE_TRANSACTION)
     def prepare(self, request: RemotingCommand, connection: Connection) -> None:
         """Store the halves of one transaction, or return the ids of those that they repeat."""
-        header = request.header_as(PrepareTransactionRequestHeader)
+        header = request.header_as(TransactionsRequestHeader)
         group = header.producer_group
         self._refuse_sends()
         if not group:

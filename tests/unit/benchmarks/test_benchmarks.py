@@ -22,7 +22,7 @@ from benchmarks.scenarios import TOPICS, FlushDiskType, LoadKind, MessageShape, 
 from benchmarks.traced_broker import Tracer
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.headers import GetMaxOffsetResponseHeader, SendMessageRequestHeaderV2
+from halfmq.remoting.headers import OffsetResponseHeader, SendMessageRequestHeaderV2
 from halfmq.remoting.replies import encode_reply, encode_send_reply
 from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.properties import decode_properties
@@ -132,7 +132,7 @@ def test_a_transaction_that_cannot_be_read_is_never_counted(generator: Generator
             return encode_reply(request, body=b'{"queueDatas":[{"writeQueueNums":1}]}')
         if request.code == RequestCode.GET_MAX_OFFSET:
             commits = sum(1 for seen in server.requests if seen.is_one_way)
-            return encode_reply(request, header=GetMaxOffsetResponseHeader(offset=commits // 2))
+            return encode_reply(request, header=OffsetResponseHeader(offset=commits // 2))
         return encode_send_reply(request, MSG_ID, 3, 41, None)
 
     with recording_server(answer) as server:

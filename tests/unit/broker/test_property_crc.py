@@ -9,7 +9,7 @@ import pytest
 
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.own_requests import (
-    PrepareTransactionRequestHeader,
+    TransactionsRequestHeader,
     decode_prepared_results,
     encode_entries,
 )
@@ -42,7 +42,7 @@ TOPICS = {
 
 async def _several(producer: Peer, key: str) -> Half:
     """Prepare three messages as one transaction; return the leader."""
-    header = PrepareTransactionRequestHeader(producer_group=producer.group)
+    header = TransactionsRequestHeader(producer_group=producer.group)
     messages = [part(f"{key}-{number}", queue_id=0, **FOREIGN) for number in range(3)]
     answer = await producer.call(RequestCode.PREPARE_TRANSACTION, header, encode_entries(messages))
     assert answer.code == 0, answer.remark

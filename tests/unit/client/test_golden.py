@@ -23,8 +23,8 @@ from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import (
     CheckTransactionStateRequestHeader,
+    OffsetResponseHeader,
     PullMessageResponseHeader,
-    QueryConsumerOffsetResponseHeader,
 )
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.record import decode_record
@@ -119,7 +119,7 @@ def test_every_officially_stored_message_can_be_consumed() -> None:
 def test_official_offsets_are_read() -> None:
     """The committed offset of a group in a queue is decoded."""
     offsets = [
-        typed(answer, QueryConsumerOffsetResponseHeader, "x").offset
+        typed(answer, OffsetResponseHeader, "x").offset
         for answer in answers(RequestCode.QUERY_CONSUMER_OFFSET)
     ]
 

@@ -14,8 +14,8 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.header_tables import REQUEST_HEADERS, RESPONSE_HEADERS, response_header
 from halfmq.remoting.headers import (
     EndTransactionRequestHeader,
-    GetMinOffsetResponseHeader,
     HeartbeatResponseHeader,
+    OffsetResponseHeader,
     PullMessageResponseHeader,
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
@@ -172,7 +172,7 @@ def test_a_malformed_msgpack_answer_is_a_header_error() -> None:
     with pytest.raises(HeaderError):
         response_header(command, SendMessageResponseHeader)
     with pytest.raises(HeaderError):
-        response_header(decode(frame), GetMinOffsetResponseHeader)
+        response_header(decode(frame), OffsetResponseHeader)
 
 
 def test_an_array_may_be_longer_or_shorter_than_the_class() -> None:

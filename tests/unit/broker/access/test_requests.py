@@ -23,11 +23,10 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
 from halfmq.remoting.own_requests import (
-    EndTransactionsRequestHeader,
     PreparedMessage,
-    PrepareTransactionRequestHeader,
     QueryTransactionsRequestHeader,
     TransactionEnd,
+    TransactionsRequestHeader,
     decode_end_results,
     decode_prepared_results,
     encode_entries,
@@ -59,7 +58,7 @@ async def _end_many(
         transaction_id=half.transaction_id,
         from_check=from_check,
     )
-    header = EndTransactionsRequestHeader(producer_group=half.group)
+    header = TransactionsRequestHeader(producer_group=half.group)
     answer = await peer.call(RequestCode.END_TRANSACTIONS, header, encode_entries([end]))
     assert answer.code == 0, answer.remark
     (result,) = decode_end_results(answer.body)
@@ -246,7 +245,7 @@ def _message(topic: str, key: str) -> PreparedMessage:
 
 
 async def _prepare_several(peer: SignedPeer, *messages: PreparedMessage) -> RemotingCommand:
-    header = PrepareTransactionRequestHeader(producer_group="producers")
+    header = TransactionsRequestHeader(producer_group="producers")
     return await peer.call(RequestCode.PREPARE_TRANSACTION, header, encode_entries(messages))
 
 

@@ -15,18 +15,17 @@ from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.headers import (
-    GetEarliestMsgStoretimeRequestHeader,
     QueryMessageRequestHeader,
+    QueueRequestHeader,
     SearchOffsetRequestHeader,
     ViewMessageRequestHeader,
 )
 from halfmq.remoting.own_requests import (
     DecideTransactionRequestHeader,
-    EndTransactionsRequestHeader,
     PreparedMessage,
-    PrepareTransactionRequestHeader,
     QueryTransactionsRequestHeader,
     TransactionEnd,
+    TransactionsRequestHeader,
     decode_end_results,
     decode_prepared_results,
     decode_transactions,
@@ -84,7 +83,7 @@ async def prepare_several(peer: Peer) -> list[tuple[int, int]]:
         )
         for n in range(5)
     ]
-    header = PrepareTransactionRequestHeader(producer_group="pg")
+    header = TransactionsRequestHeader(producer_group="pg")
     answer = await peer.call(RequestCode.PREPARE_TRANSACTION, header, encode_entries(messages))
     assert answer.code == OK, answer.remark
     return [
@@ -99,7 +98,7 @@ def an_end(half: Half, decision: int) -> TransactionEnd:
 
 def send_batch(peer: Peer, *ends: TransactionEnd) -> int:
     """Send many decisions; return the number of the answer."""
-    header = EndTransactionsRequestHeader(producer_group="pg")
+    header = TransactionsRequestHeader(producer_group="pg")
     return peer.send(RequestCode.END_TRANSACTIONS, header, encode_entries(ends))
 
 
@@ -131,9 +130,7 @@ def requests(offsets: list[int]) -> dict[int, Header | None]:
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: SearchOffsetRequestHeader(
             topic="orders", queue_id=0, timestamp=BORN
         ),
-        RequestCode.GET_EARLIEST_MSG_STORETIME: GetEarliestMsgStoretimeRequestHeader(
-            topic="orders", queue_id=0
-        ),
+        RequestCode.GET_EARLIEST_MSG_STORETIME: QueueRequestHeader(topic="orders", queue_id=0),
         RequestCode.GET_BROKER_RUNTIME_INFO: None,
     }
 

@@ -9,7 +9,6 @@ import pytest
 
 from halfmq.remoting.admin_bodies import decode_entry, decode_group_list
 from halfmq.remoting.admin_headers import (
-    ConsumerGroupRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
     GetConsumeStatsRequestHeader,
     GetSubscriptionGroupConfigRequestHeader,
@@ -30,7 +29,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.fastjson import parse
-from halfmq.remoting.headers import UpdateConsumerOffsetRequestHeader
+from halfmq.remoting.headers import ConsumerGroupRequestHeader, UpdateConsumerOffsetRequestHeader
 from tests.support.broker_doubles import START_MS
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed

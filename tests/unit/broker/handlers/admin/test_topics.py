@@ -21,10 +21,10 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import (
-    GetMinOffsetRequestHeader,
-    GetMinOffsetResponseHeader,
     GetRouteInfoRequestHeader,
+    OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
+    QueueRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
 from tests.support.broker_doubles import ext
@@ -269,9 +269,9 @@ async def test_a_topic_of_the_same_name_begins_at_0(rig: Rig, before: str, after
     await peer.plain("K4", b"newer")
     assert rig.bodies() == [b"new", b"newer"]
     assert await bounds(peer) == {0: (0, 2)}
-    first = GetMinOffsetRequestHeader(topic="orders", queue_id=0)
+    first = QueueRequestHeader(topic="orders", queue_id=0)
     answer = await peer.call(RequestCode.GET_MIN_OFFSET, first)
-    assert response_header(answer, GetMinOffsetResponseHeader).offset == 0
+    assert response_header(answer, OffsetResponseHeader).offset == 0
 
 
 @windowed()

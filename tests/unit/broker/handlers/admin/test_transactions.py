@@ -26,12 +26,11 @@ from halfmq.remoting.bodies import decode_table
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.header_tables import response_header
-from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
+from halfmq.remoting.headers import PageResponseHeader, ResumeCheckHalfMessageRequestHeader
 from halfmq.remoting.own_requests import (
     DecideTransactionRequestHeader,
-    DecideTransactionResponseHeader,
+    FinalMessageResponseHeader,
     QueryTransactionsRequestHeader,
-    QueryTransactionsResponseHeader,
     TransactionInfo,
     decode_transactions,
 )
@@ -152,7 +151,7 @@ class Front:
         code = RequestCode.QUERY_TRANSACTIONS
         answer = self.ask(request(code, header, header_type=header_type))
         assert answer.code == 0, answer.remark
-        following = response_header(answer, QueryTransactionsResponseHeader).next_after
+        following = response_header(answer, PageResponseHeader).next_after
         return [one.offset for one in decode_transactions(answer.body)], following
 
     def decide(self, offset: int, action: str, reason: str | None = None) -> RemotingCommand | None:
@@ -212,7 +211,7 @@ def test_an_operators_commit_is_answered_when_it_is_on_disk() -> None:
     assert front.decide(100, "commit") is None
     ((position, reply),) = front.connection.held
     assert position == 700
-    header = response_header(response(reply), DecideTransactionResponseHeader)
+    header = response_header(response(reply), FinalMessageResponseHeader)
     assert header.msg_id == offset_message_id(HOST, 600)
 
 
@@ -224,7 +223,7 @@ def test_an_operators_decision_that_is_on_disk_is_answered_at_once() -> None:
     answer = front.decide(100, "rollback")
 
     assert answer is not None
-    assert response_header(answer, DecideTransactionResponseHeader).msg_id is None
+    assert response_header(answer, FinalMessageResponseHeader).msg_id is None
     assert front.operator.done == [("rollback", 100)]
 
 

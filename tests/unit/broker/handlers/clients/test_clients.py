@@ -16,7 +16,7 @@ from halfmq.broker.tables.group_table import GroupTable
 from halfmq.broker.tables.queue_locks import QueueLocks
 from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.headers import NotifyConsumerIdsChangedRequestHeader
+from halfmq.remoting.headers import ConsumerGroupRequestHeader
 from halfmq.remoting.own_requests import ConsumerInfo, decode_consumers
 from tests.support.broker_doubles import (
     Clock,
@@ -30,7 +30,7 @@ from tests.support.broker_doubles import (
 
 TOLD = (
     RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
-    NotifyConsumerIdsChangedRequestHeader(consumer_group="g"),
+    ConsumerGroupRequestHeader(consumer_group="g"),
 )
 
 

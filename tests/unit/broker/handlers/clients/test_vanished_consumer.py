@@ -8,7 +8,7 @@ from halfmq.broker.net.server import IDLE_SCAN_S, IDLE_TIMEOUT_S
 from halfmq.broker.tables.queue_locks import LOCK_EXPIRY_MS
 from halfmq.remoting.bodies import decode_consumer_list, decode_locked_queues
 from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.headers import GetConsumerListByGroupRequestHeader
+from halfmq.remoting.headers import ConsumerGroupRequestHeader
 from tests.support.peers import Peer
 from tests.support.race_windows import Rig, windowed
 
@@ -17,7 +17,7 @@ BEAT_MS = 30_000
 
 
 async def members(consumer: Peer) -> list[str]:
-    header = GetConsumerListByGroupRequestHeader(consumer_group="pg")
+    header = ConsumerGroupRequestHeader(consumer_group="pg")
     answer = await consumer.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
     return sorted(decode_consumer_list(answer.body))
 

@@ -18,8 +18,8 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import BodyError
 from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import (
+    OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
-    QueryConsumerOffsetResponseHeader,
     UpdateConsumerOffsetRequestHeader,
 )
 from halfmq.remoting.pop import (
@@ -642,7 +642,7 @@ async def test_a_group_that_changes_between_pull_and_pop_keeps_its_progress(rig:
     await rig.wait(INVISIBLE_MS + 500)
     query = QueryConsumerOffsetRequestHeader(consumer_group=GROUP, topic=TOPIC, queue_id=0)
     answer = await peer.call(RequestCode.QUERY_CONSUMER_OFFSET, query)
-    assert response_header(answer, QueryConsumerOffsetResponseHeader).offset == 4
+    assert response_header(answer, OffsetResponseHeader).offset == 4
     pulled = await peer.call(
         RequestCode.PULL_MESSAGE, pull_header(consumer_group=GROUP, queue_offset=4)
     )

@@ -20,9 +20,9 @@ from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.remoting.own_requests import (
     EndResult,
-    EndTransactionResponseHeader,
-    EndTransactionsRequestHeader,
+    FinalMessageResponseHeader,
     TransactionEnd,
+    TransactionsRequestHeader,
     decode_end_results,
     encode_entries,
 )
@@ -98,7 +98,7 @@ class Front:
             encode_request(
                 RequestCode.END_TRANSACTIONS,
                 opaque=9,
-                header=EndTransactionsRequestHeader(producer_group=group),
+                header=TransactionsRequestHeader(producer_group=group),
                 body=encode_entries(ends),
                 header_type=HeaderType.MSGPACK,
                 one_way=one_way,
@@ -191,7 +191,7 @@ def test_a_halfmq_client_gets_the_id_of_the_final_message(tmp_path: Path, how: s
     (answer,) = front.answers()
 
     assert answer.code == OK
-    assert response_header(answer, EndTransactionResponseHeader).msg_id == front.final_id(half)
+    assert response_header(answer, FinalMessageResponseHeader).msg_id == front.final_id(half)
 
 
 @pytest.mark.parametrize("decision", [ROLLBACK, UNKNOWN])
@@ -200,7 +200,7 @@ def test_without_a_final_message_there_is_no_id(front: Front, decision: int) -> 
     front.end(front.broker.prepare(), decision)
     (answer,) = front.answers()
     assert answer.code == OK
-    assert response_header(answer, EndTransactionResponseHeader).msg_id is None
+    assert response_header(answer, FinalMessageResponseHeader).msg_id is None
 
 
 @pytest.mark.parametrize("header_type", [HeaderType.JSON, HeaderType.ROCKETMQ])
@@ -227,7 +227,7 @@ def test_a_group_is_appended_with_what_else_is_staged(front: Front) -> None:
 
     assert front.appends == [5]
     assert [answer.code for answer in answers] == [OK, OK, OK]
-    ids = [response_header(answer, EndTransactionResponseHeader).msg_id for answer in answers]
+    ids = [response_header(answer, FinalMessageResponseHeader).msg_id for answer in answers]
     assert ids == [front.final_id(first), front.final_id(group[0]), None]
     assert front.finals([first, *group, last]) == [1, 1, 1, 1, 0]
 
@@ -400,7 +400,7 @@ def test_an_invalid_body_is_refused(front: Front) -> None:
             encode_request(
                 RequestCode.END_TRANSACTIONS,
                 opaque=9,
-                header=EndTransactionsRequestHeader(producer_group="pg"),
+                header=TransactionsRequestHeader(producer_group="pg"),
                 body=body,
                 header_type=HeaderType.MSGPACK,
             )

@@ -11,7 +11,7 @@ import pytest
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.own_requests import (
-    PrepareTransactionRequestHeader,
+    TransactionsRequestHeader,
     decode_prepared_results,
     encode_entries,
 )
@@ -135,7 +135,7 @@ async def test_several_messages_are_refused_together_or_can_be_decided(
 ) -> None:
     """One of them may nearly fill a file; keys of the leader are in each of the halves."""
     producer = await rig.peer(ours=True)
-    header = PrepareTransactionRequestHeader(producer_group="pg")
+    header = TransactionsRequestHeader(producer_group="pg")
     halves: list[Half] = []
     refused = 0
     for size in range(FILE_SIZE - 12_000, FILE_SIZE - 200, 127):
