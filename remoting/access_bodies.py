@@ -70,8 +70,6 @@ class UserRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.AUTH_LIST_USER)
 class ListUsersRequestHeader(Header, frozen=True, kw_only=True):
-    """AUTH_LIST_USER (3005)."""
-
     filter: Name | None = None  # part of a name
 
 
@@ -84,8 +82,6 @@ class AclRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.AUTH_DELETE_ACL)
 class DeleteAclRequestHeader(Header, frozen=True, kw_only=True):
-    """AUTH_DELETE_ACL (3008)."""
-
     subject: Name | None = None
     policy_type: Name | None = None
     resource: Name | None = None  # None: all
@@ -93,16 +89,12 @@ class DeleteAclRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.AUTH_LIST_ACL)
 class ListAclsRequestHeader(Header, frozen=True, kw_only=True):
-    """AUTH_LIST_ACL (3010)."""
-
     subject_filter: Name | None = None
     resource_filter: Name | None = None
 
 
 @answer_header(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
 class GetBrokerAclConfigResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to GET_BROKER_CLUSTER_ACL_INFO (52)."""
-
     version: str  # data version as JSON text
     broker_name: str
     broker_addr: str

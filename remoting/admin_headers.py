@@ -11,8 +11,6 @@ from .ext_fields import Header, Int32, Int64, Name, answer_header, request_heade
 
 @request_header(RequestCode.UPDATE_AND_CREATE_TOPIC)
 class CreateTopicRequestHeader(Header, frozen=True, kw_only=True):
-    """UPDATE_AND_CREATE_TOPIC (17)."""
-
     topic: Name
     default_topic: Name
     read_queue_nums: Int32
@@ -40,8 +38,6 @@ class TopicRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.DELETE_TOPIC_IN_NAMESRV)
 class DeleteTopicFromNamesrvRequestHeader(Header, frozen=True, kw_only=True):
-    """DELETE_TOPIC_IN_NAMESRV (216)."""
-
     topic: Name
     cluster_name: Name | None = None
 
@@ -57,8 +53,6 @@ class GetAllTopicConfigRequestHeader(Header, frozen=True, kw_only=True):
 
 @answer_header(RequestCode.GET_ALL_TOPIC_CONFIG)
 class GetAllTopicConfigResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to GET_ALL_TOPIC_CONFIG (21)."""
-
     total_topic_num: Int32 | None = None
 
 
@@ -80,16 +74,12 @@ class GetSubscriptionGroupConfigRequestHeader(Header, frozen=True, kw_only=True)
 
 @request_header(RequestCode.DELETE_SUBSCRIPTIONGROUP)
 class DeleteSubscriptionGroupRequestHeader(Header, frozen=True, kw_only=True):
-    """DELETE_SUBSCRIPTIONGROUP (207)."""
-
     group_name: Name
     clean_offset: bool = False
 
 
 @request_header(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN)
 class GroupForbiddenRequestHeader(Header, frozen=True, kw_only=True):
-    """UPDATE_AND_GET_GROUP_FORBIDDEN (353)."""
-
     group: Name
     topic: Name
     readable: bool | None = None
@@ -97,8 +87,6 @@ class GroupForbiddenRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.GET_CONSUME_STATS)
 class GetConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_CONSUME_STATS (208)."""
-
     consumer_group: Name
     topic: Name | None = None
     topic_list: str | None = None  # "a;b;"
@@ -106,8 +94,6 @@ class GetConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.GET_PRODUCER_CONNECTION_LIST)
 class ProducerGroupRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_PRODUCER_CONNECTION_LIST (204)."""
-
     producer_group: Name
 
 
@@ -121,23 +107,17 @@ class GroupAndTopicRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.VIEW_BROKER_STATS_DATA)
 class ViewBrokerStatsDataRequestHeader(Header, frozen=True, kw_only=True):
-    """VIEW_BROKER_STATS_DATA (315)."""
-
     stats_name: Name
     stats_key: str
 
 
 @request_header(RequestCode.GET_BROKER_CONSUME_STATS)
 class GetBrokerConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_BROKER_CONSUME_STATS (317)."""
-
     is_order: bool
 
 
 @request_header(RequestCode.QUERY_CONSUME_QUEUE)
 class QueryConsumeQueueRequestHeader(Header, frozen=True, kw_only=True):
-    """QUERY_CONSUME_QUEUE (321)."""
-
     topic: Name
     queue_id: Int32
     index: Int64
@@ -147,8 +127,6 @@ class QueryConsumeQueueRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.CLONE_GROUP_OFFSET)
 class CloneGroupOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """CLONE_GROUP_OFFSET (314)."""
-
     src_group: Name
     dest_group: Name
     topic: Name | None = None
@@ -157,8 +135,6 @@ class CloneGroupOffsetRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.QUERY_CORRECTION_OFFSET)
 class QueryCorrectionOffsetHeader(Header, frozen=True, kw_only=True):
-    """QUERY_CORRECTION_OFFSET (308)."""
-
     topic: Name
     compare_group: Name
     filter_groups: str | None = None  # "a,b"
@@ -166,15 +142,11 @@ class QueryCorrectionOffsetHeader(Header, frozen=True, kw_only=True):
 
 @answer_header(RequestCode.GET_BROKER_CONFIG)
 class GetBrokerConfigResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to GET_BROKER_CONFIG (26)."""
-
     version: str  # data version as JSON text
 
 
 @request_header(RequestCode.BROKER_HEARTBEAT)
 class BrokerHeartbeatRequestHeader(Header, frozen=True, kw_only=True):
-    """BROKER_HEARTBEAT (904)."""
-
     cluster_name: Name
     broker_addr: Name
     broker_name: Name
@@ -183,23 +155,17 @@ class BrokerHeartbeatRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.GET_BROKER_MEMBER_GROUP)
 class GetBrokerMemberGroupRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_BROKER_MEMBER_GROUP (901)."""
-
     cluster_name: Name
     broker_name: Name
 
 
 @request_header(RequestCode.GET_TOPICS_BY_CLUSTER)
 class GetTopicsByClusterRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_TOPICS_BY_CLUSTER (224)."""
-
     cluster: Name
 
 
 @request_header(RequestCode.PUT_KV_CONFIG)
 class PutKVConfigRequestHeader(Header, frozen=True, kw_only=True):
-    """PUT_KV_CONFIG (100)."""
-
     namespace: Name
     key: str
     value: str
@@ -215,15 +181,11 @@ class KVConfigRequestHeader(Header, frozen=True, kw_only=True):
 
 @answer_header(RequestCode.GET_KV_CONFIG)
 class GetKVConfigResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to GET_KV_CONFIG (101)."""
-
     value: str | None = None
 
 
 @request_header(RequestCode.GET_KVLIST_BY_NAMESPACE)
 class GetKVListByNamespaceRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_KVLIST_BY_NAMESPACE (219)."""
-
     namespace: Name
 
 
@@ -243,15 +205,11 @@ class DrainBrokerRequestHeader(Header, frozen=True, kw_only=True):
 
 @answer_header(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
 class WipeWritePermOfBrokerResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to WIPE_WRITE_PERM_OF_BROKER (205)."""
-
     wipe_topic_count: Int32
 
 
 @answer_header(RequestCode.ADD_WRITE_PERM_OF_BROKER)
 class AddWritePermOfBrokerResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to ADD_WRITE_PERM_OF_BROKER (327)."""
-
     add_topic_count: Int32
 
 
@@ -280,8 +238,6 @@ class GetConsumerStatusRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.GET_CONSUMER_RUNNING_INFO)
 class GetConsumerRunningInfoRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_CONSUMER_RUNNING_INFO (307)."""
-
     consumer_group: Name
     client_id: Name
     jstack_enable: bool = False
@@ -289,8 +245,6 @@ class GetConsumerRunningInfoRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.CONSUME_MESSAGE_DIRECTLY)
 class ConsumeMessageDirectlyRequestHeader(Header, frozen=True, kw_only=True):
-    """CONSUME_MESSAGE_DIRECTLY (309)."""
-
     consumer_group: Name
     client_id: Name | None = None
     msg_id: Name | None = None

@@ -115,8 +115,6 @@ class RecallMessageRequestHeader(Header, frozen=True, kw_only=True):
 
 @answer_header(RequestCode.RECALL_MESSAGE)
 class RecallMessageResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to RECALL_MESSAGE (370)."""
-
     msg_id: str
     msg_region: str | None = field(default=None, name="MSG_REGION")
 
@@ -240,8 +238,6 @@ class PullMessageResponseHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.QUERY_CONSUMER_OFFSET)
 class QueryConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """QUERY_CONSUMER_OFFSET (14)."""
-
     consumer_group: Name
     topic: Name
     queue_id: Int32
@@ -250,8 +246,6 @@ class QueryConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.UPDATE_CONSUMER_OFFSET)
 class UpdateConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """UPDATE_CONSUMER_OFFSET (15)."""
-
     consumer_group: Name
     topic: Name
     queue_id: Int32
@@ -300,8 +294,6 @@ class ConsumerGroupRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
 class SearchOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
-
     topic: Name
     queue_id: Int32
     timestamp: Int64  # ms
@@ -310,8 +302,6 @@ class SearchOffsetRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.GET_MAX_OFFSET)
 class GetMaxOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_MAX_OFFSET (30)."""
-
     topic: Name
     queue_id: Int32
     committed: bool = True
@@ -319,8 +309,6 @@ class GetMaxOffsetRequestHeader(Header, frozen=True, kw_only=True):
 
 @answer_header(RequestCode.GET_EARLIEST_MSG_STORETIME)
 class GetEarliestMsgStoretimeResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to GET_EARLIEST_MSG_STORETIME (32)."""
-
     timestamp: Int64  # -1 if the queue is empty
 
 
@@ -329,16 +317,12 @@ class GetEarliestMsgStoretimeResponseHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.VIEW_MESSAGE_BY_ID)
 class ViewMessageRequestHeader(Header, frozen=True, kw_only=True):
-    """VIEW_MESSAGE_BY_ID (33)."""
-
     offset: Int64  # physical
     topic: Name | None = None
 
 
 @request_header(RequestCode.QUERY_MESSAGE)
 class QueryMessageRequestHeader(Header, frozen=True, kw_only=True):
-    """QUERY_MESSAGE (12)."""
-
     topic: Name
     key: str
     max_num: Int32
@@ -398,8 +382,6 @@ class QueryConsumersResponseHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.UNREGISTER_CLIENT)
 class UnregisterClientRequestHeader(Header, frozen=True, kw_only=True):
-    """UNREGISTER_CLIENT (35)."""
-
     client_id: Name = field(name="clientID")
     producer_group: Name | None = None
     consumer_group: Name | None = None
@@ -410,16 +392,12 @@ class UnregisterClientRequestHeader(Header, frozen=True, kw_only=True):
 
 @request_header(RequestCode.GET_ROUTEINFO_BY_TOPIC)
 class GetRouteInfoRequestHeader(Header, frozen=True, kw_only=True):
-    """GET_ROUTEINFO_BY_TOPIC (105)."""
-
     topic: Name
     accept_standard_json_only: bool | None = None
 
 
 @request_header(RequestCode.REGISTER_BROKER)
 class RegisterBrokerRequestHeader(Header, frozen=True, kw_only=True):
-    """REGISTER_BROKER (103)."""
-
     broker_name: Name
     broker_addr: Name
     cluster_name: Name
@@ -433,8 +411,6 @@ class RegisterBrokerRequestHeader(Header, frozen=True, kw_only=True):
 
 @answer_header(RequestCode.REGISTER_BROKER)
 class RegisterBrokerResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to REGISTER_BROKER (103)."""
-
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
@@ -451,6 +427,4 @@ class BrokerIdentityRequestHeader(Header, frozen=True, kw_only=True):
 
 @answer_header(RequestCode.QUERY_DATA_VERSION)
 class QueryDataVersionResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to QUERY_DATA_VERSION (322)."""
-
     changed: bool
