@@ -3,16 +3,14 @@
 Source: RocketMQ 5.3 ``UserInfo``, ``AclInfo``; 4.9.8 ``header`` classes; frames of mqadmin 5.3.3.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from .codes import RequestCode
-from .errors import BodyError
 from .ext_fields import Header, Name, answer_header, request_header
-
-B = TypeVar("B")
+from .fastjson import json_reader
 
 
 class _Body(
@@ -110,24 +108,11 @@ def encode_access(value: UserInfo | AclInfo | Sequence[UserInfo] | Sequence[AclI
 _encode = msgspec.json.Encoder().encode
 
 
-def _reader(kind: type[B], what: str, *, empty: bytes = b"") -> Callable[[bytes], B]:
-    """Return the decoder of a body; it raises BodyError if that is not ``what``."""
-    decode = msgspec.json.Decoder(kind).decode
-
-    def read(body: bytes) -> B:
-        try:
-            return decode(body or empty)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BodyError(f"not {what}: {error}") from error
-
-    return read
-
-
-decode_user: Final = _reader(UserInfo, "a user")
+decode_user: Final = json_reader(UserInfo, "a user")
 """Decodes the user in a request."""
-decode_users: Final = _reader(list[UserInfo], "a list of users", empty=b"[]")
+decode_users: Final = json_reader(list[UserInfo], "a list of users", empty=b"[]")
 """Decodes the users in an answer."""
-decode_acl: Final = _reader(AclInfo, "an ACL")
+decode_acl: Final = json_reader(AclInfo, "an ACL")
 """Decodes the policies in a request."""
-decode_acls: Final = _reader(list[AclInfo], "a list of ACLs", empty=b"[]")
+decode_acls: Final = json_reader(list[AclInfo], "a list of ACLs", empty=b"[]")
 """Decodes the policies in an answer."""

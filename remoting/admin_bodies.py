@@ -14,7 +14,7 @@ import msgspec
 
 from .bodies import QueueKey, SubscriptionData
 from .errors import BodyError
-from .fastjson import dump, parse
+from .fastjson import convert, dump, parse
 
 Entry = Mapping[str, Any]
 """A topic or group as its table holds it."""
@@ -155,11 +155,7 @@ def encode_stats_data(
 
 def decode_stats_data(body: bytes) -> dict[str, BrokerStatsItem]:
     """Decode the items in an answer to VIEW_BROKER_STATS_DATA (315). Raises BodyError."""
-    found = _checked(parse(body))
-    try:
-        return msgspec.convert(found, dict[str, BrokerStatsItem])
-    except msgspec.ValidationError as error:
-        raise BodyError(f"not statistics: {error}") from error
+    return convert(parse(body), dict[str, BrokerStatsItem], "statistics")
 
 
 def encode_consume_stats_of(members: bytes, consume_tps: float) -> bytes:

@@ -18,7 +18,7 @@ import msgspec
 
 from .errors import BodyError, SubscriptionError
 from .ext_fields import Int32, Int64, Name
-from .fastjson import dump, object_keyed_map, parse
+from .fastjson import convert, dump, object_keyed_map, parse
 from .request_sizes import NAME_LENGTH_MAX
 
 S = TypeVar("S")
@@ -256,7 +256,7 @@ def encode_lock_batch(data: LockBatchBody) -> bytes:
 
 def decode_lock_batch(body: bytes) -> LockBatchBody:
     """Decode the body of LOCK_BATCH_MQ (41) or UNLOCK_BATCH_MQ (42). Raises BodyError."""
-    return _convert(parse(body), LockBatchBody)
+    return convert(parse(body), LockBatchBody)
 
 
 def encode_locked_queues(queues: Iterable[QueueKey]) -> bytes:
@@ -266,7 +266,7 @@ def encode_locked_queues(queues: Iterable[QueueKey]) -> bytes:
 
 def decode_locked_queues(body: bytes) -> list[QueueKey]:
     """Decode the queues of an answer to LOCK_BATCH_MQ (41). Raises BodyError."""
-    return _convert(_object(parse(body)).get("lockOKMQSet") or [], list[QueueKey])
+    return convert(_object(parse(body)).get("lockOKMQSet") or [], list[QueueKey])
 
 
 def encode_consumer_list(client_ids: Iterable[str]) -> bytes:
@@ -276,7 +276,7 @@ def encode_consumer_list(client_ids: Iterable[str]) -> bytes:
 
 def decode_consumer_list(body: bytes) -> list[str]:
     """Decode the client ids of an answer to GET_CONSUMER_LIST_BY_GROUP (38). Raises BodyError."""
-    return _convert(_object(parse(body)).get("consumerIdList") or [], list[str])
+    return convert(_object(parse(body)).get("consumerIdList") or [], list[str])
 
 
 class AssignmentQuery(_Body, frozen=True, kw_only=True):
@@ -291,7 +291,7 @@ class AssignmentQuery(_Body, frozen=True, kw_only=True):
 
 def decode_assignment_query(body: bytes) -> AssignmentQuery:
     """Decode the body of QUERY_ASSIGNMENT (400). Raises BodyError."""
-    return _convert(parse(body), AssignmentQuery)
+    return convert(parse(body), AssignmentQuery)
 
 
 def encode_assignments(queues: Iterable[QueueKey] | None, mode: str = "PULL") -> bytes:
@@ -352,7 +352,7 @@ def decode_route(body: bytes) -> TopicRouteData:
     for queue in _objects(fields, "queueDatas"):
         if "topicSynFlag" in queue:  # its name before 4.9
             queue.setdefault("topicSysFlag", queue["topicSynFlag"])
-    return _convert(fields, TopicRouteData)
+    return convert(fields, TopicRouteData)
 
 
 def encode_cluster_info(info: ClusterInfo) -> bytes:
@@ -362,7 +362,7 @@ def encode_cluster_info(info: ClusterInfo) -> bytes:
 
 def decode_cluster_info(body: bytes) -> ClusterInfo:
     """Decode the body of an answer to GET_BROKER_CLUSTER_INFO (106). Raises BodyError."""
-    return _convert(_object(parse(body)), ClusterInfo)
+    return convert(_object(parse(body)), ClusterInfo)
 
 
 def encode_member_group(broker: BrokerData) -> bytes:
@@ -471,7 +471,7 @@ def encode_table(table: Mapping[str, str]) -> bytes:
 
 def decode_table(body: bytes) -> dict[str, str]:
     """Decode the body of an answer to 28, 103 or 219. Raises BodyError."""
-    return _convert(_object(parse(body)).get("table") or {}, dict[str, str])
+    return convert(_object(parse(body)).get("table") or {}, dict[str, str])
 
 
 def encode_topic_list(topics: Iterable[str], broker_addr: str | None = None) -> bytes:
@@ -482,7 +482,7 @@ def encode_topic_list(topics: Iterable[str], broker_addr: str | None = None) -> 
 
 def decode_topic_list(body: bytes) -> list[str]:
     """Decode the topics in an answer to 206, 224, 304, 305 or 311 to 313. Raises BodyError."""
-    return _convert(_object(parse(body)).get("topicList") or [], list[str])
+    return convert(_object(parse(body)).get("topicList") or [], list[str])
 
 
 def _table(body: bytes) -> dict[str, Any]:
@@ -496,25 +496,18 @@ def _listed_offset(item: Any) -> tuple[QueueKey, int]:
         queue, offset = item
     else:
         queue, offset = item, _object(item).get("offset")
-    return _convert(queue, QueueKey), _convert(offset, int)
+    return convert(queue, QueueKey), convert(offset, int)
 
 
 def _queue_keyed(table: Any, kind: Any) -> dict[QueueKey, Any]:
     """Read a map whose keys are queues as JSON text, as ``parse`` returns them."""
     return {
-        _convert(parse(key.encode()), QueueKey): _convert(value, kind)
+        convert(parse(key.encode()), QueueKey): convert(value, kind)
         for key, value in _object(table).items()
     }
 
 
 # -- the JSON edge -----------------------------------------------------------------------------
-
-
-def _convert(value: Any, kind: type[S]) -> S:
-    try:
-        return msgspec.convert(value, kind, strict=False, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise BodyError(str(error)) from error
 
 
 def _without_nulls(value: object) -> Any:

@@ -14,8 +14,8 @@ Source: behaviour of fastjson 1.2.29, 1.2.69 and 1.2.83.
 
 import json
 import re
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ _BLANK: Final = re.compile(r"[ \t\r\n]*")
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORDS: Final = {"true": True, "false": False, "null": None}
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[([0-9]+)\]")
+
+S = TypeVar("S")
 
 # strict=False: control characters are allowed in strings, property strings are full of them.
 _decode_string: Final = json.JSONDecoder(strict=False).raw_decode
@@ -45,6 +47,8 @@ def parse(body: bytes, *, relaxed_size_max: int = RELAXED_SIZE_MAX) -> Any:
     Raises:
         BodyError: The body is neither.
     """
+    if not body:
+        raise BodyError("there is no body")
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -52,6 +56,31 @@ def parse(body: bytes, *, relaxed_size_max: int = RELAXED_SIZE_MAX) -> Any:
             raise BodyError(f"body is no JSON: {error}") from error
         value = _parse_relaxed(body)
     return _Resolver(value).resolve(value) if b'"$ref"' in body else value
+
+
+def convert(value: object, kind: type[S], what: str = "the body") -> S:
+    """Return what was parsed as an instance of a class.
+
+    Raises:
+        BodyError: It is not ``what``.
+    """
+    try:
+        return msgspec.convert(value, kind, strict=False, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise BodyError(f"not {what}: {error}") from error
+
+
+def json_reader(kind: type[S], what: str, *, empty: bytes = b"") -> Callable[[bytes], S]:
+    """Return the decoder of a body in strict JSON; it raises BodyError if that is not ``what``."""
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(body: bytes) -> S:
+        try:
+            return decode(body or empty)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BodyError(f"not {what}: {error}") from error
+
+    return read
 
 
 def dump(value: object) -> bytes:

@@ -18,6 +18,7 @@ from msgspec import field
 from .codes import RequestCode
 from .errors import BodyError
 from .ext_fields import Header, Int32, Int64, Name, answer_header, request_header
+from .fastjson import json_reader
 
 ORDER_QUEUE: Final = 999
 """The revive queue in handles of messages that were popped in order: they have no checkpoint."""
@@ -248,15 +249,8 @@ class BatchAckBody(msgspec.Struct, rename="camel", gc=False):
     acks: tuple[BatchAck, ...] = ()
 
 
-_decode_acks: Final = msgspec.json.Decoder(BatchAckBody).decode
-
-
-def decode_batch_ack(body: bytes) -> BatchAckBody:
-    """Decode the body of BATCH_ACK_MESSAGE (200151). Raises BodyError."""
-    try:
-        return _decode_acks(body) if body else BatchAckBody()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BodyError(f"batch of acknowledgements: {error}") from error
+decode_batch_ack: Final = json_reader(BatchAckBody, "a batch of acknowledgements", empty=b"{}")
+"""Decodes the body of BATCH_ACK_MESSAGE (200151)."""
 
 
 def encode_batch_ack(
@@ -289,15 +283,12 @@ class RequestMode(msgspec.Struct, rename="camel", omit_defaults=False, gc=False)
     pop_share_queue_num: int = 0  # further clients that pop a client's queues; 0: all of them
 
 
-_decode_mode: Final = msgspec.json.Decoder(RequestMode).decode
+_decode_mode: Final = json_reader(RequestMode, "a request mode")
 
 
 def decode_request_mode(body: bytes) -> RequestMode:
     """Decode the body of SET_MESSAGE_REQUEST_MODE (401). Raises BodyError."""
-    try:
-        found = _decode_mode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BodyError(f"request mode: {error}") from error
+    found = _decode_mode(body)
     if found.mode not in {"PULL", "POP"}:
         raise BodyError(f"mode={found.mode[:40]!r}, expected PULL or POP")
     return found

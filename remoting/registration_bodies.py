@@ -13,7 +13,7 @@ import msgspec
 from .codes import RequestCode
 from .errors import BodyError
 from .ext_fields import Int32, Int64, Name
-from .fastjson import dump, parse
+from .fastjson import convert, dump, parse
 from .request_sizes import REQUEST_SIZES
 
 _CONTENT_MAX: Final = REQUEST_SIZES[RequestCode.REGISTER_BROKER].body
@@ -74,19 +74,13 @@ def decode_registration(body: bytes) -> Registration:
         return Registration(DataVersion(), {})
     if body[0] == _ZLIB:
         return _decode_binary(_inflate(body))
-    try:
-        found = msgspec.convert(parse(body), _Body, strict=False).topic_config_serialize_wrapper
-    except msgspec.ValidationError as error:
-        raise BodyError(f"not the body of a registration: {error}") from error
+    found = convert(parse(body), _Body, "a registration").topic_config_serialize_wrapper
     return Registration(found.data_version, found.topic_config_table)
 
 
 def decode_data_version(body: bytes) -> DataVersion:
     """Decode the body of QUERY_DATA_VERSION (322). Raises BodyError."""
-    try:
-        return msgspec.convert(parse(body), DataVersion, strict=False)
-    except msgspec.ValidationError as error:
-        raise BodyError(f"not a data version: {error}") from error
+    return convert(parse(body), DataVersion, "a data version")
 
 
 def encode_data_version(version: DataVersion) -> bytes:

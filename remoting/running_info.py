@@ -13,7 +13,7 @@ import msgspec
 from .bodies import QueueKey, SubscriptionData
 from .errors import BodyError
 from .ext_fields import Int64
-from .fastjson import dump, object_keyed_map, parse
+from .fastjson import convert, dump, object_keyed_map, parse
 
 
 class QueueProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -106,7 +106,4 @@ def encode_direct_result(result: DirectResult) -> bytes:
 
 def decode_direct_result(body: bytes) -> DirectResult:
     """Decode the body of an answer to 309. Raises BodyError."""
-    try:
-        return msgspec.convert(parse(body), DirectResult, strict=False)
-    except msgspec.ValidationError as error:
-        raise BodyError(str(error)) from error
+    return convert(parse(body), DirectResult, "a result")

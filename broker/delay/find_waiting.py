@@ -59,7 +59,7 @@ def waiting_messages(
     for queue in queues[TIMER_QUEUE + 1 :]:
         delay_ms = levels.delay_ms(queue.number)
         for queue_offset, entry in _pending(store, queue):
-            wait_ms = _limited(entry.tags_code - now_ms, delay_ms)
+            wait_ms = min(entry.tags_code - now_ms, delay_ms)  # the clock may have been set back
             found.after.append((wait_ms, place_of(queue.number, queue_offset)))
     return queues, found
 
@@ -112,16 +112,11 @@ def _read_timers(
         elif time.is_relative:
             wait_ms = time.due_ms - now_ms
             delay_ms = _delay_ms(store, entry) if is_set_back else wait_ms
-            found.after.append((_limited(wait_ms, delay_ms), place))
+            found.after.append((min(wait_ms, delay_ms), place))
         else:
             found.at.append((time.due_ms, place))
     if foreign:
         _add_foreign(queue, foreign, delivered_ms, found)
-
-
-def _limited(wait_ms: int, delay_ms: int) -> int:
-    """Return how long to wait yet, with a clock that may have been set back."""
-    return min(wait_ms, delay_ms)
 
 
 def _delay_ms(store: MessageStore, entry: QueueEntry) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from halfmq.broker.config import TopicDefaults
+from halfmq.broker.net.router import Router
 from halfmq.broker.ports import ACK_S, Handler, OnAnswer
 from halfmq.remoting.codes import FLAG_ONE_WAY, LanguageCode
 from halfmq.remoting.command import RemotingCommand
@@ -409,6 +410,13 @@ def call(
     connection = connection or FakeConnection()
     reply = handlers[command.code](command, connection)
     return response(connection.written.pop() if reply is None else reply)
+
+
+def routed(handlers: dict[int, Handler], command: RemotingCommand) -> RemotingCommand:
+    """The answer to one request, also if its handler raises an error."""
+    connection = FakeConnection()
+    Router(handlers).dispatch(command, connection)
+    return response(connection.written.pop())
 
 
 def identity(*, auto_create: bool = True) -> TopicDefaults:

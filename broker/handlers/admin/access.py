@@ -7,7 +7,6 @@ Source: RocketMQ 5.3 ``AdminBrokerProcessor``; 4.9.8 for the codes 50 to 53.
 
 import json
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -32,7 +31,7 @@ from ...access.plain_acl import PlainAcl
 from ...access.users import Users, refused
 from ...errors import RequestRefusedError, invalid_parameter
 from ...ports import Connection, Handlers, serves
-from .change_queue import ChangeQueue
+from .change_queue import ChangeQueue, P
 
 
 class UserHandlers(Handlers):
@@ -45,22 +44,21 @@ class UserHandlers(Handlers):
     @serves(RequestCode.AUTH_CREATE_USER)
     def create_user(self, request: RemotingCommand, connection: Connection) -> None:
         user = _named_user(request)
-        change = partial(self._users.create_user, user)
-        self._make(change, f"user {user.username}", request, connection)
+        what = f"user {user.username}"
+        self._make(request, connection, what, self._users.create_user, user)
 
     @serves(RequestCode.AUTH_UPDATE_USER)
     def update_user(self, request: RemotingCommand, connection: Connection) -> None:
         """Change those fields of a user that are set."""
         user = _named_user(request)
-        change = partial(self._users.update_user, user)
-        self._make(change, f"user {user.username}", request, connection)
+        what = f"user {user.username}"
+        self._make(request, connection, what, self._users.update_user, user)
 
     @serves(RequestCode.AUTH_DELETE_USER)
     def delete_user(self, request: RemotingCommand, connection: Connection) -> None:
         """Remove a user and its policies."""
         name = _username(request)
-        change = partial(self._users.delete_user, name)
-        self._make(change, f"deleted user {name}", request, connection)
+        self._make(request, connection, f"deleted user {name}", self._users.delete_user, name)
 
     @serves(RequestCode.AUTH_GET_USER)
     def get_user(self, request: RemotingCommand, _connection: Connection) -> bytes:
@@ -81,16 +79,15 @@ class UserHandlers(Handlers):
         header = request.header_as(AclRequestHeader)
         acl = decode_acl(request.body)
         acl = replace(acl, subject=acl.subject or header.subject or "")
-        change = partial(self._users.put_acl, acl)
-        self._make(change, f"acl {acl.subject}", request, connection)
+        self._make(request, connection, f"acl {acl.subject}", self._users.put_acl, acl)
 
     @serves(RequestCode.AUTH_DELETE_ACL)
     def delete_acl(self, request: RemotingCommand, connection: Connection) -> None:
         """Remove a subject's entries about a resource, or all of its policies."""
         header = request.header_as(DeleteAclRequestHeader)
         subject = header.subject or ""
-        change = partial(self._users.delete_acl, subject, header.policy_type, header.resource)
-        self._make(change, f"deleted acl {subject}", request, connection)
+        acl = subject, header.policy_type, header.resource
+        self._make(request, connection, f"deleted acl {subject}", self._users.delete_acl, *acl)
 
     @serves(RequestCode.AUTH_GET_ACL)
     def get_acl(self, request: RemotingCommand, _connection: Connection) -> bytes:
@@ -108,15 +105,17 @@ class UserHandlers(Handlers):
 
     def _make(
         self,
-        change: Callable[[], Awaitable[None]],
-        what: str,
         request: RemotingCommand,
         connection: Connection,
+        what: str,
+        change: Callable[P, Awaitable[None]],
+        *arguments: P.args,
+        **named: P.kwargs,
     ) -> None:
         """Make a change for a super user; others could grant themselves every right."""
         if not _is_super(request):
             raise refused("only a super user may change users and policies")
-        self._changes.make(change, what, request, connection)
+        self._changes.make(request, connection, what, change, *arguments, **named)
 
 
 class PlainAclHandlers(Handlers):

@@ -9,7 +9,6 @@ Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `DefaultRequestProcessor` of the 
 import json
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from attrs import define
@@ -67,8 +66,8 @@ class SettingsHandlers(Handlers):
             raise invalid_parameter(str(error)) from error
         self._settings.check(wanted)
         what = f"settings {', '.join(sorted(wanted))}"
-        change = partial(self._settings.change, wanted, connection.name)
-        self._changes.make(change, what, request, connection)
+        change = self._settings.change
+        self._changes.make(request, connection, what, change, wanted, connection.name)
 
 
 logger = logging.getLogger(__name__)
@@ -84,17 +83,17 @@ class KvConfigHandlers(Handlers):
     @serves(RequestCode.PUT_KV_CONFIG)
     def put(self, request: RemotingCommand, connection: Connection) -> None:
         header = request.header_as(PutKVConfigRequestHeader)
-        change = partial(self._config.put, header.namespace, header.key, header.value)
-        what = f"KV configuration {header.namespace} {header.key}={header.value!r}"
-        self._changes.make(change, what, request, connection)
+        name, key, value = header.namespace, header.key, header.value
+        what = f"KV configuration {name} {key}={value!r}"
+        self._changes.make(request, connection, what, self._config.put, name, key, value)
 
     @serves(RequestCode.DELETE_KV_CONFIG)
     def delete(self, request: RemotingCommand, connection: Connection) -> None:
         """Remove a value; an unknown one is no error."""
         header = request.header_as(KVConfigRequestHeader)
-        change = partial(self._config.delete, header.namespace, header.key)
-        what = f"deleted KV configuration {header.namespace} {header.key}"
-        self._changes.make(change, what, request, connection)
+        name, key = header.namespace, header.key
+        what = f"deleted KV configuration {name} {key}"
+        self._changes.make(request, connection, what, self._config.delete, name, key)
 
     @serves(RequestCode.GET_KV_CONFIG)
     def get(self, request: RemotingCommand, _connection: Connection) -> bytes:

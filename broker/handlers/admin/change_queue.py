@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from functools import partial
+from typing import Final, ParamSpec
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -13,6 +14,8 @@ from ...access.control import Subject
 from ...errors import RequestRefusedError
 from ...limits.kept import CHANGES_BYTES, Kept
 from ...ports import Connection
+
+P = ParamSpec("P")
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +33,12 @@ class ChangeQueue:
 
     def make(
         self,
-        change: Callable[[], Awaitable[bytes | None]],
-        what: str,
         request: RemotingCommand,
         connection: Connection,
+        what: str,
+        change: Callable[P, Awaitable[bytes | None]],
+        *arguments: P.args,
+        **named: P.kwargs,
     ) -> None:
         """Run a change after the previous ones, then answer its request.
 
@@ -47,7 +52,9 @@ class ChangeQueue:
         if len(self._tasks) >= CHANGES_WAITING_MAX or self._bytes + size > CHANGES_BYTES.most:
             raise RequestRefusedError("too many changes wait: try again", ResponseCode.SYSTEM_BUSY)
         self._bytes += size
-        task = asyncio.create_task(self._make(change, what, request, connection))
+        task = asyncio.create_task(
+            self._make(partial(change, *arguments, **named), what, request, connection)
+        )
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._done(task, size))
 

@@ -10,7 +10,6 @@ Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `ConsumerOffsetManager`, `Broker2
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final
 
 from attrs import define
@@ -94,9 +93,10 @@ class GroupOffsetHandlers(Handlers):
         if not rows:
             raise RequestRefusedError("No queues to reset.")
         targets = dict(rows)
-        change = partial(self._reset, header.group, header.topic, targets)
         what = f"offsets of group {header.group} in topic {header.topic}: {targets}"
-        self._changes.make(change, what, request, connection)
+        self._changes.make(
+            request, connection, what, self._reset, header.group, header.topic, targets
+        )
         return None
 
     def _target(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
@@ -206,9 +206,8 @@ class GroupOffsetHandlers(Handlers):
         copied = {
             name: dict(self._offsets.queues(source, name)) for name in names if name in self._topics
         }
-        change = partial(self._clone, target, copied)
         what = f"offsets of group {target}, as of group {source} in topics {sorted(copied)[:20]}"
-        self._changes.make(change, what, request, connection)
+        self._changes.make(request, connection, what, self._clone, target, copied)
 
     async def _clone(self, group: str, copied: Mapping[str, Mapping[int, int]]) -> None:
         for topic, offsets in copied.items():

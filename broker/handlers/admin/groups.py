@@ -8,7 +8,6 @@ Source: RocketMQ 5.3.3 `AdminBrokerProcessor`.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from attrs import define
@@ -98,15 +97,14 @@ class GroupHandlers(Handlers):
             return encode_forbidden(group, topic, readable=readable)
 
         what = f"group {group} may consume topic {topic}: {readable}"
-        self._changes.make(change, what, request, connection)
+        self._changes.make(request, connection, what, change)
         return None
 
     @serves(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     def update_group(self, request: RemotingCommand, connection: Connection) -> None:
         """Create a group, or replace its settings."""
         wanted = _group(decode_entry(request.body))
-        change = partial(self._update, wanted)
-        self._changes.make(change, f"group {wanted.name}", request, connection)
+        self._changes.make(request, connection, f"group {wanted.name}", self._update, wanted)
 
     @serves(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)
     def update_groups(self, request: RemotingCommand, connection: Connection) -> None:
@@ -121,7 +119,7 @@ class GroupHandlers(Handlers):
                 await self._update(group)
 
         names = [group.name for group in wanted]
-        self._changes.make(update_all, f"groups {names[:20]}", request, connection)
+        self._changes.make(request, connection, f"groups {names[:20]}", update_all)
 
     async def _update(self, wanted: GroupConfig) -> None:
         known = self._groups.get(wanted.name)
@@ -136,12 +134,13 @@ class GroupHandlers(Handlers):
         name = header.group_name
         if name in BUILT_IN_GROUPS:
             raise invalid_parameter(f"The group[{name}] is conflict with system group.")
-        change = partial(self._delete, name, clean_offset=header.clean_offset)
-        self._changes.make(change, f"deleted group {name}", request, connection)
+        what = f"deleted group {name}"
+        self._changes.make(request, connection, what, self._delete, header)
 
-    async def _delete(self, name: str, *, clean_offset: bool) -> None:
+    async def _delete(self, header: DeleteSubscriptionGroupRequestHeader) -> None:
+        name = header.group_name
         await self._groups.delete(name)
-        if clean_offset:
+        if header.clean_offset:
             await in_slices(self._offsets.forget(group=name))
             await self._offsets.save_now()
 

@@ -99,12 +99,8 @@ class RequestModeHandlers(Handlers):
             raise RequestRefusedError(
                 "subscription group does not exist", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
             )
-
-        async def change() -> None:
-            await self._modes.put(mode)
-
         what = f"group {mode.consumer_group} gets {mode.topic} by {mode.mode}"
-        self._changes.make(change, what, request, connection)
+        self._changes.make(request, connection, what, self._modes.put, mode)
 
     @serves(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
     def all_modes(self, request: RemotingCommand, _connection: Connection) -> bytes:

@@ -60,6 +60,11 @@ TOPICS_PER_REQUEST_MAX: Final = 1_000
 _PERM_MAX: Final = 7  # read, write, inherit
 _UNIT: Final = 1  # bits of topicSysFlag
 _UNIT_SUB: Final = 2
+_UNIT_FLAGS: Final = {  # request → bits to look at, and those that are set
+    RequestCode.GET_UNIT_TOPIC_LIST: (_UNIT, _UNIT),
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: (_UNIT_SUB, _UNIT_SUB),
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: (_UNIT | _UNIT_SUB, _UNIT_SUB),
+}
 
 
 @define(eq=False, repr=False, slots=False)
@@ -95,8 +100,9 @@ class TopicHandlers(Handlers):
             sys_flag=header.topic_sys_flag or 0,
             order=header.order,
         )
-        change = partial(self._update, wanted, parse_change(header.attributes or ""))
-        self._changes.make(change, f"topic {wanted.name}", request, connection)
+        attributes = parse_change(header.attributes or "")
+        what = f"topic {wanted.name}"
+        self._changes.make(request, connection, what, self._update, wanted, attributes)
 
     @serves(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
     def update_topics(self, request: RemotingCommand, connection: Connection) -> None:
@@ -111,7 +117,7 @@ class TopicHandlers(Handlers):
                 await self._update(topic, attributes)
 
         names = [topic.name for topic, _ in wanted]
-        self._changes.make(update_all, f"topics {names[:20]}", request, connection)
+        self._changes.make(request, connection, f"topics {names[:20]}", update_all)
 
     async def _update(self, wanted: TopicConfig, attributes: Mapping[str, str | None]) -> None:
         self._check_name(wanted.name)
@@ -135,8 +141,7 @@ class TopicHandlers(Handlers):
         if not name or name.isspace():
             raise invalid_parameter("The specified topic is blank.")
         self._check_system(name)
-        change = partial(self._delete, name)
-        self._changes.make(change, f"deleted topic {name}", request, connection)
+        self._changes.make(request, connection, f"deleted topic {name}", self._delete, name)
 
     async def _delete(self, name: str) -> None:
         has_queues = any(topic == name for topic, _ in self._store.queues.names())
@@ -239,23 +244,11 @@ class TopicHandlers(Handlers):
         """Answer with the names of the broker's own topics."""
         return encode_reply(request, body=encode_topic_list(self._topics.system_names))
 
-    @serves(RequestCode.GET_UNIT_TOPIC_LIST)
+    @serves(*_UNIT_FLAGS)
     def unit_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        return self._names(request, lambda topic: topic.sys_flag & _UNIT != 0)
-
-    @serves(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST)
-    def unit_sub_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with the topics to which consumers of units subscribe."""
-        return self._names(request, lambda topic: topic.sys_flag & _UNIT_SUB != 0)
-
-    @serves(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)
-    def unit_sub_only_topics(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with the topics to which consumers of units subscribe and that have no unit."""
-        both = _UNIT | _UNIT_SUB
-        return self._names(request, lambda topic: topic.sys_flag & both == _UNIT_SUB)
-
-    def _names(self, request: RemotingCommand, wanted: Callable[[TopicConfig], bool]) -> bytes:
-        names = [topic.name for topic in self._topics if wanted(topic)]
+        """Answer with the topics that belong to a unit, or that consumers of units subscribe to."""
+        mask, flags = _UNIT_FLAGS[RequestCode(request.code)]
+        names = [topic.name for topic in self._topics if topic.sys_flag & mask == flags]
         return encode_reply(request, body=encode_topic_list(names))
 
 

@@ -23,7 +23,6 @@ from halfmq.remoting.bodies import (
 )
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.errors import BodyError
 from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
@@ -73,7 +72,7 @@ class AssignmentHandlers(Handlers):
 
         Of a topic or a group that is not known here the client keeps what it has.
         """
-        query = _decode(request)
+        query = decode_assignment_query(request.body)
         strategy = STRATEGIES.get(query.strategy_name)
         if strategy is None:
             raise RequestRefusedError(
@@ -149,12 +148,3 @@ class AssignmentHandlers(Handlers):
             for name in sorted(counts)
             for queue_id in range(counts[name])
         ]
-
-
-def _decode(request: RemotingCommand) -> AssignmentQuery:
-    if not request.body:
-        raise RequestRefusedError("the request has no body")
-    try:
-        return decode_assignment_query(request.body)
-    except BodyError as error:
-        raise RequestRefusedError(str(error)) from error

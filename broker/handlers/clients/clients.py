@@ -25,8 +25,6 @@ from msgspec.structs import replace
 from halfmq.remoting.bodies import (
     TAG,
     HeartbeatData,
-    LockBatchBody,
-    SubscriptionData,
     decode_heartbeat,
     decode_lock_batch,
     decode_subscription,
@@ -35,7 +33,6 @@ from halfmq.remoting.bodies import (
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.errors import BodyError
 from halfmq.remoting.headers import (
     ConsumerGroupRequestHeader,
     HeartbeatResponseHeader,
@@ -160,7 +157,7 @@ class ClientHandlers(Handlers):
     def check_client_config(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Refuse an invalid filter when a consumer starts, before its pulls are refused."""
         if request.body:
-            subscription = _decode_subscription(request.body)
+            _, _, subscription = decode_subscription(request.body)
             if subscription.expression_type != TAG:
                 self._filters.compiled(
                     subscription.expression_type,
@@ -272,26 +269,13 @@ def _member_entries(group: GroupMembers, client_id: str) -> list[ConsumerInfo]:
 
 
 def _decode_heartbeat(request: RemotingCommand) -> HeartbeatData:
-    if not request.body:
-        raise RequestRefusedError("the heartbeat has no body")
-    try:
-        data = decode_heartbeat(request.body)
-    except BodyError as error:
-        raise RequestRefusedError(str(error)) from error
+    data = decode_heartbeat(request.body)
     groups = len(data.consumer_data_set) + len(data.producer_data_set)
     if groups > HEARTBEAT_GROUPS_MAX:
         raise RequestRefusedError(
             f"the heartbeat names {groups} groups, the limit is {HEARTBEAT_GROUPS_MAX}"
         )
     return data
-
-
-def _decode_subscription(body: bytes) -> SubscriptionData:
-    try:
-        _, _, subscription = decode_subscription(body)
-    except BodyError as error:
-        raise RequestRefusedError(str(error)) from error
-    return subscription
 
 
 class LockHandlers(Handlers):
@@ -306,21 +290,12 @@ class LockHandlers(Handlers):
     @serves(RequestCode.LOCK_BATCH_MQ)
     def lock(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Lock queues or renew their locks; answer with those that the client holds now."""
-        body = _decode(request)
+        body = decode_lock_batch(request.body)
         owned = self._locks.lock(body.consumer_group, body.client_id, body.mq_set)
         return encode_reply(request, body=encode_locked_queues(owned))
 
     @serves(RequestCode.UNLOCK_BATCH_MQ)
     def unlock(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        body = _decode(request)
+        body = decode_lock_batch(request.body)
         self._locks.unlock(body.consumer_group, body.client_id, body.mq_set)
         return encode_reply(request)
-
-
-def _decode(request: RemotingCommand) -> LockBatchBody:
-    if not request.body:
-        raise RequestRefusedError("the request has no body")
-    try:
-        return decode_lock_batch(request.body)
-    except BodyError as error:
-        raise RequestRefusedError(str(error)) from error

@@ -19,9 +19,9 @@ from halfmq.broker.tables.kv_table import KvConfig
 from halfmq.broker.tables.registered_brokers import BrokerTable
 from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.bodies import ConsumerData, HeartbeatData
-from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.registration_bodies import DataVersion, encode_registration
-from tests.support.broker_doubles import Clock, FakeConnection, call, config_path, request
+from tests.support.broker_doubles import Clock, FakeConnection, call, config_path, request, routed
 
 
 class Parts:
@@ -144,7 +144,6 @@ def test_what_cannot_be_assigned_is_refused_with_the_reason(parts: Parts) -> Non
         "at most; have the clients share them out: setClientRebalance(true)"
     )
     for body in (b"", b"{", b"{}"):
-        with pytest.raises(RequestRefusedError):
-            parts.handlers[RequestCode.QUERY_ASSIGNMENT](
-                request(RequestCode.QUERY_ASSIGNMENT, body=body), FakeConnection()
-            )
+        answer = routed(parts.handlers, request(RequestCode.QUERY_ASSIGNMENT, body=body))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert answer.remark
