@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.codes import INT32_MAX, VERSION
 from halfmq.store.message_store import MessageStore
 
@@ -51,39 +53,18 @@ _WITHOUT_MEANING: Final[Mapping[str, str]] = {
 }
 
 
+@define(eq=False, repr=False, slots=False)
 class RuntimeInfo:
     """Collects the table when it is called."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        transactions: Callable[[], Mapping[str, object]],
-        connections: Callable[[], int],
-        statistics: Statistics,
-        *,
-        root: Path,
-        now_ms: Callable[[], int],
-        more: Mapping[str, Callable[[], Mapping[str, object]]] | None = None,
-    ) -> None:
-        """Wire it.
+    _store: MessageStore  # for offsets and times
+    _statistics: Statistics  # for counts and rates
+    _metrics: Callable[[], Mapping[str, object]]  # returns the numbers of each part
+    _root: Path  # the directory whose disk is measured
+    _now_ms: Callable[[], int]  # the wall clock
 
-        Args:
-            store: For offsets and times.
-            transactions: Returns the metrics of transactions, nested maps of numbers.
-            connections: Returns the number of open connections.
-            statistics: For counts and rates.
-            root: The directory whose disk is measured.
-            now_ms: The wall clock.
-            more: Name of another part → function that returns its metrics.
-        """
-        self._more = more or {}
-        self._store = store
-        self._transactions = transactions
-        self._connections = connections
-        self._statistics = statistics
-        self._root = root
-        self._now_ms = now_ms
-        self._boot_ms = now_ms()
+    def __attrs_post_init__(self) -> None:
+        self._boot_ms = self._now_ms()
 
     def __call__(self) -> dict[str, str]:
         """Return every key with its value as text."""
@@ -157,25 +138,22 @@ class RuntimeInfo:
 
     def _ours(self) -> dict[str, str]:
         log = self._store
-        numbers: dict[str, object] = {
-            "connections": self._connections(),
-            "store": {
-                "min_offset": log.min_offset,
-                "durable_offset": log.durable_offset,
-                "write_offset": log.write_offset,
-            },
-            "transactions": self._transactions(),
-            **{name: metrics() for name, metrics in self._more.items()},
+        offsets = {
+            "min_offset": log.min_offset,
+            "durable_offset": log.durable_offset,
+            "write_offset": log.write_offset,
         }
-        return dict(_flat("halfmq", numbers))
+        numbers = flattened({"store": offsets, **self._metrics()}, "halfmq.")
+        return {name: str(value) for name, value in numbers}
 
 
-def _flat(prefix: str, numbers: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def flattened(numbers: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the numbers in nested maps with their dotted names."""
     for name, value in numbers.items():
         if isinstance(value, Mapping):
-            yield from _flat(f"{prefix}.{name}", value)
+            yield from flattened(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}.{name}", str(value)
+            yield f"{prefix}{name}", value
 
 
 def _in_words(seconds: int) -> str:

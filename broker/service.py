@@ -8,21 +8,19 @@ replies that wait for the disk are sent, then everything is flushed and marked c
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.config import FlushMode
 from halfmq.store.files.disk import sync_data
 from halfmq.store.files.worker import ThreadWorker, WorkerFactory
-from halfmq.store.format.ids import UniqueKeyFactory, pack_host
-from halfmq.store.format.topics import DELAYED_TOPICS, reply_topic, revive_topic
+from halfmq.store.format.ids import pack_host
+from halfmq.store.format.topics import DELAYED_TOPICS, revive_topic
 from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery.recovery import RecoveryReport
@@ -40,31 +38,9 @@ from .disk.send_refusal import SendRefusal
 from .draining import Draining
 from .filters.filters_in_use import FiltersInUse
 from .handlers.access_checks import may_see
-from .handlers.admin.access import PlainAclHandlers, UserHandlers
-from .handlers.admin.broker_config import CleaningHandlers
-from .handlers.admin.change_queue import ChangeQueue
-from .handlers.admin.consumer_relays import RelayHandlers
-from .handlers.admin.group_offsets import GroupOffsetHandlers
-from .handlers.admin.statistics import StatisticsHandlers
-from .handlers.admin.tables import RequestModeHandlers, TableHandlers
-from .handlers.admin.transactions import TransactionAdminHandlers
-from .handlers.administration import admin_handlers
-from .handlers.clients.assignments import AssignmentHandlers
-from .handlers.clients.brokers import BrokerHandlers
-from .handlers.clients.clients import ClientHandlers, LockHandlers
+from .handlers.all_handlers import AllHandlers
 from .handlers.clients.queue_offsets import OffsetHandlers
-from .handlers.clients.routes import RouteHandlers
-from .handlers.messages.pop import PopHandler
-from .handlers.messages.pull import PullHandler
-from .handlers.messages.pull_admission import PullAdmission
-from .handlers.messages.queries import QueryHandlers
-from .handlers.messages.recall import TimerHandlers
-from .handlers.messages.reply import ReplyHandler
-from .handlers.messages.send import SendHandler
-from .handlers.messages.send_back import SendBackHandler, retry_copy
-from .handlers.transactions.end import TransactionHandler
-from .handlers.transactions.end_batch import EndBatches
-from .handlers.transactions.prepare import PrepareHandler
+from .handlers.messages.send_back import retry_copy
 from .http.console_process import ConsoleProcess
 from .http.endpoint import OFF, HttpEndpoint
 from .http.histogram import LONG_BOUNDS_S, Histogram
@@ -86,7 +62,7 @@ from .pop.records import PopRecords, is_from_timer
 from .pop.request_modes import RequestModes
 from .pop.retries import Retries
 from .pop.revive_log import ReviveLog
-from .ports import Connection, Handlers
+from .ports import Connection
 from .replication.master_guard import MasterGuard
 from .replication.replication import Replication
 from .runtime_info import RuntimeInfo
@@ -96,28 +72,12 @@ from .tables.client_registry import SCAN_S
 from .tables.message_statistics import Statistics
 from .transaction.destination import CurrentQueues, Destinations
 from .transaction.transaction_service import TransactionService
-from .unused_names import SCAN_S as UNUSED_SCAN_S
 from .unused_names import UnusedNames
 
 if TYPE_CHECKING:
     from .http.app import Answers
 
 logger = logging.getLogger(__name__)
-
-INDEX_TICK_S: Final = 0.02
-"""Seconds between two slices of index building while the index is complete."""
-
-INDEX_REST_S: Final = 0.004
-"""Seconds between two slices while the index lags behind the log, perhaps by gigabytes. Slices then
-take at most a third of the loop's time, and the index still grows faster than the log."""
-
-DISK_TEST_BYTES: Final = 4 << 20
-"""Bytes of log after which the disk is tested although its ticker is not due: a busy loop may be
-late for that, and must not fill the room that is kept for decisions."""
-
-LARGE_GROUP: Final = 32
-"""Records of a group for which a flush is requested at once, instead of at the end of the loop's
-pass: during its flush the next group is processed."""
 
 
 class Broker:
@@ -156,7 +116,6 @@ class Broker:
         self._flush_time, self._loop_delay = Histogram(), Histogram()
         self._decision_time = Histogram(LONG_BOUNDS_S)
         self._end = end
-        self._disk_test_due = DISK_TEST_BYTES
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
         self._levels = DelayLevels(parse_delay_levels(config.delay.levels))
         self._timer_rule = TimerRule(config.delay.timer_delay_s_max * 1_000, now_ms=now_ms)
@@ -164,7 +123,7 @@ class Broker:
         self._store = MessageStore(
             self._store_config,
             now_ms=now_ms,
-            on_durable=self._durable,
+            on_durable=lambda _offset: self._release.durable_from_thread(),
             on_failure=self._store_failed,
             on_append=self._appended,
             fdatasync=self._flush_time.timed(sync_data),
@@ -172,9 +131,10 @@ class Broker:
         )
         self._polling = LongPolling()
         self._pop_polling = LongPolling(HELD_POP_BYTES)
-        self._refusal = SendRefusal()
+        self._refusal, self._fetches = SendRefusal(), Fetches()
         self._release = ReplyRelease(self._store, self._refusal, on_released=self._wake_readers)
         self._group = GroupAppend(self._store, call_soon=self._release.before_replies)
+        self._directory = config.store.root / "config"
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = make_tables(
             config,
@@ -182,58 +142,78 @@ class Broker:
             now_ms=now_ms,
             monotonic_ms=monotonic_ms,
         )
-        self._statistics = self._make_statistics()
-        self._fetches = Fetches()
-        self._replication = Replication(
-            self._store,
-            config.replication,
-            self._refusal,
-            self._fetches.begin,
-            release=self._release.release,
-            now_s=time.monotonic,
-            host=config.network.bind_address,
-            file_size=config.store.commit_log_file_size,
-            epoch=lambda: self._tables.topics.data_version["stateVersion"],
-        )
         self._make_work(disk_space)
         self._make_front()
         self._stack = ServiceStack(self._services())
 
-    # --- the parts
-
     def _make_work(self, disk_space: Callable[[Path], Space]) -> None:
         """Create what works between requests: transactions, delays, pops, the age of messages."""
+        tables, now_ms = self._tables, self._now_ms
+        self._delay_ticker, self._pop_ticker = Ticker("delays"), Ticker("pop")
+        self._retention_ticker = Ticker("retention")
+        self._members_ticker = Ticker("members", pause=PAUSE_S)
         self._transaction_ticker = self._paced_ticker("transactions", self._transactions_tick)
-        self.transactions = self._make_transactions()
-        self._tables.registry.on_producer(self.transactions.on_producer)
-        self._tables.registry.on_producer(
-            lambda _group, _connection: self._transaction_ticker.wake()
+        self._statistics = Statistics(
+            self._store.queues.take_appended,
+            cluster_name=self.config.topics.cluster_name,
+            is_system=tables.topics.is_system,
+            now_ms=now_ms,
+            monotonic_ms=self._monotonic_ms,
         )
+        self._replication = Replication(
+            self._store,
+            self.config.replication,
+            self._refusal,
+            self._fetches.begin,
+            release=self._release.release,
+            now_s=time.monotonic,
+            host=self.config.network.bind_address,
+            file_size=self.config.store.commit_log_file_size,
+            epoch=self._epoch,
+        )
+        self.transactions = self._make_transactions()
+        tables.registry.on_producer(self.transactions.on_producer)
         self._delays = self._make_delays()
-        self._delay_ticker = Ticker("delays", self._delays.tick)
+        self._delay_ticker.work = self._delays.tick
         self._queue_offsets = OffsetHandlers(
-            self._store, self._tables.offsets, self._tables.topics, self._tables.groups
+            self._store, tables.offsets, tables.topics, tables.groups
         )
         self._pops = self._make_pops()
-        self._modes = RequestModes(self._table_path("messageRequestMode.json"), self._now_ms)
-        self._pop_ticker = Ticker("pop", self._pops.tick)
+        self._pop_ticker.work = self._pops.tick
+        self._modes = RequestModes((self._directory / "messageRequestMode.json"), now_ms)
         self._retention = self._make_retention()
-        self._retention_ticker = Ticker("retention", self._retention.tick)
-        self._access = self._make_access()
-        self._disk_limits = self._make_disk_limits(disk_space)
-        self._store_service = self._make_store_service()
-        self._unused = UnusedNames(
-            self._tables.topics,
-            self._tables.groups,
-            self._tables.offsets,
-            self._tables.registry,
-            has_messages=self._had_messages,
-            now_ms=self._now_ms,
+        self._retention_ticker.work = self._retention.tick
+        self._access = AccessSetup(
+            self.config.access,
+            users_file=(self._directory / "halfmqAccess.json"),
+            cluster_name=self.config.topics.cluster_name,
+            belongs_to_other=tables.registry.belongs_to_other,
         )
+        self._disk_limits = DiskLimits(
+            self.config.disk,
+            self._refusal,
+            path=self._store_config.commit_log_directory,
+            reserved_ahead=lambda: self._store.reserved_ahead,
+            space_of=disk_space,
+        )
+        self._store_service = self._make_store_service()
+        self._unused = UnusedNames(tables, self._store.queues.bounds, now_ms)
 
     def _make_front(self) -> None:
         """Create what serves requests."""
-        self._registration = self._make_registration()
+        network = self.config.network
+        self._registration = NameServerRegistration(
+            parse_addresses(network.namesrv_addr),
+            self._tables.topics,
+            self.config.topics,
+            advertised_host=network.advertised_host,
+            port=lambda: self._server.port,
+            ha_port=lambda: self._replication.port,
+            guard=self._make_guard(),
+            now_ms=self._now_ms,
+            credentials=self.config.access.inner_credentials,
+            tls=registration_context(self.config.tls),
+        )
         self._draining = Draining(
             self._refusal,
             withdraw=self._registration.withdraw,
@@ -241,53 +221,33 @@ class Broker:
             stop=self._end,
         )
         self._filters = FiltersInUse(enabled=self.config.consumers.property_filter)
-        self._clients = ClientHandlers(
-            self._tables.registry,
-            self._tables.topics,
-            self._tables.groups,
-            self._filters,
-            wake=self._wake_members,
-        )
-        self._members_ticker = Ticker("members", self._clients.tick, pause=PAUSE_S)
-        self._pull = self._make_pull_handler()
-        self._changes = ChangeQueue()
-        handlers = self._make_handlers()
-        self._router = Router(
-            *(self._access.guarded(part.handlers()) for part in handlers), admit=self._access.admit
-        )
+        self._handlers = self._make_handlers()
+        self._members_ticker.work = self._handlers.clients.tick
+        tables = [self._access.guarded(one.handlers()) for one in self._handlers.families]
+        self._router = Router(*tables, admit=self._access.admit)
         self._tls = tls_context(self.config.tls)
-        self._server = self._make_server()
+        self._server = Server(
+            self._router,
+            self._release,
+            self._fetches.begin,
+            self._connection_lost,
+            host=network.bind_address,
+            advertised_host=network.advertised_host,
+            listen_port=network.listen_port,
+            namesrv_port=network.namesrv_listen_port,
+            tls=self._tls,
+            connections_per_address=network.connections_per_address,
+        )
         self._http = self._make_http()
-        self.keepers = self._make_keepers(handlers)
-
-    def _table_path(self, name: str) -> Path:
-        return self.config.store.root / "config" / name
-
-    def _make_access(self) -> AccessSetup:
-        return AccessSetup(
-            self.config.access,
-            users_file=self._table_path("halfmqAccess.json"),
-            cluster_name=self.config.topics.cluster_name,
-            belongs_to_other=self._tables.registry.belongs_to_other,
-        )
-
-    def _make_disk_limits(self, space_of: Callable[[Path], Space]) -> DiskLimits:
-        return DiskLimits(
-            self.config.disk,
-            self._refusal,
-            path=self._store_config.commit_log_directory,
-            reserved_ahead=lambda: self._store.reserved_ahead,
-            space_of=space_of,
-        )
-
-    def _make_statistics(self) -> Statistics:
-        return Statistics(
-            self._store.queues.take_appended,
-            cluster_name=self.config.topics.cluster_name,
-            is_system=self._tables.topics.is_system,
-            now_ms=self._now_ms,
-            monotonic_ms=self._monotonic_ms,
-        )
+        self._console = None
+        if network.console_enabled:
+            self._console = ConsoleProcess(
+                network.bind_address,
+                network.console_listen_port,
+                namesrv=lambda: self.namesrv_address,
+                trusted=None if self._tls is None else self.config.tls.cert_path,
+            )
+        self.keepers = self._make_keepers()
 
     def _make_transactions(self) -> TransactionService:
         return TransactionService(
@@ -299,7 +259,7 @@ class Broker:
             store_host=self._host,
             now_ms=self._now_ms,
             monotonic_ms=self._monotonic_ms,
-            snapshot_path=self._table_path("halfmqTransactions"),
+            snapshot_path=(self._directory / "halfmqTransactions"),
             record_size_max=self._store_config.record_size_max,
             fetch=self._fetches.begin,
             wake=self._transaction_ticker.wake,
@@ -311,13 +271,13 @@ class Broker:
         return DelayService(
             self._store,
             self._levels,
-            self.config.store.root / "config",
+            self._directory,
             scan=self._store.reader.scan,
             now_ms=self._now_ms,
             monotonic_ms=self._monotonic_ms,
             fetch=self._fetches.begin,
             queue_of=CurrentQueues(self._tables.topics).find,
-            wake=self._wake_delivery,
+            wake=self._delay_ticker.wake,
         )
 
     def _make_pops(self) -> PopEngine:
@@ -326,7 +286,7 @@ class Broker:
         self._pop_retries = Retries(
             tables.topics,
             tables.groups,
-            lambda record, host: retry_copy(record, 0, host),
+            retry_copy,
             version_2=self.config.consumers.retry_topic_v2,
         )
         log = ReviveLog(
@@ -336,7 +296,7 @@ class Broker:
             PopRecords(self._revive_topic, topics.broker_name, self._host),
             now_ms=self._now_ms,
             monotonic_ms=self._monotonic_ms,
-            wake=self._wake_pops,
+            wake=self._pop_ticker.wake,
         )
         return PopEngine(
             self._store,
@@ -347,22 +307,8 @@ class Broker:
             now_ms=self._now_ms,
             monotonic_ms=self._monotonic_ms,
             fetch=self._fetches.begin,
-            wake=self._wake_pops,
+            wake=self._pop_ticker.wake,
             visible=lambda topic: self._pop_polling.search_again([(topic, -1)]),
-        )
-
-    def _make_pop_handler(self) -> PopHandler:
-        return PopHandler(
-            self._store,
-            self._pops,
-            self._pull_admission,
-            self._tables.topics,
-            self._pop_polling,
-            self._statistics,
-            broker_name=self.config.topics.broker_name,
-            sync_flush=self._sync_flush,
-            now_ms=self._now_ms,
-            fetch=self._fetches.begin,
         )
 
     def _make_retention(self) -> RetentionPolicy:
@@ -376,50 +322,28 @@ class Broker:
             is_scarce=lambda: self._disk_limits.is_scarce,
             now_ms=self._now_ms,
             fetch=self._fetches.begin,
-            wake=self._wake_retention,
+            wake=self._retention_ticker.wake,
         )
 
-    def _make_server(self) -> Server:
-        network = self.config.network
-        return Server(
-            self._router,
-            self._release,
-            self._fetches.begin,
-            self._connection_lost,
-            host=network.bind_address,
-            advertised_host=network.advertised_host,
-            listen_port=network.listen_port,
-            namesrv_port=network.namesrv_listen_port,
-            tls=self._tls,
-            connections_per_address=network.connections_per_address,
-        )
+    def _epoch(self) -> int:
+        return self._tables.topics.data_version["stateVersion"]
 
-    def _make_keepers(self, handlers: Sequence[Handlers]) -> list[Keeps]:
+    def _make_guard(self) -> MasterGuard | None:
+        """Return the guard of a master that has a slave, or was one."""
+        if not self.config.replication.slave_addresses:
+            return None
+        return MasterGuard(self.config.topics, self._epoch, self._refusal, self._end)
+
+    def _make_keepers(self) -> list[Keeps]:
         """Return the parts that keep something for peers; a test compares them with the limits."""
-        tables = self._tables
-        return [
-            self._server,
+        parts = [
+            *(self._server, self._release, self._polling, self._pop_polling, self._filters),
+            *(self._modes, self._delays, self._pops, self.transactions, self._http),
             self._replication,
-            self._release,
-            self._polling,
-            self._pop_polling,
-            self._pull,
-            *(part for part in handlers if isinstance(part, RelayHandlers)),
-            self._changes,
-            self._filters,
-            tables.registry,
-            tables.locks,
-            tables.offsets,
-            tables.topics,
-            tables.groups,
-            tables.brokers,
-            tables.kv_config,
-            self._modes,
-            self._delays,
-            self._pops,
-            self.transactions,
-            *([] if self._http is None else [self._http]),
+            *(getattr(self._tables, one.name) for one in fields(self._tables)),
+            *(self._handlers.changes, *self._handlers.families),
         ]
+        return [one for one in parts if isinstance(one, Keeps)]
 
     def _services(self) -> list[Service]:
         """Return the services in the order in which they start; the sockets open last."""
@@ -427,7 +351,7 @@ class Broker:
             self._store_service,
             self._disk_limits,
             self._filters,
-            self._pull,
+            self._handlers.pull,
             self._fetches,
             self._polling,
             self._pop_polling,
@@ -438,8 +362,11 @@ class Broker:
             self._server,
             self._registration,
             *([] if self._http is None else [self._http]),
-            *self._make_console(),
+            *([] if self._console is None else [self._console]),
         ]
+
+    def _fit_tables(self) -> None:
+        self._tables.fit(self._store, after_kill=not self._store_service.report.clean)
 
     def _make_store_service(self) -> StoreService:
         tables = self._tables
@@ -447,10 +374,9 @@ class Broker:
             self._store,
             root=self.config.store.root,
             load=[
-                partial(make_tables_directory, self.config.store.root / "config"),
+                partial(make_tables_directory, self._directory),
                 tables.load,
-                self._settle_deleted_topics,
-                self._complete_tables,
+                self._fit_tables,
                 self._delays.load,
                 self._modes.load,
                 self._pops.load,
@@ -465,168 +391,57 @@ class Broker:
             after_close=[self._delays.persist],
         )
 
-    def _settle_deleted_topics(self) -> None:
-        tables, store = self._tables, self._store
-        for name in tables.topics.settle_deleted(store.min_offset, store.write_offset):
-            deque(tables.offsets.forget(topic=name), maxlen=0)  # a kill may have left them
-
-    def _complete_tables(self) -> None:
-        report = self._store_service.report
-        assert report is not None
-        self._tables.complete(self._store.queues.names(), after_kill=not report.clean)
-
-    def _make_pull_handler(self) -> PullHandler:
-        tables = self._tables
-        self._pull_admission = PullAdmission(
-            tables.topics,
-            tables.groups,
-            tables.registry,
-            self._filters,
-            may_pull=self._access.admit,
-        )
-        return PullHandler(
-            self._store,
-            self._pull_admission,
-            tables.offsets,
-            self._polling,
-            self._statistics,
-            self._pops.popped,
-            self._pops.on_pull,
-        )
-
-    def _make_handlers(self) -> list[Handlers]:
-        tables, store, changes = self._tables, self._store, self._changes
-        send_back = SendBackHandler(
-            store,
-            tables.topics,
-            tables.groups,
-            self._levels,
-            self._timer_rule,
-            tables.locks,
-            self._refusal,
-            require_room=self._delays.require_room,
-            sync_flush=self._sync_flush,
-            now_ms=self._now_ms,
-            count=self._statistics.sent_back,
-        )
-        sends = self._make_send_handler(send_back)
-        self._group_offsets = self._make_group_offsets(changes)
-        return [
-            sends,
-            PrepareHandler(
-                self.transactions.prepares,
-                sends.validated,
-                append_staged=self._group.append_staged,
-                refuse_sends=sends.refuse,
-                log_file_size=self.config.store.commit_log_file_size,
-            ),
-            self._make_reply_handler(sends),
-            self._pull,
-            send_back,
-            self._clients,
-            TransactionHandler(self.transactions.decisions, self._group),
-            EndBatches(self.transactions.decisions, self._group, store.reader.lacking),
-            self._queue_offsets,
-            QueryHandlers(store),
-            TimerHandlers(
-                self._delays, tables.topics.get, broker_name=self.config.topics.broker_name
-            ),
-            LockHandlers(tables.locks),
-            RequestModeHandlers(self._modes, tables.topics, tables.groups, changes),
-            self._make_pop_handler(),
-            *self._make_route_handlers(),
-            TransactionAdminHandlers(
-                self.transactions.view, self.transactions.operator, store.named_record, self._group
-            ),
-            StatisticsHandlers(self._statistics, self._make_runtime_info()),
-            CleaningHandlers(self._retention.request_deletion, self._store.deletion.clean_queues),
-            TableHandlers(tables.offsets, self._delays.positions, self._replication.told_to_slaves),
-            *admin_handlers(
-                tables,
-                store,
+    def _make_handlers(self) -> AllHandlers:
+        return AllHandlers(
+            config=self.config,
+            settings=self._settings,
+            store=self._store,
+            tables=self._tables,
+            statistics=self._statistics,
+            access=self._access,
+            refusal=self._refusal,
+            group=self._group,
+            transactions=self.transactions,
+            levels=self._levels,
+            timer_rule=self._timer_rule,
+            delays=self._delays,
+            pops=self._pops,
+            modes=self._modes,
+            filters=self._filters,
+            polling=self._polling,
+            pop_polling=self._pop_polling,
+            queue_offsets=self._queue_offsets,
+            runtime_info=RuntimeInfo(
+                self._store,
                 self._statistics,
-                self._settings,
-                changes,
-                self.config.topics,
-                search_again=self._polling.search_again,
+                self._metrics,
+                root=self.config.store.root,
                 now_ms=self._now_ms,
-                monotonic_ms=self._monotonic_ms,
             ),
-            self._group_offsets,
-            *self._make_access_handlers(changes),
-        ]
-
-    def _make_route_handlers(self) -> list[Handlers]:
-        tables, topics = self._tables, self.config.topics
-        addresses = self.config.network.registration_addresses
-        return [
-            RouteHandlers(tables.topics, tables.brokers, topics, self._draining.begin),
-            BrokerHandlers(
-                *(tables.brokers, tables.kv_config, topics, addresses),
-                self._replication.address_for,
-            ),
-            AssignmentHandlers(
-                tables.topics, tables.brokers, tables.registry, topics.broker_name, self._modes
-            ),
-        ]
-
-    def _make_group_offsets(self, changes: ChangeQueue) -> GroupOffsetHandlers:
-        tables = self._tables
-        handlers = GroupOffsetHandlers(
-            tables.topics,
-            tables.groups,
-            tables.offsets,
-            tables.registry,
-            self._store,
-            changes,
-            self.config.topics,
-            search_again=self._polling.search_again,
+            delete_expired=self._retention.request_deletion,
+            drain=self._draining.begin,
+            replication=self._replication,
+            wake_members=self._members_ticker.wake,
+            fetch=self._fetches.begin,
+            host=self._host,
             now_ms=self._now_ms,
-        )
-        handlers.in_broker = self.config.consumers.server_side_reset
-        return handlers
-
-    def _make_access_handlers(self, changes: ChangeQueue) -> list[Handlers]:
-        topics, access = self.config.topics, self._access
-        if access.accounts is not None:
-            names = topics.broker_name, topics.cluster_name
-            return [PlainAclHandlers(access.accounts, *names)]
-        return [] if access.users is None else [UserHandlers(access.users, changes)]
-
-    def _make_runtime_info(self) -> RuntimeInfo:
-        return RuntimeInfo(
-            self._store,
-            self.transactions.metrics,
-            lambda: self._server.open_connections,
-            self._statistics,
-            root=self.config.store.root,
-            now_ms=self._now_ms,
-            more={**self._metrics_of_parts(), "limits": lambda: usage(self.keepers)},
+            monotonic_ms=self._monotonic_ms,
         )
 
-    def _metrics_of_parts(self) -> dict[str, Callable[[], Mapping[str, object]]]:
+    def _metrics(self) -> dict[str, object]:
+        """Return the numbers of all parts by name, for metrics and the runtime info."""
         return {
-            "consumers": self._tables.registry.subscription_metrics,
-            "disk": self._disk_limits.metrics,
-            "retention": self._retention.metrics,
-            "recovery": self._store_service.recovery_metrics,
-            "access": self._access.metrics,
-            "delays": self._delays.metrics,
-            "replication": self._replication.metrics,
+            "connections": self._server.open_connections,
+            "transactions": self.transactions.metrics(),
+            "consumers": self._tables.registry.subscription_metrics(),
+            "disk": self._disk_limits.metrics(),
+            "retention": self._retention.metrics(),
+            "recovery": self._store_service.recovery_metrics(),
+            "replication": self._replication.metrics(),
+            "access": self._access.metrics(),
+            "delays": self._delays.metrics(),
+            "limits": usage(self.keepers),
         }
-
-    def _make_console(self) -> list[Service]:
-        network, tls = self.config.network, self.config.tls
-        if not network.console_enabled:
-            return []
-        return [
-            ConsoleProcess(
-                network.bind_address,
-                network.console_listen_port,
-                namesrv=lambda: self.namesrv_address,
-                trusted=None if self._tls is None else tls.cert_path,
-            )
-        ]
 
     def _make_http(self) -> HttpEndpoint | None:
         network = self.config.network
@@ -652,9 +467,7 @@ class Broker:
             self._tables,
             self._statistics,
             self.transactions.table,
-            numbers={"transactions": self.transactions.metrics, **self._metrics_of_parts()},
-            keepers=self.keepers,
-            connections=lambda: self._server.open_connections,
+            metrics=self._metrics,
             refuses=lambda: self._refusal.refusing,
             bytes_left=lambda: self._disk_limits.bytes_left,
             histograms={
@@ -673,47 +486,11 @@ class Broker:
             may_read=self._access.may_read_metrics,
         )
 
-    def _make_send_handler(self, send_back: SendBackHandler) -> SendHandler:
-        unique_keys = UniqueKeyFactory(
-            self._host[:-4],
-            process_id=os.getpid(),
-            token=secrets.token_bytes(4),
-            now_ms=self._now_ms,
-        )
-        return SendHandler(
-            self._store,
-            self._group,
-            self._tables.topics,
-            self.transactions.prepares,
-            self._refusal,
-            delayed=self._levels.delayed,
-            retried=send_back.retried,
-            timer_rule=self._timer_rule,
-            require_room=self._delays.require_room,
-            broker_name=self.config.topics.broker_name,
-            cluster_name=self.config.topics.cluster_name,
-            max_message_size=self.config.store.max_message_size,
-            sync_flush=self._sync_flush,
-            unique_keys=unique_keys,
-        )
-
-    def _make_reply_handler(self, sends: SendHandler) -> ReplyHandler:
-        return ReplyHandler(
-            self._store,
-            self._tables.registry,
-            sends.validated_reply,
-            append_staged=self._group.append_staged,
-            refuse_sends=sends.refuse,
-            topic=reply_topic(self.config.topics.cluster_name),
-            stores=self.config.topics.store_replies,
-            sync_flush=self._sync_flush,
-            now_ms=self._now_ms,
-        )
-
     def _make_housekeeping(self) -> list[Service]:
         tables = self._tables
+        expiring = self._handlers.clients.expire, tables.locks.expire, tables.brokers.expire
         return [
-            Ticker("index", self._index_tick),
+            Ticker("index", self._store_service.index_tick),
             Ticker("statistics", self._statistics.tick, pause=PAUSE_S),
             self._transaction_ticker,
             self._delay_ticker,
@@ -721,15 +498,8 @@ class Broker:
             self._retention_ticker,
             Ticker("disk", self._disk_tick),
             self._members_ticker,
-            self._paced_ticker(
-                "clients",
-                PeriodicWork(
-                    SCAN_S, self._clients.expire, tables.locks.expire, tables.brokers.expire
-                ).tick,
-            ),
-            self._paced_ticker(
-                "unused names", PeriodicWork(UNUSED_SCAN_S, self._unused.expire).tick
-            ),
+            self._paced_ticker("clients", PeriodicWork(SCAN_S, *expiring).tick),
+            self._paced_ticker("unused names", self._unused.tick),
             Periodic(
                 TABLES_TICK_S,
                 [
@@ -741,40 +511,9 @@ class Broker:
             ),
         ]
 
-    def _had_messages(self, topic: str) -> bool:
-        known = self._tables.topics.get(topic)
-        count = max(known.read_queue_nums, known.write_queue_nums) if known else 0
-        return any(self._store.queues.bounds(topic, queue_id)[1] for queue_id in range(count))
-
     def _paced_ticker(self, name: str, tick: Callable[[], float]) -> Ticker:
         """Return a ticker that lets requests pass between two slices of its work."""
         return Ticker(name, tick, pause=PAUSE_S, traffic=lambda: self._server.reads)
-
-    def _make_registration(self) -> NameServerRegistration:
-        network = self.config.network
-        return NameServerRegistration(
-            parse_addresses(network.namesrv_addr),
-            self._tables.topics,
-            self.config.topics,
-            advertised_host=network.advertised_host,
-            port=lambda: self._server.port,
-            ha_port=lambda: self._replication.port,
-            guard=self._make_guard(),
-            now_ms=self._now_ms,
-            credentials=self.config.access.inner_credentials,
-            tls=registration_context(self.config.tls),
-        )
-
-    def _make_guard(self) -> MasterGuard | None:
-        """Return the guard of a master that has a slave, or was one."""
-        if not self.config.replication.slave_addresses:
-            return None
-        return MasterGuard(
-            self.config.topics,
-            lambda: self._tables.topics.data_version["stateVersion"],
-            self._refusal,
-            self._end,
-        )
 
     def configure(self, config: BrokerConfig) -> None:
         """Pass changed settings to the parts that use them."""
@@ -782,12 +521,10 @@ class Broker:
             set_level(config.logs.level)
         self.config = config
         self._tables.configure(config)
-        self._group_offsets.in_broker = config.consumers.server_side_reset
+        self._handlers.group_offsets.in_broker = config.consumers.server_side_reset
         self._retention.configure(config.store)
         self._disk_limits.configure(config.disk)
         self.transactions.configure(config.transaction)
-
-    # --- start and stop
 
     async def start(self) -> RecoveryReport:
         """Return when requests are answered.
@@ -798,17 +535,11 @@ class Broker:
             AddressTakenError: An address cannot be bound.
         """
         await self._stack.start()
-        report = self._store_service.report
-        assert report is not None
-        return report
+        return self._store_service.report
 
     async def stop(self) -> None:
         """Send the replies that wait for the disk, flush, and mark the store clean."""
         await self._stack.stop()
-
-    @property
-    def codes(self) -> frozenset[int]:
-        return self._router.codes
 
     @property
     def address(self) -> str:
@@ -826,9 +557,7 @@ class Broker:
         return self._server.namesrv_address
 
     def _appended(self, group: Sequence[AppendRequest]) -> None:
-        if self._store.write_offset >= self._disk_test_due:
-            self._disk_test_due = self._store.write_offset + DISK_TEST_BYTES
-            self._disk_limits.tick()
+        self._disk_limits.written_to(self._store.write_offset)
         for request in group:
             if request.topic in DELAYED_TOPICS:
                 self._delays.on_stored(request)
@@ -841,48 +570,24 @@ class Broker:
                 [(self._pop_retries.topic_of(one.topic), -1) for one in group]
             )
         if self._sync_flush:
-            if len(group) >= LARGE_GROUP:
-                self._store.request_flush()
-            self._release.request_flush()
+            self._release.request_flush(len(group))
         else:
             self._polling.wake_soon()
             self._pop_polling.wake_soon()
 
     def _connection_lost(self, connection: Connection) -> None:
-        self._clients.connection_lost(connection)
+        self._handlers.clients.connection_lost(connection)
         self._tables.brokers.connection_lost(connection)
 
     def _transactions_tick(self) -> float:
         self._group.append_staged()  # so that no check is sent for a transaction decided just now
         return self.transactions.tick()
 
-    # Callbacks of parts that are created before what they call.
-
-    def _durable(self, offset: int) -> None:
-        self._release.durable_from_thread(offset)
-
-    def _wake_retention(self) -> None:
-        self._retention_ticker.wake()
-
-    def _wake_members(self) -> None:
-        self._members_ticker.wake()
-
-    def _wake_pops(self) -> None:
-        self._pop_ticker.wake()
-
-    def _wake_delivery(self) -> None:
-        self._delay_ticker.wake()
-
     def _wake_readers(self) -> None:
         self._replication.send()
         self._polling.wake()
         if self._pop_polling.waiting:
             self._pop_polling.wake()
-
-    def _index_tick(self) -> float:
-        if not self._store.tick():
-            return INDEX_TICK_S
-        return INDEX_REST_S if self._store.index.lags else 0
 
     def _disk_tick(self) -> float:
         self._store.check_directory()

@@ -20,6 +20,14 @@ TABLES_TICK_S: Final = 1.0
 """Seconds between two scans for tables that are due to be written."""
 
 
+INDEX_TICK_S: Final = 0.02
+"""Seconds between two slices of index building while the index is complete."""
+
+INDEX_REST_S: Final = 0.004
+"""Seconds between two slices while the index lags behind the log, perhaps by gigabytes. Slices then
+take at most a third of the loop's time, and the index still grows faster than the log."""
+
+
 @define(eq=False, repr=False)
 class StoreService:
     """Opens the store, reads the tables, and closes both in the opposite order."""
@@ -29,7 +37,13 @@ class StoreService:
     _load: Sequence[Callable[[], None]]
     _before_close: Sequence[Callable[[], None]]
     _after_close: Sequence[Callable[[], None]]
-    report: RecoveryReport | None = field(init=False, default=None)
+    _report: RecoveryReport | None = field(init=False, default=None)
+
+    @property
+    def report(self) -> RecoveryReport:
+        """What recovery found, after the start."""
+        assert self._report is not None
+        return self._report
 
     async def start(self) -> None:
         """Recover the store and read the tables; this blocks the loop, which serves nothing yet.
@@ -50,18 +64,24 @@ class StoreService:
             raise UnusableFileError(path, reason) from error
 
     def _open(self) -> None:
-        self.report = self._store.open()
+        self._report = report = self._store.open()
         try:
             for load in self._load:
                 load()
         except BaseException:
             # After a kill, the next start has to recover as well.
-            self._store.close(clean=self.report.clean)
+            self._store.close(clean=report.clean)
             raise
+
+    def index_tick(self) -> float:
+        """Build a slice of the index; return the seconds until the next call."""
+        if not self._store.tick():
+            return INDEX_TICK_S
+        return INDEX_REST_S if self._store.index.lags else 0
 
     def recovery_metrics(self) -> dict[str, object]:
         """Return what recovery found, as numbers; empty before the start."""
-        report = self.report
+        report = self._report
         if report is None:
             return {}
         return {

@@ -13,10 +13,9 @@ from attrs import define
 
 from halfmq.store.format.topics import dead_letter_topic, retry_topic
 
-from .tables.client_registry import ClientRegistry
-from .tables.consumer_offsets import ConsumerOffsetTable
-from .tables.group_table import GroupTable
-from .tables.topic_table import TopicTable, group_of
+from .loop.slices import PeriodicWork
+from .tables.all_tables import Tables
+from .tables.topic_table import group_of
 
 UNUSED_MS: Final = 24 * 3_600_000
 """Milliseconds after which an unused name ends: consumers that run once a day keep theirs."""
@@ -25,38 +24,42 @@ SCAN_S: Final = 600.0
 """Seconds between two searches."""
 
 
-@define(eq=False, repr=False)
+@define(eq=False, repr=False, slots=False)
 class UnusedNames:
     """Ends unused names; used on the event loop."""
 
-    _topics: TopicTable
-    _groups: GroupTable
-    _offsets: ConsumerOffsetTable
-    _registry: ClientRegistry
-    _has_messages: Callable[[str], bool]  # whether a topic ever had a message
+    _tables: Tables
+    _bounds: Callable[[str, int], tuple[int, int]]  # ``QueueReader.bounds``
     _now_ms: Callable[[], int]
+
+    def __attrs_post_init__(self) -> None:
+        self.tick = PeriodicWork(SCAN_S, self.expire).tick
 
     def expire(self) -> Iterator[None]:
         """End what is unused for too long, in steps."""
+        topics, groups, tables = self._tables.topics, self._tables.groups, self._tables
         end = self._now_ms() - UNUSED_MS
         committed: set[str] = set()
-        for keys in self._offsets.key_batches():
+        for keys in tables.offsets.key_batches():
             committed.update(key.partition("@")[2] for key in keys)
             yield
-        for name in self._groups.unused.created_before(end):
-            if name in committed or any(map(self._has_messages, _own_topics(name))):
-                self._groups.unused.used(name)
-            elif self._groups.auto_create and not self._registry.has_consumers(name):
-                self._groups.expire(name)
+        for name in groups.unused.created_before(end):
+            if name in committed or any(map(self._had_messages, _own_topics(name))):
+                groups.unused.used(name)
+            elif groups.auto_create and not tables.registry.has_consumers(name):
+                groups.expire(name)
             yield
-        for name in self._topics.unused.created_before(end):
-            if self._has_messages(name):
-                self._topics.unused.used(name)
-            elif (
-                self._topics.is_created_automatically and (group_of(name) or "") not in self._groups
-            ):
-                self._topics.expire(name)
+        for name in topics.unused.created_before(end):
+            if self._had_messages(name):
+                topics.unused.used(name)
+            elif topics.is_created_automatically and (group_of(name) or "") not in groups:
+                topics.expire(name)
             yield
+
+    def _had_messages(self, topic: str) -> bool:
+        known = self._tables.topics.get(topic)
+        count = max(known.read_queue_nums, known.write_queue_nums) if known else 0
+        return any(self._bounds(topic, queue_id)[1] for queue_id in range(count))
 
 
 def _own_topics(group: str) -> tuple[str, str]:

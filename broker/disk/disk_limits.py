@@ -26,6 +26,10 @@ from .send_refusal import SendRefusal
 
 logger = logging.getLogger(__name__)
 
+TEST_BYTES: Final = 4 << 20
+"""Bytes of log after which the disk is tested although its ticker is not due: a busy loop may be
+late for that, and must not fill the room that is kept for decisions."""
+
 TEST_INTERVAL_S: Final = 0.1
 """Seconds between two tests. A fast disk writes a hundred megabytes meanwhile; a test takes 3
 us."""
@@ -68,6 +72,7 @@ class DiskLimits(Service):
 
     def __attrs_post_init__(self) -> None:
         self._space = Space(0, 0)
+        self._test_due = TEST_BYTES  # end of the log at the next test that is not the ticker's
         self._left = 0  # bytes free, including those allocated for the log
         self.is_scarce = False
         """Whether expired files are deleted at any hour."""
@@ -100,6 +105,12 @@ class DiskLimits(Service):
         elif was_scarce and not self.is_scarce:
             self._log(logging.INFO, "disk_scarce_over")
         return TEST_INTERVAL_S
+
+    def written_to(self, log_end: int) -> None:
+        """Test the disk if it is due by the bytes of log up to ``log_end``."""
+        if log_end >= self._test_due:
+            self._test_due = log_end + TEST_BYTES
+            self.tick()
 
     def _is_beyond(self, ratio: int, was: bool) -> bool:
         """Return whether more than ``ratio`` percent of the disk are in use; never at 100."""

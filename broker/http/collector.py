@@ -5,7 +5,7 @@ milliseconds. Ages of messages that are not in memory are read on a helper threa
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from attrs import define
@@ -14,9 +14,9 @@ from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 from halfmq.store.format.topics import RETRY_PREFIX, dead_letter_topic
 from halfmq.store.message_store import MessageStore
 
-from ..limits.kept import Keeps, usage
 from ..loop.fetches import Fetch
 from ..loop.slices import PAUSE_S, Slice
+from ..runtime_info import flattened
 from ..tables.all_tables import Tables
 from ..tables.message_statistics import SIZE, Statistics
 from ..transaction.state.pending import PendingTable
@@ -38,9 +38,7 @@ class Collector:
     _tables: Tables  # for topics, groups and offsets
     _statistics: Statistics  # for counts of messages
     _pending: PendingTable  # the undecided transactions
-    _numbers: Mapping[str, Callable[[], Numbers]]  # by part of the broker, its metrics by name
-    _keepers: Iterable[Keeps]  # whatever keeps something for peers
-    _connections: Callable[[], int]  # returns the number of open connections
+    _metrics: Callable[[], Numbers]  # returns the numbers of each part of the broker
     _refuses: Callable[[], bool]  # returns whether messages are refused now
     # Returns the bytes that may be written until the disk refuses messages.
     _bytes_left: Callable[[], int]
@@ -71,12 +69,8 @@ class Collector:
             self._slice = Slice()
 
     def _broker(self, found: Found) -> None:
-        log = self._store
-        numbers = {
-            f"{part}.{name}": value
-            for part, metrics in self._numbers.items()
-            for name, value in metrics().items()
-        }
+        log, parts = self._store, self._metrics()
+        numbers = dict(flattened(parts))
         for key, family in f.NUMBERS.items():
             value = numbers.get(key, 0)
             found.add(family, float(value) if isinstance(value, int | float) else 0.0)
@@ -85,12 +79,14 @@ class Collector:
         found.add(f.HALF_MESSAGES, self._pending.halves)
         found.add(f.TOPICS, len(self._tables.topics))
         found.add(f.GROUPS, sum(1 for _ in self._tables.groups))
-        found.add(f.CONNECTIONS, self._connections())
+        found.add(f.CONNECTIONS, float(str(numbers["connections"])))
         found.add(f.STORAGE_SIZE, log.write_offset - log.min_offset)
         found.add(f.FLUSH_BEHIND, log.write_offset - log.durable_offset)
         found.add(f.WRITABLE, not self._refuses())
         found.add(f.DISK_FULL_IN, self._disk_full_in())
-        for limit, numbers_of in usage(self._keepers).items():
+        limits = parts["limits"]
+        assert isinstance(limits, Mapping)
+        for limit, numbers_of in limits.items():
             found.add(f.LIMIT_USED, numbers_of["used"], limit)
             found.add(f.LIMIT_MOST, numbers_of["most"], limit)
         found.histograms.update(self._histograms)

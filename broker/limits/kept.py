@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from halfmq.remoting.codes import ResponseCode
 
@@ -38,6 +38,7 @@ Kept: TypeAlias = Mapping[Limit, int]
 """How much of each limit is used. Whatever keeps something for peers returns it from ``kept()``."""
 
 
+@runtime_checkable
 class Keeps(Protocol):
     """A part that keeps something for peers."""
 

@@ -36,7 +36,7 @@ class Ticker:
     """
 
     _name: str
-    _work: Callable[[], float]
+    work: Callable[[], float] = lambda: 0.0
     _pause: float = 0.0
     _traffic: Callable[[], int] | None = None
 
@@ -78,7 +78,7 @@ class Ticker:
             return
         late = 0.0 if self._loop is None else self._loop.time() - self._due
         try:
-            delay = self._work()
+            delay = self.work()
         except Exception:
             logger.exception("event=tick_failed task=%s", self._name)
             delay = RETRY_AFTER_ERROR_S

@@ -55,6 +55,11 @@ READY_BYTES_MAX: Final = 1 << 20
 broker has fewer in one pass; the limit bounds memory for a peer that does not read."""
 
 
+LARGE_GROUP: Final = 32
+"""Records of a group for which a flush is requested at once, instead of at the end of the loop's
+pass: during its flush the next group is processed."""
+
+
 class ReplyRelease:
     """Writes replies together, when the commit log is durable up to their position."""
 
@@ -118,11 +123,13 @@ class ReplyRelease:
         self._before_replies.append(work)
         self._schedule_end_of_pass()
 
-    def request_flush(self) -> None:
-        """Request a flush of the log in the next pass.
+    def request_flush(self, records: int = 0) -> None:
+        """Request a flush of the log in the next pass, for many ``records`` also at once.
 
         By then the sockets that are readable now were served, so it covers their requests too.
         """
+        if records >= LARGE_GROUP:
+            self._log.request_flush()
         if not self._flush_scheduled and self._loop is not None:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -215,7 +222,7 @@ class ReplyRelease:
         self._has_more = False
         self.release()
 
-    def durable_from_thread(self, _offset: int) -> None:
+    def durable_from_thread(self) -> None:
         """Release replies after a flush; called on the flush thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.release)

@@ -29,8 +29,8 @@ class Retries:
 
     _topics: TopicTable
     _groups: GroupTable  # for the limits of deliveries
-    # Returns the copy of a record that is its next delivery.
-    _retry_copy: Callable[[Record, bytes], AppendRequest]
+    # Returns the copy of a record that is its next delivery, with a delay level.
+    _retry_copy: Callable[[Record, int, bytes], AppendRequest]
     _version_2: bool  # whether new retry topics have names of version 2
     _base_of: dict[str, str] = field(init=False, factory=dict)  # retry topic → topic
 
@@ -50,7 +50,7 @@ class Retries:
         group, name = due.queue.group, due.queue.topic
         if record.reconsume_times >= self.limit(group):
             return _with_source(self._dead_letter(due.queue, record), due, record.queue_offset)
-        copy = self._retry_copy(record, record.store_host)
+        copy = self._retry_copy(record, 0, record.store_host)
         if pulls:
             copy.topic = self._topics.ensure_retry(group).name
         else:
@@ -73,7 +73,7 @@ class Retries:
         return [self._dead_letter(queue, decode_record(one, check_crc=False)) for one in records]
 
     def _dead_letter(self, queue: PopQueue, record: Record) -> AppendRequest:
-        copy = self._retry_copy(record, record.store_host)
+        copy = self._retry_copy(record, 0, record.store_host)
         logger.warning(
             "event=dead_letter group=%s from=%s reconsume_times=%d",
             queue.group,

@@ -1,7 +1,10 @@
 """All tables of a broker: its state besides messages."""
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from halfmq.store.message_store import MessageStore
 
 from ..config import BrokerConfig
 from .client_registry import ClientRegistry
@@ -31,9 +34,11 @@ class Tables:
         self.offsets.load()
         self.kv_config.load()
 
-    def complete(self, queues: Iterable[tuple[str, int]], *, after_kill: bool) -> None:
-        """Restore missing topics and groups that messages or other tables still name."""
-        self.topics.complete(queues)
+    def fit(self, store: MessageStore, *, after_kill: bool) -> None:
+        """Settle deletions, and restore topics and groups that messages or tables still name."""
+        for name in self.topics.settle_deleted(store.min_offset, store.write_offset):
+            deque(self.offsets.forget(topic=name), maxlen=0)  # a kill may have left them
+        self.topics.complete(store.queues.names())
         groups = {*self.topics.groups(), *self.offsets.groups()}
         self.groups.complete(groups, after_kill=after_kill)
 

@@ -227,6 +227,7 @@ class TransactionService:
     def on_producer(self, group: str, _connection: Connection | None = None) -> None:
         """Send the due checks of a group at the next tick; one of its producers has connected."""
         self._checker.on_producer(group)
+        self._wake()
 
     def _drop_expired(self) -> None:
         self._min_offset = self._log.min_offset

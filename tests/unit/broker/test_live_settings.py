@@ -261,7 +261,7 @@ def _held(broker: Broker) -> list[Any]:
         (tables.topics._auto_create, tables.topics.default_queue_nums),
         tables.groups.auto_create,
         tables.registry.refuse_unequal,
-        broker._group_offsets.in_broker,
+        broker._handlers.group_offsets.in_broker,
         (retention._reserved_ms, retention._hours),
         broker._disk_limits._config,
         (prepares._config, prepares.pending_max),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from halfmq.broker.tables import all_tables
 from halfmq.broker.tables.client_registry import ClientRegistry
 from halfmq.broker.tables.consumer_offsets import ConsumerOffsetTable
 from halfmq.broker.tables.group_table import GroupConfig, GroupTable
@@ -56,11 +58,8 @@ class Tables:
     def expire(self) -> None:
         """Look for unused names."""
         unused = UnusedNames(
-            self.topics,
-            self.groups,
-            self.offsets,
-            self.registry,
-            has_messages=self.sent_to.__contains__,
+            cast("all_tables.Tables", self),
+            bounds=lambda topic, _queue: (0, int(topic in self.sent_to)),
             now_ms=self.clock,
         )
         for _ in unused.expire():

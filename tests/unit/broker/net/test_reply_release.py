@@ -301,7 +301,7 @@ async def test_a_flush_that_ends_after_the_loop_raises_nothing() -> None:
     """Its thread may be late when the broker stops."""
     release = ReplyRelease(as_store(Log()))
 
-    release.durable_from_thread(10)
+    release.durable_from_thread()
 
     assert release.idle
 

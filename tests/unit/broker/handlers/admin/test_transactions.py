@@ -333,8 +333,6 @@ def runtime_table(log: FakeLog, clock: Clock, root: Path) -> dict[str, str]:
     queues_of_store: object = {}
     make = RuntimeInfo(
         log_of_store,  # type: ignore[arg-type]
-        lambda: metrics,
-        lambda: 7,
         Statistics(
             QueueReader(queues_of_store, log_of_store, store_timestamp=int).take_appended,  # type: ignore[arg-type]
             cluster_name="",
@@ -342,6 +340,7 @@ def runtime_table(log: FakeLog, clock: Clock, root: Path) -> dict[str, str]:
             now_ms=clock,
             monotonic_ms=clock.monotonic,
         ),
+        lambda: {"connections": 7, "transactions": metrics},
         root=root,
         now_ms=clock,
     )
