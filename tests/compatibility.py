@@ -19,6 +19,7 @@ from halfmq.broker.service import Broker
 from halfmq.remoting.codes import RequestCode
 from tests.interop import test_mqadmin_commands as commands
 from tests.interop import test_operators_hour, test_traces
+from tests.support.broker_parts import router_of
 from tests.support.features import CLIENTS_OF, shown_by_tests
 
 DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "compatibility.md"
@@ -58,7 +59,7 @@ def requests(old: Rows) -> Rows:
     with tempfile.TemporaryDirectory() as root:
         network = NetworkConfig(listen_port=0, namesrv_listen_port=0)
         store = StoreSettings(root=Path(root))
-        served = Broker(BrokerConfig(network=network, store=store)).codes
+        served = router_of(Broker(BrokerConfig(network=network, store=store))).codes
     accounts = PlainAclHandlers.__new__(PlainAclHandlers)
     refused = {code for code, one in accounts.handlers().items() if one == accounts.refuse}
     rows: Rows = {}

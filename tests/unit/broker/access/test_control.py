@@ -28,6 +28,7 @@ from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.serialization import encode_frame, encode_header, join_frame
 from halfmq.remoting.signature import Signer, signed_text
 from tests.support.broker_doubles import FakeConnection
+from tests.support.broker_parts import router_of
 from tests.support.frames import all_recorded, recorded
 from tests.support.usual_headers import send_header
 
@@ -268,7 +269,7 @@ def test_every_request_code_has_a_rule(tmp_path: Path) -> None:
         ["aclEnable=true", f"plainAclFile={file}"],
         ["authenticationEnabled=true"],
     ]
-    served = [Broker(load_config(None, [root, *one]).config).codes for one in front_ends]
+    served = [router_of(Broker(load_config(None, [root, *one]).config)).codes for one in front_ends]
 
     assert set(REQUIREMENTS) == set(RequestCode)
     assert frozenset().union(*served) <= set(RequestCode)
