@@ -63,7 +63,6 @@ from .pop.request_modes import RequestModes
 from .pop.retries import Retries
 from .pop.revive_log import ReviveLog
 from .ports import Connection
-from .replication.master_guard import MasterGuard
 from .replication.replication import Replication
 from .runtime_info import RuntimeInfo
 from .store_service import TABLES_TICK_S, StoreService, make_tables_directory
@@ -169,7 +168,7 @@ class Broker:
             now_s=time.monotonic,
             host=self.config.network.bind_address,
             file_size=self.config.store.commit_log_file_size,
-            epoch=self._epoch,
+            epoch=lambda: self._tables.topics.data_version["stateVersion"],
         )
         self.transactions = self._make_transactions()
         tables.registry.on_producer(self.transactions.on_producer)
@@ -209,7 +208,7 @@ class Broker:
             advertised_host=network.advertised_host,
             port=lambda: self._server.port,
             ha_port=lambda: self._replication.port,
-            guard=self._make_guard(),
+            guard=self._replication.guard(self.config.topics, self._end),
             now_ms=self._now_ms,
             credentials=self.config.access.inner_credentials,
             tls=registration_context(self.config.tls),
@@ -325,15 +324,6 @@ class Broker:
             wake=self._retention_ticker.wake,
         )
 
-    def _epoch(self) -> int:
-        return self._tables.topics.data_version["stateVersion"]
-
-    def _make_guard(self) -> MasterGuard | None:
-        """Return the guard of a master that has a slave, or was one."""
-        if not self.config.replication.slave_addresses:
-            return None
-        return MasterGuard(self.config.topics, self._epoch, self._refusal, self._end)
-
     def _make_keepers(self) -> list[Keeps]:
         """Return the parts that keep something for peers; a test compares them with the limits."""
         parts = [
@@ -369,13 +359,12 @@ class Broker:
         self._tables.fit(self._store, after_kill=not self._store_service.report.clean)
 
     def _make_store_service(self) -> StoreService:
-        tables = self._tables
         return StoreService(
             self._store,
             root=self.config.store.root,
             load=[
                 partial(make_tables_directory, self._directory),
-                tables.load,
+                self._tables.load,
                 self._fit_tables,
                 self._delays.load,
                 self._modes.load,
@@ -384,9 +373,9 @@ class Broker:
             ],
             before_close=[
                 self.transactions.drain,
-                tables.topics.save,
-                tables.groups.save,
-                tables.offsets.persist,
+                self._tables.topics.save,
+                self._tables.groups.save,
+                self._tables.offsets.persist,
             ],
             after_close=[self._delays.persist],
         )

@@ -382,7 +382,7 @@ def decode_member_group(body: bytes) -> dict[int, str]:
         BodyError: It is none.
     """
     group = _object(_object(parse(body)).get("brokerMemberGroup") or {})
-    return _convert(group.get("brokerAddrs") or {}, dict[int, str])
+    return convert(group.get("brokerAddrs") or {}, dict[int, str])
 
 
 # -- offset tables and other tables --------------------------------------------------------------

@@ -24,13 +24,14 @@ from halfmq.remoting.codes import ResponseCode
 from halfmq.store.message_store import MessageStore
 
 from ..access.addresses import address_of, any_of, parse_address_pattern
-from ..config import ReplicationConfig
+from ..config import ReplicationConfig, TopicDefaults
 from ..disk.send_refusal import SendRefusal
 from ..errors import AddressTakenError
 from ..limits.kept import SLAVE_CONNECTIONS, Kept
 from ..loop.fetches import Fetch
 from ..loop.ticker import Ticker
 from ..ports import Connection
+from .master_guard import MasterGuard
 from .slave_link import SlaveLink
 
 logger = logging.getLogger(__name__)
@@ -122,6 +123,12 @@ class Replication:
             return None
         host, _, _ = connection.broker_address.rpartition(":")
         return f"{host}:{self.port}"
+
+    def guard(self, identity: TopicDefaults, end: Callable[[], None]) -> MasterGuard | None:
+        """Return the guard of a master that has a slave, or was one."""
+        if not self._config.slave_addresses:
+            return None
+        return MasterGuard(identity, self._epoch, self._refusal, end)
 
     # --- what links tell
 

@@ -159,8 +159,7 @@ class CommitLog:
         """
         offset = chunk_start = self.write_offset
         limit = 0 if roll else self._limit
-        queues = self._queues
-        record_max = self._record_max
+        queues, record_max = self._queues, self._record_max
         parts: list[bytes] = []
         pack_head, pack_entry, pack_length = HEAD_V4.pack, LAYOUT.pack_into, PROPERTIES_LENGTH.pack
         add = done.append
@@ -181,12 +180,8 @@ class CommitLog:
                 or len(born_host) + len(store_host) != 2 * HOST_V4_SIZE
             )
             if special:
-                encoded = self._encode_special(request, queue, offset, now)
+                encoded, tags_code = self._encode_special(request, queue, offset, now)
                 size = len(encoded)
-                if queue.topic == SCHEDULE_TOPIC:
-                    tags_code = delivery_time(properties, now, self._delay_levels_ms)
-                elif queue.topic == TIMER_TOPIC:
-                    tags_code = timer_code(properties, now)
             if size > record_max or properties_size > PROPERTIES_SIZE_MAX:
                 self._refuse(request, size)
             if offset + size > limit:
@@ -196,9 +191,8 @@ class CommitLog:
                     roll = False
                     offset = chunk_start = self._roll(offset)
                     if special:
-                        encoded = self._encode_special(request, queue, offset, now)
+                        encoded, _ = self._encode_special(request, queue, offset, now)
                 limit = self._make_room(offset, offset + size)
-
             in_queue = not sys_flag & NO_QUEUE_ENTRY
             queue_offset = queue.next_offset if in_queue else 0
             if special:
@@ -228,9 +222,16 @@ class CommitLog:
 
     def _encode_special(
         self, request: AppendRequest, queue: ConsumeQueue, offset: int, now: int
-    ) -> bytes:
-        """Encode records that the fast path cannot: IPv6 hosts, CRC tail, no queue entry."""
-        properties = request.properties
+    ) -> tuple[bytes, int]:
+        """Encode records that the fast path cannot: IPv6 hosts, CRC tail, no queue entry, a delay.
+
+        Return the record, and the tags code of its queue entry.
+        """
+        properties, tags_code = request.properties, request.tags_code
+        if queue.topic == SCHEDULE_TOPIC:
+            tags_code = delivery_time(properties, now, self._delay_levels_ms)
+        elif queue.topic == TIMER_TOPIC:
+            tags_code = timer_code(properties, now)
         if self._append_property_crc:
             properties = with_crc_tail(properties)
         if len(properties) > PROPERTIES_SIZE_MAX:
@@ -252,7 +253,7 @@ class CommitLog:
             prepared_transaction_offset=request.prepared_transaction_offset,
         )
         encoded = encode_record(record)
-        return seal_crc_tail(encoded) if self._append_property_crc else encoded
+        return (seal_crc_tail(encoded) if self._append_property_crc else encoded), tags_code
 
     def _refuse(self, request: AppendRequest, size: int) -> NoReturn:
         if len(request.properties) > PROPERTIES_SIZE_MAX:
