@@ -190,6 +190,9 @@ _GAUGES: Final = {
     "disk.size_bytes": "bytes of the disk",
     "retention.blocked_at": "log offset at which deletion is blocked; -1 if it is not",
     "recovery.damages": "damaged places found at the start",
+    "replication.required": "1 if messages wait for a slave (minInSyncReplicas=2)",
+    "replication.connected": "1 if a slave copies the log",
+    "replication.lag_bytes": "bytes of the log that the slave lacks",
     "consumers.groups_unequal": "groups whose members have unequal subscriptions",
 }
 NUMBERS: Final[Mapping[str, Family]] = {

@@ -37,8 +37,7 @@ def test_what_needs_access_control_is_served_with_it() -> None:
 def test_the_answer_to_a_refused_request_says_why() -> None:
     """In RocketMQ's words first, by which tools know it; an unknown code has no reason."""
     assert remark_of(907) == (
-        " request type 907 not supported: there is no replication; this broker is a master without "
-        "slaves"
+        " request type 907 not supported: this broker is a master; halfmq ha status shows its slave"
     )
     assert "authenticationEnabled=true" in remark_of(3005)
     assert remark_of(9999) == " request type 9999 not supported"
