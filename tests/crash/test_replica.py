@@ -55,7 +55,10 @@ def test_a_replaced_master_acknowledges_nothing(pair: Pair) -> None:
 
 
 def test_a_slave_that_comes_back_has_all_before_it_counts(pair: Pair) -> None:
-    """As when a member joins (apache/rocketmq#5663), and after both were killed (#7689)."""
+    """As when a member joins (apache/rocketmq#5663), and after both were killed (#7689).
+
+    What the successor stores gets queue offsets of its own: nothing hides behind another message.
+    """
     faults: list[Fault] = [replica_rounds.wiped_slave, replica_rounds.restarted_master]
 
     _play(pair, faults, random.Random(printed_seed()))

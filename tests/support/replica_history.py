@@ -22,6 +22,8 @@ class History:
     """What consumers of the master have got."""
     delivered: Counter[str] = field(default_factory=Counter)
     """What consumers of the successor have got, who begin with the first message."""
+    sent_after: set[str] = field(default_factory=set)
+    """What the successor has acknowledged."""
     asked: Counter[str] = field(default_factory=Counter)
     """What the successor has asked producers about."""
 
@@ -29,7 +31,7 @@ class History:
         """Return the bodies for which a promise was broken, by promise; empty if none was."""
         delivered = self.delivered.keys()
         found = {
-            "lost": self.acknowledged - delivered,
+            "lost": (self.acknowledged | self.sent_after) - delivered,
             "taken back": self.seen - delivered,
             "delivered though rolled back": self.rolled_back & delivered,
             "delivered twice": {body for body, count in self.delivered.items() if count > 1},

@@ -306,6 +306,7 @@ async def _take_over(pair: Pair) -> History:
     settings = {**SIZES, "transactionTimeOut": 500, "transactionCheckInterval": 1_000}
     with broker_process(pair.home / "successor", **settings) as successor:
         async with TransactionProducer("deciders", checker=check, config=_config(successor)):
+            await _send_after(successor, history)
             await _consume(successor, history)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE_S):
@@ -315,10 +316,18 @@ async def _take_over(pair: Pair) -> History:
     return history
 
 
+async def _send_after(successor: BrokerProcess, history: History) -> None:
+    """Send what gets the queue offsets after those of the copy, and none of them."""
+    history.sent_after = {f"{number}-after" for number in range(8)}
+    async with Producer("successors", config=_config(successor)) as producer:
+        for body in sorted(history.sent_after):
+            await producer.send(Message(TOPIC, body.encode(), keys=body))
+
+
 async def _consume(successor: BrokerProcess, history: History) -> None:
     """Consume everything; return when all that is wanted has come, and nothing else comes."""
     last, end = time.monotonic(), time.monotonic() + PATIENCE_S
-    wanted = history.acknowledged | history.seen
+    wanted = history.acknowledged | history.seen | history.sent_after
     async with Consumer(
         "auditors", {TOPIC: "*"}, start_from="first", config=_config(successor)
     ) as auditor:
