@@ -533,7 +533,9 @@ class MessageStore:
     @property
     def durable_offset(self) -> int:
         """The physical offset below which everything is on disk, and confirmed if it must be."""
-        return min(self._flusher.durable_offset, self.confirmed_offset)
+        flushed, confirmed = self._flusher.durable_offset, self.confirmed_offset
+        # Each reply asks, and min() takes five times as long.
+        return flushed if flushed < confirmed else confirmed  # noqa: FURB136
 
     @property
     def flushed_offset(self) -> int:
