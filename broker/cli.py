@@ -14,6 +14,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -30,8 +31,10 @@ from .config_file import LoadedConfig, load_config
 from .errors import AddressTakenError, BrokerConfigError
 from .http.endpoint import DEFAULT_PORT
 from .logs import LogLevel, configure_logging
+from .members import as_member, check_members, member_names
 from .net.registration import parse_addresses
 from .service import Broker
+from .supervisor import MEMBER_OPTION, Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -62,15 +65,21 @@ class ExitCode(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the broker until a signal stops it; return the exit code."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = _parser().parse_args(words)
+    member, name = options.member, ""
     try:
         level = [f"logLevel={options.log_level}"] if options.log_level else []
         loaded = load_config(options.conf, [*options.set, *level])
     except BrokerConfigError as error:
         print(f"broker: {error}", file=sys.stderr)  # noqa: T201
         return ExitCode.CONFIGURATION
-    configure_logging(loaded.config.logs.level, loaded.config.logs.form)
-    for warning in loaded.warnings:
+    siblings = member_names(loaded.config)
+    if member is not None:
+        loaded = as_member(loaded, member[0])
+        name = siblings.pop(member[0])
+    configure_logging(loaded.config.logs.level, loaded.config.logs.form, name)
+    for warning in loaded.warnings if member is None else ():
         logger.warning("event=config_warning warning=%s", warning)
     if options.print_config:
         print("\n".join(loaded.lines()))  # noqa: T201
@@ -79,7 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reserve_descriptor_table()
     return_large_blocks()
     try:
-        return _run(_serve(loaded))
+        if member is not None:
+            shared = socket.socket(fileno=member[1])
+            return _run(_serve(loaded, (shared, siblings)))
+        check_members(loaded.config)
+        return _run(
+            _serve(loaded)
+            if loaded.config.network.brokers == 1
+            else _supervise(loaded.config, words)
+        )
     except BrokerConfigError as error:
         return _fail(ExitCode.CONFIGURATION, error)
     except DirectoryInUseError as error:
@@ -113,6 +130,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--print-config", action="store_true", help="print every key with value, default and source"
+    )
+    parser.add_argument(
+        MEMBER_OPTION,
+        nargs=2,
+        type=int,
+        help=argparse.SUPPRESS,  # how the supervisor starts one
     )
     parser.add_argument(
         "--log-level", choices=[*LogLevel], help="least level logged; as --set logLevel=LEVEL"
@@ -158,7 +181,7 @@ def return_large_blocks() -> None:
             mallopt(option, OWN_MAPPING_MIN)
 
 
-def _run(main_coroutine: Coroutine[Any, Any, ExitCode]) -> ExitCode:
+def _run(main_coroutine: Coroutine[Any, Any, int]) -> int:
     try:
         import uvloop  # noqa: PLC0415  # absent on Windows and PyPy, which use plain asyncio
     except ImportError:
@@ -176,12 +199,37 @@ def _handle_signals(stop: Callable[[], None]) -> None:
         loop.add_signal_handler(number, logger.warning, "event=signal_ignored signal=%s", number)
 
 
-async def _serve(loaded: LoadedConfig) -> ExitCode:
+async def _supervise(config: BrokerConfig, arguments: Sequence[str]) -> int:
+    stop_requested = asyncio.Event()
+    _handle_signals(stop_requested.set)
+    return await Supervisor(config, arguments, stop_requested).run()
+
+
+def _stop_with_supervisor(stop: Callable[[], None]) -> None:
+    """Stop when the pipe to the supervisor ends, to which it never writes."""
+    loop, pipe = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def ended() -> None:
+        loop.remove_reader(pipe)
+        logger.warning("event=supervisor_lost")
+        stop()
+
+    loop.add_reader(pipe, ended)
+
+
+async def _serve(
+    loaded: LoadedConfig, shared_port: tuple[socket.socket, list[str]] | None = None
+) -> ExitCode:
+    """Run a broker, perhaps one of several, until it is to stop."""
     config = loaded.config
     started = time.monotonic()
     stop_requested = asyncio.Event()
     _handle_signals(stop_requested.set)
-    broker = Broker(loaded, end=stop_requested.set, default_http_port=DEFAULT_PORT)
+    if shared_port is not None:
+        _stop_with_supervisor(stop_requested.set)
+    broker = Broker(
+        loaded, end=stop_requested.set, default_http_port=DEFAULT_PORT, shared_port=shared_port
+    )
     # The start creates tables of millions of objects and almost no garbage. Collections would visit
     # all of them repeatedly while the tables grow, and take a fifth of its time.
     gc.disable()

@@ -28,6 +28,8 @@ _TOPICS: Final = names(
     _NAME_PATTERN,
     "topics separated by ; each of 1 to 127 letters, digits and the characters % | _ -",
 )
+PORT_STEP: Final = 10
+"""Ports from one of several brokers to the next: each has some next to its listenPort."""
 _DAY_MS: Final = 86_400_000
 _PERCENT: Final = integer(10, 100, "percent in use; 100: never")
 _ADDRESS_LIST: Final = r"(|[^:;,\s]+:\d{1,5}([;,][^:;,\s]+:\d{1,5})*)"
@@ -103,6 +105,14 @@ class NetworkConfig:
         "Addresses from which other brokers may register with this one, so that its routes name "
         "them too; empty: none.",
     )
+    brokers: int = setting(
+        "brokers",
+        1,
+        integer(1, 32, "broker processes"),
+        "Number of brokers that the command starts. With several, each is a process with its own "
+        "brokerName-I, storePathRootDir/brokerName-I, and ports 10 above those of the one before; "
+        "namesrvListenPort is one for all.",
+    )
 
     def contradiction(self) -> tuple[str, str] | None:
         """Return a key that contradicts the other settings, and what it should be; or None."""
@@ -110,6 +120,13 @@ class NetworkConfig:
         if port and port in (self.listen_port, self.listen_port - 2):
             use = "listenPort" if port == self.listen_port else "the VIP port, listenPort - 2"
             return "namesrvListenPort", f"another port: {port} is {use}"
+        if self.brokers > 1 and not 0 < self.listen_port <= 65_535 - PORT_STEP * (self.brokers - 1):
+            return "listenPort", (
+                f"a port from which {self.brokers} brokers find theirs, {PORT_STEP} above each "
+                "other and below 65536; none picks a free one"
+            )
+        if (self.http_listen_port or 0) > 65_535 - PORT_STEP * (self.brokers - 1):
+            return "httpListenPort", f"a lower port: each broker's is {PORT_STEP} above another's"
         return None
 
 

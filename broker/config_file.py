@@ -78,11 +78,13 @@ class LoadedConfig:
     warnings: list[str]
     file: Path | None = None
     """The file of `--conf`."""
+    kept_file: Path | None = None
+    """The file that keeps changes if there is none; None: that of the store."""
 
     @property
     def changes_file(self) -> Path:
         """The file that keeps changes of settings while the broker runs."""
-        return self.file or _kept_file(self.config.store.root)
+        return self.file or self.kept_file or _kept_file(self.config.store.root)
 
     def lines(self) -> Iterator[str]:
         """Yield a line per setting with value, default and source, for `--print-config`."""
@@ -129,7 +131,7 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
         folder = file.parent if file else config.store.root / "config"
         access = replace(config.access, plain_acl_file=folder / "plain_acl.yml")
         config = replace(config, access=access)
-    return LoadedConfig(config, origins, warnings, file)
+    return LoadedConfig(config, origins, warnings, file, _kept_file(config.store.root))
 
 
 @cache

@@ -17,7 +17,9 @@ Source: RocketMQ 5.3.3 ``Configuration``, ``AdminBrokerProcessor#updateBrokerCon
 """
 
 import asyncio
+import fcntl
 import logging
+import os
 from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
@@ -174,7 +176,19 @@ class LiveSettings:
 
 
 def _rewrite(file: Path, wanted: Mapping[str, str], *, may_create: bool) -> None:
-    """Replace the lines of settings in a file durably; append the missing ones."""
+    """Replace the lines of settings in a file durably; append the missing ones.
+
+    Several brokers of one command have one file: they change it one after the other.
+    """
+    directory = os.open(file.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        _replace(file, wanted, may_create=may_create)
+    finally:
+        os.close(directory)
+
+
+def _replace(file: Path, wanted: Mapping[str, str], *, may_create: bool) -> None:
     if may_create and not file.exists():
         content, mode = b"", disk.MODE
     else:

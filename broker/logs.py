@@ -54,9 +54,12 @@ class LineFormatter(logging.Formatter):
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+    def __init__(self, process: str = "") -> None:
+        """``process`` is the name of this process among several that write to one log."""
+        mark = f" process={process}" if process else ""
+        super().__init__(f"%(asctime)s %(levelname)s %(name)s{mark} %(message)s")
         self.converter = time.gmtime
+        self._process = {"process": process} if process else {}
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line; the line breaks of a traceback are shown as backslash and n."""
@@ -76,6 +79,7 @@ class JsonFormatter(LineFormatter):
             "time": self.formatTime(record),
             "level": record.levelname,
             "logger": record.name,
+            **self._process,
         }
         line |= _fields(record) or {"message": shown(record.getMessage())}
         if record.exc_info:
@@ -166,10 +170,14 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
                 )
 
 
-def configure_logging(level: LogLevel, form: LogFormat) -> None:
-    """Send the log of the whole process to standard error, of libraries from WARNING on."""
+def configure_logging(level: LogLevel, form: LogFormat, process: str = "") -> None:
+    """Send the log of the whole process to standard error, of libraries from WARNING on.
+
+    Each line names the ``process``, if there are several.
+    """
     handler = BoundedHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else LineFormatter())
+    formatter = JsonFormatter if form is LogFormat.JSON else LineFormatter
+    handler.setFormatter(formatter(process))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     set_level(level)
 

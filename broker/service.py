@@ -8,6 +8,7 @@ replies that wait for the disk are sent, then everything is flushed and marked c
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.registration_bodies import RegisteredTopic
 from halfmq.store.config import FlushMode
 from halfmq.store.files.disk import sync_data
 from halfmq.store.files.worker import ThreadWorker, WorkerFactory
@@ -41,7 +43,7 @@ from .handlers.access_checks import may_see
 from .handlers.all_handlers import AllHandlers
 from .handlers.clients.queue_offsets import OffsetHandlers
 from .handlers.messages.send_back import retry_copy
-from .http.console_process import ConsoleProcess
+from .http.console_process import console_process
 from .http.endpoint import OFF, HttpEndpoint
 from .http.histogram import LONG_BOUNDS_S, Histogram
 from .limits.kept import HELD_POP_BYTES, Keeps, usage
@@ -57,6 +59,7 @@ from .net.registration import NameServerRegistration, parse_addresses
 from .net.reply_release import ReplyRelease
 from .net.router import Router
 from .net.server import Server
+from .net.shared_port import SharedPort
 from .pop.engine import PopEngine
 from .pop.records import PopRecords, is_from_timer
 from .pop.request_modes import RequestModes
@@ -92,6 +95,7 @@ class Broker:
         disk_space: Callable[[Path], Space] = space_of,
         end: Callable[[], None] = lambda: None,
         default_http_port: int = OFF,
+        shared_port: tuple[socket.socket, list[str]] | None = None,
     ) -> None:
         """Wire the parts.
 
@@ -104,6 +108,8 @@ class Broker:
             end: Called, more than once, if the store's directory is gone or the broker is drained:
                 stop it.
             default_http_port: For HTTP if no port is set; nothing fails if it is taken.
+            shared_port: The socket for name-server requests that it shares with other brokers on
+                this machine, and their names.
         """
         loaded = config if isinstance(config, LoadedConfig) else LoadedConfig(config, {}, [])
         self.config = config = loaded.config
@@ -112,6 +118,7 @@ class Broker:
         )
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._default_http_port = default_http_port
+        self._shared_port = shared_port
         self._flush_time, self._loop_delay = Histogram(), Histogram()
         self._decision_time = Histogram(LONG_BOUNDS_S)
         self._end = end
@@ -240,7 +247,7 @@ class Broker:
         self._http = self._make_http()
         self._console = None
         if network.console_enabled:
-            self._console = ConsoleProcess(
+            self._console = console_process(
                 network.bind_address,
                 network.console_listen_port,
                 namesrv=lambda: self.namesrv_address,
@@ -351,6 +358,7 @@ class Broker:
             *([] if self._tls is None else [reloading(self._tls.reload)]),
             self._server,
             self._registration,
+            *self._make_shared_port(),
             *([] if self._http is None else [self._http]),
             *([] if self._console is None else [self._console]),
         ]
@@ -431,6 +439,18 @@ class Broker:
             "delays": self._delays.metrics(),
             "limits": usage(self.keepers),
         }
+
+    def _make_shared_port(self) -> list[Service]:
+        if self._shared_port is None:
+            return []
+        listening, others = self._shared_port
+
+        def created(broker: str, name: str, topic: RegisteredTopic) -> None:
+            if broker in others:
+                self._tables.topics.adopt(name, topic, broker)
+
+        self._tables.brokers.on_created = created
+        return [SharedPort(listening, self._server.accept, self._tables.brokers, others)]
 
     def _make_http(self) -> HttpEndpoint | None:
         network = self.config.network

@@ -7,7 +7,9 @@ They are about brokers, their settings, and the second copy of a broker's log. E
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import sys
 from contextlib import suppress
 from typing import Annotated, Final
@@ -59,7 +61,12 @@ async def metrics(
 async def drain(
     cli: Cli,
     name: Annotated[
-        str | None, typer.Argument(metavar="[BROKER]", help="its name; needed if there are several")
+        str | None,
+        typer.Argument(
+            metavar="[BROKER]",
+            help="its name, or the brokerName of several under one command; needed if there are "
+            "several",
+        ),
     ] = None,
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="until it refuses messages")
@@ -67,12 +74,14 @@ async def drain(
 ) -> None:
     """Send producers to other brokers, then stop a broker; ends when it has stopped."""
     admin = await cli.admin()
+    names = [one.name for one in await admin.broker_statuses()]
     if name is None:
-        names = [one.name for one in await admin.broker_statuses()]
         if len(names) > 1:
             raise CommandError(f"name one of the brokers: {', '.join(names)}", USAGE)
         (name,) = names
-    await admin.drain(name, wait=wait)
+    together = [one for one in names if re.fullmatch(rf"{re.escape(name)}-\d+", one)]
+    wanted = [name] if name in names or not together else together
+    await asyncio.gather(*(admin.drain(one, wait=wait) for one in wanted))
     cli.done(f"drained {name}", name=name, action="drain")
 
 

@@ -95,12 +95,20 @@ async def show(cli: Cli, name: Name) -> None:
 
 
 @verb("create", TOPIC)
-async def create(cli: Cli, name: Name, queues: Queues = 4) -> None:
-    """Create a topic on every broker."""
+async def create(
+    cli: Cli,
+    name: Name,
+    queues: Queues = 4,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="only on its brokers (all)", show_default=False),
+    ] = None,
+) -> None:
+    """Create a topic on every broker, or on those of one cluster."""
     admin = await cli.admin()
     if any(one.name == name for one in await admin.topics()):
         raise CommandError(f"topic {name} exists: halfmq topic change changes it")
-    await admin.create_topic(name, queues=queues or 4)
+    await admin.create_topic(name, queues=queues or 4, cluster=cluster)
     cli.done(f"created topic {name}", name=name, action="create")
 
 

@@ -69,11 +69,6 @@ class TlsListener:
     def _listen(self) -> None:
         self._loop.add_reader(self._listening, self._accept)
 
-    @property
-    def port(self) -> int:
-        port: int = self._listening.getsockname()[1]
-        return port
-
     def close(self) -> None:
         """Accept no more connections, and close those that are not served yet."""
         if self._resume is not None:

@@ -7,7 +7,6 @@ that it is ready as early as without them; requests that come meanwhile wait in 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 import time
@@ -22,6 +21,7 @@ from ..access.tls import TlsContext
 from ..access.tls_listener import TlsListener
 from ..errors import AddressTakenError
 from ..limits.kept import HTTP_CONNECTIONS, Kept
+from ..net.server import bind
 from .histogram import Histogram
 
 if TYPE_CHECKING:
@@ -71,16 +71,11 @@ class HttpEndpoint:
         Raises:
             AddressTakenError: It cannot be bound, and the setting names it.
         """
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
-            self._socket = socket.create_server(
-                (self._host, self._port), family=family, backlog=BACKLOG
-            )
-        except OSError as error:
-            reason = "the address is in use" if error.errno == errno.EADDRINUSE else str(error)
-            taken = AddressTakenError(f"{self._host}:{self._port}", "httpListenPort", reason)
+            self._socket = bind(self._host, self._port, "httpListenPort", BACKLOG)
+        except AddressTakenError as taken:
             if not self._is_optional:
-                raise taken from error
+                raise
             logger.warning(
                 "event=no_http error=%r note='No metrics and probes are served; set httpListenPort "
                 "to another port, or to -1 for none'",

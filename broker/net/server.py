@@ -40,6 +40,24 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds for peers to read their last replies when the broker stops."""
 
 
+def bind(host: str, port: int, key: str, backlog: int = BACKLOG) -> socket.socket:
+    """Return a socket that listens on an address, which the setting ``key`` names.
+
+    Raises:
+        AddressTakenError: It cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    except OSError as error:
+        raise _taken(host, port, key, error) from error
+
+
+def _taken(host: str, port: int, key: str, error: OSError) -> AddressTakenError:
+    reason = "the address is in use" if error.errno == errno.EADDRINUSE else str(error)
+    return AddressTakenError(address_text(host, port), key, reason)
+
+
 @define(eq=False, repr=False, slots=False)
 class Server:
     """Listens on all addresses and keeps their connections."""
@@ -126,28 +144,32 @@ class Server:
         await self._idle_scan.start()
 
     async def _listen(self, port: int, key: str) -> int:
-        try:
-            bound = await self._bind(port)
-        except OSError as error:
-            reason = "the address is in use" if error.errno == errno.EADDRINUSE else str(error)
-            raise AddressTakenError(address_text(self._host, port), key, reason) from error
-        self.addresses.append(address_text(self._host, bound))
-        return bound
-
-    async def _bind(self, port: int) -> int:
         if self._tls is not None:
-            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-            bound = socket.create_server((self._host, port), family=family, backlog=BACKLOG)
-            listener = TlsListener(
-                bound, self._tls, self._protocol, self._shared.refuses, self._shared.unserved
-            )
-            self._servers.append(listener)
-            return listener.port
+            return await self.accept(bind(self._host, port, key))
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._protocol, self._host, port, backlog=BACKLOG)
+        try:
+            server = await loop.create_server(self._protocol, self._host, port, backlog=BACKLOG)
+        except OSError as error:
+            raise _taken(self._host, port, key, error) from error
+        return self._listens(server, server.sockets[0].getsockname()[1])
+
+    async def accept(self, listening: socket.socket) -> int:
+        """Serve the connections of a socket, which other processes may share; return its port."""
+        server: asyncio.Server | TlsListener
+        if self._tls is not None:
+            shared = self._shared
+            server = TlsListener(
+                listening, self._tls, self._protocol, shared.refuses, shared.unserved
+            )
+        else:
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(self._protocol, sock=listening, backlog=BACKLOG)
+        return self._listens(server, listening.getsockname()[1])
+
+    def _listens(self, server: asyncio.Server | TlsListener, port: int) -> int:
         self._servers.append(server)
-        port_bound: int = server.sockets[0].getsockname()[1]
-        return port_bound
+        self.addresses.append(address_text(self._host, port))
+        return port
 
     def _protocol(self) -> ClientConnection:
         return ClientConnection(self._shared)

@@ -2,8 +2,9 @@
 
 A registration ends with its connection, or if no heartbeat arrives within the broker's timeout. It
 is only in memory: brokers repeat it every 30 seconds and with each new connection. Topics are added
-to those registered before, because a broker may send only the changed ones. A topic is removed if
-its route is deleted (216), or with its broker.
+to those registered before, because a broker of RocketMQ may send only the changed ones; one of
+halfmq sends all. A topic is removed if its route is deleted (216), if a halfmq broker does not send
+it any more, or with its broker.
 
 Source: RocketMQ ``RouteInfoManager``.
 """
@@ -61,6 +62,8 @@ class BrokerTable:
         """Wire it; ``now_ms`` is monotonic."""
         self._now_ms = now_ms
         self._brokers: dict[str, _Broker] = {}
+        self.on_created: Callable[[str, str, RegisteredTopic], None] = lambda *_: None
+        """Called with broker, name and topic when a known broker registers a new one."""
 
     @property
     def all_halfmq(self) -> bool:
@@ -111,9 +114,15 @@ class BrokerTable:
         self._check_room(broker, topics, adds=before is None)
         if broker_id == MASTER_ID or MASTER_ID not in broker.members:
             changed = is_first or before is None or before.version != registration.version
+            if is_halfmq:
+                for topic in broker.topics.keys() - topics.keys():
+                    del broker.topics[topic]
+            created = () if before is None else topics.keys() - broker.topics.keys()
             for topic, entry in topics.items():
                 if changed or topic not in broker.topics:
                     broker.topics[topic] = _queues(name, entry)
+            for topic in created:
+                self.on_created(name, topic, topics[topic])
         broker.cluster = header.cluster_name
         broker.members[broker_id] = _Process(
             header.broker_addr,

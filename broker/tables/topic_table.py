@@ -21,6 +21,7 @@ from typing import Final
 from attrs import define
 
 from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.registration_bodies import RegisteredTopic
 from halfmq.store.files.json_table import EntryTexts
 from halfmq.store.format.topics import (
     DEAD_LETTER_PREFIX,
@@ -322,6 +323,27 @@ class TopicTable:
             self._file.log_failure(error)
         _log_created(made, "broker")
         return made
+
+    def adopt(self, name: str, entry: RegisteredTopic, broker: str) -> None:
+        """Create a topic that another broker has created, unless it is the broker's own.
+
+        If it cannot be created, the other broker alone has it.
+        """
+        if name in self._topics or self.is_system(name) or group_of(name) is not None:
+            return
+        made = TopicConfig(
+            name=name,
+            read_queue_nums=entry.read_queue_nums,
+            write_queue_nums=entry.write_queue_nums,
+            perm=entry.perm,
+            sys_flag=entry.topic_sys_flag,
+        )
+        try:
+            self._requested(made, f"broker {broker}")
+        except NotYetError as error:
+            error.wait(lambda _refusal: None, 0)
+        except (RequestRefusedError, UnfinishedError) as error:
+            logger.warning("event=topic_not_adopted topic=%s error=%r", name, str(error))
 
     def ensure_retry(self, group: str, queues: int = 1) -> TopicConfig:
         """Return the retry topic of a group, created if it is missing.

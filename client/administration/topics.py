@@ -18,7 +18,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.store.format.topics import is_internal_topic, reply_topic
 
 from ..arguments import check_count, check_text
-from ..errors import BadAnswerError
+from ..errors import BadAnswerError, ConfigurationError
 from ..message import MessageQueue
 from .brokers import ClusterClient, time_of
 
@@ -90,6 +90,7 @@ class TopicCalls(ClusterClient):
         readable: bool = True,
         writable: bool = True,
         attributes: Mapping[str, str] | None = None,
+        cluster: str | None = None,
     ) -> None:
         """Create a topic on every broker, or replace its settings; it is on disk then.
 
@@ -101,8 +102,10 @@ class TopicCalls(ClusterClient):
             readable: Whether consumers may read it.
             writable: Whether producers may send to it.
             attributes: Attributes to set; others stay as they are.
+            cluster: Only on the brokers of this cluster; None: of all.
 
         Raises:
+            ConfigurationError: There is no such cluster.
             BrokerRefusedError: The name is no topic name, is the broker's own, or an attribute
                 does not exist. The brokers before it, by name, have the topic.
             ClientError: A broker does not answer, or refuses; a retry is safe.
@@ -121,7 +124,12 @@ class TopicCalls(ClusterClient):
             topic_sys_flag=0,
             attributes=",".join(f"+{key}={value}" for key, value in (attributes or {}).items()),
         )
-        await self._send_each(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        clusters = self._session.routes.clusters
+        if cluster is not None and cluster not in clusters:
+            raise ConfigurationError("cluster", cluster, f"one of {sorted(clusters)}")
+        for broker, address in self._brokers():
+            if cluster is None or broker in clusters[cluster]:
+                await self._send(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic, its consumers' offsets and its route; an unknown topic is no error.

@@ -147,6 +147,8 @@ class RouteTable:
         self._routes: dict[str, Route] = {}
         self._template: Route | None = None
         self._cluster: dict[str, str] = {}
+        self.clusters: dict[str, list[str]] = {}
+        """The names of the brokers of each cluster, if they are loaded."""
         self._fetches: dict[str, asyncio.Task[Route | None]] = {}
         self.halfmq = False
         """Whether the brokers are halfmq's; known after the first answer."""
@@ -249,6 +251,7 @@ class RouteTable:
         except (ClientError, ProtocolError) as error:
             logger.info("event=cluster_unknown reason=%r", str(error))
             return
+        self.clusters = cluster.cluster_addr_table
         self._cluster = {
             name: data.broker_addrs[MASTER_ID]
             for name, data in cluster.broker_addr_table.items()

@@ -274,7 +274,7 @@ def test_the_broker_keeps_it_running(
     with broker_process(tmp_path, consoleEnable="true", consoleListenPort=port) as broker:
 
         def pids() -> list[int]:
-            lines = [line for line in broker.log.splitlines() if "event=console_started" in line]
+            lines = [line for line in broker.log.splitlines() if "child=console pid=" in line]
             return [int(line.rpartition("pid=")[2]) for line in lines]
 
         def serves() -> bool:

@@ -39,7 +39,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         handlers/messages/pop.MESSAGES_MAX handlers/messages/pop.READS_MAX pop/engine.BATCH_MAX""",
     "a time or a number": """
         handlers/clients/routes.DRAIN_MS_MAX
-        http/app.CONNECTION_S_MAX http/console_process.RESTART_S_MAX
+        http/app.CONNECTION_S_MAX loop/child_process.RESTART_S_MAX
         delay/levels.DELAY_MS_MAX filters/values.INTEGER_MAX filters/values.LONG_MAX
         handlers/admin/topics._PERM_MAX handlers/admin/consumer_relays._CODE_MAX
         handlers/admin/topics._EXTENSION_MAX handlers/messages/pull.SUSPEND_MS_MAX
@@ -100,7 +100,7 @@ OF_NO_PEER: Final[dict[str, str]] = {
         handlers/transactions/Batch http/Found net/GroupAppend
         pop/Taken transaction/Decisions transaction/replay/LogReplay""",
     "of settings, rules and tables as operators have set them": """
-        access/AccessSetup access/Principal access/RuleSet access/Users
+        Supervisor access/AccessSetup access/Principal access/RuleSet access/Users
         BrokerConfig
         net/NameServerRegistration net/_NameServerLink net/Router
         tables/TableFile""",

@@ -14,6 +14,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from halfmq.remoting.admin_headers import (
     AddWritePermOfBrokerResponseHeader,
     BrokerNameRequestHeader,
@@ -47,6 +49,10 @@ DRAIN_MS_MAX: Final = 3_600_000
 """Longest time between the routes' change and the end of a broker that is drained."""
 
 
+LOOPBACK: Final = frozenset({"127.0.0.1", "[::1]"})
+"""Hosts of the addresses of brokers on this machine."""
+
+
 class RouteHandlers(Handlers):
     """Serves routes and the lists of brokers and topics."""
 
@@ -70,7 +76,8 @@ class RouteHandlers(Handlers):
     def route(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the brokers and queues of a topic; refuse if there is no such topic."""
         header = request.header_as(GetRouteInfoRequestHeader)
-        found = self._brokers.route(header.topic)
+        others = self._brokers.route(header.topic)
+        found = [(_as_reached(broker, connection), queues) for broker, queues in others]
         topic = self._topics.offered(header.topic)
         if topic is not None:
             found.insert(0, (self._broker(connection), self._queues(topic)))
@@ -94,7 +101,8 @@ class RouteHandlers(Handlers):
     @serves(RequestCode.GET_BROKER_CLUSTER_INFO)
     def cluster_info(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with this broker and those that have registered here."""
-        brokers = [self._broker(connection), *self._brokers.brokers()]
+        others = [_as_reached(broker, connection) for broker in self._brokers.brokers()]
+        brokers = [self._broker(connection), *others]
         clusters: dict[str, list[str]] = {}
         for broker in brokers:
             clusters.setdefault(broker.cluster, []).append(broker.broker_name)
@@ -163,3 +171,18 @@ class RouteHandlers(Handlers):
             topic_sys_flag=topic.sys_flag,
             write_queue_nums=topic.write_queue_nums,
         )
+
+
+def _as_reached(broker: BrokerData, connection: Connection) -> BrokerData:
+    """Return a broker with addresses for this client.
+
+    One that has registered over the loopback interface runs on this machine: the client reaches it
+    where it has reached this broker.
+    """
+    host = connection.broker_address.rpartition(":")[0]
+    addresses = {
+        number: f"{host}:{port}" if own in LOOPBACK else f"{own}:{port}"
+        for number, address in broker.broker_addrs.items()
+        for own, _, port in (address.rpartition(":"),)
+    }
+    return msgspec.structs.replace(broker, broker_addrs=addresses)
