@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+_FILE = re.compile(r"`([\w./]+\.py)`")
 _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 
 
@@ -16,17 +17,25 @@ class Example(NamedTuple):
     language: str
     code: str
     output: str | None
+    file: str | None = None
+    """The file whose content it is, if the line before it names one: "`shop.py`:"."""
 
 
 def examples(page: str) -> list[Example]:
     """Read the examples of a page, by its path from the root of the repository."""
-    text = (ROOT / page).read_text(encoding="utf-8")
+    return examples_of((ROOT / page).read_text(encoding="utf-8"))
+
+
+def examples_of(text: str) -> list[Example]:
+    """Read the examples of a part of a page."""
     found: list[Example] = []
     last_end = 0
     for block in _BLOCK.finditer(text):
         language, content = block.groups()
         if language != "text":
-            found.append(Example(language, content, None))
+            before = text[last_end : block.start()].rstrip().rpartition("\n")[2]
+            files = _FILE.findall(before) if before.endswith(":") else []
+            found.append(Example(language, content, None, files[0] if files else None))
         elif found and not text[last_end : block.start()].strip():
             found[-1] = found[-1]._replace(output=content)
         last_end = block.end()
