@@ -151,11 +151,10 @@ class DelayService:
         Raises:
             DamagedTableError: See `DoneFile.load`.
         """
-        self._queues, found = waiting_messages(
-            self._store, self._done, self._levels, self._scan, self._now_ms()
+        self._queues = waiting_messages(
+            self._store, self._done, self._levels, self._scan, self._now_ms(), self._due
         )
-        self.waiting = len(found.at) + len(found.after)
-        self._due.extend(found.at, found.after)
+        self.waiting = len(self._due)
 
     # --- delivery
 

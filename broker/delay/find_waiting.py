@@ -1,7 +1,7 @@
 """Find the messages that wait, at a start: from the entries of their queues and from the log."""
 
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from halfmq.store.format.filler import FILLER_TAGS_CODE
 from halfmq.store.format.flags import TRANSACTION_MASK
@@ -26,6 +26,7 @@ from .waiting import (
     QUEUES_MAX,
     RECALLED,
     TIMER_QUEUE,
+    DueTimes,
     WaitingQueue,
     place_of,
     queue_offset_of,
@@ -34,34 +35,27 @@ from .waiting import (
 _ENTRIES_STEP: Final = 4_096  # queue entries read at once
 
 
-class WaitingTimes(NamedTuple):
-    """The places of the messages that wait, with their due times."""
-
-    at: list[tuple[int, int]]  # by the wall clock
-    after: list[tuple[int, int]]  # milliseconds from now
-
-
 def waiting_messages(
     store: MessageStore,
     done: DoneFile,
     levels: DelayLevels,
     scan: Callable[[int], Iterable[Record]],
     now_ms: int,
-) -> tuple[list[WaitingQueue], WaitingTimes]:
-    """Return the queues, and the messages that wait in them."""
+    due: DueTimes,
+) -> list[WaitingQueue]:
+    """Return the queues, and add the messages that wait in them to the due times."""
     # Messages in the queues of levels that were removed from the setting are delivered, too.
     used = [queue + 1 for topic, queue in store.queues.names() if topic == SCHEDULE_TOPIC]
     count = 1 + max(len(levels.levels_ms), *(one for one in used if one < QUEUES_MAX), 0)
     queues, log_offset = done.load(count)
     _read_log(queues, scan(log_offset))
-    found = WaitingTimes([], [])
-    _read_timers(store, queues[TIMER_QUEUE], found, done.delivered_by_rocketmq_ms(), now_ms)
+    _read_timers(store, queues[TIMER_QUEUE], due, done.delivered_by_rocketmq_ms(), now_ms)
     for queue in queues[TIMER_QUEUE + 1 :]:
         delay_ms = levels.delay_ms(queue.number)
         for queue_offset, entry in _pending(store, queue):
             wait_ms = min(entry.tags_code - now_ms, delay_ms)  # the clock may have been set back
-            found.after.append((wait_ms, place_of(queue.number, queue_offset)))
-    return queues, found
+            due.add_after(wait_ms, place_of(queue.number, queue_offset))
+    return queues
 
 
 def _read_log(queues: list[WaitingQueue], records: Iterable[Record]) -> None:
@@ -96,7 +90,7 @@ def _pending(store: MessageStore, queue: WaitingQueue) -> Iterable[tuple[int, Qu
 
 
 def _read_timers(
-    store: MessageStore, queue: WaitingQueue, found: WaitingTimes, delivered_ms: int, now_ms: int
+    store: MessageStore, queue: WaitingQueue, due: DueTimes, delivered_ms: int, now_ms: int
 ) -> None:
     foreign: list[Record] = []
     newest_ms = store.queues.store_time_at(queue.topic, queue.queue_id, queue.end - 1)
@@ -112,11 +106,11 @@ def _read_timers(
         elif time.is_relative:
             wait_ms = time.due_ms - now_ms
             delay_ms = _delay_ms(store, entry) if is_set_back else wait_ms
-            found.after.append((min(wait_ms, delay_ms), place))
+            due.add_after(min(wait_ms, delay_ms), place)
         else:
-            found.at.append((time.due_ms, place))
+            due.add_at(time.due_ms, place)
     if foreign:
-        _add_foreign(queue, foreign, delivered_ms, found)
+        _add_foreign(queue, foreign, delivered_ms, due)
 
 
 def _delay_ms(store: MessageStore, entry: QueueEntry) -> int:
@@ -126,7 +120,7 @@ def _delay_ms(store: MessageStore, entry: QueueEntry) -> int:
 
 
 def _add_foreign(
-    queue: WaitingQueue, records: Iterable[Record], delivered_ms: int, found: WaitingTimes
+    queue: WaitingQueue, records: Iterable[Record], delivered_ms: int, due: DueTimes
 ) -> None:
     """Add the messages of an Apache RocketMQ, whose queue entries do not tell their times."""
     waiting: dict[tuple[str, str], tuple[int, int]] = {}
@@ -141,4 +135,4 @@ def _add_foreign(
             waiting[topic, text_of(record, PROPERTY_UNIQ_KEY)] = due_ms, record.queue_offset
     for due_ms, queue_offset in waiting.values():
         queue.mark(queue_offset, PENDING, durable=True)
-        found.at.append((due_ms, place_of(TIMER_QUEUE, queue_offset)))
+        due.add_at(due_ms, place_of(TIMER_QUEUE, queue_offset))

@@ -140,13 +140,8 @@ class DueTimes:
         self._clocks = ((self._by_wall_clock, now_ms), (self._by_monotonic_clock, monotonic_ms))
         self._monotonic_ms = monotonic_ms
 
-    def extend(self, at: Iterable[tuple[int, int]], after: Iterable[tuple[int, int]]) -> None:
-        """Add many messages, as `add_at` and `add_after` do."""
-        now = self._monotonic_ms()
-        self._by_wall_clock += [due_ms << _PLACE_BITS | place for due_ms, place in at]
-        self._by_monotonic_clock += [now + ms << _PLACE_BITS | place for ms, place in after]
-        for heap, _ in self._clocks:
-            heapq.heapify(heap)
+    def __len__(self) -> int:
+        return len(self._by_wall_clock) + len(self._by_monotonic_clock)
 
     def add_at(self, due_ms: int, place: int) -> bool:
         """Add a message that is due at a time; return whether it is the next one."""

@@ -7,10 +7,12 @@ Source: RocketMQ 5.3.3 ``BrokerMetricsConstant``, ``DefaultStoreMetricsConstant`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.samples import Sample
 
 from .histogram import Histogram
 
@@ -230,21 +232,39 @@ def render(found: Found, common: Mapping[str, str], accept: str) -> tuple[Iterat
     """Return the text in pieces, and its content type, for the ``Accept`` of a request.
 
     ``common`` are labels of every series. A piece of ``PIECE_SERIES`` takes half a millisecond, so
-    that other work of the event loop can come in between.
+    that other work of the event loop can come in between. Nothing but the piece is kept, or a
+    scrape would set off a garbage collection of all objects.
     """
     encode, content_type = choose_encoder(accept)
-    return _pieces(_metrics(found, common), encode), content_type
+    return _pieces(found, common, encode), content_type
 
 
-def _pieces(metrics: Iterator[Metric], encode: Callable[[_Collected], bytes]) -> Iterator[bytes]:
+def _pieces(
+    found: Found, common: Mapping[str, str], encode: Callable[[_Collected], bytes]
+) -> Iterator[bytes]:
     end = encode(_Collected([]))  # of OpenMetrics
-    for metric in metrics:
-        samples = metric.samples
-        for at in range(0, len(samples), PIECE_SERIES):
-            metric.samples = samples[at : at + PIECE_SERIES]
-            text = encode(_Collected([metric])).removesuffix(end)
-            # Type and help stand before the first series only.
-            yield text if at == 0 else text[text.rindex(b"# ") :].partition(b"\n")[2]
+
+    def text(metric: Metric) -> bytes:
+        return encode(_Collected([metric])).removesuffix(end)
+
+    for family, series in found.values.items():
+        metric = Metric(family.name.removesuffix("_total"), family.help, family.kind)
+        head = text(metric)
+        yield head
+        left = iter(series.items())
+        while piece := list(islice(left, PIECE_SERIES)):
+            metric.samples = [
+                Sample(
+                    family.name, {**common, **dict(zip(family.labels, labels, strict=True))}, value
+                )
+                for labels, value in piece
+            ]
+            yield text(metric).removeprefix(head)
+    for family, histogram in found.histograms.items():
+        buckets, total = histogram.cumulative()
+        made = HistogramMetricFamily(family.name, family.help, labels=list(common))
+        made.add_metric(list(common.values()), buckets=buckets, sum_value=total)
+        yield text(made)
     yield end
 
 
@@ -256,18 +276,3 @@ class _Collected:
 
     def collect(self) -> Sequence[Metric]:
         return self._metrics
-
-
-def _metrics(found: Found, common: Mapping[str, str]) -> Iterator[Metric]:
-    for family, series in found.values.items():
-        metric = Metric(family.name.removesuffix("_total"), family.help, family.kind)
-        for labels, value in series.items():
-            metric.add_sample(
-                family.name, {**common, **dict(zip(family.labels, labels, strict=True))}, value
-            )
-        yield metric
-    for family, histogram in found.histograms.items():
-        buckets, total = histogram.cumulative()
-        made = HistogramMetricFamily(family.name, family.help, labels=list(common))
-        made.add_metric(list(common.values()), buckets=buckets, sum_value=total)
-        yield made

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import yaml
 
 from halfmq.client import Decision, Message
 from halfmq.client.blocking import Admin, Consumer, Producer, TransactionProducer
@@ -120,10 +121,30 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
-def _blocks(title: str) -> list[str]:
+def _blocks(title: str, language: str = "bash") -> list[str]:
     document = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
     section = document.split(f"## {title}\n")[1].split("\n## ")[0]
-    return re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+
+
+def test_kubernetes_accepts_the_manifests() -> None:
+    """By its own schemas, which refuse keys that they do not know; ports are the image's."""
+    validator = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is missing: manifests are NOT validated"
+    )
+    (text,) = _blocks("Kubernetes", "yaml")
+    service, broker = manifests = list(yaml.safe_load_all(text))
+    for one in manifests:
+        validator.validate(one, validator.latest_version(), strict=True)
+    pod = broker["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    ports = {port["containerPort"] for port in container["ports"]}
+
+    assert {port["port"] for port in service["spec"]["ports"]} == ports
+    assert ports <= {int(port) for port in _instruction("EXPOSE").split()}
+    assert str(pod["securityContext"]["fsGroup"]) == _instruction("USER")
+    with pytest.raises(validator.ValidationError):
+        validator.validate({**broker, "replica": 2}, validator.latest_version(), strict=True)
 
 
 def test_a_backup_is_made_and_restored_as_written(tmp_path: Path) -> None:

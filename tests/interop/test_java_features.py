@@ -53,7 +53,7 @@ def java(
     home = tmp_path_factory.mktemp("java")
     scenarios = [
         *SCENARIOS,
-        *(["assigned", "timers", "popping"] if kind.version == "5.3.3" else []),
+        *(["assigned", "timers", "popping", "pulling_poppers"] if kind.version == "5.3.3" else []),
     ]
     with java_scenarios(kind, home, scenarios, brokerName=BROKER_NAME, **SETTINGS) as running:
         yield running
@@ -91,6 +91,18 @@ def test_members_that_pop_share_every_queue(java: Java) -> None:
     assert len({line["consumer"] for line in lines}) > 1
     again = {line["body"]: line["times"] for line in lines}
     assert {again[name] for name in ("p-0", "p-10", "p-20")} == {1}
+
+
+@feature("message by message (pop)", "Java 5.3.3")
+def test_a_lite_pull_consumer_of_a_group_that_pops_pulls(java: Java) -> None:
+    """It balances by itself whatever the mode of its group; each message comes once."""
+    if java.kind.version != "5.3.3":
+        pytest.skip("consumers pop since 5.0")
+    lines = java.seen("pulling_poppers")
+
+    polled = Counter(line["body"] for line in of(lines, "polled"))
+    assert polled == {f"l-{number}": 1 for number in range(8)}
+    assert sum(line["queue_offset"] for line in of(lines, "committed")) == 8
 
 
 @feature("compressed bodies: lz4, zstd")

@@ -56,6 +56,7 @@ public final class Driver {
         SCENARIOS.put("replying", scope -> newer("Replying", "answer", scope));
         SCENARIOS.put("traced", scope -> newer("Tracing", "traced", scope));
         SCENARIOS.put("popping", scope -> newer("Popping", "popping", scope));
+        SCENARIOS.put("pulling_poppers", scope -> newer("Popping", "litePulling", scope));
         SCENARIOS.put("sql", Filtering::sql);
         SCENARIOS.put("transactions", Transactions::transactions);
         SCENARIOS.put("leaving", Transactions::leaving);

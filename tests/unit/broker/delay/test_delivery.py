@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from halfmq.store.format.properties import tag_hash
 from halfmq.store.format.topics import SCHEDULE_TOPIC
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from tests.support.broker_doubles import START_MS
-from tests.support.delays import DAY_MS, Rig, after, at, delayed
+from tests.support.delays import DAY_MS, Rig, after, at, delay_service, delayed
 from tests.support.seeds import run_seed
 from tests.support.stores import append_durably, draft, flush, unflushed
 from tests.support.tables import load_table
@@ -360,6 +361,32 @@ def test_waiting_messages_are_limited(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     rig.after(1_000)
 
     rig.delays.require_room()
+
+
+def test_a_waiting_message_takes_at_most_100_bytes_also_while_a_start_finds_it(rig: Rig) -> None:
+    """Delays and times of delivery; what takes memory for a moment counts."""
+    count, group = 40_000, 500
+    for start in range(0, count, group):
+        messages = []
+        for number in range(start, start + group):
+            name, ms = after(DAY_MS + number) if number % 2 else at(DAY_MS - number)
+            message = draft("orders", 1, b"", properties={"UNIQ_KEY": str(number), name: str(ms)})
+            waiting = rig.rule.waiting(message, name, str(ms))
+            assert waiting is not None
+            messages.append(waiting.request)
+        append_durably(rig.store, *messages)
+    rig.restart()
+    made = delay_service(rig.store, rig.root, rig.clocks, rig.levels)
+    tracemalloc.start()
+    try:
+        made.load()
+        taken, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert made.waiting == count
+    assert taken / count <= 75
+    assert most / count <= 100
 
 
 def test_no_stop_kill_or_clock_step_loses_or_repeats_a_message(tmp_path: Path) -> None:
