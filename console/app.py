@@ -43,6 +43,17 @@ _STYLE: Final = """
 """
 """Links and icons with enough contrast in both modes."""
 
+_HEAD: Final = """<script>
+document.documentElement.lang = 'en';
+new MutationObserver(() => {
+  for (const title of document.querySelectorAll('th.sortable:not([tabindex])')) title.tabIndex = 0;
+}).observe(document, {childList: true, subtree: true});
+document.addEventListener('keydown', (event) => {
+  if (event.key === 'Enter' && event.target.matches('th.sortable')) event.target.click();
+});
+</script>"""
+"""Lists are sorted by the keyboard, too."""
+
 
 class Console:
     """Registers pages, each in the same frame."""
@@ -87,7 +98,7 @@ class Console:
     def _frame(self, path: str) -> None:
         ui.colors(primary="#1f5f8b")
         ui.add_css(_STYLE)
-        ui.add_head_html("<script>document.documentElement.lang = 'en'</script>")
+        ui.add_head_html(_HEAD)
         with ui.left_drawer(value=False).props(
             "show-if-above width=190 breakpoint=800 role=navigation"
         ) as drawer:

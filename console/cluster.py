@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from operator import itemgetter
+from typing import Final
 
 from nicegui import ui
 
-from halfmq.client.access import User
+from halfmq.client.access import AclEntry, User
 from halfmq.client.admin import Admin
 from halfmq.client.administration.settings import BrokerSetting
 from halfmq.client.errors import UnsupportedRequestError
 
 from .session import reported
 from .widgets import SearchTable, confirm
+
+ACTIONS: Final = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List", "All")
+"""What a permission may be for."""
 
 
 async def connections(admin: Admin, query: str) -> None:
@@ -121,6 +126,7 @@ async def access(admin: Admin, query: str) -> None:
     permissions: dict[str, str] = {}
 
     async def load() -> None:
+        permissions.clear()
         for acl in await admin.acls():
             permissions[acl.subject.removeprefix("User:")] = "; ".join(
                 f"{'' if one.allow else 'not '}{','.join(one.actions)} on {one.resource}"
@@ -134,16 +140,6 @@ async def access(admin: Admin, query: str) -> None:
         name.value = password.value = ""
         await load()
 
-    def toggle(user: User) -> None:
-        word = "disable" if user.enabled else "enable"
-
-        async def act(_reason: str) -> str:
-            await admin.update_user(user.name, enabled=not user.enabled)
-            await load()
-            return f"{word}d {user.name}"
-
-        confirm(f"{word.capitalize()} user {user.name}?", user.name, act)
-
     with ui.row().classes("items-center"):
         name = ui.input("New user").props("outlined dense")
         password = ui.input("Password", password=True).props("outlined dense")
@@ -156,7 +152,79 @@ async def access(admin: Admin, query: str) -> None:
             "Permissions": lambda one: permissions.get(one.name, ""),
         },
         empty="there are no users" if not users else "no user",
-        on_open=toggle,
+        on_open=reported(lambda user: _open_user(admin, user, load)),
         search=query,
     )
     await load()
+
+
+async def _open_user(admin: Admin, user: User, load: Callable[[], Awaitable[None]]) -> None:
+    word = "disable" if user.enabled else "enable"
+
+    async def fill() -> None:
+        acl = await admin.acl(user.name)
+        table.fill([] if acl is None else acl.entries)
+        await load()
+
+    async def toggle(_reason: str) -> str:
+        await admin.update_user(user.name, enabled=not user.enabled)
+        dialog.close()
+        await load()
+        return f"{word}d {user.name}"
+
+    async def save(_reason: str) -> str:
+        entry = AclEntry(
+            resource=resource.value,
+            actions=actions.value,
+            allow=decision.value == "allow",
+            sources=[one.strip() for one in sources.value.split(",") if one.strip()],
+        )
+        await admin.create_acl(user.name, entry)
+        await fill()
+        return f"{user.name}: {decision.value} {', '.join(entry.actions)} on {entry.resource}"
+
+    def remove(entry: AclEntry) -> None:
+        async def act(_reason: str) -> str:
+            await admin.delete_acl(user.name, entry.resource, entry.policy_type)
+            await fill()
+            return f"{user.name} has no entry for {entry.resource}"
+
+        title = f"Delete the permissions of {user.name} on {entry.resource}?"
+        confirm(title, user.name, act)
+
+    with ui.dialog(value=True).props("full-width") as dialog, ui.card().classes("w-full"):
+        with ui.row().classes("items-center w-full"):
+            ui.label(f"User {user.name}").classes("text-lg")
+            ui.space()
+            ui.button(
+                word,
+                on_click=lambda: confirm(f"{word.title()} user {user.name}?", user.name, toggle),
+            ).props("outline color=negative")
+            ui.button("Close", on_click=dialog.close).props("flat")
+        with ui.row().classes("items-center"):
+            resource = ui.input("Resource", placeholder="Topic:orders").props("outlined dense")
+            actions = ui.select(list(ACTIONS), multiple=True, value=[], label="Actions")
+            actions.classes("min-w-40").props("outlined dense")
+            decision = ui.select(["allow", "deny"], value="allow", label="Decision")
+            sources = ui.input("From addresses", placeholder="anywhere").props("outlined dense")
+            ui.button(
+                "Set",
+                on_click=lambda: confirm(
+                    f"{decision.value.title()} {', '.join(actions.value)} on {resource.value}? "
+                    "It replaces what the user has on this resource",
+                    user.name,
+                    save,
+                ),
+            ).props("outline")
+        table = SearchTable[AclEntry](
+            {
+                "Resource": lambda one: one.resource,
+                "Actions": lambda one: ", ".join(one.actions),
+                "Decision": lambda one: "allow" if one.allow else "deny",
+                "From": lambda one: ", ".join(one.sources) or "anywhere",
+                "Policy": lambda one: one.policy_type,
+            },
+            empty="the user has no permissions",
+            on_open=remove,
+        )
+        await fill()

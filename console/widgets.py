@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 from nicegui import ui
 from nicegui.events import KeyEventArguments, ValueChangeEventArguments
@@ -41,8 +41,8 @@ class SearchTable(Generic[T]):
             columns: Title of each column, and what it shows of an item.
             empty: What is said if there are no items.
             on_open: Called with an item whose row is clicked.
-            search: The text that is searched first, from the page's address, which follows it;
-                None for a list in a dialogue.
+            search: The text that is searched first, from the page's address, which follows it and
+                the order of the rows; None for a list in a dialogue.
             also: What is searched too, and not shown.
         """
         self._cells = {**{f"c{n}": cell for n, cell in enumerate(columns.values())}, "also": also}
@@ -50,6 +50,7 @@ class SearchTable(Generic[T]):
         self._rows: list[Row] = []
         self._found = 0  # rows with what is searched
         self._empty, self._is_linked = empty, search is not None
+        self._titles = dict(zip(self._cells, columns, strict=False))
         with ui.row().classes("items-center w-full"):
             self.search = ui.input("Search", value=search or "", on_change=self._searched).props(
                 "clearable outlined dense debounce=200 aria-label=Search"
@@ -60,17 +61,22 @@ class SearchTable(Generic[T]):
             ui.table(
                 columns=[
                     {"name": name, "label": title, "field": name, "align": "left", "sortable": True}
-                    for name, title in zip(self._cells, columns, strict=False)
+                    for name, title in self._titles.items()
                 ],
                 rows=[],
                 row_key="key",
-                pagination={"rowsPerPage": PAGE_ROWS, "rowsNumber": 0, "page": 1},
+                pagination={
+                    "rowsPerPage": PAGE_ROWS,
+                    "rowsNumber": 0,
+                    "page": 1,
+                    **(self._linked_order() if self._is_linked else {}),
+                },
                 on_pagination_change=self._paged,
             )
             .classes("w-full")
             .props("flat bordered dense wrap-cells=false")
         )
-        self._table.on("request", lambda event: self._show(event.args["pagination"]))
+        self._table.on("request", lambda event: self._ordered(event.args["pagination"]))
         if on_open is not None:
             self._table.classes("cursor-pointer")
             self._table.on("rowClick", lambda event: on_open(self._items[event.args[1]["key"]]))
@@ -90,10 +96,24 @@ class SearchTable(Generic[T]):
         if event.action.keydown and event.key == "/":
             self.search.run_method("focus")
 
+    def _linked_order(self) -> dict[str, Any]:
+        """Return the order that the page's address names: a title, after ``-`` if descending."""
+        order = ui.context.client.request.query_params.get("sort", "")
+        is_descending = order.startswith("-")
+        names = {title: name for name, title in self._titles.items()}
+        by = names.get(order.removeprefix("-"))
+        return {} if by is None else {"sortBy": by, "descending": is_descending}
+
     def _searched(self) -> None:
+        self._ordered({**self._table.pagination, "page": 1})
+
+    def _ordered(self, pagination: dict[str, Any]) -> None:
+        self._show(pagination)
         if self._is_linked:
-            ui.navigate.history.replace(f"?q={quote(self.search.value or '')}")
-        self._show({**self._table.pagination, "page": 1})
+            query = {"q": self.search.value or ""}
+            if by := pagination.get("sortBy"):
+                query["sort"] = "-" * bool(pagination["descending"]) + self._titles[by]
+            ui.navigate.history.replace(f"?{urlencode(query)}")
 
     def _paged(self, event: ValueChangeEventArguments[dict[str, Any]]) -> None:
         """A browser tells the page of its first view late: it does not know the rows yet."""

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -175,6 +176,32 @@ def test_a_list_is_searched_linked_to_and_opened_by_keys(address: str, tab: Page
     until(tab, "1-1 of 1")
 
 
+def _first_row(tab: Page) -> str:
+    return str(tab.run("document.querySelector('tbody tr')?.innerText"))
+
+
+def test_a_sorted_list_can_be_linked_to(address: str, tab: Page) -> None:
+    """The address follows the order, also one that is chosen by keys, and restores it."""
+    tab.look(width=DESK)
+    tab.open(f"{address}/transactions?q=pay-499&sort=-Keys")
+    until(tab, "with “pay-499”")
+    wait_until(lambda: "pay-49999" in _first_row(tab), "the order of the address has no effect")
+    tab.run("[...document.querySelectorAll('th')].find(e => e.innerText.includes('Keys')).focus()")
+    press(tab, "Enter", "\r")  # from descending to unsorted
+    wait_until(lambda: "sort" not in str(tab.run("location.href")), "the address stays")
+    press(tab, "Enter", "\r")
+    wait_until(
+        lambda: str(tab.run("location.search")) == "?q=pay-499&sort=Keys", "the address stays"
+    )
+    wait_until(lambda: bool(re.search(r"pay-499\b", _first_row(tab))), "it is not sorted")
+    assert tab.run("document.activeElement.innerText.includes('Keys')")  # where it was
+    tab.open(str(tab.run("location.href")))
+    until(tab, "with “pay-499”")
+    wait_until(lambda: bool(re.search(r"pay-499\b", _first_row(tab))), "the order is lost")
+    tab.open(f"{address}/transactions?q=pay-499&sort=nonsense")
+    until(tab, "with “pay-499”")
+
+
 def test_a_topic_is_changed(broker: BrokerProcess, address: str, tab: Page) -> None:
     """Its permissions, where it is opened."""
     with Admin(namesrv=broker.address) as admin:
@@ -318,3 +345,51 @@ def test_with_access_control_a_user_signs_in(tmp_path: Path, tab: Page) -> None:
         until(tab, "none is stuck")
         tab.open(f"{address}/access")
         until(tab, "operator")
+        _permissions_are_edited(broker.address, tab)
+
+
+def _permissions_are_edited(namesrv: str, tab: Page) -> None:
+    """Set for a user, changed, and deleted; each after its name was typed."""
+    with Admin(namesrv=namesrv, access_key="operator", secret_key="secret") as admin:
+
+        def confirm(shown: str) -> None:
+            until(tab, "Type “ada” to confirm")
+            type_into(tab, "Type “ada” to confirm", "ada")
+            click(tab, "button", "CONFIRM")
+            until(tab, shown)
+            wait_until(lambda: "to confirm" not in text_of(tab), "the dialogue stays")
+
+        def entries() -> list[tuple[str, tuple[str, ...], bool, tuple[str, ...]]]:
+            acl = admin.acl("ada")
+            found = () if acl is None else acl.entries
+            return [
+                (one.resource, tuple(one.actions), one.allow, tuple(one.sources)) for one in found
+            ]
+
+        type_into(tab, "New user", "ada")
+        type_into(tab, "Password", "lovelace")
+        click(tab, "button", "CREATE")
+        until(tab, "created user ada")
+        click(tab, "tbody button", "ada")
+        until(tab, "the user has no permissions")
+        type_into(tab, "Resource", "Topic:orders")
+        type_into(tab, "From addresses", "10.0.0.0/8, 127.0.0.1")
+        click(tab, "button", "SET")
+        confirm("actions")  # none is chosen: refused, with the reason
+        assert entries() == []
+        click(tab, "label", "Actions")
+        click(tab, "div.q-item", "Pub")
+        click(tab, "div.q-item", "Sub")
+        press(tab, "Escape")
+        click(tab, "button", "SET")
+        confirm("ada: allow Pub, Sub on Topic:orders")
+        expected = ("Topic:orders", ("Pub", "Sub"), True, ("10.0.0.0/8", "127.0.0.1"))
+        wait_until(lambda: entries() == [expected], "it has no permission")
+        click(tab, "div.q-dialog tbody button", "Topic:orders")
+        confirm("ada has no entry for Topic:orders")
+        assert entries() == []
+        click(tab, "button", "DISABLE")
+        confirm("disabled ada")
+        user = admin.user("ada")
+        assert user is not None
+        assert not user.enabled
