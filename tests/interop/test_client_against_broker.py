@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -25,6 +27,8 @@ from halfmq.client import (
     blocking,
 )
 from halfmq.client.testing import BrokerProcess, BrokerStartError, broker_process
+from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.replies import encode_request
 from halfmq.store.format.record import Record
 from tests.support.client_loops import on_both_loops
 from tests.support.client_parts import session_of
@@ -135,6 +139,40 @@ async def test_a_group_goes_on_where_it_stopped(served: BrokerProcess, topic: st
         bodies = [message.body for message in await take(consumer, 3)]
 
     assert bodies == [b"3", b"4", b"5"]
+
+
+def _delete_old(port: int) -> None:
+    """Have the broker delete what may go, as `mqadmin deleteExpiredCommitLog` does."""
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+        connection.sendall(encode_request(RequestCode.DELETE_EXPIRED_COMMITLOG, opaque=1))
+        assert connection.recv(4096)
+
+
+@pytest.mark.parametrize("share", ["queues", "messages"])
+async def test_a_new_group_skips_what_an_old_topic_has(
+    tmp_path: Path, share: Literal["queues", "messages"]
+) -> None:
+    """By default, once a message of the topic was deleted; it gets what is sent from then on."""
+    settings = {"mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 60}
+    with broker_process(tmp_path, fileReservedTime=0, **settings) as broker:
+        config = ClientConfig(namesrv=broker.address)
+        async with Admin(config=config) as admin, Producer("old", config=config) as producer:
+            await admin.create_topic("old", queues=1)
+            for _ in range(6):
+                await producer.send(Message("old", b"old"))
+                await producer.send(Message("other", os.urandom(400_000)))  # two fill a file
+            _delete_old(int(broker.address.rpartition(":")[2]))
+
+            async with asyncio.timeout(PATIENCE_S):
+                while (await admin.queues("old"))[0].first == 0:  # noqa: ASYNC110 -- its retention
+                    await asyncio.sleep(0.05)
+            async with Consumer("new", {"old": "*"}, share=share, config=config) as consumer:
+                for number in range(3):
+                    await producer.send(Message("old", b"new-%d" % number))
+                bodies = [one.body for one in await take(consumer, 3)]
+            (queue,) = await admin.queues("old")
+        assert bodies == [b"new-0", b"new-1", b"new-2"]
+        assert queue.end - queue.first > 3  # old ones were there
 
 
 async def test_a_waiting_consumer_gets_a_message_at_once(served: BrokerProcess, topic: str) -> None:
