@@ -17,14 +17,17 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
+from ..datasource import register
 from ..log.hashes import hash_of
 from ..log.log_end import survey
 from ..log.lookup import LogLookup, Place
 from ..log.segments import LogExtent, Segment
 from ..log.store_files import StoreFiles
 from ..log.transaction_parts import Part
-from ..source.message_roles import read_log
-from ..source.scan import QUEUE, read_scan
+from ..source.event_source import EVENT_COLUMNS, EVENT_FORMAT, NOTES
+from ..source.message_roles import location, read_log
+from ..source.scan import NOTES_TYPE, QUEUE
+from ..source.schema import ddl
 from . import key_groups, queue_findings, statistics
 from .altered_finals import difference
 from .checks import DEFAULT_CHECKS, Check, Checks, Remark, checks_of
@@ -144,14 +147,7 @@ def _audit(
     compared = checks_of(extent, store, crc=checks.crc, queues=checks.queues)
     partitions = spark.sparkContext.defaultParallelism if extent.size > _SPREAD_MIN else 1
     stage(f"reading {extent.size:,} bytes of log")
-    scan = read_scan(
-        spark,
-        extent,
-        key_groups.COLUMNS,
-        verify_crc=checks.crc,
-        partitions=partitions,
-        delay_levels=checks.delay_levels,
-    )
+    scan = read_events(spark, directory, extent, checks, partitions=partitions)
     # Of a single partition Spark groups and joins without any shuffle.
     scan = keep(scan if partitions > 1 else scan.coalesce(1))
     noted = scan.where("part is null").select(F.inline("notes"))
@@ -233,6 +229,21 @@ def _audit(
         checks=compared,
         remarks=[*notes.clock_steps(), *notes.deleted_topics()],
     )
+
+
+def read_events(
+    spark: "SparkSession", directory: str, extent: LogExtent, checks: Checks, *, partitions: int
+) -> DataFrame:
+    """Read the events and notes of a log up to its end when it was surveyed."""
+    register(spark)
+    columns = ddl(*key_groups.COLUMNS, columns=EVENT_COLUMNS)
+    reader = spark.read.format(EVENT_FORMAT).schema(f"{columns}, {NOTES} {NOTES_TYPE}")
+    return reader.options(
+        endingOffsets=extent.end_offset,
+        verifyCrc=checks.crc,
+        minPartitions=partitions,
+        delayLevels=" ".join(f"{level}ms" for level in checks.delay_levels),
+    ).load(location(directory))
 
 
 def _last_in_queues(noted: DataFrame) -> dict[int, list[tuple[int, int]]]:

@@ -11,13 +11,11 @@ queue has what came after that. While a broker runs, and after a crash, consume 
 behind the log or be ahead of it; its next start makes that good.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
-from pyspark.sql.types import StructType
 
 from halfmq.store.format.topics import (
     DELAYED_TOPICS,
@@ -26,11 +24,12 @@ from halfmq.store.format.topics import (
     SYSTEM_TOPICS,
 )
 
+from ..datasource import register
 from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
 from ..source.columns import MESSAGE
 from ..source.message_roles import read_log, takes_slot
-from ..source.queue_source import QUEUE_COLUMNS, ConsumeQueueDataSource
+from ..source.queue_source import QUEUE_COLUMNS, QUEUE_FORMAT
 from ..source.scan import BLOCK, MODULUS, PLACE_FACTOR, SIZE_FACTOR, TAGS_FACTOR
 from ..source.schema import ddl
 from .rules.model import Kind, LogBounds
@@ -312,24 +311,9 @@ def compared(runs: DataFrame, log: Log) -> list[DataFrame]:
 
 
 def _read_entries(spark: SparkSession, folder: str) -> DataFrame:
-    """Read what the source ``rocketmq-consumequeue`` reads, with partitions planned here.
-
-    Spark starts Python processes to plan a source, which takes longer than to read a small store.
-    """
+    register(spark)
     columns = ddl(*ENTRY_COLUMNS, columns=QUEUE_COLUMNS)
-    schema = StructType.fromDDL(columns)
-    assert isinstance(schema, StructType)
-    reader = ConsumeQueueDataSource({"path": folder}).reader(schema)
-    planned = reader.partitions()
-
-    class Entries:
-        def eval(self, numbers: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-            for number in numbers.column(0).to_pylist():
-                yield from reader.read(planned[number])
-
-    read: Any = F.arrow_udtf(Entries, returnType=columns)
-    found: DataFrame = read(spark.range(0, len(planned), 1, max(1, len(planned))).asTable())
-    return found
+    return spark.read.format(QUEUE_FORMAT).schema(columns).load(folder)
 
 
 def _names_the_log(log: Log) -> Column:

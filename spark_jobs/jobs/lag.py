@@ -1,7 +1,4 @@
-"""The job ``lag``: how far consumer groups are behind the log.
-
-``prepared`` keeps the records that have a place in a queue; ``lags`` compares them with the offsets
-of the groups.
+"""The job ``lag``: how far consumer groups are behind the log; its queries are ``sql/lag.sql``.
 
 Read the offsets before the log: while a broker runs, later ones can lie after the end of the log.
 """
@@ -13,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from ..log.log_end import survey
 from ..log.lookup import log_times
 from ..log.segments import LogExtent
-from ..report.tables import Rows, fact, listing
-from ..source.columns import MESSAGE
-from ..source.message_roles import HALF, OP, SYSTEM, messages, role, takes_slot
+from ..report.tables import fact, listing
+from ..source.message_roles import with_roles
 from .command import CLEAN, FINDINGS, add_job, age, number, rows, running
 from .offset_table import DDL, is_brokers_own, known_groups, offset_file, read_offsets
+from .queries import queries
 
 if TYPE_CHECKING:
     from .command import Jobs
@@ -38,101 +34,29 @@ COLUMNS: Final = (
     "recordType",
 )
 
-# States of a group in a queue:
-#   caught_up, behind
-#   never_consumed  the group consumes the topic, and has no offset for this queue
-#   beyond_end      the group will skip what is stored next
-#   below_start     what the group would consume next is no longer in the log
-#   not_in_log      the log has no message of the queue, so start, end and lag are null
-# greatest() ignores nulls: without an offset, all messages wait. A topic that was created again can
-# have an offset twice; the later record is the current one.
-_LAGS: Final = """
-    with queues as (
-        select topic, partition, min(first) as start, max_by(next, physicalOffset) as `end`
-        from {records} group by topic, partition
-    ), theirs as (
-        select consumerGroup, topic, partition, start, `end`
-        from queues join (select distinct consumerGroup, topic from {offsets}) using (topic)
-    ), positions as (
-        select * from theirs full join {offsets} using (consumerGroup, topic, partition)
-    ), waiting as (
-        select /*+ broadcast(positions) */ consumerGroup, topic, partition,
-            min_by(timestamp, struct(first, -physicalOffset)) as oldestWaiting
-        from {records} join positions using (topic, partition)
-        where next > coalesce(nextOffset, 0) and first < `end`
-            and `end` > coalesce(nextOffset, start)
-        group by consumerGroup, topic, partition
-    ), until as (
-        select coalesce(:asOf, unix_millis(max(timestamp))) as asOf from {records}
-    )
-    select consumerGroup, topic, partition,
-        case
-            when `end` is null then 'not_in_log'
-            when nextOffset is null then 'never_consumed'
-            when nextOffset > `end` then 'beyond_end'
-            when nextOffset < start then 'below_start'
-            when nextOffset < `end` then 'behind'
-            else 'caught_up'
-        end as state,
-        nextOffset, start, `end`,
-        if(`end` is null, null, greatest(`end` - greatest(nextOffset, start), 0)) as messagesBehind,
-        if(`end` is null, null, greatest(start - nextOffset, 0)) as messagesLost,
-        oldestWaiting,
-        if(`end` is null, null, greatest((asOf - unix_millis(oldestWaiting)) / 1000, 0D))
-            as secondsBehind
-    from positions left join waiting using (consumerGroup, topic, partition) cross join until
-    order by consumerGroup, topic, partition
-"""
-_GROUPS: Final = """
-    select consumerGroup, topic, coalesce(sum(messagesBehind), 0) as messagesBehind,
-        coalesce(sum(messagesLost), 0) as messagesLost,
-        coalesce(max(secondsBehind), 0D) as secondsBehind,
-        array_sort(collect_list(struct(
-            partition, state, nextOffset, start, `end`, messagesBehind, messagesLost,
-            oldestWaiting, secondsBehind
-        ))) as queues
-    from {lags} group by consumerGroup, topic order by consumerGroup, topic
-"""
 
+def lag(
+    log: DataFrame,
+    offsets: DataFrame,
+    *,
+    system: bool = False,
+    as_of_ms: int | None = None,
+    max_messages: int | None = None,
+    max_seconds: float | None = None,
+) -> dict[str, DataFrame]:
+    """Compare the offsets of groups with a log: the queries of ``sql/lag.sql`` by name.
 
-def prepared(records: DataFrame, *, system: bool = False) -> DataFrame:
-    """Keep the records of a log with the columns ``COLUMNS`` that have a place in a queue.
-
-    ``system`` keeps the broker's own topics too.
+    ``log`` has ``COLUMNS``, ``offsets`` the columns ``offset_table.DDL``. ``system`` keeps the
+    broker's own topics. ``lags`` has one row per group and queue, whose seconds are counted from
+    the time at which the first waiting message was stored, up to ``as_of_ms`` or the last record.
     """
-    queued = records.where(F.col("recordType") == MESSAGE).where(takes_slot())
-    if not system:
-        queued = queued.where(~role().isin(HALF, OP, SYSTEM))
-    return queued.select(
-        "topic",
-        "partition",
-        F.col("offset").alias("first"),
-        (F.col("offset") + messages()).alias("next"),
-        "timestamp",
-        "physicalOffset",
-    )
-
-
-def lags(records: DataFrame, offsets: DataFrame, as_of_ms: int | None = None) -> DataFrame:
-    """Compare the offsets of groups with the log: one row per group and queue.
-
-    ``records`` is what ``prepared`` returns, ``offsets`` has the columns ``offset_table.DDL``.
-    Columns: ``consumerGroup, topic, partition, state, nextOffset, start, end, messagesBehind,
-    messagesLost, oldestWaiting, secondsBehind``. ``start`` and ``end`` of the queue are those in
-    the log. ``messagesBehind`` counts messages in the log that are not consumed, ``messagesLost``
-    those that left it before. Seconds are counted from the time at which the first waiting message
-    was stored, up to ``as_of_ms`` or the last of ``records``.
-    """
-    arguments = {"asOf": as_of_ms}
-    return records.sparkSession.sql(_LAGS, arguments, records=records, offsets=offsets)
-
-
-# --- the command
-
-_WRONG: Final = {
-    "beyond_end": "the group continues at {nextOffset}, and the log ends at {end}",
-    "below_start": "{messagesLost:,} messages left the log before the group consumed them",
-}
+    parameters = {
+        "system": system,
+        "asOf": as_of_ms,
+        "maxMessages": max_messages,
+        "maxSeconds": max_seconds,
+    }
+    return queries("lag", parameters, log=with_roles(log), offsets=offsets)
 
 
 def add(jobs: "Jobs") -> None:
@@ -185,21 +109,27 @@ def run(options: argparse.Namespace) -> int:
     known = known_groups(path.parent)
     offsets = [one for one in table.offsets if options.system or not is_brokers_own(one.group)]
     with running(options, "lag") as job:
-        records = job.cached(prepared(job.log(*COLUMNS), system=options.system))
-        as_of = _as_of_ms(options, job.extent)
-        compared = job.cached(lags(records, job.spark.createDataFrame(offsets, DDL), as_of))
-        found = rows(compared)
-        job.write(lag=compared.coalesce(1))
-        findings = list(_findings(found, options))
+        found = lag(
+            job.log(*COLUMNS),
+            job.spark.createDataFrame(offsets, DDL),
+            system=options.system,
+            as_of_ms=_as_of_ms(options, job.extent),
+            max_messages=options.max_messages,
+            max_seconds=options.max_age and options.max_age.total_seconds(),
+        )
+        job.cached(found["records"])
+        job.cached(found["lags"])
+        groups = rows(found["groups"])
+        job.write(lag=found["lags"].coalesce(1))
         summary = {
             **job.about_log(),
             "offsets": {"file": str(table.path), "is_backup": table.is_backup},
-            "groups": rows(job.spark.sql(_GROUPS, lags=compared)),
-            "never_consumed": sorted(known - {row["consumerGroup"] for row in found}),
-            "findings": findings,
+            "groups": groups,
+            "never_consumed": sorted(known - {group["consumerGroup"] for group in groups}),
+            "findings": rows(found["findings"]),
         }
         job.publish(summary, _table(summary))
-    return FINDINGS if findings else CLEAN
+    return FINDINGS if summary["findings"] else CLEAN
 
 
 def _as_of_ms(options: argparse.Namespace, extent: LogExtent) -> int | None:
@@ -207,18 +137,6 @@ def _as_of_ms(options: argparse.Namespace, extent: LogExtent) -> int | None:
         return time.time_ns() // 1_000_000
     times = log_times(extent)
     return None if times is None else times.last
-
-
-def _findings(lags: Rows, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    for row in lags:
-        place = {name: row[name] for name in ("consumerGroup", "topic", "partition")}
-        count, seconds = row["messagesBehind"] or 0, row["secondsBehind"] or 0
-        if row["state"] in _WRONG:
-            yield {"kind": row["state"], **place, "detail": _WRONG[row["state"]].format(**row)}
-        if options.max_messages is not None and count > options.max_messages:
-            yield {"kind": "too_many", **place, "detail": f"{count:,} messages behind"}
-        if options.max_age is not None and seconds > options.max_age.total_seconds():
-            yield {"kind": "too_old", **place, "detail": f"{seconds:,.0f} seconds behind"}
 
 
 def _table(summary: dict[str, Any]) -> Iterator[str]:

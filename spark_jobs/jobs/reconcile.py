@@ -1,40 +1,120 @@
-"""The job ``reconcile``: compare messages with a ledger.
+"""The job ``reconcile``: compare messages with a ledger; its queries are ``sql/reconcile.sql``.
 
-``differences.py`` compares, ``ledger.py`` reads the ledger.
+``ledger.py`` reads the ledger.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
+from pyspark.sql.types import NumericType, TimestampNTZType, TimestampType
+
 from halfmq.store.format import topics
+from halfmq.store.format.properties import PROPERTY_KEYS
 
 from ..errors import OptionError
-from ..log.lookup import log_times
+from ..log.lookup import LogTimes, log_times
 from ..report.tables import fact, listing
-from . import differences
+from ..source.message_roles import with_roles
 from .command import CLEAN, FINDINGS, add_job, age, rows, running
 from .ledger import read_ledger
 from .output import utc
+from .queries import queries
 
 if TYPE_CHECKING:
     from .command import Jobs
 
+COLUMNS: Final = (
+    "topic",
+    "timestamp",
+    "physicalOffset",
+    "size",
+    "sysFlag",
+    "realTopic",
+    "key",
+    "uniqKey",
+    "properties",
+    "recordType",
+)
 LISTED_MAX: Final = 2_000  # differences of each kind in the JSON; the Parquet files have all
-_DAMAGE: Final = """
-    select count(*) as ranges, coalesce(sum(bigint(size)), 0) as bytes
-    from {log} where recordType = 'corrupt'
-"""
+_NO_FINDINGS: Final = ("waiting", "too_young", "too_old")  # differences that prove nothing
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MINUTE: Final = timedelta(minutes=1)
 _HIDDEN: Final = (  # topics whose records consumers do not see
     topics.HALF_TOPIC,
     topics.TRANS_CHECK_MAX_TIME_TOPIC,
     topics.SCHEDULE_TOPIC,
     topics.TIMER_TOPIC,
 )
+
+
+def ledger_rows(ledger: DataFrame, key: str, time: str | None = None) -> DataFrame:
+    """Bring a ledger to the form that ``differences`` compares.
+
+    ``key`` and ``time`` name columns. Keys are compared as strings; a time that is a number is in
+    milliseconds since 1970.
+
+    Raises:
+        OptionError: There is no such column.
+    """
+    for name in filter(None, (key, time)):
+        if name not in ledger.columns:
+            known = ", ".join(ledger.columns)
+            raise OptionError(f"column {name}", f"the ledger has no such column; it has {known}")
+    at = F.lit(None).cast("bigint") if time is None else _time_of(ledger, time)
+    text = F.col(f"`{key}`").cast("string")
+    return ledger.select(F.nullif(text, F.lit("")).alias("key"), at.alias("at"))
+
+
+def _time_of(ledger: DataFrame, name: str) -> Column:
+    column, kind = F.col(f"`{name}`"), ledger.schema[name].dataType
+    if isinstance(kind, NumericType):
+        return column.cast("bigint")
+    if not isinstance(kind, TimestampType | TimestampNTZType):
+        as_time = F.unix_millis(column.cast("string").try_cast("timestamp"))
+        return F.coalesce(as_time, column.cast("string").try_cast("bigint"))
+    return F.unix_millis(column.cast("timestamp"))
+
+
+def differences(
+    log: DataFrame,
+    ledger: DataFrame,
+    topics: Collection[str],
+    key: str = PROPERTY_KEYS,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    grace: timedelta = _MINUTE,
+    times: LogTimes | None = None,
+) -> dict[str, DataFrame]:
+    """Compare the messages of some topics with a ledger: the queries of ``sql/reconcile.sql``.
+
+    ``log`` has ``COLUMNS``, ``ledger`` is what ``ledger_rows`` returns, ``key`` is the property
+    that holds the keys. What is from ``since`` on and before ``until`` is judged; its counterpart
+    may lie ``grace`` outside. Without the ``times`` of the log, rows are judged whatever their age.
+    """
+    grace_ms = grace // timedelta(milliseconds=1)
+    first = None if times is None else times.first
+    parameters = {
+        "topics": sorted(topics),
+        "key": key,
+        "since": _ms(since),
+        "until": _ms(until),
+        "grace": grace_ms,
+        "young": None if times is None else times.last - grace_ms,
+        "old": None if first is None else first + grace_ms,
+        "listed": LISTED_MAX,
+    }
+    return queries("reconcile", parameters, log=with_roles(log, named=key), ledger=ledger)
+
+
+def _ms(time: datetime | None) -> int | None:
+    return None if time is None else (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def add(jobs: "Jobs") -> None:
@@ -124,43 +204,37 @@ def run(options: argparse.Namespace) -> int:
     if options.time_column is None and (options.since or options.until):
         raise OptionError("--from and --until", "name the ledger's --time-column too")
     with running(options, "differences") as job:
-        within = differences.TimeRange(
-            since_ms=_ms(options.since),
-            until_ms=_ms(options.until),
+        ledger = read_ledger(job.spark, options)
+        found = differences(
+            job.log(*COLUMNS, subscribe=",".join((*options.topic, *_HIDDEN))),
+            ledger_rows(ledger, options.key_column, options.time_column),
+            options.topic,
+            options.message_key,
+            since=options.since,
+            until=options.until,
             grace=options.grace,
-            log=log_times(job.extent) if options.time_column else None,
+            times=log_times(job.extent) if options.time_column else None,
         )
-        ledger = differences.rows(
-            read_ledger(job.spark, options), options.key_column, options.time_column, within
-        )
-        ledger = job.cached(ledger)
-        log = job.log(*differences.COLUMNS, "size", subscribe=",".join((*options.topic, *_HIDDEN)))
-        (damaged,) = rows(job.spark.sql(_DAMAGE, log=log))
+        (damaged,) = rows(found["damage"])
         job.step("comparing it with the ledger")
-        entries = differences.messages(log, options.topic, options.message_key, within)
-        entries = job.cached(entries)
-        found = job.cached(differences.differences(entries, ledger))
-        counts = {row["kind"]: row["count"] for row in rows(found.groupBy("kind").count())}
-        listed = differences.first_of_each_kind(found, LISTED_MAX)
+        for name in ("messages", "rows", "differences"):
+            job.cached(found[name])
+        counts = {row["kind"]: row["count"] for row in rows(found["counts"])}
         summary = {
             **job.about_log(),
             "topics": sorted(options.topic),
             "message_key": options.message_key,
             "from": options.since and utc(options.since),
             "until": options.until and utc(options.until),
-            "matched_keys": differences.matched_keys(entries, ledger).count(),
-            "counts": dict(sorted(counts.items())),
-            "finding_count": sum(counts.get(kind, 0) for kind in differences.FINDINGS),
+            "matched_keys": rows(found["matched"])[0]["keys"],
+            "counts": counts,
+            "finding_count": sum(n for kind, n in counts.items() if kind not in _NO_FINDINGS),
             "damaged": damaged,
-            "differences": rows(listed),
+            "differences": rows(found["listed"]),
         }
-        job.write(differences=found.coalesce(1))
+        job.write(differences=found["differences"].coalesce(1))
         job.publish(summary, _table(summary))
     return FINDINGS if summary["finding_count"] or damaged["ranges"] else CLEAN
-
-
-def _ms(time: datetime | None) -> int | None:
-    return None if time is None else (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _table(summary: dict[str, Any]) -> Iterator[str]:

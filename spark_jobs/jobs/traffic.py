@@ -1,8 +1,7 @@
 """The job ``traffic``: messages, bytes, sizes, producers, tags, keys and failures in a log.
 
-``prepared`` turns a log into the rows that the queries in ``QUERIES`` read. Only what consumers of
-an application see counts as a message: copies, halves and the broker's own records have other
-roles (``message_roles.py``).
+The queries are in ``sql/traffic.sql``. Only what consumers of an application see counts as a
+message: copies, halves and the broker's own records have other roles (``message_roles.py``).
 """
 
 import argparse
@@ -11,14 +10,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from halfmq.store.format.properties import PROPERTY_RETRY_TOPIC
 
 from ..report.tables import Rows, fact, listing
 from ..source.columns import CORRUPT, MESSAGE
-from ..source.message_roles import DEAD_LETTER, RETRY, messages, property_value, role
+from ..source.message_roles import with_roles
 from .command import CLEAN, FINDINGS, add_job, age, number, rows, running
+from .queries import queries
 
 if TYPE_CHECKING:
     from .command import Jobs
@@ -38,126 +37,6 @@ COLUMNS: Final = (
     "recordType",
 )
 PERCENTILES: Final = ("p50", "p90", "p99", "max")  # of body sizes, in the order of the column
-
-_VOLUME: Final = """
-    sum(messages) as messages, count(*) as records, sum(bytes) as bytes, sum(bodySize) as bodyBytes
-"""
-_SPAN: Final = "min(timestamp) as first, max(timestamp) as last"
-# Ranks are off by a ten-thousandth of the count at most.
-_SIZES: Final = "percentile_approx(bodySize, array(0.5, 0.9, 0.99, 1.0), 10000) as bodySizes"
-_RATES: Final = f"""
-    select *, messages / (:every / 1000) as messagesPerSecond,
-        bytes / (:every / 1000) as bytesPerSecond
-    from (
-        select role, topic, %s
-            timestamp_millis(floor(unix_millis(timestamp) / :every) * :every) as start, {_VOLUME}
-        from {{records}} where role <> 'corrupt' group by all
-    ) order by start, topic
-"""
-
-# Queries over ``prepared``. ``every`` is the length of an interval in milliseconds; one in which
-# nothing was stored has no row. Bytes are those of whole records.
-QUERIES: Final = {
-    "topics": f"""
-        select role, topic, {_VOLUME}, {_SPAN}, {_SIZES}
-        from {{records}} group by role, topic order by role, topic
-    """,
-    "queues": f"""
-        select role, topic, partition, {_VOLUME}, {_SPAN}, {_SIZES}
-        from {{records}} group by role, topic, partition order by topic, partition
-    """,
-    "rates": _RATES % "partition,",
-    "topic_rates": _RATES % "",
-    "highest": f"""
-        select topic, best.* from (
-            select topic, max_by(
-                struct(start, messages, messagesPerSecond), struct(messages, -unix_millis(start))
-            ) as best
-            from ({_RATES % ""}) where role = 'message' group by topic
-        ) order by topic
-    """,  # the interval in which a topic got most messages, the first of several
-    "totals": """
-        select role, sum(messages) as messages, count(*) as records, sum(bytes) as bytes
-        from {records} where role <> 'corrupt' group by role order by role
-    """,
-    # Only transactional messages name their group. Each port of a host is a connection.
-    "producers": f"""
-        select topic, producerHost, producerGroup, {_VOLUME},
-            approx_count_distinct(bornHost) as connections, {_SPAN}
-        from {{records}} where role = 'message'
-        group by topic, producerHost, producerGroup order by messages desc, topic, producerHost
-    """,
-    "tags": f"""
-        select topic, tags, {_VOLUME}
-        from {{records}} where role = 'message'
-        group by topic, tags order by messages desc, topic, tags
-    """,
-    # Exact counts: Spark spills to disk what does not fit in memory.
-    "keys": """
-        select topic, key, sum(messages) as messages
-        from (
-            select topic, explode(array_distinct(split(keys, ' '))) as key, messages
-            from {records} where role = 'message'
-        ) where key <> ''
-        group by topic, key order by messages desc, topic, key limit :keys
-    """,
-    # The group follows the prefix; for pop consumers RocketMQ appends the topic to it. A retry that
-    # waits for its time is not counted yet. topic is null if the copies do not say their origin.
-    "failures": """
-        with failed as (
-            select regexp_replace(topic, '^(%RETRY%|%DLQ%)', '') as consumerGroup, originTopic,
-                sum(if(role = 'retry', messages, 0)) as retries,
-                sum(if(role = 'dead_letter', messages, 0)) as deadLetters
-            from {records} where role in ('retry', 'dead_letter') group by all
-        ), sent as (
-            select topic, sum(messages) as messages
-            from {records} where role = 'message' group by topic
-        )
-        select consumerGroup, originTopic as topic, retries, deadLetters, messages,
-            retries / messages as retryRate, deadLetters / messages as deadLetterRate
-        from failed left join sent on originTopic = sent.topic order by consumerGroup, originTopic
-    """,
-}
-
-
-def prepared(records: DataFrame) -> DataFrame:
-    """Turn a log with the columns ``COLUMNS`` into what ``QUERIES`` read.
-
-    Blanks are left out; a damaged range is a row with the role ``corrupt``.
-    """
-    is_copy = F.col("role").isin(RETRY, DEAD_LETTER)
-    return (
-        records.withColumn("role", role())
-        .where("role is not null")
-        .select(
-            "role",
-            "topic",
-            "partition",
-            "timestamp",
-            F.col("size").cast("bigint").alias("bytes"),
-            "bodySize",
-            messages().alias("messages"),
-            "bornHost",
-            F.regexp_replace("bornHost", ":[0-9]+$", "").alias("producerHost"),
-            "producerGroup",
-            "tags",
-            F.col("key").cast("string").alias("keys"),
-            F.when(is_copy, property_value(PROPERTY_RETRY_TOPIC)).alias("originTopic"),
-        )
-    )
-
-
-def query(name: str, records: DataFrame, *, every: int = 60_000, keys: int = 20) -> DataFrame:
-    """Run one of ``QUERIES`` over what ``prepared`` returns.
-
-    ``every`` is the length of an interval in milliseconds, ``keys`` how many keys are listed.
-    """
-    arguments = {"every": every, "keys": keys}
-    return records.sparkSession.sql(QUERIES[name], arguments, records=records)
-
-
-# --- the command
-
 RESULTS: Final = ("topics", "queues", "rates", "producers", "tags", "keys", "failures")
 LISTED_MAX: Final = 1_000  # rows per list in the JSON; the Parquet files have all
 INTERVALS_MAX: Final = 120  # unless --every gives their length
@@ -188,25 +67,33 @@ def add(jobs: "Jobs") -> None:
     )
 
 
+def traffic(log: DataFrame, *, every: int = 60_000, keys: int = 20) -> dict[str, DataFrame]:
+    """Count what is in a log with ``COLUMNS``: the queries of ``sql/traffic.sql`` by name.
+
+    ``every`` is the length of an interval in milliseconds, ``keys`` how many keys are listed.
+    """
+    parameters = {"every": every, "keys": keys}
+    return queries("traffic", parameters, log=with_roles(log, originTopic=PROPERTY_RETRY_TOPIC))
+
+
 def run(options: argparse.Namespace) -> int:
     """Count a log and return the exit code."""
     with running(options, *RESULTS) as job:
-        records = job.cached(prepared(job.log(*COLUMNS)))  # each list is a query of its own
-        topics = _with_sizes(rows(query("topics", records)))
+        log = job.log(*COLUMNS)
+        counted = traffic(log)
+        job.cached(counted["records"])  # each list is a query of its own
+        topics = _with_sizes(rows(counted["topics"]))
         every = options.every or _interval(topics)
-
-        def result(name: str) -> DataFrame:
-            milliseconds = every // timedelta(milliseconds=1)
-            return query(name, records, every=milliseconds, keys=options.top_keys)
+        counted = traffic(log, every=every // timedelta(milliseconds=1), keys=options.top_keys)
 
         def listed(name: str) -> Rows:
-            return rows(result(name).where("topic is not null").limit(LISTED_MAX))
+            return rows(counted[name].where("topic is not null").limit(LISTED_MAX))
 
         job.step("counting by queue, time, producer, tag and key")
         damaged = [topic for topic in topics if topic["role"] == CORRUPT]
         summary = {
             **job.about_log(),
-            "totals": {total.pop("role"): total for total in rows(result("totals"))},
+            "totals": {total.pop("role"): total for total in rows(counted["totals"])},
             "damaged": {
                 "ranges": sum(topic["records"] for topic in damaged),
                 "bytes": sum(topic["bytes"] for topic in damaged),
@@ -216,14 +103,14 @@ def run(options: argparse.Namespace) -> int:
             "rates": {
                 "every_seconds": every.total_seconds(),
                 "stretches": listed("topic_rates"),
-                "highest": rows(result("highest")),
+                "highest": rows(counted["highest"]),
             },
             "producers": listed("producers"),
             "tags": listed("tags"),
             "hot_keys": listed("keys"),
-            "failures": rows(result("failures").limit(LISTED_MAX)),
+            "failures": rows(counted["failures"].limit(LISTED_MAX)),
         }
-        job.write(**{name: result(name).coalesce(1) for name in RESULTS})
+        job.write(**{name: counted[name].coalesce(1) for name in RESULTS})
         job.publish(summary, _table(summary))
     return FINDINGS if damaged else CLEAN
 

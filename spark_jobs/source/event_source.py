@@ -8,7 +8,8 @@ An op names a half by its place in the half queue, and some records of halfmq's 
 physical offset alone. If that half lies in the same part of the log, the reader knows the ``key``;
 else it is null, and a join with the halves tells it.
 
-The audit reads the same rows by ``scan.py``, together with notes on what else there is in the log.
+With the column ``notes``, which only ``.schema`` names, there are also rows that have nothing but
+notes on what else there is in the log: see ``scan.py``. So an audit reads a log once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,23 +18,24 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from ..errors import in_one_sentence
-from ..log.arrays import Bools
-from ..log.checksums import sound_records
 from ..log.log_end import survey
-from ..log.rows import Rows
-from ..log.segment_reader import SegmentReader, SkippedRange
-from ..log.segments import LogExtent
-from ..log.transaction_parts import Part, all_parts
-from .events import EVENT, HAS_KEY, NOTHING, BatchEvents, Halves, Records, read_events
+from .events import EVENT, HAS_KEY, NOTHING, Records
 from .options import EventOptions
+from .scan import NOTES_TYPE, Note, notes_of, read_chunks
 from .schema import arrow_schema, as_asked, ddl
 from .splits import SegmentSplit, parts_of, plan_partitions
 
 EVENT_FORMAT: Final = "rocketmq-transactions"
+NOTES: Final = "notes"
 
 
 class EventColumn(NamedTuple):
@@ -66,68 +68,47 @@ class TransactionDataSource(DataSource):
 
     @in_one_sentence
     def reader(self, schema: StructType) -> "EventReader":
-        options = EventOptions.parse(self.options)
-        extent = survey(options.path, memory_map=options.memory_map)
-        return EventReader(schema, extent, options)
+        return EventReader(schema, EventOptions.parse_batch(self.options))
+
+    @in_one_sentence
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        from .stream import EventStreamReader  # noqa: PLC0415  from Spark 4.2 on
+
+        return EventStreamReader(schema, EventOptions.parse_stream(self.options))
 
 
-class EventReader(DataSourceReader):
-    """Plans splits on the driver and reads them on the executors."""
+class EventSplitReader:
+    """Reads the splits that were planned for one partition."""
 
-    def __init__(self, schema: StructType, extent: LogExtent, options: EventOptions) -> None:
-        self._schema = arrow_schema(schema, EVENT_COLUMNS)
+    def __init__(self, schema: StructType, options: EventOptions) -> None:
+        self._schema = arrow_schema(schema, {**EVENT_COLUMNS, NOTES: EventColumn(NOTES_TYPE)})
         self._names = schema.names
-        self._extent = extent
         self._options = options
 
-    def partitions(self) -> Sequence[InputPartition]:
-        return plan_partitions(self._extent, self._options)
-
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return as_asked(self._read(partition), self._names)
-
-    def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         for split in parts_of(partition):
-            for chunk in read_chunks(split, self._options):
-                yield event_batch(self._schema, chunk.events, self._options)
+            yield from as_asked(self._read(split), self._names)
+
+    def _read(self, split: SegmentSplit) -> Iterator[pa.RecordBatch]:
+        has_notes = NOTES in self._schema.names
+        for chunk in read_chunks(split, self._options):
+            yield event_batch(self._schema, chunk.events, self._options)
+            notes = [*notes_of(chunk, split.segment.base)] if has_notes else []
+            if notes:
+                yield self._notes_batch(notes)
+
+    def _notes_batch(self, notes: list[Note]) -> pa.RecordBatch:
+        values = {name: [notes if name == NOTES else None] for name in self._schema.names}
+        return pa.RecordBatch.from_pydict(values, schema=self._schema)
 
 
-class EventChunk(NamedTuple):
-    """What a split holds in one place: records, or a range without; the last chunk has neither."""
+class EventReader(EventSplitReader, DataSourceReader):
+    """Plans splits on the driver and reads them on the executors."""
 
-    events: Records  # those whose half has been read; in the last chunk all others
-    rows: Rows | None = None
-    sound: Bools | None = None  # which of the rows match their CRC; None: not checked
-    found: BatchEvents | None = None  # in the rows
-    skipped: SkippedRange | None = None
-
-
-def read_chunks(split: SegmentSplit, options: EventOptions) -> Iterator[EventChunk]:
-    """Read the events of a split, each with its key if its half lies in the split."""
-    halves = Halves()
-    none = np.zeros(0, dtype=EVENT)
-    waiting = [none]
-    reader = SegmentReader(split.segment, split.limit, memory_map=options.memory_map)
-    for item in reader.scan(split.start, split.stop, end=split.end):
-        if not isinstance(item, Rows):
-            yield EventChunk(none, skipped=item)
-            continue
-        sound = sound_records(item) if options.verify_crc else None
-        found = _read_events(item, sound, options)
-        halves.add(found.events)
-        events = halves.link(found.events)
-        waiting.append(events[~events[HAS_KEY]])
-        yield EventChunk(events[events[HAS_KEY]], item, sound, found)
-    yield EventChunk(halves.link(np.concatenate(waiting)))  # some may precede their half
-
-
-def _read_events(rows: Rows, sound: Bools | None, options: EventOptions) -> BatchEvents:
-    parts = all_parts(rows)
-    if sound is None:  # op records are checked all the same
-        is_op = parts == Part.OP
-        sound = np.ones(len(rows), dtype=np.bool_)
-        sound[is_op] = sound_records(rows.select(is_op))
-    return read_events(rows, parts, sound, options.delay_levels)
+    @in_one_sentence
+    def partitions(self) -> Sequence[InputPartition]:
+        extent = survey(self._options.path, memory_map=self._options.memory_map)
+        return plan_partitions(extent, self._options)
 
 
 def event_batch(schema: pa.Schema, events: Records, options: EventOptions) -> pa.RecordBatch:

@@ -81,6 +81,18 @@ def location(directory: str) -> str:
     return str(Path(directory).absolute()) if is_local else directory
 
 
+def with_roles(log: DataFrame, **properties: str) -> DataFrame:
+    """Add to the records of a log what counting messages needs.
+
+    ``role``; ``queued``, whether the record has an entry in a consume queue; ``messages``, how many
+    it holds; and a column for each property that is named. ``log`` has the columns topic,
+    recordType, sysFlag and properties.
+    """
+    named = {column: property_value(name) for column, name in properties.items()}
+    is_queued = (F.col("recordType") == MESSAGE) & takes_slot()
+    return log.withColumns({"role": role(), "queued": is_queued, "messages": messages(), **named})
+
+
 def role(topic: str = "topic", record_type: str = "recordType") -> Column:
     """Return the column that says the role of each record; null for the blanks of a log."""
     name = F.col(topic)

@@ -80,8 +80,8 @@ def parse_levels(text: str) -> tuple[int, ...]:
     return tuple(int(match[1]) * _LEVEL_UNITS_MS[match[2]] for match in known)
 
 
-_LEVEL: Final = re.compile(r"(\d{1,9})([smhd])")
-_LEVEL_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LEVEL: Final = re.compile(r"(\d{1,12})(ms|[smhd])")
+_LEVEL_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DELAY_LEVELS_MS: Final = parse_levels(DELAY_LEVELS)  # both brokers' defaults
 
@@ -162,6 +162,38 @@ class LogOptions(Options):
     ending_offsets: int | None = _option(_END, None)  # physical, exclusive; None: to the last
     verify_crc: bool = _option(_flag("false", "true"), default=False)
     memory_map: bool = _option(_flag("true", "false"), default=True)  # local files
+    # Of streams only:
+    max_bytes_per_trigger: int | None = _option(_size, None)  # None: all that there is
+    fail_on_data_loss: bool = _option(_flag("true", "false"), default=True)
+
+    @property
+    def from_latest(self) -> bool:
+        """Whether a stream begins with what is written from now on."""
+        return self.starting_offsets == _FROM_LATEST
+
+    @classmethod
+    def parse_batch(cls, options: Mapping[str, str]) -> Self:
+        """Check the options of one read.
+
+        Raises:
+            OptionError: See ``parse``; or the option makes no sense for a batch.
+        """
+        parsed = cls.parse(options)
+        if parsed.from_latest:
+            raise OptionError(f"startingOffsets={LATEST}: expected {_START_EXPECTED}")
+        return parsed
+
+    @classmethod
+    def parse_stream(cls, options: Mapping[str, str]) -> Self:
+        """Check the options of a stream, which begins at the end by default.
+
+        Raises:
+            OptionError: See ``parse``.
+        """
+        parsed = cls.parse(options)
+        if "startingoffsets" in map(str.lower, options):
+            return parsed
+        return replace(parsed, starting_offsets=_FROM_LATEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,19 +216,11 @@ class ReadOptions(LogOptions):
     decompress: bool = _option(_flag("false", "true"), default=False)
     batch_rows: int = _option(_size, BATCH_ROWS)
     mode: str = _option(_choice(*_MODES), _MODES[0])
-    # Of streams only:
-    max_bytes_per_trigger: int | None = _option(_size, None)  # None: all that there is
-    fail_on_data_loss: bool = _option(_flag("true", "false"), default=True)
 
     @property
     def bodies_of(self) -> frozenset[str] | None:
         """The topics whose bodies are read; None: all."""
         return None if self.include_value else self.value_topics
-
-    @property
-    def from_latest(self) -> bool:
-        """Whether a stream begins with what is written from now on."""
-        return self.starting_offsets == _FROM_LATEST
 
     @property
     def has_times(self) -> bool:
@@ -214,30 +238,16 @@ class ReadOptions(LogOptions):
         return self.mode == _MODES[1]
 
     @classmethod
-    def parse_batch(cls, options: Mapping[str, str]) -> Self:
-        """Check the options of one read.
-
-        Raises:
-            OptionError: See ``parse``; or the option makes no sense for a batch.
-        """
-        parsed = cls.parse(options)
-        if parsed.from_latest:
-            raise OptionError(f"startingOffsets={LATEST}: expected {_START_EXPECTED}")
-        return parsed
-
-    @classmethod
     def parse_stream(cls, options: Mapping[str, str]) -> Self:
-        """Check the options of a stream, which begins at the end by default.
+        """Check the options of a stream.
 
         Raises:
             OptionError: See ``parse``; or the option makes no sense for a stream.
         """
-        parsed = cls.parse(options)
+        parsed = super(ReadOptions, cls).parse_stream(options)  # slots: the class was made anew
         if parsed.ending_timestamp is not None:
             raise OptionError("endingTimestamp: a stream ends at an offset: endingOffsets")
-        if "startingoffsets" in map(str.lower, options):
-            return parsed
-        return replace(parsed, starting_offsets=_FROM_LATEST)
+        return parsed
 
 
 def _camel_case(name: str) -> str:

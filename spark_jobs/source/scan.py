@@ -1,34 +1,27 @@
-"""The scan of a log by an audit: events of transactions, and notes on everything else.
+"""Read splits of a log as events of transactions, and notes on everything else; no Spark in here.
 
-Rows have columns of the source ``rocketmq-transactions``, or nothing but ``notes``. So an audit
-reads a log once.
+So an audit reads a log once.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from halfmq.store.format.flags import INNER_BATCH, NO_QUEUE_ENTRY
 from halfmq.store.format.properties import PROPERTY_INNER_NUM
 from halfmq.store.format.topics import HALF_TOPIC
 
-from ..log.arrays import Ints, whole_numbers
+from ..log.arrays import Bools, Ints, whole_numbers
+from ..log.checksums import sound_records
 from ..log.rows import Rows, store_times
-from ..log.segments import LogExtent
-from ..log.transaction_parts import Part
+from ..log.segment_reader import SegmentReader, SkippedRange
+from ..log.transaction_parts import Part, all_parts
 from .columns import ARROW_TYPES, tags_codes
-from .event_source import EVENT_COLUMNS, EventChunk, event_batch, read_chunks
-from .events import HAS_KEY
-from .options import DELAY_LEVELS_MS, PARTITION_BYTES, EventOptions
-from .schema import ddl
-from .splits import Partition, SegmentSplit, plan_partitions
-from .worker_python import use_this_python
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from .events import EVENT, HAS_KEY, BatchEvents, Halves, Records, read_events
+from .options import EventOptions
+from .splits import SegmentSplit
 
 BLOCK: Final = 4096  # queue offsets that are compared at once; a power of 2
 # Of the sum over queue entries. Its terms stay below 2^44, a block's sum below 2^56.
@@ -75,85 +68,52 @@ _TYPES: Final = {
     "partition": "int",
     **dict.fromkeys(Note._fields[4:], "bigint"),
 }
-_NOTES_DDL: Final = ", ".join(f"{name}: {spark_type}" for name, spark_type in _TYPES.items())
-_NOTES: Final = pa.list_(
+_FIELDS: Final = ",".join(f"{name}:{kind}" for name, kind in _TYPES.items())
+NOTES_TYPE: Final = f"array<struct<{_FIELDS}>>"
+ARROW_TYPES[NOTES_TYPE] = pa.list_(
     pa.field("element", pa.struct({name: ARROW_TYPES[kind] for name, kind in _TYPES.items()}))
 )
 
 
-def read_scan(
-    spark: "SparkSession",
-    extent: LogExtent,
-    columns: Sequence[str],
-    *,
-    verify_crc: bool,
-    partitions: int = 1,
-    delay_levels: tuple[int, ...] = DELAY_LEVELS_MS,
-) -> "DataFrame":
-    """Read a log as events, with these columns, and as rows of ``notes``.
+class EventChunk(NamedTuple):
+    """What a split holds in one place: records, or a range without; the last chunk has neither."""
 
-    This is a table function and no source: Spark starts three more Python processes to plan a
-    source, which takes as long as to read a small log.
-    """
-    use_this_python(spark)
-    scan = EventScan(
-        extent,
-        columns,
-        verify_crc=verify_crc,
-        partitions=partitions,
-        delay_levels=delay_levels,
-    )
-
-    class Scan:
-        def eval(self, numbers: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-            for number in numbers.column(0).to_pylist():
-                yield from scan.read(scan.partitions[number])
-
-    fields = [*(ddl(name, columns=EVENT_COLUMNS) for name in columns)]
-    rows = ", ".join([*fields, f"notes array<struct<{_NOTES_DDL}>>"])
-    read: Any = F.arrow_udtf(Scan, returnType=rows)  # PySpark's hints know it as a decorator only
-    count = len(scan.partitions)
-    found: DataFrame = read(spark.range(0, count, 1, max(1, count)).asTable())
-    return found
+    events: Records  # those whose half has been read; in the last chunk all others
+    rows: Rows | None = None
+    sound: Bools | None = None  # which of the rows match their CRC; None: not checked
+    found: BatchEvents | None = None  # in the rows
+    skipped: SkippedRange | None = None
 
 
-class EventScan:
-    """A scan of a log, divided into partitions."""
-
-    def __init__(
-        self,
-        extent: LogExtent,
-        columns: Sequence[str],
-        *,
-        verify_crc: bool,
-        partitions: int = 1,
-        partition_bytes: int = PARTITION_BYTES,
-        delay_levels: tuple[int, ...] = DELAY_LEVELS_MS,
-    ) -> None:
-        self._options = EventOptions(
-            min_partitions=partitions,
-            max_partition_bytes=partition_bytes,
-            verify_crc=verify_crc,
-            delay_levels=delay_levels,
-        )
-        fields = [pa.field(name, ARROW_TYPES[EVENT_COLUMNS[name].spark_type]) for name in columns]
-        self._schema = pa.schema([*fields, pa.field("notes", _NOTES)])
-        self.partitions = plan_partitions(extent, self._options)
-
-    def read(self, partition: Partition[SegmentSplit]) -> Iterator[pa.RecordBatch]:
-        for split in partition.parts:
-            for chunk in read_chunks(split, self._options):
-                yield event_batch(self._schema, chunk.events, self._options)
-                notes = [*_notes(chunk, split.segment.base)]
-                if notes:
-                    yield self._batch(notes)
-
-    def _batch(self, notes: list[Note]) -> pa.RecordBatch:
-        none = (pa.nulls(1, kind) for kind in self._schema.types[:-1])
-        return pa.RecordBatch.from_arrays([*none, pa.array([notes], _NOTES)], schema=self._schema)
+def read_chunks(split: SegmentSplit, options: EventOptions) -> Iterator[EventChunk]:
+    """Read the events of a split, each with its key if its half lies in the split."""
+    halves = Halves()
+    none = np.zeros(0, dtype=EVENT)
+    waiting = [none]
+    reader = SegmentReader(split.segment, split.limit, memory_map=options.memory_map)
+    for item in reader.scan(split.start, split.stop, end=split.end):
+        if not isinstance(item, Rows):
+            yield EventChunk(none, skipped=item)
+            continue
+        sound = sound_records(item) if options.verify_crc else None
+        found = _read_events(item, sound, options)
+        halves.add(found.events)
+        events = halves.link(found.events)
+        waiting.append(events[~events[HAS_KEY]])
+        yield EventChunk(events[events[HAS_KEY]], item, sound, found)
+    yield EventChunk(halves.link(np.concatenate(waiting)))  # some may precede their half
 
 
-def _notes(chunk: EventChunk, base: int) -> Iterator[Note]:
+def _read_events(rows: Rows, sound: Bools | None, options: EventOptions) -> BatchEvents:
+    parts = all_parts(rows)
+    if sound is None:  # op records are checked all the same
+        is_op = parts == Part.OP
+        sound = np.ones(len(rows), dtype=np.bool_)
+        sound[is_op] = sound_records(rows.select(is_op))
+    return read_events(rows, parts, sound, options.delay_levels)
+
+
+def notes_of(chunk: EventChunk, base: int) -> Iterator[Note]:
     """Describe what a chunk of the segment at ``base`` holds beside events."""
     if chunk.skipped is not None:
         position, size, reason = chunk.skipped

@@ -12,13 +12,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from halfmq.spark_jobs.audit import queue_findings
+from halfmq.spark_jobs.audit.auditor import read_events
+from halfmq.spark_jobs.audit.checks import Checks
 from halfmq.spark_jobs.audit.digests import changed_bytes
 from halfmq.spark_jobs.audit.rules.model import Kind, LogBounds
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.rows import Rows
 from halfmq.spark_jobs.log.segment_reader import SegmentReader
 from halfmq.spark_jobs.log.store_files import StoreFiles
-from halfmq.spark_jobs.source.scan import QUEUE, read_scan
+from halfmq.spark_jobs.source.scan import QUEUE
 from tests.support import golden_store, planted_log
 from tests.support.damage import extend, filled_store, flip, only
 from tests.support.log_writer import LogWriter, write_store
@@ -43,7 +45,7 @@ def findings(
     log = queue_findings.Log(
         str(root), extent, LogBounds(extent.first_offset, tuple(damage)), StoreFiles(root)
     )
-    scan = read_scan(spark, extent, [], verify_crc=False, partitions=partitions)
+    scan = read_events(spark, str(root), extent, Checks(crc=False), partitions=partitions)
     ranges = scan.select(F.inline("notes")).where(F.col("what") == QUEUE)
     found = queue_findings.all_of(ranges, log)
     rows = [row for frame in found for row in frame.collect()]

@@ -17,7 +17,7 @@ from pyarrow import csv, parquet
 from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.__main__ import main
-from halfmq.spark_jobs.jobs import differences
+from halfmq.spark_jobs.jobs import reconcile
 from halfmq.spark_jobs.source import message_roles
 from tests.support import golden_store, messages
 from tests.support.jars import jar
@@ -293,7 +293,7 @@ def test_times_of_any_type_serve(spark: SparkSession) -> None:
         f" {ms}L as c, '{ms}' as d, cast(null as timestamp) as e"
     )
     for name, expected in {"a": ms, "b": ms, "c": ms, "d": ms, "e": None}.items():
-        (row,) = differences.rows(frame, "id", name).collect()
+        (row,) = reconcile.ledger_rows(frame, "id", name).collect()
         assert row["at"] == expected, name
 
 
@@ -416,12 +416,11 @@ def test_what_cannot_be_compared_ends_with_2_and_a_sentence(
 def test_the_functions_work_on_any_log_in_a_notebook(spark: SparkSession, tmp_path: Path) -> None:
     """Without the command: two DataFrames in, one of differences out."""
     store = small_orders(tmp_path)
-    log = message_roles.read_log(spark, str(store), *differences.COLUMNS)
+    log = message_roles.read_log(spark, str(store), *reconcile.COLUMNS)
     ledger = spark.createDataFrame([("o-1",), ("o-2",), ("o-3",)], "id string")
 
-    told = differences.differences(
-        differences.messages(log, ["orders"]), differences.rows(ledger, "id")
-    )
+    rows = reconcile.ledger_rows(ledger, "id")
+    told = reconcile.differences(log, rows, ["orders"])["differences"]
 
     assert told.columns == ["kind", "key", "rows", "messages", "offsets", "hidden", "at"]
     assert Counter((row["kind"], row["key"]) for row in told.collect()) == DIFFERENT

@@ -227,9 +227,9 @@ def test_the_functions_work_on_any_log_in_a_notebook(spark: SparkSession, tmp_pa
         log.append("plain", b"xyz")
     log.close()
 
-    records = traffic.prepared(message_roles.read_log(spark, str(tmp_path), *traffic.COLUMNS))
+    log_ = message_roles.read_log(spark, str(tmp_path), *traffic.COLUMNS)
 
-    per_minute = traffic.query("topic_rates", records, every=60_000).collect()
+    per_minute = traffic.traffic(log_, every=60_000)["topic_rates"].collect()
     assert [row["messagesPerSecond"] for row in per_minute] == [1 / 60] * 3
 
 

@@ -12,6 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
 from halfmq.spark_jobs.audit.checks import DEFAULT_CHECKS, Checks
 from halfmq.spark_jobs.audit.key_groups import COLUMNS, event_of
 from halfmq.spark_jobs.audit.rules.deliveries import judge_delays
@@ -22,8 +34,17 @@ from halfmq.spark_jobs.log.hashes import hash_of
 from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.store_files import StoreFiles
 from halfmq.spark_jobs.log.transaction_parts import Part
-from halfmq.spark_jobs.source.scan import QUEUE, EventScan
+from halfmq.spark_jobs.source.event_source import EVENT_COLUMNS, NOTES, EventReader
+from halfmq.spark_jobs.source.options import EventOptions
+from halfmq.spark_jobs.source.scan import NOTES_TYPE, QUEUE
 
+_TYPES: dict[str, DataType] = {
+    "bigint": LongType(),
+    "int": IntegerType(),
+    "tinyint": ByteType(),
+    "boolean": BooleanType(),
+    "string": StringType(),
+}
 Row = dict[str, Any]
 Found = tuple[Kind, tuple[int, ...]]
 
@@ -41,11 +62,12 @@ class Outcome:
 def audit_here(directory: Path, *, step: int = 1 << 20, checks: Checks = DEFAULT_CHECKS) -> Outcome:
     """Audit a store in splits of about ``step`` bytes."""
     extent, store = survey(directory), StoreFiles(directory)
-    reader = EventScan(extent, COLUMNS, verify_crc=checks.crc, partition_bytes=step)
+    options = EventOptions(path=str(directory), verify_crc=checks.crc, max_partition_bytes=step)
+    reader = EventReader(_schema(), options)
     events: list[Row] = []
     notes: list[Row] = []
     ranges: list[Row] = []
-    for partition in reader.partitions:
+    for partition in reader.partitions():
         for batch in reader.read(partition):
             for row in batch.to_pylist():
                 notes += [note for note in row["notes"] or () if note["what"] != QUEUE]
@@ -82,6 +104,14 @@ def audit_here(directory: Path, *, step: int = 1 << 20, checks: Checks = DEFAULT
     outcome.found = sorted((Kind(kind), tuple(offsets)) for kind, offsets, _ in faults)
     outcome.details = [detail for _, _, detail in faults]
     return outcome
+
+
+def _schema() -> StructType:
+    """Make by hand what Spark makes of a text, which needs a session."""
+    fields = [StructField(name, _TYPES[EVENT_COLUMNS[name].spark_type]) for name in COLUMNS]
+    notes = [field.partition(":") for field in NOTES_TYPE[len("array<struct<") : -2].split(",")]
+    note = StructType([StructField(name, _TYPES[kind]) for name, _, kind in notes])
+    return StructType([*fields, StructField(NOTES, ArrayType(note))])
 
 
 def _linked(events: list[Row], bounds: LogBounds) -> Iterator[tuple[str, list[int], str]]:
