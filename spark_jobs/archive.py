@@ -55,7 +55,7 @@ def _sources(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir() and entry.name != "__pycache__":
             yield from _sources(entry, f"{prefix}{entry.name}/")
-        elif entry.name.endswith((".py", ".html", ".css", ".js", ".sql")):
+        elif entry.name.endswith((".py", ".html", ".css", ".sql")):
             yield prefix + entry.name, entry.read_bytes()
 
 

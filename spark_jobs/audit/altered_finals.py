@@ -11,13 +11,12 @@ from halfmq.store.format.properties import (
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TRANSACTION_HALF_ID,
-    decode_properties,
 )
+from halfmq.store.format.record import Record
 from halfmq.store.format.topics import DELAYED_TOPICS
 
 from ..log.final_content import HOSTS, MAY_DIFFER, NUMBERS
 from ..log.lookup import LogLookup
-from ..log.rows import Rows
 
 _NAMED_MAX: Final = 8
 _COMPRESSED: Final = 0x0701  # the bits of sys_flag about the body
@@ -41,37 +40,34 @@ def difference(lookup: LogLookup, half: int, final: int) -> str:
     return ", ".join([*found[:_NAMED_MAX], *more])
 
 
-def _differences(half: Rows, final: Rows) -> Iterator[str]:
-    for name in NUMBERS:
-        if half.field(name)[0] != final.field(name)[0]:
+def _differences(half: Record, final: Record) -> Iterator[str]:
+    for name in (*NUMBERS, *HOSTS):
+        if _field(half, name) != _field(final, name):
             yield _NAMES.get(name, name)
-    for name in HOSTS:
-        if half.hosts(name) != final.hosts(name):
-            yield _NAMES[name]
-    flags = int(half.field("sys_flag")[0] ^ final.field("sys_flag")[0])
+    flags = half.sys_flag ^ final.sys_flag
     if flags & _COMPRESSED:
         yield "compression flags"
     if flags & ~(TRANSACTION_MASK | HOSTS_MASK | _COMPRESSED):
         yield "system flags"
-    old, new = _properties(half), _properties(final)
+    old, new = half.property_map, final.property_map
     yield from _destination(old, new, final)
     for name in sorted(old.keys() | new.keys()):
         if name not in MAY_DIFFER and old.get(name) != new.get(name):
             yield f"property {name}"
     half_id = new.get(PROPERTY_TRANSACTION_HALF_ID)
-    if half_id is not None and not half_id.upper().endswith(f"{half.physical_offsets[0]:016X}"):
+    if half_id is not None and not half_id.upper().endswith(f"{half.physical_offset:016X}"):
         yield f"property {PROPERTY_TRANSACTION_HALF_ID}"
 
 
-def _destination(old: dict[str, str], new: dict[str, str], final: Rows) -> Iterator[str]:
-    topic, queue = final.topic_names[0], str(final.field("queue_id")[0])
+def _field(record: Record, name: str) -> object:
+    return len(record.body) if name == "body_size" else getattr(record, name)
+
+
+def _destination(old: dict[str, str], new: dict[str, str], final: Record) -> Iterator[str]:
+    topic, queue = final.topic, str(final.queue_id)
     if topic in DELAYED_TOPICS:
         topic, queue = new.get(PROPERTY_REAL_TOPIC, ""), new.get(PROPERTY_REAL_QID, "")
     if old.get(PROPERTY_REAL_TOPIC) != topic:
         yield "topic"
     if old.get(PROPERTY_REAL_QID) != queue:
         yield f"queue ({queue} instead of {old.get(PROPERTY_REAL_QID)})"
-
-
-def _properties(record: Rows) -> dict[str, str]:
-    return decode_properties(record.properties[0].as_py())

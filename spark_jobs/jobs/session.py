@@ -21,12 +21,26 @@ from pyspark.sql import SparkSession
 from ..errors import JavaNotFoundError
 from .java import java_for_spark
 
-SMALL_LOG: Final = 256 << 20  # bytes; below, starting the JVM costs more than reading the log
-_TASK_BYTES: Final = 16 << 20  # of log; shuffles of less are not worth a second task
 _SHUFFLE_BYTES: Final = 256 << 20  # of log per shuffle partition; about 25 MB of it are shuffled
-_HEAP_MAX: Final = 4 << 30  # bytes; an audit of ten million messages needs one
-
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which has started the JVM
+_SETTINGS: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",  # an audit of ten million messages needs one
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
+    # A wrong option is reported in a line, without the trace of a worker.
+    "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    # Replanning a query while it runs takes longer than it gains.
+    "spark.sql.adaptive.enabled": "false",
+    # Cached rows are mostly hashes, which do not compress.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+}
+# Java's own choice of collector, G1, takes a third more processor time for a read.
+_JVM: Final = "-XX:+UseSerialGC"
+_SMALL_LOG: Final = 256 << 20  # bytes; below, optimizing Java's code costs more than it gains
+_SMALL_LOG_JVM: Final = "-XX:TieredStopAtLevel=1"
 
 # Spark's log lines do not help a user of a job; errors arrive as exceptions. The shell's logger is
 # named because Spark otherwise prints that it changes the level of the root logger.
@@ -41,12 +55,6 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %p %c{1}: %m%n
 """
-# Starts fastest; with room for classes and new objects, there are few collections.
-_SMALL_LOG_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m -Xmn256m"
-# Measured on two cores: the default collector, G1, takes a third more processor time for a read;
-# compilers with the default thresholds take a quarter of the processor time of an audit.
-_LARGE_LOG_JVM: Final = "-XX:CompileThresholdScaling=3"
-_FEW_CORES: Final = 2  # up to these, the serial collector is faster than the parallel one
 
 
 @contextmanager
@@ -95,13 +103,11 @@ def start_session(*, log_bytes: int = 0, settings: Mapping[str, str] | None = No
     with TemporaryDirectory(prefix="halfmq-spark-") as folder, java_for_spark():
         log_settings = Path(folder, "log4j2.properties")
         log_settings.write_text(_QUIET_LOG)
-        for key, value in _settings(log_bytes).items():
-            builder = builder.config(key, value)
-        for key, value in (settings or {}).items():
-            builder = builder.config(key, value)
-        builder = builder.config(
-            "spark.driver.extraJavaOptions", _java_options(log_settings, log_bytes)
-        )
+        settings_ = {**_settings(log_bytes), **(settings or {})}
+        options = f"-Dlog4j2.configurationFile={log_settings.as_uri()} {_JVM}"
+        if log_bytes < _SMALL_LOG:
+            options += f" {_SMALL_LOG_JVM}"
+        builder = builder.config(map={**settings_, "spark.driver.extraJavaOptions": options})
         with warnings.catch_warnings():
             # PySpark imports pandas where it is installed; nothing here uses it.
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
@@ -123,43 +129,5 @@ def _submitted_session(log_bytes: int) -> SparkSession:
 
 
 def _settings(log_bytes: int) -> dict[str, str]:
-    tasks = min(os.cpu_count() or 1, 1 + log_bytes // _TASK_BYTES)
-    # Compiling or replanning a query takes longer than the rest of it for a small log, and so does
-    # clearing the memory that each aggregation gets.
-    for_small_log = {
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.buffer.pageSize": "1m",
-    }
-    return {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": f"{_heap() >> 20}m",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
-        # A wrong option is reported in a line, without the trace of a worker.
-        "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
-        "spark.sql.shuffle.partitions": str(max(tasks, log_bytes // _SHUFFLE_BYTES)),
-        "spark.sql.session.timeZone": "UTC",
-        # Cached rows are mostly hashes, which do not compress.
-        "spark.sql.inMemoryColumnarStorage.compressed": "false",
-        **(for_small_log if log_bytes < SMALL_LOG else {}),
-    }
-
-
-def _heap() -> int:
-    """Return half of the machine's memory in bytes, at most what an audit can use."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not on this platform
-        return _HEAP_MAX
-    return min(_HEAP_MAX, memory // 2)
-
-
-def _java_options(log_settings: Path, log_bytes: int) -> str:
-    options = f"-Dlog4j2.configurationFile={log_settings.as_uri()}"
-    if log_bytes < SMALL_LOG:
-        return f"{options} {_SMALL_LOG_JVM}"
-    collector = "Serial" if (os.cpu_count() or 1) <= _FEW_CORES else "Parallel"
-    return f"{options} {_LARGE_LOG_JVM} -XX:+Use{collector}GC"
+    shuffles = max(1, log_bytes // _SHUFFLE_BYTES)
+    return {**_SETTINGS, "spark.sql.shuffle.partitions": str(shuffles)}

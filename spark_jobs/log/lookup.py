@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from halfmq.store.format.properties import PROPERTY_PGROUP, PROPERTY_REAL_TOPIC, PROPERTY_UNIQ_KEY
+from halfmq.store.format.record import Record
 
 from ..errors import LogDirectoryError
 from .rows import Rows, store_times
@@ -37,7 +38,7 @@ class LogLookup:
         self._segments = segments  # in log order
         self._readers: dict[Segment, SegmentReader] = {}
 
-    def record(self, offset: int) -> Rows | None:
+    def record(self, offset: int) -> Record | None:
         """Return the record that begins at an offset; None when none does."""
         segment = self._segment(offset)
         if segment is None:
@@ -48,18 +49,16 @@ class LogLookup:
                 reader = self._readers[segment] = SegmentReader(segment, segment.size)
         except LogDirectoryError:  # deleted since
             return None
-        return reader.record_at(offset - segment.base)
+        return reader.decoded(offset - segment.base)
 
     def names(self, offset: int | None) -> Names:
         """Return the names in the record at an offset."""
         record = None if offset is None else self.record(offset)
         if record is None:
             return Names(None, None, None)
-        key, real_topic, group = (
-            _text(record, name)
-            for name in (PROPERTY_UNIQ_KEY, PROPERTY_REAL_TOPIC, PROPERTY_PGROUP)
-        )
-        return Names(key, real_topic or record.topic_names[0], group)
+        known = record.property_map
+        topic = known.get(PROPERTY_REAL_TOPIC) or record.topic
+        return Names(known.get(PROPERTY_UNIQ_KEY), topic, known.get(PROPERTY_PGROUP))
 
     def place(self, offset: int, *, end: int | None = None) -> Place | None:
         """Return the file and position of an offset; None if no segment holds it.
@@ -73,17 +72,12 @@ class LogLookup:
         if end is not None:
             return Place(segment.path, position, min(end, segment.end) - offset)
         record = self.record(offset)
-        return Place(segment.path, position, 0 if record is None else int(record.sizes[0]))
+        return Place(segment.path, position, 0 if record is None else record.total_size)
 
     def _segment(self, offset: int) -> Segment | None:
         place = bisect_right(self._segments, offset, key=lambda segment: segment.base) - 1
         segment = self._segments[place] if place >= 0 else None
         return segment if segment is not None and offset < segment.end else None
-
-
-def _text(record: Rows, name: str) -> str | None:
-    (value,) = record.property_values(name).to_pylist()
-    return None if value is None else str(value, "utf-8", "replace")
 
 
 class LogTimes(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from halfmq.store.format.errors import CorruptRecordError
 from halfmq.store.format.record import (
     MAGIC_AT,
     MAGIC_BLANK,
@@ -23,6 +24,8 @@ from halfmq.store.format.record import (
     MAGIC_V2,
     PREFIX,
     RECORD_SIZE_MIN,
+    Record,
+    decode_record,
 )
 from halfmq.store.format.record_fields import FIELDS
 
@@ -31,10 +34,10 @@ from .arrays import Ints
 from .files import WINDOW, FileContent, readable
 from .rows import Rows, SegmentBytes
 from .segments import OFFSET_END, Segment
-from .walk import SECTION_BYTES, record_bounds
 
 BATCH_ROWS: Final = 65_536  # records decoded at once: enough to make numpy's fixed cost vanish
 BATCH_BYTES: Final = 32 << 20  # and at most so many bytes: bounds a worker's memory
+SEARCH_BYTES: Final = 64 << 10  # at first: damage is mostly small, and rarely alone
 _REACH_GROWTH: Final = 4  # times as far as the last walk or search came, the next one may come
 
 _MAGIC: Final = np.dtype(FIELDS["magic"].dtype)
@@ -113,7 +116,7 @@ class SegmentReader:
             if skipped is not None:
                 yield skipped
                 position = skipped.end
-            reach = SECTION_BYTES  # damage is rarely alone
+            reach = SEARCH_BYTES
         if position < end and not self._is_start(position):
             skipped = self._skipped(position)
             if skipped is not None:
@@ -139,15 +142,27 @@ class SegmentReader:
                 return
             # A walk that ended early would end there again, had it begun a little later.
             came = int(walked[-1]) - position
-            reach = min(max(_REACH_GROWTH * came, SECTION_BYTES), BATCH_BYTES)
+            reach = min(max(_REACH_GROWTH * came, SEARCH_BYTES), BATCH_BYTES)
             position += came
 
     def _walk(self, position: int, stop: int) -> Ints:
-        """Step from size to size; see ``record_bounds``."""
+        """Step from size to size; return where records begin, and where the last one ends.
+
+        Magics and sizes are all that is looked at.
+        """
         self._content.load(position, stop + RECORD_SIZE_MIN)
-        bounds = record_bounds(self.bytes, position, stop, self._limit)
-        self._content.load(position, int(bounds[-1]))
-        return bounds
+        content, limit, unpack = self._map, self._limit, PREFIX.unpack_from
+        stop = min(stop, limit - RECORD_SIZE_MIN + 1)
+        bounds = [position]
+        while position < stop:
+            size, magic = unpack(content, position)
+            is_record = magic == MAGIC_V1 or magic == MAGIC_V2  # noqa: PLR1714  a set is slower
+            if not is_record or not RECORD_SIZE_MIN <= size <= limit - position:
+                break
+            position += size
+            bounds.append(position)
+        self._content.load(bounds[0], position)
+        return np.array(bounds, dtype=np.int64)
 
     def _skipped(self, position: int) -> SkippedRange | None:
         """Describe what is here instead of a record; None when it has just become one.
@@ -171,7 +186,7 @@ class SegmentReader:
     def next_start(self, position: int) -> int:
         """Find the first record or blank at or after ``position``, else the limit."""
         end = min(position + self._search_max, self._limit)
-        reach = SECTION_BYTES
+        reach = SEARCH_BYTES
         while position < end:
             stop = min(position + reach, end)
             for candidate in self._magics(position, stop):
@@ -203,6 +218,16 @@ class SegmentReader:
         bounds = self._walk(position, position + 1)
         rows = Rows(self.bytes, bounds[:-1], bounds[1:])
         return rows if len(rows) and rows.sound_count() else None
+
+    def decoded(self, position: int) -> Record | None:
+        """Decode the record that begins at a position, which is faster for a single one."""
+        if len(self._walk(position, position + 1)) == 1:  # loads it, too
+            return None
+        try:
+            record = decode_record(self._map, position, check_crc=False)
+        except CorruptRecordError:
+            return None
+        return record if record.physical_offset == self.segment.base + position else None
 
     def content(self, start: int, end: int) -> memoryview:
         """Return the bytes [start, end), as far as they belong to the file."""

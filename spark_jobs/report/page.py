@@ -1,10 +1,9 @@
 """The report of an audit as one HTML file, made from ``templates/report.html``.
 
-The file is self-contained: it makes no request, and a policy in its head forbids any, and all
-scripts and styles except the two in the file, which are identified by their hashes. It can be read
-without scripts. Spark counted all numbers. At most ``ROWS_MAX`` anomalies of each kind are shown
-(about 3 kB each), so the file stays small for any log; it says how many are left out and where they
-are.
+The file is self-contained: it makes no request and has no script, and a policy in its head forbids
+both, and any style but the one in the file, by its hash. Spark counted all numbers. At most
+``ROWS_MAX`` anomalies of each kind are shown (about 3 kB each), so the file stays small for any
+log; it says how many are left out and where they are.
 """
 
 import base64
@@ -53,7 +52,7 @@ def page(audit: "Audit", *, written_ms: int, details: Path | None = None) -> str
 
     ``written_ms`` is the time to put into it, ``details`` the folder with the Parquet files.
     """
-    style, script = _part("report.css"), _part("report.js")
+    style = _part("report.css")
     timeline = audit.timeline
     labels = {str(state): str(state).replace("_", " ") for state in timeline.prepared}
     placed = sum(map(sum, timeline.prepared.values()))
@@ -65,9 +64,8 @@ def page(audit: "Audit", *, written_ms: int, details: Path | None = None) -> str
         .render(
             audit=audit,
             style=style,
-            script=script,
-            policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)};"
-            " img-src data:; base-uri 'none'; form-action 'none'",
+            policy=f"default-src 'none'; style-src {_hash(style)}; img-src data:;"
+            " base-uri 'none'; form-action 'none'",
             labels=labels,
             check_names=CHECKS,
             total=sum(audit.states[state] for state in (*labels, AuditedState.UNDETERMINED)),

@@ -17,7 +17,6 @@ from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.lookup import LogLookup
 from tests.support.auditing import audit_here
 from tests.support.planted_log import PENDING_AGE, plant
-from tests.support.sections import some_sections
 from tests.support.seeds import run_seed
 
 # HALFMQ_AUDIT_SEEDS=1000 makes a campaign of it; a seed that failed is in the name of its test.
@@ -123,8 +122,7 @@ def test_an_audit_of_anything_ends_and_says_what_it_saw(
     said = str(root)
     try:
         step = choose.choice([1 << 12, 1 << 20])
-        with some_sections(seed):
-            found = audit_here(root, step=step, checks=Checks(pending_age=PENDING_AGE)).found
+        found = audit_here(root, step=step, checks=Checks(pending_age=PENDING_AGE)).found
         segments = survey(root).segments
     except SparkJobsError as error:
         said, segments = str(error), ()

@@ -16,7 +16,6 @@ from tests.support.auditing import audit_here
 from tests.support.oracle.transactions import audit
 from tests.support.oracle.words import OF_QUEUES
 from tests.support.planted_log import DAMAGE, PENDING_AGE, Planted, plant
-from tests.support.sections import some_sections
 from tests.support.seeds import run_seed
 
 CHECKS = Checks(pending_age=PENDING_AGE)
@@ -28,8 +27,7 @@ PENDING_AGE_MS = PENDING_AGE // timedelta(milliseconds=1)
 
 def audits_to_what_was_planted(planted: Planted, root: Path, seed: int) -> None:
     step = random.Random(seed).choice([1 << 11, 1 << 12, 1 << 14, 1 << 20])
-    with some_sections(seed):
-        outcome = audit_here(root, step=step, checks=CHECKS)
+    outcome = audit_here(root, step=step, checks=CHECKS)
     expected = [one for one in planted.expected if one[0] not in OF_QUEUES]
     assert outcome.found == expected, outcome.details
     # What RocketMQ rolled back leaves an op alone, and a damaged range may have held a final.

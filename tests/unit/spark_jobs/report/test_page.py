@@ -74,7 +74,7 @@ def test_what_others_chose_is_text_and_nothing_else(audit: Audit) -> None:
     hostile = Reader(text)
 
     assert set(hostile.seen) <= {*plain.seen, "bdi"}
-    assert hostile.seen["script"] == 1
+    assert not hostile.seen["script"]
     assert {name for name, _ in hostile.attributes} <= {name for name, _ in plain.attributes}
     assert not re.search("[^\\n -~\\u00a0-\\uffff]|[\\u200b\\u202a-\\u202e\\u2066-\\u2069]", text)
     assert "&lt;script&gt;window.taken = 1&lt;/script&gt;" in text
