@@ -32,7 +32,6 @@ READ: Final = (
     ("*/simulation/world.py", "_group _polling _release _staged _stalled _waiting", MEMORY),
     ("*/simulation/world.py", "_delays _done _hours _interval_ms _log_bytes_min", LIMIT),
     ("*/simulation/world.py", "_reserved_ms _retention _saves _snapshots", LIMIT),
-    ("tests/spark/test_export.py", "_BATCH_BYTES", LIMIT),
     ("tests/spark/test_reconcile.py", "_jvm", FOREIGN),
     ("tests/support/*_parts.py", "*", PARTS),
     ("tests/support/cpp_client.py", "_CConsumeStatus _handle _register_callback", FOREIGN),
