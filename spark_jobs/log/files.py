@@ -9,6 +9,7 @@ that is not to be mapped, gets memory of its size of which only the windows that
 ever filled: one reader holds no more than the part that it reads.
 """
 
+import fnmatch
 import mmap
 import os
 import re
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem, NativeFile
 
 WINDOW: Final = 16 << 20  # bytes; large enough that a request to an object store pays off
+_PATTERN: Final = re.compile(r"[*?\[]")
 _KNOWN_MAX: Final = 256  # file systems kept open, one per path
 
 
@@ -172,6 +174,21 @@ def open_file(path: str) -> "NativeFile":
     """Open a file for reading anywhere in it, without mapping it."""
     system, inner = file_system_of(path)
     return system.open_input_file(inner)
+
+
+def expanded(path: str) -> list[str]:
+    """Return the paths that a pattern with ``*``, ``?`` and ``[…]`` matches, or the path itself.
+
+    Raises:
+        LogDirectoryError: It cannot be looked at.
+    """
+    place = urlsplit(path).path if is_remote(path) else path
+    if not _PATTERN.search(place):
+        return [path]
+    name = re.compile(fnmatch.translate(place.rstrip("/").rpartition("/")[2]))
+    with readable(path):
+        folders = [one for one in expanded(parent(path)) if is_folder(one)]
+        return [found.path for folder in folders for found in entries(folder, name)]
 
 
 class FileContent:

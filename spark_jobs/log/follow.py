@@ -15,7 +15,7 @@ from ..errors import DataLossError
 from .files import is_remote, open_file
 from .log_end import APPEND_SIZE_MAX, NOTHING_KNOWN, LogEnd, extent_of, find_end
 from .segment_reader import SegmentReader
-from .segments import LogExtent, Segment
+from .segments import LogExtent, Segment, find_segments
 
 _UNWRITTEN: Final = bytes(PREFIX.size)
 
@@ -40,7 +40,7 @@ class LogFollower:
             self._known[segment] = found = self._end(segment, known.get(segment))
             return found
 
-        return extent_of(self._path, end_of)
+        return extent_of(find_segments(self._path), end_of)
 
     def _end(self, segment: Segment, known: LogEnd | None) -> LogEnd:
         if known is not None and self._is_unchanged(segment, known.position):

@@ -18,7 +18,7 @@ Source: RocketMQ ``CommitLog.java``.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,7 +32,7 @@ from .arrays import Ints
 from .files import child, exists, is_folder, parent
 from .rows import Rows
 from .segment_reader import NOT_A_RECORD, SegmentReader, SkippedRange
-from .segments import LogExtent, Segment, find_segments
+from .segments import LogExtent, Segment, find_logs, find_segments
 
 STALE_STEP_MIN: Final = 1_000  # ms; a restart takes longer, a clock correction is mostly smaller
 CRASH_PACE_MAX: Final = 1_000  # ms; between two records of a broker that was busy when it fell
@@ -55,26 +55,37 @@ def survey(directory: str | Path, *, memory_map: bool = True) -> LogExtent:
         LogDirectoryError: There is no segment, or one cannot be read; or there is no record in a
             directory that is no store root.
     """
-
-    def end_of(segment: Segment) -> LogEnd:
-        reader = SegmentReader(segment, segment.size, memory_map=memory_map)
-        return find_end(reader)
-
-    extent = extent_of(directory, end_of)
     root = str(directory)
+    extent = extent_of(find_segments(root), _ends(memory_map=memory_map))
     if not extent.segments and not is_folder(child(root, "commitlog")):
         reason = "its segments hold no record; of a broker without messages, name the store root"
         raise LogDirectoryError(root, reason)
     return extent
 
 
-def extent_of(directory: str | Path, end_of: "Callable[[Segment], LogEnd]") -> LogExtent:
+def surveys(paths: Iterable[str], *, memory_map: bool = True) -> list[LogExtent]:
+    """Find the segments and the ends of several logs, as ``find_logs`` and ``survey`` do.
+
+    Raises:
+        LogDirectoryError: As of these.
+    """
+    known = list(paths)
+    if len(known) == 1 and is_folder(known[0]):
+        return [survey(known[0], memory_map=memory_map)]
+    end_of = _ends(memory_map=memory_map)
+    return [extent_of(segments, end_of) for segments in find_logs(known)]
+
+
+def _ends(*, memory_map: bool) -> "Callable[[Segment], LogEnd]":
+    return lambda segment: find_end(SegmentReader(segment, segment.size, memory_map=memory_map))
+
+
+def extent_of(segments: list[Segment], end_of: "Callable[[Segment], LogEnd]") -> LogExtent:
     """Find the segments up to the last one in which ``end_of`` finds a record.
 
     Raises:
-        LogDirectoryError: There is no segment, or one cannot be read.
+        LogDirectoryError: One cannot be read.
     """
-    segments = find_segments(directory)
     first = segments[0].base if segments else 0
     while segments:
         last = segments[-1]

@@ -6,13 +6,24 @@ each other without a gap up to a blank that ends the file.
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from ..errors import LogDirectoryError
-from .files import entries, folder_in, readable
+from .files import (
+    entries,
+    exists,
+    expanded,
+    folder_in,
+    is_folder,
+    is_remote,
+    open_file,
+    parent,
+    readable,
+)
 
 FILE_NAME: Final = re.compile(r"\d{20}")  # where the file begins, in bytes
 OFFSET_END: Final = 1 << 62  # physical offsets have 64 bits, and are added to
@@ -71,6 +82,38 @@ class LogExtent(NamedTuple):
         """Return the segments that hold [start, end), as if the log ended there."""
         segments = tuple(one for one in self.segments if one.base < end and one.end > start)
         return LogExtent(segments, end, None)
+
+
+def find_logs(paths: Iterable[str]) -> list[list[Segment]]:
+    """List the segments of several logs: of directories, and of single files by their folders.
+
+    Paths may be patterns.
+
+    Raises:
+        LogDirectoryError: Nothing is there, or it is no log.
+    """
+    logs: list[list[Segment]] = []
+    files: dict[str, list[Segment]] = {}
+    for pattern in paths:
+        places = expanded(pattern)
+        if not places:
+            raise LogDirectoryError(pattern, "nothing has such a name")
+        for place in places:
+            segment = None if is_folder(place) else _segment_at(place)
+            if segment is None:
+                logs.append(find_segments(place))
+            else:
+                files.setdefault(parent(place), []).append(segment)
+    return [*logs, *map(sorted, files.values())]
+
+
+def _segment_at(place: str) -> Segment | None:
+    """Describe a file that is named like a segment; None for anything else."""
+    name = (urlsplit(place).path if is_remote(place) else place).rpartition("/")[2]
+    if not FILE_NAME.fullmatch(name) or not exists(place):
+        return None
+    with readable(place), open_file(place) as file:
+        return Segment(int(name), place, file.size())
 
 
 def find_segments(directory: str | Path) -> list[Segment]:

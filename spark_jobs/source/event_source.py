@@ -12,7 +12,7 @@ With the column ``notes``, which only ``.schema`` names, there are also rows tha
 notes on what else there is in the log: see ``scan.py``. So an audit reads a log once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,14 +22,16 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
 
 from ..errors import in_one_sentence
-from ..log.log_end import survey
+from ..log.log_end import surveys
 from .events import EVENT, HAS_KEY, NOTHING, Records
 from .options import EventOptions
+from .pushdown import narrowed
 from .scan import NOTES_TYPE, Note, notes_of, read_chunks
 from .schema import arrow_schema, as_asked, ddl
 from .splits import SegmentSplit, parts_of, plan_partitions
@@ -105,10 +107,15 @@ class EventSplitReader:
 class EventReader(EventSplitReader, DataSourceReader):
     """Plans splits on the driver and reads them on the executors."""
 
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
+        if NOTES not in self._schema.names:  # notes are about the log as a whole
+            self._options = narrowed(self._options, filters)
+        return filters
+
     @in_one_sentence
     def partitions(self) -> Sequence[InputPartition]:
-        extent = survey(self._options.path, memory_map=self._options.memory_map)
-        return plan_partitions(extent, self._options)
+        extents = surveys(self._options.places, memory_map=self._options.memory_map)
+        return [one for extent in extents for one in plan_partitions(extent, self._options)]
 
 
 def event_batch(schema: pa.Schema, events: Records, options: EventOptions) -> pa.RecordBatch:

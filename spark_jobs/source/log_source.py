@@ -5,26 +5,29 @@
 Each row is a message, or the blank that ends a segment, or a range of bytes that is no record
 (``recordType`` tells). Columns are those of ``columns.py``; ask for few of them with
 ``.schema(ddl("topic", "physicalOffset"))``, because Spark does not tell a Python source which
-columns a query uses. Options are those of ``options.py``.
+columns a query uses. Options are those of ``options.py``; conditions of a query on offset, time and
+topic are used like them (``pushdown.py``).
 
 The end of the log is looked for once per DataFrame, when Spark first plans it, so that a query
 sees one state of a log that is being written; ``load`` again to see what was added.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
 
 from ..errors import OptionError, in_one_sentence
-from ..log.log_end import survey
+from ..log.log_end import surveys
 from .options import ReadOptions
+from .pushdown import narrowed
 from .schema import full_ddl
 from .split_reader import SplitReader
 from .splits import in_times, plan_partitions
@@ -59,7 +62,17 @@ class CommitLogDataSource(DataSource):
 class CommitLogReader(SplitReader, DataSourceReader):
     """Plans splits on the driver and reads them on the executors."""
 
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
+        self._options = narrowed(self._options, filters)
+        return filters
+
     @in_one_sentence
     def partitions(self) -> Sequence[InputPartition]:
-        extent = survey(self._options.path, memory_map=self._options.memory_map)
-        return plan_partitions(extent, self._options, chosen=in_times(extent, self._options))
+        extents = surveys(self._options.places, memory_map=self._options.memory_map)
+        return [
+            partition
+            for extent in extents
+            for partition in plan_partitions(
+                extent, self._options, chosen=in_times(extent, self._options)
+            )
+        ]

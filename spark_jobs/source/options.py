@@ -5,6 +5,7 @@ nearest one: a misspelt ``verifyCrc`` that does nothing would pass for a clean l
 """
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -22,6 +23,12 @@ _FROM_LATEST: Final = -1  # as starting offset: begin with what is written from 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _MODES: Final = ("PERMISSIVE", "FAILFAST")
 _SIZE: Final = re.compile(r"(\d+)\s*([bkmg]?)b?")
+
+_OF_TABLES: Final = {"owner", "provider"}  # what Spark adds to the options of a new table
+_NO_TABLES: Final = (
+    "Spark does not give the options of a table to a source in Python, so the table could not be"
+    " read: create a temporary view instead of a table"
+)
 
 Parser = Callable[[str], object]  # raises ValueError with what it expects
 
@@ -67,6 +74,10 @@ def _path(text: str) -> str:
     return unquote(url.path) if url.scheme == "file" else text
 
 
+def _paths(text: str) -> tuple[str, ...]:
+    return tuple(map(_path, json.loads(text)))
+
+
 def parse_levels(text: str) -> tuple[int, ...]:
     """Read delay levels, as in a broker's ``messageDelayLevel``, in ms.
 
@@ -104,6 +115,7 @@ class Options:
     path_holds: ClassVar[str]
 
     path: str = _option(_path, "")
+    paths: tuple[str, ...] = _option(_paths, ())  # Spark's name for the list that load() was given
     max_partition_bytes: int = _option(_size, PARTITION_BYTES)
     min_partitions: int = _option(_size, 1)
 
@@ -118,6 +130,8 @@ class Options:
         Raises:
             OptionError: A name is unknown, a value is wrong, or there is no path.
         """
+        if set(map(str.lower, options)) >= _OF_TABLES:
+            raise OptionError(_NO_TABLES)
         known = {_camel_case(one.name): one for one in fields(cls)}
         by_lower = {name.lower(): name for name in known}
         values: dict[str, Any] = {}
@@ -129,9 +143,14 @@ class Options:
                 values[known[name].name] = known[name].metadata["parse"](text.strip())
             except ValueError as error:
                 raise OptionError(f"{name}={text.strip()}: expected {error}") from error
-        if not values.get("path"):
+        if not values.get("path") and not values.get("paths"):
             raise OptionError(f"no path: name one in load(path): {cls.path_holds}")
         return cls(**values)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """All paths that are read."""
+        return self.paths or (self.path,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +210,8 @@ class LogOptions(Options):
             OptionError: See ``parse``.
         """
         parsed = cls.parse(options)
+        if parsed.paths:
+            raise OptionError("a stream follows one log: name a single path")
         if "startingoffsets" in map(str.lower, options):
             return parsed
         return replace(parsed, starting_offsets=_FROM_LATEST)

@@ -103,7 +103,11 @@ class ConsumeQueueReader(DataSourceReader):
 
     @in_one_sentence
     def partitions(self) -> Sequence[InputPartition]:
-        files = find_queue_files(self._options.path, self._options.subscribe)
+        files = [
+            file
+            for place in self._options.places
+            for file in find_queue_files(place, self._options.subscribe)
+        ]
         size = self._options.partition_size(sum(file.size for file in files))
         return packed(((file, file.size) for file in files), size)
 

@@ -356,3 +356,84 @@ def test_a_wrong_option_is_told_without_the_way_that_it_took(
             assert "OptionError: startingOffsets=x: expected earliest or" in said[-2]
     finally:
         spark.conf.set(hide, "true")
+
+
+# --- as Spark's users name and limit what they read
+
+
+def two_stores(folder: Path) -> tuple[LogWriter, LogWriter]:
+    first = LogWriter(folder / "a" / "commitlog", segment_size=1 << 11)
+    second = LogWriter(folder / "b" / "commitlog", segment_size=1 << 11)
+    for log in (first, second):
+        for number in range(60):
+            log.append("orders", b"%d" % number * 20)
+        log.close()
+    return first, second
+
+
+def test_files_patterns_and_several_paths_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
+    """One segment, some of them, and two logs in one DataFrame."""
+    first, _ = two_stores(tmp_path)
+    files = sorted((tmp_path / "a" / "commitlog").iterdir())
+    reader = spark.read.format(FORMAT).schema("physicalOffset long, recordType string")
+
+    def messages(*paths: Path | str) -> int:
+        names = [str(path) for path in paths]
+        found = reader.load(names if len(names) > 1 else names[0])
+        return found.where("recordType = 'message'").count()
+
+    in_file = [sum(w.offset >> 11 == place for w in first.written) for place in range(len(files))]
+    assert messages(files[1]) == in_file[1]
+    assert messages(files[0], files[2]) == in_file[0] + in_file[2]
+    assert messages(tmp_path / "a" / "commitlog" / "*2048") == in_file[1]
+    assert messages(tmp_path / "*") == messages(tmp_path / "a", tmp_path / "b") == 120
+    with pytest.raises(PySparkException, match="nothing has such a name"):
+        messages(tmp_path / "c*")
+
+
+def test_sql_reads_a_log_by_a_view_and_is_told_why_not_by_a_table(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark keeps the options of a table from a source in Python."""
+    two_stores(tmp_path)
+    options = f"using `{FORMAT}` options (path '{tmp_path / 'a'}', subscribe 'orders')"
+
+    spark.sql(f"create or replace temporary view orders {options}")
+
+    assert spark.sql("select count(*) from orders").collect() == [(60,)]
+    with pytest.raises(PySparkException, match="create a temporary view instead of a table"):
+        spark.sql(f"create table orders_table {options}")
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "physicalOffset >= {start} and physicalOffset < {end}",
+        "physicalOffset between {start} and {end} - 1 and topic in ('orders', 'bills')",
+        "timestamp >= timestamp_millis({first}) and timestamp <= timestamp_millis({last})",
+    ],
+)
+def test_what_a_condition_excludes_is_not_read(
+    condition: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Garbage in all other files would end the query."""
+    size = 8 << 20  # a damaged range belongs to the record before it, which may have 4 MiB
+    log = LogWriter(tmp_path / "commitlog", segment_size=size)
+    for number in range(80):
+        log.now = START + number * 3_600_000
+        log.append(("orders", "bills")[number % 2], bytes(600_000))
+    log.close()
+    files = sorted((tmp_path / "commitlog").iterdir())
+    for place, file in enumerate(files):
+        if place not in {2, 3}:  # but for the first record, which tells the time of a file
+            kept = file.read_bytes()[: 700 << 10]
+            file.write_bytes(kept.ljust(size, b"\x55"))
+    times = {w.offset: START + place * 3_600_000 for place, w in enumerate(log.written)}
+    wanted = [w for w in log.written if w.offset // size == 3]
+    names = {"start": 3 * size, "end": 4 * size}
+    names |= {"first": times[wanted[0].offset], "last": times[wanted[-1].offset]}
+
+    found = load(spark, tmp_path, mode="FAILFAST").where(condition.format(**names))
+
+    offsets = [row["physicalOffset"] for row in rows(found.where("recordType = 'message'"))]
+    assert offsets == [w.offset for w in wanted]
