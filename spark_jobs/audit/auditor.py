@@ -185,7 +185,7 @@ def _audit(
 
     stage("comparing queues with the log")
     ranges = keep(noted.where(F.col("what") == QUEUE))
-    log = queue_findings.Log(directory, extent, bounds, store)
+    log = queue_findings.Log(directory, extent, bounds, store, checks.levels)
     found += queue_findings.all_of(ranges, log, compare=checks.queues)
     if faults := list(notes.findings()):
         found.append(spark.createDataFrame(faults, FINDING_DDL))
@@ -242,7 +242,7 @@ def read_events(
         endingOffsets=extent.end_offset,
         verifyCrc=checks.crc,
         minPartitions=partitions,
-        delayLevels=" ".join(f"{level}ms" for level in checks.delay_levels),
+        delayLevels=checks.levels,
     ).load(location(directory))
 
 

@@ -22,6 +22,11 @@ class Checks:
     delay_levels: tuple[int, ...] = DELAY_LEVELS_MS  # ms, as in the broker's messageDelayLevel
     checks_max: int = CHECKS_MAX  # transactionCheckMax of the RocketMQ broker that wrote the log
 
+    @property
+    def levels(self) -> str:
+        """The delay levels as an option of the sources."""
+        return " ".join(f"{level}ms" for level in self.delay_levels)
+
 
 DEFAULT_CHECKS: Final = Checks()
 

@@ -18,10 +18,10 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from halfmq.store.format.topics import (
-    DELAYED_TOPICS,
     LIGHT_QUEUE_PREFIX,
     SYSTEM_PREFIX,
     SYSTEM_TOPICS,
+    TIMER_TOPIC,
 )
 
 from ..datasource import register
@@ -29,6 +29,7 @@ from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
 from ..source.columns import MESSAGE
 from ..source.message_roles import read_log, takes_slot
+from ..source.options import DELAY_LEVELS
 from ..source.queue_source import QUEUE_COLUMNS, QUEUE_FORMAT
 from ..source.scan import BLOCK, MODULUS, PLACE_FACTOR, SIZE_FACTOR, TAGS_FACTOR
 from ..source.schema import ddl
@@ -59,6 +60,7 @@ class Log(NamedTuple):
     extent: LogExtent
     bounds: LogBounds
     store: StoreFiles
+    delay_levels: str = DELAY_LEVELS
 
 
 def all_of(ranges: DataFrame, log: Log, *, compare: bool = True) -> list[DataFrame]:
@@ -176,7 +178,7 @@ def differing_blocks(runs: DataFrame, entries: DataFrame, log: Log) -> DataFrame
         F.min("physicalOffset").alias("at"),
         *(F.first(name).alias(name) for name in ("since", "low", "high")),
     )
-    code = F.when(F.col("topic").isin(*DELAYED_TOPICS), 0).otherwise(F.col("tagsCode"))
+    code = F.when(F.col("topic") == TIMER_TOPIC, 0).otherwise(F.col("tagsCode"))
     tags = TAGS_FACTOR * F.pmod(code.cast("bigint"), F.lit(MODULUS).cast("bigint"))
     content = F.col("physicalOffset") + SIZE_FACTOR * F.col("size").cast("bigint") + tags
     content = F.pmod(content, F.lit(MODULUS).cast("bigint"))
@@ -297,7 +299,7 @@ def compared(runs: DataFrame, log: Log) -> list[DataFrame]:
     blocks = spark.createDataFrame(rows, differing.schema)
     topics = {row["topic"] for row in rows}
     first = min((row["at"] for row in rows if row["at"] is not None), default=log.extent.end_offset)
-    options = {"startingOffsets": first}
+    options: dict[str, object] = {"startingOffsets": first, "delayLevels": log.delay_levels}
     if len(topics) <= _TOPICS_MAX:
         options["subscribe"] = ",".join(topics)
     records = read_log(spark, log.directory, *RECORD_COLUMNS, extent=log.extent, options=options)

@@ -137,7 +137,9 @@ KINDS: Final = {
         f"Messages of the queue may be lost. {_DISK}",
     ),
     Kind.WRONG_QUEUE_ENTRY: Explanation(
-        "An entry of a consume queue differs from the log.", _VERIFY
+        "An entry of a consume queue differs from the log, or, of a message that waits by a delay"
+        " level, says another due time.",
+        _VERIFY,
     ),
     Kind.MISSING_QUEUE_ENTRY: Explanation(
         "A message in the log has no entry in its queue, so consumers do not get it.", _VERIFY

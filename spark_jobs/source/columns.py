@@ -5,13 +5,14 @@ Spark's Kafka source has too mean the same as there.
 """
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from halfmq.store.format.properties import (
+    PROPERTY_DELAY,
     PROPERTY_KEYS,
     PROPERTY_PGROUP,
     PROPERTY_REAL_QID,
@@ -22,7 +23,7 @@ from halfmq.store.format.properties import (
     tag_hash,
 )
 from halfmq.store.format.record import CRC_MASK
-from halfmq.store.format.topics import DELAYED_TOPICS
+from halfmq.store.format.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 from ..log.arrays import Bools, Ints, cut, whole_numbers
 from ..log.checksums import sound_records
@@ -135,23 +136,31 @@ def _property_number(name: str) -> Make:
     return make
 
 
-def tags_codes(rows: Rows) -> tuple[Ints, Bools]:
+def tags_codes(rows: Rows, levels_ms: Sequence[int]) -> tuple[Ints, Bools]:
     """Compute the tags code of each record as in its queue entry; tell where it is known.
 
-    Of a delayed message it says when it is due, which only the broker knew.
+    Of a message that waits by a delay level it says when it is due. Of one that waits in the topic
+    of timers, halfmq writes that too, and RocketMQ does not.
     """
     starts, ends, _ = rows.property_places(PROPERTY_TAGS)
     tags = cut(rows.property_block.buffer, starts, ends).dictionary_encode()
     hashes = [tag_hash(str(tag, "utf-8", "replace")) for tag in tags.dictionary.to_pylist()]
     codes = np.array(hashes, dtype=np.int64)[tags.indices.to_numpy()]
-    waits = np.array([name in DELAYED_TOPICS for name in rows.topic_names], dtype=np.bool_)
-    waiting = rows.of_topics(waits)
-    codes[waiting] = 0
-    return codes, ~waiting
+    in_timer, in_levels = (
+        rows.of_topics(np.array([name == topic for name in rows.topic_names], dtype=np.bool_))
+        for topic in (TIMER_TOPIC, SCHEDULE_TOPIC)
+    )
+    if in_levels.any():
+        levels = whole_numbers(rows.property_values(PROPERTY_DELAY)).fill_null(0).to_numpy()
+        by_level = in_levels & (levels > 0)
+        delays = np.array(levels_ms, dtype=np.int64)[np.minimum(levels, len(levels_ms)) - 1]
+        codes[by_level] = (rows.field("store_timestamp") + delays)[by_level]
+    codes[in_timer] = 0
+    return codes, ~in_timer
 
 
-def _tags_code(rows: Rows, _: ReadOptions) -> pa.Array:
-    codes, known = tags_codes(rows)
+def _tags_code(rows: Rows, options: ReadOptions) -> pa.Array:
+    codes, known = tags_codes(rows, options.delay_levels)
     return pa.array(codes, mask=~known)
 
 

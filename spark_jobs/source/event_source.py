@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from ..errors import in_one_sentence
 from ..log.log_end import surveys
 from .events import EVENT, HAS_KEY, NOTHING, Records
-from .options import EventOptions
+from .options import LogOptions
 from .pushdown import narrowed
 from .scan import NOTES_TYPE, Note, notes_of, read_chunks
 from .schema import arrow_schema, as_asked, ddl
@@ -70,19 +70,19 @@ class TransactionDataSource(DataSource):
 
     @in_one_sentence
     def reader(self, schema: StructType) -> "EventReader":
-        return EventReader(schema, EventOptions.parse_batch(self.options))
+        return EventReader(schema, LogOptions.parse_batch(self.options))
 
     @in_one_sentence
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         from .stream import EventStreamReader  # noqa: PLC0415  from Spark 4.2 on
 
-        return EventStreamReader(schema, EventOptions.parse_stream(self.options))
+        return EventStreamReader(schema, LogOptions.parse_stream(self.options))
 
 
 class EventSplitReader:
     """Reads the splits that were planned for one partition."""
 
-    def __init__(self, schema: StructType, options: EventOptions) -> None:
+    def __init__(self, schema: StructType, options: LogOptions) -> None:
         self._schema = arrow_schema(schema, {**EVENT_COLUMNS, NOTES: EventColumn(NOTES_TYPE)})
         self._names = schema.names
         self._options = options
@@ -95,7 +95,9 @@ class EventSplitReader:
         has_notes = NOTES in self._schema.names
         for chunk in read_chunks(split, self._options):
             yield event_batch(self._schema, chunk.events, self._options)
-            notes = [*notes_of(chunk, split.segment.base)] if has_notes else []
+            if not has_notes:
+                continue
+            notes = [*notes_of(chunk, split.segment.base, self._options.delay_levels)]
             if notes:
                 yield self._notes_batch(notes)
 
@@ -118,7 +120,7 @@ class EventReader(EventSplitReader, DataSourceReader):
         return [one for extent in extents for one in plan_partitions(extent, self._options)]
 
 
-def event_batch(schema: pa.Schema, events: Records, options: EventOptions) -> pa.RecordBatch:
+def event_batch(schema: pa.Schema, events: Records, options: LogOptions) -> pa.RecordBatch:
     """Return the columns of ``schema``; null where it has a column that events do not."""
     arrays = [
         _column(field.name, events, verified=options.verify_crc)

@@ -181,6 +181,7 @@ class LogOptions(Options):
     ending_offsets: int | None = _option(_END, None)  # physical, exclusive; None: to the last
     verify_crc: bool = _option(_flag("false", "true"), default=False)
     memory_map: bool = _option(_flag("true", "false"), default=True)  # local files
+    delay_levels: tuple[int, ...] = _option(parse_levels, DELAY_LEVELS_MS)  # ms
     # Of streams only:
     max_bytes_per_trigger: int | None = _option(_size, None)  # None: all that there is
     fail_on_data_loss: bool = _option(_flag("true", "false"), default=True)
@@ -215,13 +216,6 @@ class LogOptions(Options):
         if "startingoffsets" in map(str.lower, options):
             return parsed
         return replace(parsed, starting_offsets=_FROM_LATEST)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventOptions(LogOptions):
-    """The options of one read of transactions."""
-
-    delay_levels: tuple[int, ...] = _option(parse_levels, DELAY_LEVELS_MS)  # ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

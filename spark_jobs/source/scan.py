@@ -3,7 +3,7 @@
 So an audit reads a log once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..log.segment_reader import SegmentReader, SkippedRange
 from ..log.transaction_parts import Part, all_parts
 from .columns import ARROW_TYPES, tags_codes
 from .events import EVENT, HAS_KEY, BatchEvents, Halves, Records, read_events
-from .options import EventOptions
+from .options import LogOptions
 from .splits import SegmentSplit
 
 BLOCK: Final = 4096  # queue offsets that are compared at once; a power of 2
@@ -85,7 +85,7 @@ class EventChunk(NamedTuple):
     skipped: SkippedRange | None = None
 
 
-def read_chunks(split: SegmentSplit, options: EventOptions) -> Iterator[EventChunk]:
+def read_chunks(split: SegmentSplit, options: LogOptions) -> Iterator[EventChunk]:
     """Read the events of a split, each with its key if its half lies in the split."""
     halves = Halves()
     none = np.zeros(0, dtype=EVENT)
@@ -104,7 +104,7 @@ def read_chunks(split: SegmentSplit, options: EventOptions) -> Iterator[EventChu
     yield EventChunk(halves.link(np.concatenate(waiting)))  # some may precede their half
 
 
-def _read_events(rows: Rows, sound: Bools | None, options: EventOptions) -> BatchEvents:
+def _read_events(rows: Rows, sound: Bools | None, options: LogOptions) -> BatchEvents:
     parts = all_parts(rows)
     if sound is None:  # op records are checked all the same
         is_op = parts == Part.OP
@@ -113,7 +113,7 @@ def _read_events(rows: Rows, sound: Bools | None, options: EventOptions) -> Batc
     return read_events(rows, parts, sound, options.delay_levels)
 
 
-def notes_of(chunk: EventChunk, base: int) -> Iterator[Note]:
+def notes_of(chunk: EventChunk, base: int, levels_ms: Sequence[int]) -> Iterator[Note]:
     """Describe what a chunk of the segment at ``base`` holds beside events."""
     if chunk.skipped is not None:
         position, size, reason = chunk.skipped
@@ -134,7 +134,7 @@ def notes_of(chunk: EventChunk, base: int) -> Iterator[Note]:
             yield from (Note(UNSOUND, physicalOffset=at) for at in unsound)
         for at in _invisible(chunk.rows):
             yield Note(INVISIBLE, physicalOffset=at)
-        yield from queue_ranges(chunk.rows.queued())
+        yield from queue_ranges(chunk.rows.queued(), levels_ms)
     elif keyless := int((~chunk.events[HAS_KEY]).sum()):
         yield Note(KEYLESS, records=keyless)
 
@@ -193,7 +193,7 @@ def _smoothed(times: Ints) -> Ints:
     return np.concatenate([[first], middle, [last]])
 
 
-def queue_ranges(rows: Rows) -> Iterator[Note]:
+def queue_ranges(rows: Rows, levels_ms: Sequence[int]) -> Iterator[Note]:
     """Divide records, each of which has a place in a queue, into ranges of their queues.
 
     Within a queue, offsets rise by one from record to record. So what a batch of records says about
@@ -214,16 +214,16 @@ def queue_ranges(rows: Rows) -> Iterator[Note]:
     begins[1:] |= (slots[1:] != ends[:-1]) | (slots[1:] // BLOCK != slots[:-1] // BLOCK)
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(rows)) - 1
-    sums = np.add.reduceat(_entry_terms(rows)[order], first)
+    sums = np.add.reduceat(_entry_terms(rows, levels_ms)[order], first)
     columns = (codes[first], queues[first], slots[first], ends[last], at[first], at[last])
     values = (column.tolist() for column in (*columns, last - first + 1, sums))
     for code, *numbers in zip(*values, strict=True):
         yield Note(QUEUE, rows.topic_names[code], None, *numbers)
 
 
-def _entry_terms(rows: Rows) -> Ints:
+def _entry_terms(rows: Rows, levels_ms: Sequence[int]) -> Ints:
     """Return what the entry of each record adds to a sum."""
-    tags = TAGS_FACTOR * (tags_codes(rows)[0] % MODULUS)
+    tags = TAGS_FACTOR * (tags_codes(rows, levels_ms)[0] % MODULUS)
     content = (rows.physical_offsets + SIZE_FACTOR * rows.sizes + tags) % MODULUS
     terms: Ints = (rows.field("queue_offset") % PLACE_FACTOR + 1) * content
     return terms

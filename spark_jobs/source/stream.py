@@ -25,7 +25,7 @@ from ..errors import in_one_sentence
 from ..log.files import exists
 from ..log.follow import LogFollower
 from .event_source import EventSplitReader
-from .options import EventOptions, LogOptions, ReadOptions
+from .options import LogOptions, ReadOptions
 from .split_reader import SplitReader
 from .splits import SegmentSplit, plan_partitions
 
@@ -107,7 +107,7 @@ class CommitLogStreamReader(SplitReader, LogStreamReader):
 class EventStreamReader(EventSplitReader, LogStreamReader):
     """Follows events of transactions."""
 
-    def __init__(self, schema: StructType, options: EventOptions) -> None:
+    def __init__(self, schema: StructType, options: LogOptions) -> None:
         LogStreamReader.__init__(self, options)
         EventSplitReader.__init__(self, schema, options)
 

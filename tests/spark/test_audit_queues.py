@@ -30,6 +30,7 @@ OF_QUEUES = (
     planted_log.out_of_order,
     planted_log.queue_gap,
     planted_log.wrong_queue_entry,
+    planted_log.wrong_due_time,
     planted_log.missing_queue_entry,
     planted_log.entry_for_nothing,
     planted_log.unknown_topic,

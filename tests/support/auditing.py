@@ -35,7 +35,7 @@ from halfmq.spark_jobs.log.log_end import survey
 from halfmq.spark_jobs.log.store_files import StoreFiles
 from halfmq.spark_jobs.log.transaction_parts import Part
 from halfmq.spark_jobs.source.event_source import EVENT_COLUMNS, NOTES, EventReader
-from halfmq.spark_jobs.source.options import EventOptions
+from halfmq.spark_jobs.source.options import LogOptions
 from halfmq.spark_jobs.source.scan import NOTES_TYPE, QUEUE
 
 _TYPES: dict[str, DataType] = {
@@ -62,7 +62,7 @@ class Outcome:
 def audit_here(directory: Path, *, step: int = 1 << 20, checks: Checks = DEFAULT_CHECKS) -> Outcome:
     """Audit a store in splits of about ``step`` bytes."""
     extent, store = survey(directory), StoreFiles(directory)
-    options = EventOptions(path=str(directory), verify_crc=checks.crc, max_partition_bytes=step)
+    options = LogOptions(path=str(directory), verify_crc=checks.crc, max_partition_bytes=step)
     reader = EventReader(_schema(), options)
     events: list[Row] = []
     notes: list[Row] = []

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from .oracle.delays import LEVELS
+
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 PARKED = "TRANS_CHECK_MAX_TIME_TOPIC"
@@ -35,6 +37,7 @@ class Written(NamedTuple):
     queue_id: int = 0
     sys_flag: int = 0
     born: int = START  # ms
+    stored: int = START  # ms
 
 
 def encode_properties(properties: Mapping[str, str], *, last_separator: bool = True) -> bytes:
@@ -135,8 +138,8 @@ class LogWriter:
             self._roll()
             record = self._encode(topic, body, packed, queue_id, place, fields)
         flags = fields.get("sys_flag", 0)
-        born = fields["born"]
-        written = Written(self.end, len(record), place, topic, body, given, queue_id, flags, born)
+        times = fields["born"], fields["stored"]
+        written = Written(self.end, len(record), place, topic, body, given, queue_id, flags, *times)
         self._content += record
         self.written.append(written)
         if counted:
@@ -416,7 +419,8 @@ def write_store(log: LogWriter, queues: Mapping[str, int]) -> None:
         if record.sys_flag & ROLLBACK not in {PREPARED, ROLLBACK}:
             code = java_hash(record.properties.get("TAGS", ""))
             if record.topic == SCHEDULE:
-                code = START + 1_000_000  # when it is due
+                level = int(record.properties.get("DELAY", "0"))
+                code = record.stored + LEVELS[level - 1] if level else code  # when it is due
             entry = struct.pack(">qiq", record.offset, record.size, code)
             entries[record.topic, record.queue_id].setdefault(record.queue_offset, entry)
     for (topic, queue), known in entries.items():

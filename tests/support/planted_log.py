@@ -26,6 +26,7 @@ from .log_writer import (
     Written,
     write_store,
 )
+from .oracle.delays import LEVELS
 from .oracle.words import Found, Kind, State
 
 PENDING_AGE = timedelta(days=10)  # longer than the retries of millions of records take together
@@ -361,6 +362,16 @@ def wrong_queue_entry(planted: Planted, dialect: Apache) -> None:
     planted.wrong(Kind.WRONG_QUEUE_ENTRY, record.offset)
 
 
+def wrong_due_time(planted: Planted, dialect: Apache) -> None:
+    """In the queue of a delay level, whose entries say when a broker delivers."""
+    properties = {"UNIQ_KEY": dialect.key(), "DELAY": "18", "REAL_TOPIC": "plain", "REAL_QID": "0"}
+    record = planted.log.append(SCHEDULE, b"later", properties, queue_id=17)
+    due = record.stored + LEVELS[17] + planted.random.choice([-60_000, -1, 1, 3_600_000])
+    entry = [record.offset, record.size, due]
+    planted.damage.append(lambda: _overwrite_entry(planted, record, entry))
+    planted.wrong(Kind.WRONG_QUEUE_ENTRY, record.offset)
+
+
 def missing_queue_entry(planted: Planted, dialect: Apache) -> None:
     queue = _faulty_queue(planted)
     record = [_faulty(planted, dialect, queue) for _ in range(2)][-1]
@@ -426,6 +437,7 @@ FAULTS_OF_BOTH = [
     out_of_order,
     queue_gap,
     wrong_queue_entry,
+    wrong_due_time,
     missing_queue_entry,
     entry_for_nothing,
     unknown_topic,
