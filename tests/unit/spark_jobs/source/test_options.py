@@ -52,7 +52,7 @@ def test_offsets_are_numbers_or_the_ends() -> None:
     [
         ({}, "no path"),
         ({"path": "/", "verifyCRCs": "true"}, "unknown option verifycrcs: did you mean verifyCrc"),
-        ({"path": "/", "zzz": "1"}, "known are path, maxPartitionBytes"),
+        ({"path": "/", "zzz": "1"}, "known are path, paths, maxPartitionBytes"),
         ({"path": "/", "verifyCrc": "yes"}, "verifyCrc=yes: expected false or true"),
         ({"path": "/", "mode": "DROPMALFORMED"}, "expected PERMISSIVE or FAILFAST"),
         ({"path": "/", "batchRows": "0"}, "batchRows=0: expected a positive number"),
