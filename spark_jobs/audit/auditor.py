@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 from ..datasource import register
+from ..log.files import location
 from ..log.hashes import hash_of
 from ..log.log_end import survey
 from ..log.lookup import LogLookup, Place
@@ -25,7 +26,7 @@ from ..log.segments import LogExtent, Segment
 from ..log.store_files import StoreFiles
 from ..log.transaction_parts import Part
 from ..source.event_source import EVENT_COLUMNS, EVENT_FORMAT, NOTES
-from ..source.message_roles import location, read_log
+from ..source.message_roles import read_log
 from ..source.scan import NOTES_TYPE, QUEUE
 from ..source.schema import ddl
 from . import key_groups, queue_findings, statistics

@@ -70,8 +70,8 @@ def all_of(ranges: DataFrame, log: Log, *, compare: bool = True) -> list[DataFra
     found = [out_of_order(numbered), gaps(numbered, log.bounds)]
     if log.store.queue_counts is not None:
         found.append(unknown_queues(ranges, log.store.queue_counts))
-    if compare and log.store.consume_queues is not None:
-        found += compared(numbered, log)
+    if compare and (folder := log.store.consume_queues) is not None:
+        found += compared(numbered, folder, log)
     return found
 
 
@@ -284,12 +284,12 @@ def _queues(blocks: DataFrame) -> DataFrame:
     return F.broadcast(blocks.select(*_QUEUE, "low", "high", "listedLast").distinct())
 
 
-def compared(runs: DataFrame, log: Log) -> list[DataFrame]:
+def compared(runs: DataFrame, folder: str, log: Log) -> list[DataFrame]:
     """Compare the consume queues of a store with its log: findings; none when all blocks agree."""
     spark, store = runs.sparkSession, log.store
     is_comparable = F.col("topic").rlike(_SAFE_NAME) & ~F.col("topic").isin(*store.batch_topics)
     is_comparable &= ~F.col("topic").startswith(LIGHT_QUEUE_PREFIX)  # of records of other topics
-    entries = _read_entries(spark, str(store.consume_queues))
+    entries = _read_entries(spark, folder)
     entries = entries.where(is_comparable & F.col("entryType").isin("entry", "corrupt"))
     entries = entries.where("physicalOffset is not null")
     differing = differing_blocks(runs.where(is_comparable), entries, log)

@@ -22,10 +22,11 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from ..datasource import FORMAT, register
 from ..errors import PlaceError
+from ..log.files import location
 from ..log.segments import LogExtent
 from ..report.tables import fact, listing
 from ..source.columns import CORRUPT, MESSAGE
-from ..source.message_roles import location, role
+from ..source.message_roles import role
 from ..source.schema import ddl
 from .command import CLEAN, FINDINGS, add_job, running
 from .output import probe_folder

@@ -6,11 +6,11 @@ Read the offsets before the log: while a broker runs, later ones can lie after t
 import argparse
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame
 
+from ..log.files import location, parent
 from ..log.log_end import survey
 from ..log.lookup import log_times
 from ..log.segments import LogExtent
@@ -73,7 +73,7 @@ def add(jobs: "Jobs") -> None:
     parser.add_argument(
         "--offsets",
         metavar="FILE",
-        type=Path,
+        type=location,
         help="the broker's consumerOffset.json (default: that of the store; its .bak where the"
         " file cannot be read)",
     )
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     # Read before the log's end is looked for: later offsets can lie after it.
     path = options.offsets or offset_file(options.directory)
     table = read_offsets(path, may_be_missing=options.offsets is None)
-    known = known_groups(path.parent)
+    known = known_groups(parent(path))
     offsets = [one for one in table.offsets if options.system or not is_brokers_own(one.group)]
     with running(options, "lag") as job:
         found = lag(
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
         job.write(lag=found["lags"].coalesce(1))
         summary = {
             **job.about_log(),
-            "offsets": {"file": str(table.path), "is_backup": table.is_backup},
+            "offsets": {"file": table.path, "is_backup": table.is_backup},
             "groups": groups,
             "never_consumed": sorted(known - {group["consumerGroup"] for group in groups}),
             "findings": rows(found["findings"]),

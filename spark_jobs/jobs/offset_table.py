@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..errors import PlaceError
+from ..log.files import child, exists, is_folder, location, name_of, parent
 from ..log.store_files import load_table, with_backup
 
 FILE: Final = "consumerOffset.json"
@@ -37,23 +38,23 @@ class StoredOffset(NamedTuple):
 class OffsetTable(NamedTuple):
     """The offsets of all groups."""
 
-    path: Path  # the file they are from
+    path: str  # the file they are from
     is_backup: bool  # the file itself was missing or damaged
     offsets: list[StoredOffset]
 
 
-def offset_file(directory: str | Path) -> Path:
+def offset_file(directory: str | Path) -> str:
     """Return the path of a store's table, which may be missing.
 
     For a folder of segments, it is that of the store around it.
     """
-    root = Path(directory).absolute()
-    if not (root / "commitlog").is_dir() and root.name == "commitlog":
-        root = root.parent
-    return root / "config" / FILE
+    root = location(directory)
+    if name_of(root) == "commitlog" and not is_folder(child(root, "commitlog")):
+        root = parent(root)
+    return child(child(root, "config"), FILE)
 
 
-def read_offsets(path: Path, *, may_be_missing: bool = False) -> OffsetTable:
+def read_offsets(path: str, *, may_be_missing: bool = False) -> OffsetTable:
     """Read the table at ``path``, or its ``.bak`` if that is missing or damaged.
 
     A broker writes it when a consumer has stored an offset. With ``may_be_missing``, the table of a
@@ -63,8 +64,8 @@ def read_offsets(path: Path, *, may_be_missing: bool = False) -> OffsetTable:
         PlaceError: Neither can be read.
     """
     candidates = with_backup(path)
-    is_store = (path.parent.parent / "commitlog").is_dir()
-    if may_be_missing and is_store and not any(one.exists() for one in candidates):
+    is_store = is_folder(child(parent(parent(path)), "commitlog"))
+    if may_be_missing and is_store and not any(map(exists, candidates)):
         return OffsetTable(path, is_backup=False, offsets=[])
     reasons = []
     for candidate in candidates:
@@ -76,12 +77,12 @@ def read_offsets(path: Path, *, may_be_missing: bool = False) -> OffsetTable:
             reasons.append(getattr(error, "strerror", None) or str(error))
         else:
             return OffsetTable(candidate, candidate != path, offsets)
-    raise PlaceError(str(path), f"{reasons[0]}; .bak: {reasons[1]}")
+    raise PlaceError(path, f"{reasons[0]}; .bak: {reasons[1]}")
 
 
-def known_groups(config: Path) -> frozenset[str]:
+def known_groups(config: str) -> frozenset[str]:
     """Return the consumer groups in a broker's ``config`` folder, without its own."""
-    for candidate in with_backup(config / GROUPS_FILE):
+    for candidate in with_backup(child(config, GROUPS_FILE)):
         with suppress(OSError, ValueError, KeyError, TypeError):
             table = load_table(candidate)["subscriptionGroupTable"]
             return frozenset(group for group in table if not is_brokers_own(group))

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ..errors import LogDirectoryError
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem, NativeFile
 
 WINDOW: Final = 16 << 20  # bytes; large enough that a request to an object store pays off
+ANY_NAME: Final = re.compile(r".+", re.DOTALL)
 _PATTERN: Final = re.compile(r"[*?\[]")
 _KNOWN_MAX: Final = 256  # file systems kept open, one per path
 
@@ -42,6 +43,17 @@ class FolderEntry(NamedTuple):
 def is_remote(path: str) -> bool:
     """Tell whether a path names another file system than the local one."""
     return len(urlsplit(path).scheme) > 1 and "://" in path  # one letter is a Windows drive
+
+
+def location(directory: str | Path) -> str:
+    """Return a path that workers understand, which have a working directory of their own."""
+    return str(directory) if is_remote(str(directory)) else str(Path(directory).absolute())
+
+
+def name_of(path: str) -> str:
+    """Return the last part of a path."""
+    place = urlsplit(path).path if is_remote(path) else str(path)
+    return unquote(place.rstrip("/").rpartition("/")[2])
 
 
 def child(path: str, name: str) -> str:
@@ -182,10 +194,9 @@ def expanded(path: str) -> list[str]:
     Raises:
         LogDirectoryError: It cannot be looked at.
     """
-    place = urlsplit(path).path if is_remote(path) else path
-    if not _PATTERN.search(place):
+    if not _PATTERN.search(urlsplit(path).path if is_remote(path) else path):
         return [path]
-    name = re.compile(fnmatch.translate(place.rstrip("/").rpartition("/")[2]))
+    name = re.compile(fnmatch.translate(name_of(path)))
     with readable(path):
         folders = [one for one in expanded(parent(path)) if is_folder(one)]
         return [found.path for folder in folders for found in entries(folder, name)]

@@ -25,14 +25,13 @@ from halfmq.store.format.record import RECORD_SIZE_MIN
 
 from ..errors import LogDirectoryError
 from .arrays import Ints
-from .files import entries, folder_in, is_remote, read_bytes, readable
+from .files import ANY_NAME, entries, folder_in, is_remote, read_bytes, readable
 from .segments import FILE_NAME, OFFSET_END
 
 Slots = npt.NDArray[np.void]
 ENTRIES: Final = np.dtype(list(DTYPE))
 assert ENTRIES.itemsize == ENTRY_SIZE
 
-_ANY_NAME: Final = re.compile(r".+", re.DOTALL)
 _QUEUE_NAME: Final = re.compile(r"\d{1,9}")  # an int, as in RocketMQ
 
 
@@ -85,7 +84,7 @@ def find_queue_files(directory: str, topics: frozenset[str] | None = None) -> li
 
 
 def _queues(root: str) -> Iterator[tuple[str, int, str]]:
-    for topic in entries(root, _ANY_NAME):
+    for topic in entries(root, ANY_NAME):
         if topic.is_folder:
             for queue in entries(topic.path, _QUEUE_NAME):
                 if queue.is_folder:

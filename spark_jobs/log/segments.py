@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
 
 from ..errors import LogDirectoryError
 from .files import (
@@ -19,7 +18,7 @@ from .files import (
     expanded,
     folder_in,
     is_folder,
-    is_remote,
+    name_of,
     open_file,
     parent,
     readable,
@@ -109,11 +108,10 @@ def find_logs(paths: Iterable[str]) -> list[list[Segment]]:
 
 def _segment_at(place: str) -> Segment | None:
     """Describe a file that is named like a segment; None for anything else."""
-    name = (urlsplit(place).path if is_remote(place) else place).rpartition("/")[2]
-    if not FILE_NAME.fullmatch(name) or not exists(place):
+    if not FILE_NAME.fullmatch(name_of(place)) or not exists(place):
         return None
     with readable(place), open_file(place) as file:
-        return Segment(int(name), place, file.size())
+        return Segment(int(name_of(place)), place, file.size())
 
 
 def find_segments(directory: str | Path) -> list[Segment]:

@@ -14,20 +14,32 @@ from typing import Any, Final
 
 from halfmq.store.format.topics import HALF_TOPIC
 
+from .files import (
+    ANY_NAME,
+    child,
+    entries,
+    exists,
+    is_folder,
+    location,
+    name_of,
+    parent,
+    read_bytes,
+)
+
 _HALF_GROUP: Final = "CID_RMQ_SYS_TRANS"  # keeps how far RocketMQ's checks have come
 _QUEUE_COUNTS: Final = ("readQueueNums", "writeQueueNums")
 # A string, or a number that is a key. Strings are matched so that nothing in them is.
 _STRING_OR_BARE_KEY: Final = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)')
 
 
-def load_table(path: Path) -> Mapping[str, Any]:
+def load_table(path: str) -> Mapping[str, Any]:
     """Read a JSON table of a broker; RocketMQ writes numbers as keys without quotes.
 
     Raises:
         OSError: It cannot be read.
         ValueError: It is no table.
     """
-    text = path.read_text("utf-8")
+    text = read_bytes(path).decode()
     try:
         table = json.loads(_STRING_OR_BARE_KEY.sub(_with_quoted_key, text))
     except RecursionError as error:
@@ -41,17 +53,17 @@ def _with_quoted_key(match: re.Match[str]) -> str:
     return match[1] or f'{match[2]}"{match[3]}"{match[4]}'
 
 
-def with_backup(path: Path) -> tuple[Path, Path]:
+def with_backup(path: str) -> tuple[str, str]:
     """Return a table's path and that of the broker's previous version of it."""
-    return path, path.with_name(f"{path.name}.bak")
+    return path, child(parent(path), f"{name_of(path)}.bak")
 
 
 class StoreFiles:
     """The files of a store root; of a mere folder of segments there are none."""
 
     def __init__(self, directory: str | Path) -> None:
-        root = Path(directory).absolute()
-        self._root = root if (root / "commitlog").is_dir() else None
+        root = location(directory)
+        self._root = root if is_folder(child(root, "commitlog")) else None
 
     @property
     def is_root(self) -> bool:
@@ -59,26 +71,29 @@ class StoreFiles:
         return self._root is not None
 
     @property
-    def consume_queues(self) -> Path | None:
+    def consume_queues(self) -> str | None:
         """The folder of the consume queues."""
-        folder = self._root / "consumequeue" if self._root else None
-        return folder if folder and folder.is_dir() else None
+        return self._folder("consumequeue")
+
+    def _folder(self, name: str) -> str | None:
+        folder = child(self._root, name) if self._root else ""
+        return folder if folder and is_folder(folder) else None
 
     @property
     def batch_topics(self) -> list[str]:
         """The topics whose queues have another format, with an entry for a batch."""
-        folder = self._root / "batchconsumequeue" if self._root else None
-        return sorted(path.name for path in folder.iterdir()) if folder and folder.is_dir() else []
+        folder = self._folder("batchconsumequeue")
+        return [topic.name for topic in entries(folder, ANY_NAME)] if folder else []
 
     @property
     def has_extension(self) -> bool:
         """Whether entries may have places in a ``consumequeue_ext`` for tags codes."""
-        return self._root is not None and (self._root / "consumequeue_ext").is_dir()
+        return self._folder("consumequeue_ext") is not None
 
     @property
     def was_closed(self) -> bool:
         """Whether the broker stopped in order: no ``abort`` file is left."""
-        return self._root is not None and not (self._root / "abort").exists()
+        return self._root is not None and not exists(child(self._root, "abort"))
 
     @cached_property
     def queue_counts(self) -> Mapping[str, int] | None:
@@ -114,6 +129,6 @@ class StoreFiles:
     def _tables(self, name: str) -> Iterator[Mapping[str, Any]]:
         """Yield a table and its backup if they can be read."""
         if self._root is not None:
-            for path in with_backup(self._root / "config" / name):
+            for path in with_backup(child(child(self._root, "config"), name)):
                 with suppress(OSError, ValueError):
                     yield load_table(path)

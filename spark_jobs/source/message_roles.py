@@ -6,9 +6,7 @@ the message; ``role`` tells them apart by their topics.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
@@ -28,6 +26,7 @@ from halfmq.store.format.topics import (
 )
 
 from ..datasource import FORMAT, register
+from ..log.files import location
 from ..log.segments import LogExtent
 from .columns import CORRUPT, MESSAGE
 from .schema import ddl
@@ -73,12 +72,6 @@ def read_log(
     for name, value in (options or {}).items():
         reader = reader.option(name, str(value))
     return reader.load(location(directory))
-
-
-def location(directory: str) -> str:
-    """Return a path that workers understand, which have a working directory of their own."""
-    is_local = len(urlsplit(directory).scheme) < 2  # one letter is a Windows drive
-    return str(Path(directory).absolute()) if is_local else directory
 
 
 def with_roles(log: DataFrame, **properties: str) -> DataFrame:

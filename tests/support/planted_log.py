@@ -362,7 +362,7 @@ def wrong_queue_entry(planted: Planted, dialect: Apache) -> None:
     planted.wrong(Kind.WRONG_QUEUE_ENTRY, record.offset)
 
 
-def wrong_due_time(planted: Planted, _: Apache) -> None:
+def wrong_due_time(planted: Planted, dialect: Apache) -> None:
     """In the queue of a delay level, whose entries say when a broker delivers."""
     properties = {"DELAY": "18", "REAL_TOPIC": "plain", "REAL_QID": "0"}  # without a key: never due
     record = planted.log.append(SCHEDULE, b"later", properties, queue_id=17)
