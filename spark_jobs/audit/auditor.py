@@ -187,6 +187,7 @@ def _audit(
     stage("comparing queues with the log")
     ranges = keep(noted.where(F.col("what") == QUEUE))
     log = queue_findings.Log(directory, extent, bounds, store, checks.levels)
+    log = log._replace(deleted=queue_findings.deleted_topics(ranges, log))
     found += queue_findings.all_of(ranges, log, compare=checks.queues)
     if faults := list(notes.findings()):
         found.append(spark.createDataFrame(faults, FINDING_DDL))
@@ -228,7 +229,7 @@ def _audit(
         ),
         anomaly_rows=named,
         checks=compared,
-        remarks=[*notes.clock_steps(), *notes.deleted_topics()],
+        remarks=[*notes.clock_steps(), *notes.deleted_topics(log.deleted)],
     )
 
 

@@ -61,11 +61,13 @@ class Log(NamedTuple):
     bounds: LogBounds
     store: StoreFiles
     delay_levels: str = DELAY_LEVELS
+    deleted: Sequence[str] = ()  # see ``deleted_topics``
 
 
 def all_of(ranges: DataFrame, log: Log, *, compare: bool = True) -> list[DataFrame]:
     """Find everything that is wrong with queues; ``compare``: also consume queues, if there are."""
     ranges = not_deleted(ranges, log.store.deleted_topics)
+    ranges = ranges.where(~F.col("topic").isin(*log.deleted))
     numbered = runs(ranges)
     found = [out_of_order(numbered), gaps(numbered, log.bounds)]
     if log.store.queue_counts is not None:
@@ -130,6 +132,19 @@ def not_deleted(ranges: DataFrame, deleted: Mapping[str, int]) -> DataFrame:
     )
     is_left = "deletedEnd is null or physicalOffset >= deletedEnd"
     return ranges.join(F.broadcast(ends), "topic", "left").where(is_left).drop("deletedEnd")
+
+
+def deleted_topics(ranges: DataFrame, log: Log) -> list[str]:
+    """Return topics of RocketMQ's log that are neither in its table nor have a folder of queues.
+
+    That is what it leaves of a topic when an operator deletes it; halfmq notes the deletion.
+    """
+    store = log.store
+    if store.queue_counts is None or store.consume_queues is None or log.bounds.records_rollbacks:
+        return []
+    topics = {row["topic"] for row in ranges.select("topic").distinct().collect()}
+    left = topics - store.queue_counts.keys() - store.queue_topics - SYSTEM_TOPICS
+    return sorted(topic for topic in left if not topic.startswith(SYSTEM_PREFIX))
 
 
 def unknown_queues(ranges: DataFrame, counts: Mapping[str, int]) -> DataFrame:

@@ -148,9 +148,9 @@ class ScanSummary:
             if before["lastTime"] - after["time"] >= source.CLOCK_STEP_MIN:
                 yield before, after
 
-    def deleted_topics(self) -> Iterator[Remark]:
+    def deleted_topics(self, found: Iterable[str]) -> Iterator[Remark]:
         """Name the topics that were deleted while the log may still have messages of them."""
-        for topic in sorted(self._store.deleted_topics):
+        for topic in sorted({*self._store.deleted_topics, *found}):
             detail = f"the topic {topic} was deleted; the log may still have messages of it"
             yield Remark("deleted_topic", [], detail)
 

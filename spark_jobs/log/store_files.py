@@ -85,6 +85,14 @@ class StoreFiles:
         folder = self._folder("batchconsumequeue")
         return [topic.name for topic in entries(folder, ANY_NAME)] if folder else []
 
+    @cached_property
+    def queue_topics(self) -> frozenset[str]:
+        """The topics that have a folder of consume queues."""
+        folder = self.consume_queues
+        return (
+            frozenset(topic.name for topic in entries(folder, ANY_NAME)) if folder else frozenset()
+        )
+
     @property
     def has_extension(self) -> bool:
         """Whether entries may have places in a ``consumequeue_ext`` for tags codes."""

@@ -48,6 +48,7 @@ def findings(
     )
     scan = read_events(spark, str(root), extent, Checks(crc=False), partitions=partitions)
     ranges = scan.select(F.inline("notes")).where(F.col("what") == QUEUE)
+    log = log._replace(deleted=queue_findings.deleted_topics(ranges, log))
     found = queue_findings.all_of(ranges, log)
     rows = [row for frame in found for row in frame.collect()]
     return sorted((row["kind"], tuple(row["offsets"])) for row in rows)
@@ -156,6 +157,19 @@ def test_a_bit_that_flipped_in_properties_is_a_finding(spark: SparkSession, tmp_
     (found,) = changed_bytes(spark, extent).collect()
 
     assert (found["kind"], found["offsets"]) == (Kind.CRC, [segment.base])
+
+
+def test_a_topic_that_rocketmq_deleted_is_no_finding(spark: SparkSession, tmp_path: Path) -> None:
+    """It leaves the messages in the log; of a lost table, the queues are still there."""
+    store = golden_store.unpack("plain-clean", tmp_path)
+    table = store.root / "config" / "topics.json"
+    content = json.loads(table.read_text())
+    del content["topicConfigTable"]["orders"]
+    table.write_text(json.dumps(content))
+    assert {kind for kind, _ in findings(spark, store.root)} == {Kind.UNKNOWN_QUEUE}
+
+    shutil.rmtree(store.root / "consumequeue" / "orders")
+    assert findings(spark, store.root) == []
 
 
 def test_messages_of_a_deleted_topic_are_no_finding(spark: SparkSession, tmp_path: Path) -> None:
