@@ -140,7 +140,8 @@ def deleted_topics(ranges: DataFrame, log: Log) -> list[str]:
     That is what it leaves of a topic when an operator deletes it; halfmq notes the deletion.
     """
     store = log.store
-    if store.queue_counts is None or store.consume_queues is None or log.bounds.records_rollbacks:
+    is_ours = bool(log.bounds.records_rollbacks or store.deleted_topics)
+    if is_ours or store.queue_counts is None or store.consume_queues is None:
         return []
     topics = {row["topic"] for row in ranges.select("topic").distinct().collect()}
     left = topics - store.queue_counts.keys() - store.queue_topics - SYSTEM_TOPICS
