@@ -276,6 +276,8 @@ def test_alerts_and_dashboard_use_metrics_that_exist() -> None:
 WELL: dict[str, str] = {
     'up{job="halfmq"}': "1x60",
     "halfmq_writable": "1x60",
+    "halfmq_replication_required": "1x60",
+    "halfmq_replication_connected": "1x60",
     "halfmq_recovery_damages": "0x60",
     "halfmq_disk_full_in_seconds": "1000000x60",
     "halfmq_retention_blocked_at": "-1x120",
@@ -303,6 +305,7 @@ WELL: dict[str, str] = {
 FAULTS: dict[str, dict[str, str]] = {
     "HalfmqDown": {'up{job="halfmq"}': "0x60"},
     "HalfmqRefusesMessages": {"halfmq_writable": "0x60"},
+    "HalfmqNoSlave": {"halfmq_replication_connected": "0x60"},
     "HalfmqStoreDamaged": {"halfmq_recovery_damages": "1x60"},
     "HalfmqDiskFullSoon": {"halfmq_disk_full_in_seconds": "7200x60"},
     "HalfmqDeletionBlocked": {"halfmq_retention_blocked_at": "0x120"},
