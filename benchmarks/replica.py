@@ -50,7 +50,6 @@ def servers(
 
     def rocketmq(slaves: bool) -> Iterator[Target]:
         more = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": "2"} if slaves else {}
-        # The slave is there after the start, so the warm-up comes with the first load.
         yield from _served(RocketMQPeer(cores=cores, warm_up=lambda _: None, more=more), slaves)
 
     def _served(peer: HalfmqPeer | RocketMQPeer, slaves: bool) -> Iterator[Target]:
@@ -108,12 +107,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory = options.directory or cache_directory()
     several = (os.cpu_count() or 1) > 1
     timing = Timing(seconds=options.seconds, warmup=max(options.seconds / 3, 1.0))
+    warm_up = Timing(seconds=options.warm_up / len(LOADS), warmup=0)
     found: dict[tuple[str, str], list[LoadResult]] = {}
     try:
         generator = build_generator()
         for number in range(options.rounds):
             for name, server in servers(directory, None, generator).items():
                 with _running(server) as target, on_cores([1] if several else None):
+                    for load in LOADS:  # each JVM compiles what it needs, slaves too
+                        generator.run(load, target, "warm-up", warm_up)
                     for load in LOADS:
                         topic = f"{load.kind}-{load.connections}"
                         result = generator.run(load, target, topic, timing)
@@ -137,6 +139,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replica", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load, default 5")
+    parser.add_argument(
+        "--warm-up", type=float, default=20.0, help="seconds of all loads together, default 20"
+    )
     parser.add_argument("--directory", type=Path, help="where stores are; default: the cache")
     return parser.parse_args(arguments)
 

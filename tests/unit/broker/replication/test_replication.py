@@ -223,3 +223,29 @@ def test_without_a_slave_messages_are_refused_with_code_14_after_slave_timeout(
             slave.report(end)
             sending.wait()
             wait_until(lambda: numbers(broker)["refusing"] == 0, "messages are still refused")
+
+
+def test_an_empty_slave_begins_at_the_first_file_that_is_kept(tmp_path: Path) -> None:
+    """One that ends in a file that was deleted must be emptied: it could not follow."""
+    port = free_port()
+    with broker_process(
+        tmp_path, slaveAddresses="127.0.0.1", haListenPort=port, mappedFileSizeCommitLog=FILE_SIZE
+    ) as broker:
+        with Producer("writers", namesrv=broker.address) as producer:
+            for _ in range(60):
+                producer.send(Message("orders", b"x" * 4_000))
+        broker.stop()
+        files = sorted((tmp_path / "store/commitlog").iterdir())
+        files[0].unlink()
+        broker.start()
+        end = numbers(broker)["write_offset"]
+        with ScriptedSlave(port) as stale:
+            stale.report(FILE_SIZE - 1)
+            assert stale.is_closed()
+        with ScriptedSlave(port) as slave:
+            slave.report(0)
+            slave.copy(end)
+
+        assert slave.first == FILE_SIZE
+        kept = b"".join(map(Path.read_bytes, files[1:]))
+        assert slave.log == kept[: end - FILE_SIZE]
