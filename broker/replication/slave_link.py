@@ -162,7 +162,11 @@ class SlaveLink(asyncio.Protocol):
             if size <= 0 or self._is_paused or self._transport is None:
                 return
             part = self.sent_offset, size
-            piece = self._store.reader.read([part])
+            try:
+                piece = self._store.reader.read([part])
+            except OSError as error:  # retention has deleted it, or the disk refuses
+                self.close(f"the log at {self.sent_offset} cannot be read: {error}")
+                return
             if piece is None:
                 self._is_fetching = True
                 self._fetch(self._store.reader.lacking_ranges([part]), self._fetched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,7 +177,7 @@ def test_a_slave_that_does_not_read_takes_little_memory(tmp_path: Path) -> None:
     ) as broker:
         with Producer("writers", namesrv=broker.address) as producer:
             for _ in range(24):
-                producer.send(Message("orders", b"x" * (1 << 20)))
+                producer.send(Message("orders", os.urandom(1 << 20)))
         before = _resident(broker.pid)
         with ScriptedSlave(port, received_max=4096) as slave:
             slave.report(0)
@@ -233,7 +234,7 @@ def test_an_empty_slave_begins_at_the_first_file_that_is_kept(tmp_path: Path) ->
     ) as broker:
         with Producer("writers", namesrv=broker.address) as producer:
             for _ in range(60):
-                producer.send(Message("orders", b"x" * 4_000))
+                producer.send(Message("orders", os.urandom(4_000)))
         broker.stop()
         files = sorted((tmp_path / "store/commitlog").iterdir())
         files[0].unlink()
@@ -249,3 +250,26 @@ def test_an_empty_slave_begins_at_the_first_file_that_is_kept(tmp_path: Path) ->
         assert slave.first == FILE_SIZE
         kept = b"".join(map(Path.read_bytes, files[1:]))
         assert slave.log == kept[: end - FILE_SIZE]
+
+
+def test_a_file_that_is_gone_ends_the_slave_and_not_the_broker(tmp_path: Path) -> None:
+    """Retention may delete what a slow slave has not copied yet."""
+    port = free_port()
+    with (
+        broker_process(
+            tmp_path, slaveAddresses="127.0.0.1", haListenPort=port, mappedFileSizeCommitLog=8 << 20
+        ) as broker,
+        Producer("writers", namesrv=broker.address) as producer,
+    ):
+        for _ in range(24):
+            producer.send(Message("orders", os.urandom(1 << 20)))
+        broker.restart()  # it has no file open for reading
+        with ScriptedSlave(port, received_max=4096) as slave:
+            slave.report(0)
+            wait_until(lambda: numbers(broker)["connected"] == 1, "the slave was not accepted")
+            sorted((tmp_path / "store/commitlog").iterdir())[1].unlink()
+            with pytest.raises(ConnectionResetError):
+                slave.copy(24 << 20)
+            wait_until(lambda: numbers(broker)["connected"] == 0, "the slave is still there")
+        producer.send(Message("orders", b"x"))
+        assert "cannot be read" in broker.log
