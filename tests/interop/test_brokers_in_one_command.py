@@ -31,10 +31,10 @@ from halfmq.remoting.headers import GetRouteInfoRequestHeader
 from tests.support.broker_pair import wait_for_route
 from tests.support.broker_processes import has_ended, is_back, pids
 from tests.support.go_client import run_go
-from tests.support.java_clients import Kind, java_client
+from tests.support.java_clients import Kind, class_path, java_client
 from tests.support.patience import PATIENCE_S, wait_until
 from tests.support.python import python
-from tests.support.rocketmq_broker import Wire
+from tests.support.rocketmq_broker import Wire, rocketmq_broker
 
 NAMES = ["broker-a-0", "broker-a-1"]
 COUNT = 32
@@ -263,3 +263,30 @@ def test_official_clients_spread_over_the_brokers(tmp_path: Path) -> None:
         assert min(ends[name] for name in NAMES) > 0
         lines = run_go(both.address, "send", tmp_path)
         assert any(line["event"] == "consumed" for line in lines)
+
+
+@pytest.mark.campaign
+def test_they_are_brokers_of_an_official_cluster(tmp_path: Path) -> None:
+    """Registered with RocketMQ's name server beside its broker; topics are created by cluster."""
+    class_path("5.3.3")
+    with (
+        rocketmq_broker(tmp_path / "store", tmp_path / "home", brokerName="official") as official,
+        broker_process(
+            tmp_path / "ours", brokers=2, namesrvAddr=official.namesrv, brokerClusterName="ours"
+        ),
+    ):
+        namesrv = official.namesrv
+        wait_for_route(namesrv, "TBW102", {*NAMES, "official"})
+        command = ["topic", "create", "java-send", "--queues", "1", "--namesrv", namesrv]
+        assert main([*command, "--cluster", "nowhere"]) == 2
+        assert main([*command, "--cluster", "ours"]) == 0
+        wait_for_route(namesrv, "java-send", set(NAMES))
+        with java_client(Kind("5.3.3"), namesrv, tmp_path / "java") as client:
+            (line,) = client.run("mqadmin", "clusterList", "-n", namesrv)
+            assert re.search(r"ours\s+broker-a-0\s+0\s", line["text"]), line
+            consumed = [line["body"] for line in client.run("send") if line["event"] == "consumed"]
+        assert sorted(consumed) == ["async-0", "async-1", "one-way", "sync-0", "sync-1"]
+        with Admin(namesrv=namesrv) as admin:
+            ends = {one.queue.broker_name: one.end for one in admin.queues("java-send")}
+        assert set(ends) == set(NAMES)
+        assert all(ends.values())
