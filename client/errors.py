@@ -45,7 +45,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Final
+from typing import Final, dataclass_transform
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 
@@ -77,13 +77,17 @@ VALUE_SHOWN_MAX: Final = 200
 PEER_EXPECTED: Final = "a RocketMQ or halfmq server was expected at this address"
 
 
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
 @dataclass(init=False, eq=False, repr=False)
 class ClientError(Exception):
-    """Base of all exceptions of the client: each has its facts as fields."""
+    """Base of all exceptions of the client: data classes, each with its facts as fields."""
 
     retriable = False
     _text = ""
     """The message, in which ``{name}`` stands for a field."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(eq=False, repr=False)(cls)
 
     def __post_init__(self) -> None:
         # Unpickling calls the constructor with these.
@@ -93,7 +97,6 @@ class ClientError(Exception):
         return self._text.format_map(vars(self)) or super().__str__()
 
 
-@dataclass(eq=False, repr=False)
 class ConfigurationError(ClientError, ValueError):
     """A setting or argument cannot be used as given."""
 
@@ -141,7 +144,6 @@ class FilterError(ConfigurationError):
         )
 
 
-@dataclass(eq=False, repr=False)
 class InvalidMessageError(ClientError, ValueError):
     """The message breaks a rule of the format; nothing was sent."""
 
@@ -158,7 +160,6 @@ class MessageTooLargeError(InvalidMessageError):
         self.what, self.size, self.size_max = what, size, size_max
 
 
-@dataclass(eq=False, repr=False)
 class ClientClosedError(ClientError):
     """The producer or consumer is not running: not started yet, or closed."""
 
@@ -166,7 +167,6 @@ class ClientClosedError(ClientError):
     _text = "{what} is not running: it runs once, from `with` or start() to close()"
 
 
-@dataclass(eq=False, repr=False)
 class ForkedError(ClientError):
     """The client was started in process ``pid``, and this is a forked child of it.
 
@@ -185,7 +185,6 @@ class ForkedError(ClientError):
         )
 
 
-@dataclass(eq=False, repr=False)
 class WrongLoopError(ClientError):
     """An async client was used on another event loop than the one it was started on."""
 
@@ -196,7 +195,6 @@ class WrongLoopError(ClientError):
     )
 
 
-@dataclass(eq=False, repr=False)
 class GreenThreadsError(ClientError):
     """``library`` has replaced threads by greenlets, in which the blocking client would hang."""
 
@@ -209,7 +207,6 @@ class GreenThreadsError(ClientError):
     )
 
 
-@dataclass(eq=False, repr=False)
 class ConnectError(ClientError):
     """No connection to ``address``; ``reason`` says why."""
 
@@ -219,7 +216,6 @@ class ConnectError(ClientError):
     _text = "cannot connect to {address}: {reason}"
 
 
-@dataclass(eq=False, repr=False)
 class TlsError(ConnectError):
     """TLS on one side only, or one side does not accept the other's certificate.
 
@@ -230,7 +226,6 @@ class TlsError(ConnectError):
     retriable: bool = field(default=False, kw_only=True)
 
 
-@dataclass(eq=False, repr=False)
 class ConnectionLostError(ClientError):
     """The connection to ``address`` ended before the answer; the request may have been executed."""
 
@@ -240,7 +235,6 @@ class ConnectionLostError(ClientError):
     _text = "connection to {address} lost: {reason}"
 
 
-@dataclass(eq=False, repr=False)
 class RequestTimeoutError(ClientError):
     """``address`` did not answer request ``code`` in ``seconds``; it may have been executed.
 
@@ -259,7 +253,6 @@ class RequestTimeoutError(ClientError):
         return f"no answer from {self.address} to {request} within {self.seconds:g} s{hint}"
 
 
-@dataclass(eq=False, repr=False)
 class SendTimeoutError(RequestTimeoutError):
     """No attempt to send was answered in time; the message may be stored nevertheless.
 
@@ -273,7 +266,6 @@ class SendTimeoutError(RequestTimeoutError):
         return f"sent {times} within {self.seconds:g} s, last to {self.address}: no answer in time"
 
 
-@dataclass(eq=False, repr=False)
 class ReplyTimeoutError(ClientError):
     """No consumer has replied to a request in time; the message is stored."""
 
@@ -287,7 +279,6 @@ class ReplyTimeoutError(ClientError):
     )
 
 
-@dataclass(eq=False, repr=False)
 class BadAnswerError(ClientError):
     """``address`` answered with something the protocol does not allow.
 
@@ -299,7 +290,6 @@ class BadAnswerError(ClientError):
     _text = f"answer from {{address}} breaks the protocol: {{reason}}; {PEER_EXPECTED}"
 
 
-@dataclass(eq=False, repr=False)
 class RouteNotFoundError(ClientError):
     """No broker serves ``topic``, and none creates it on a first send."""
 
@@ -307,7 +297,6 @@ class RouteNotFoundError(ClientError):
     _text = "no broker serves topic {topic}, and none creates it on a first send"
 
 
-@dataclass(eq=False, repr=False)
 class BrokerRefusedError(ClientError):
     """A broker or name server answered with ``code`` (a ``ResponseCode``) and ``remark``."""
 
@@ -322,7 +311,6 @@ class BrokerRefusedError(ClientError):
         return f"refused with {code_name(self.code)}: {self.remark}"
 
 
-@dataclass(eq=False, repr=False)
 class AccessDeniedError(BrokerRefusedError):
     """The signer of the request lacks the permission, so a retry does not help.
 
@@ -349,7 +337,6 @@ class AuthenticationError(AccessDeniedError):
     """
 
 
-@dataclass(eq=False, repr=False)
 class DecisionConflictError(BrokerRefusedError):
     """The transaction already has the opposite decision, which stands.
 
@@ -365,7 +352,6 @@ class DecisionConflictError(BrokerRefusedError):
         return f"{self.wanted} of transaction {self.transaction_id} comes too late: {self.remark}"
 
 
-@dataclass(eq=False, repr=False)
 class UnequalSubscriptionsError(BrokerRefusedError):
     """The broker refuses this consumer: another member of its group subscribes differently.
 
@@ -384,7 +370,6 @@ class UnequalSubscriptionsError(BrokerRefusedError):
         self.retriable = True
 
 
-@dataclass(eq=False, repr=False)
 class UnsupportedRequestError(ClientError):
     """The broker at ``address`` does not support request ``code``.
 
@@ -405,7 +390,6 @@ class UnsupportedRequestError(ClientError):
         return f"the broker at {self.address} does not know {request}: {why}"
 
 
-@dataclass(eq=False, repr=False)
 class TransactionNotFoundError(ClientError):
     """No broker knows a transaction with this id; ``reason`` says which ids were searched."""
 
@@ -414,7 +398,6 @@ class TransactionNotFoundError(ClientError):
     _text = "no transaction {transaction_id}: {reason}"
 
 
-@dataclass(eq=False, repr=False)
 class AutocommitError(ClientError):
     """The ledger got a connection in autocommit mode without an open transaction.
 
@@ -430,7 +413,6 @@ class AutocommitError(ClientError):
     )
 
 
-@dataclass(eq=False, repr=False)
 class TransactionFencedError(ClientError):
     """The ledger already has an entry of this transaction: roll the local transaction back.
 
@@ -445,7 +427,6 @@ class TransactionFencedError(ClientError):
     )
 
 
-@dataclass(eq=False, repr=False)
 class AlreadyProcessedError(ClientError):
     """An inbox has the message: its work is done. Roll back, and acknowledge it."""
 
@@ -454,7 +435,6 @@ class AlreadyProcessedError(ClientError):
     _text = "group {group} has processed the message {inbox_id} before"
 
 
-@dataclass(eq=False, repr=False)
 class TransactionNotCommittedError(ClientError):
     """The block of a ledger's producer ended normally, but its row in the ledger is not committed.
 
@@ -493,7 +473,6 @@ class TransactionNotRecordedError(TransactionNotCommittedError):
         )
 
 
-@dataclass(eq=False, repr=False)
 class HalfNotDurableError(ClientError):
     """The half message may not survive a power failure, so the local transaction did not run."""
 
@@ -503,7 +482,6 @@ class HalfNotDurableError(ClientError):
     _text = "half message {transaction_id} was answered {status}; rolled back"
 
 
-@dataclass(eq=False, repr=False)
 class UnreadableBodyError(ClientError):
     """The body of a received message cannot be decompressed; its other fields can be read."""
 

@@ -14,8 +14,8 @@ from halfmq.store.format.ids import parse_offset_message_id, unpack_host
 from ..config import join_address
 from ..errors import ConfigurationError, ConnectError, UnsupportedRequestError
 from ..net.base_client import BaseClient
-from ..net.response_errors import answer_of, error_from_response
-from ..net.session import Session, expect_success
+from ..net.response_errors import answer_of, error_from_response, expect_success
+from ..net.session import Session
 
 T = TypeVar("T")
 

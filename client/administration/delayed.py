@@ -20,9 +20,9 @@ from halfmq.store.format.timers import timer_due_ms
 
 from ..arguments import check_count, check_optional_text, check_text
 from ..errors import ConfigurationError, RouteNotFoundError
+from ..net.response_errors import answer_of, records_of
 from ..net.session import typed
 from .brokers import ClusterClient
-from .messages import records_of
 
 DELAYED_LIMIT: Final = 1_000
 """Messages that are listed by default."""
@@ -93,7 +93,9 @@ class DelayedCalls(ClusterClient):
         while after is not None:
             header = QueryTimersRequestHeader(topic=topic, after=after, max_count=_PAGE)
             answer = await self._send(address, RequestCode.QUERY_TIMERS, header)
-            yield [_delayed(record, name) for record in records_of(address, answer.body)]
+            with answer_of(address):
+                records = list(records_of(answer.body))
+            yield [_delayed(record, name) for record in records]
             after = typed(answer, PageResponseHeader, address).next_after
 
 

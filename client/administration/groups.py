@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,8 +14,8 @@ from halfmq.remoting.own_requests import ConsumerInfo, decode_consumers
 
 from ..arguments import check_optional_text, check_text
 from ..net.response_errors import answer_of
-from ..net.session import Session, expect_success, typed
-from .brokers import ClusterClient, call_broker
+from ..net.session import typed
+from .brokers import ClusterClient
 
 PAGE_SIZE: Final = 500
 """Members in one request."""
@@ -54,34 +54,6 @@ class ConsumerGroup:
         return tuple(topic for topic in topics if len({one.get(topic) for one in filters}) > 1)
 
 
-class GroupCollector:
-    """Collects groups from the entries of all brokers."""
-
-    def __init__(self) -> None:
-        self._models: dict[str, str] = {}
-        self._members: dict[str, dict[str, dict[str, ConsumerInfo]]] = {}
-
-    def add(self, info: ConsumerInfo) -> None:
-        """Add one entry; for a member known to several brokers, a refusal takes precedence."""
-        self._models[info.group] = info.message_model
-        topics = self._members.setdefault(info.group, {}).setdefault(info.client_id, {})
-        if info.topic not in topics or info.refused:
-            topics[info.topic] = info
-
-    def groups(self) -> list[ConsumerGroup]:
-        """Return the groups sorted by name, their members by client id."""
-        return [
-            ConsumerGroup(
-                name=name,
-                message_model=self._models[name],
-                members=tuple(
-                    _member(client_id, members[client_id]) for client_id in sorted(members)
-                ),
-            )
-            for name, members in sorted(self._members.items())
-        ]
-
-
 def _member(client_id: str, topics: Mapping[str, ConsumerInfo]) -> GroupMember:
     infos = list(topics.values())
     return GroupMember(
@@ -101,9 +73,8 @@ class GroupCalls(ClusterClient):
         Raises:
             UnsupportedRequestError: A broker is not halfmq's.
         """
-        session = self._session
         check_optional_text("group", group)
-        found = GroupCollector()
+        found: list[ConsumerInfo] = []
         for broker_name, address in self._brokers():
             position: tuple[str, str] | None = ("", "")
             while position is not None:
@@ -114,8 +85,14 @@ class GroupCalls(ClusterClient):
                     max_count=PAGE_SIZE,
                     broker_name=broker_name,
                 )
-                position = await _collect(session, address, header, found)
-        return found.groups()
+                answer = await self._send(address, RequestCode.QUERY_CONSUMERS, header)
+                with answer_of(address):
+                    found += decode_consumers(answer.body)
+                following = typed(answer, QueryConsumersResponseHeader, address)
+                position = None
+                if following.next_group is not None:
+                    position = following.next_group, following.next_client or ""
+        return _grouped(found)
 
     async def create_group(
         self,
@@ -160,17 +137,23 @@ class GroupCalls(ClusterClient):
         await self._send_each(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
 
-async def _collect(
-    session: Session, address: str, header: QueryConsumersRequestHeader, found: GroupCollector
-) -> tuple[str, str] | None:
-    """Add a page of consumers; return the last member before the next page, or None at the end."""
-    answer = expect_success(
-        await call_broker(session, address, RequestCode.QUERY_CONSUMERS, header)
-    )
-    with answer_of(address):
-        for info in decode_consumers(answer.body):
-            found.add(info)
-    following = typed(answer, QueryConsumersResponseHeader, address)
-    if following.next_group is None:
-        return None
-    return following.next_group, following.next_client or ""
+def _grouped(infos: Iterable[ConsumerInfo]) -> list[ConsumerGroup]:
+    """Return the groups sorted by name, their members by client id.
+
+    A member may be known to several brokers: a refusal takes precedence.
+    """
+    models: dict[str, str] = {}
+    members: dict[str, dict[str, dict[str, ConsumerInfo]]] = {}
+    for info in infos:
+        models[info.group] = info.message_model
+        topics = members.setdefault(info.group, {}).setdefault(info.client_id, {})
+        if info.topic not in topics or info.refused:
+            topics[info.topic] = info
+    return [
+        ConsumerGroup(
+            name=name,
+            message_model=models[name],
+            members=tuple(_member(*one) for one in sorted(of_group.items())),
+        )
+        for name, of_group in sorted(members.items())
+    ]

@@ -7,14 +7,12 @@ from typing import Final
 
 from halfmq.remoting.codes import INT64_MAX, RequestCode, ResponseCode
 from halfmq.remoting.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
-from halfmq.store.format.errors import CorruptRecordError
 from halfmq.store.format.ids import parse_offset_message_id
-from halfmq.store.format.record import Record, decode_record
 
 from ..arguments import check_count, check_optional_text, check_text
-from ..errors import BadAnswerError, BrokerRefusedError
+from ..errors import BrokerRefusedError
 from ..message import ReceivedMessage
-from ..net.session import expect_success
+from ..net.response_errors import answer_of, expect_success, records_of
 from .brokers import ClusterClient, call_broker, milliseconds
 
 MESSAGES_MAX: Final = 64
@@ -82,8 +80,9 @@ class MessageCalls(ClusterClient):
             if error.code == ResponseCode.SYSTEM_ERROR:  # there is no record at the offset
                 return None
             raise
-        records = records_of(address, answer.body)
-        return ReceivedMessage(records[0], self._name_of(address)) if records else None
+        with answer_of(address):
+            record = next(records_of(answer.body), None)
+        return None if record is None else ReceivedMessage(record, self._name_of(address))
 
     async def _query(
         self, topic: str, key: str, limit: int, begin_ms: int, end_ms: int, *, is_unique_key: bool
@@ -100,7 +99,8 @@ class MessageCalls(ClusterClient):
         for name, address in self._brokers():
             answer = await call_broker(self._session, address, RequestCode.QUERY_MESSAGE, header)
             if answer.code != ResponseCode.QUERY_NOT_FOUND:
-                records = records_of(address, expect_success(answer).body)
+                with answer_of(address):
+                    records = list(records_of(expect_success(answer).body))
                 found += [ReceivedMessage(record, name) for record in records]
         # The index has hashes: another key may have the same.
         return [
@@ -111,20 +111,3 @@ class MessageCalls(ClusterClient):
 
     def _name_of(self, address: str) -> str:
         return next((name for name, at in self._brokers() if at == address), "")
-
-
-def records_of(address: str, body: bytes) -> list[Record]:
-    """Return the records of an answer.
-
-    Raises:
-        BadAnswerError: They are damaged.
-    """
-    records: list[Record] = []
-    position = 0
-    try:
-        while position < len(body):
-            records.append(decode_record(body, position, check_crc=False))
-            position += records[-1].total_size
-    except CorruptRecordError as error:
-        raise BadAnswerError(address, str(error)) from error
-    return records

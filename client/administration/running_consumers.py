@@ -22,8 +22,7 @@ from halfmq.remoting.running_info import (
 from ..arguments import check_kind, check_text
 from ..errors import BrokerRefusedError
 from ..message import MessageQueue, ReceivedMessage
-from ..net.response_errors import answer_of
-from ..net.session import expect_success
+from ..net.response_errors import answer_of, expect_success
 from .brokers import ClusterClient, call_broker, time_of
 
 RELAY_SECONDS = 12.0

@@ -26,8 +26,8 @@ from ..errors import (
     TransactionNotFoundError,
     UnsupportedRequestError,
 )
-from ..net.response_errors import answer_of, error_from_response
-from ..net.session import Session, expect_success, typed
+from ..net.response_errors import answer_of, error_from_response, expect_success
+from ..net.session import Session, typed
 from .brokers import ClusterClient, call_broker
 
 PAGE_SIZE: Final = 500

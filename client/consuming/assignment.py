@@ -18,16 +18,16 @@ from typing import Final, TypeAlias
 
 from halfmq.remoting.bodies import SubscriptionData, decode_consumer_list
 from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.headers import ConsumerGroupRequestHeader
 from halfmq.store.format.topics import RETRY_PREFIX
 
 from ..config import ClientConfig
-from ..errors import AccessDeniedError, BadAnswerError, ClientError
+from ..errors import AccessDeniedError, ClientError
 from ..events import Assigned, ConsumerEvent, Lagging, Revoked, TopicMissing
 from ..message import MessageQueue
+from ..net.response_errors import answer_of, expect_success
 from ..net.routes import nearest_topics
-from ..net.session import Session, expect_success
+from ..net.session import Session
 from .delivery import DeliveryBuffer
 from .handover import Handover
 from .in_flight import InFlightWindow
@@ -251,10 +251,8 @@ class Assignment:
         address = broker_address(session, route.consume_queues[0])
         header = ConsumerGroupRequestHeader(consumer_group=self._group)
         answer = await session.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-        try:
+        with answer_of(address):
             members = decode_consumer_list(expect_success(answer).body)
-        except ProtocolError as error:
-            raise BadAnswerError(address, str(error)) from error
         return allocate_averagely(route.consume_queues, members, session.client_id)
 
     async def _assign(self, session: Session, queue: MessageQueue) -> None:

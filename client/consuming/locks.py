@@ -21,11 +21,11 @@ from halfmq.remoting.bodies import (
     encode_lock_batch,
 )
 from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.errors import ProtocolError
 
-from ..errors import BadAnswerError, ClientError
+from ..errors import ClientError
 from ..message import MessageQueue
-from ..net.session import Session, expect_success
+from ..net.response_errors import answer_of, expect_success
+from ..net.session import Session
 from .offsets import broker_address
 
 logger = logging.getLogger(__name__)
@@ -58,10 +58,8 @@ class HeldLocks:
             address = broker_address(session, of_broker[0])
             body = self._body(session, of_broker)
             answer = await session.call(address, RequestCode.LOCK_BATCH_MQ, None, body)
-            try:
+            with answer_of(address):
                 keys = decode_locked_queues(expect_success(answer).body)
-            except ProtocolError as error:
-                raise BadAnswerError(address, str(error)) from error
             locked = {MessageQueue(key.topic, name, key.queue_id) for key in keys}
             for queue in of_broker:
                 self._forget(queue)

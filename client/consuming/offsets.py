@@ -27,7 +27,8 @@ from halfmq.store.format.topics import RETRY_PREFIX
 
 from ..errors import ConfigurationError, ConnectError
 from ..message import MessageQueue
-from ..net.session import Session, expect_success, typed
+from ..net.response_errors import expect_success
+from ..net.session import Session, typed
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from halfmq.remoting.bodies import SubscriptionData
@@ -16,7 +16,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader, PullMessageResponseHeader
 from halfmq.store.format.errors import CorruptRecordError
 from halfmq.store.format.properties import get_property
-from halfmq.store.format.record import Record, decode_record
+from halfmq.store.format.record import Record
 
 from ..config import ClientConfig
 from ..errors import (
@@ -24,7 +24,7 @@ from ..errors import (
     BrokerRefusedError,
     ClientError,
 )
-from ..net.response_errors import error_from_response
+from ..net.response_errors import error_from_response, records_of
 from ..net.session import Session, typed
 from .delivery import DeliveryBuffer
 from .in_flight import InFlightWindow
@@ -209,16 +209,3 @@ class QueuePuller:
             await self._session.heartbeat(broker_address(self._session, self.window.queue))
         except ClientError as error:
             logger.debug("event=heartbeat_failed queue=%s reason=%r", self.window.queue, str(error))
-
-
-def records_of(body: bytes) -> Iterator[Record]:
-    """Decode the records of a pull's answer. As in official clients, the CRC is not checked.
-
-    Raises:
-        CorruptRecordError: The remaining bytes are not a record.
-    """
-    position = 0
-    while position < len(body):
-        record = decode_record(body, position, check_crc=False)
-        yield record
-        position += record.total_size

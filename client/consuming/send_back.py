@@ -9,7 +9,8 @@ from halfmq.remoting.headers import ConsumerSendMsgBackRequestHeader
 
 from ..errors import ClientError
 from ..message import MessageView
-from ..net.session import Session, expect_success
+from ..net.response_errors import expect_success
+from ..net.session import Session
 from .delivery import Delivery
 from .offsets import broker_address
 

@@ -20,7 +20,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 
 from ..arguments import is_topic, topic_error
 from ..errors import FILTER_EXPECTED, ConfigurationError
-from ..net.response_errors import error_from_response
+from ..net.response_errors import expect_success
 from ..net.session import Session, wall_clock_ms
 from .filters import SQL92, SqlFilter, normalise_filter, sql_error
 from .offsets import StartFrom
@@ -67,8 +67,7 @@ async def check_sql_filters(
         answer = await session.call(address, RequestCode.CHECK_CLIENT_CONFIG, None, body)
         if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
             raise sql_error(subscription.topic, subscription.sub_string, answer.remark or "")
-        if answer.code != ResponseCode.SUCCESS:
-            raise error_from_response(answer)
+        expect_success(answer)
 
 
 def consumer_heartbeat(

@@ -17,6 +17,8 @@ from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.serialization import ext_fields
+from halfmq.store.format.errors import CorruptRecordError
+from halfmq.store.format.record import Record, decode_record
 
 from ..errors import AccessDeniedError, AuthenticationError, BadAnswerError, BrokerRefusedError
 
@@ -51,8 +53,32 @@ def answer_of(address: str) -> Iterator[None]:
     """
     try:
         yield
-    except ProtocolError as error:
+    except (ProtocolError, CorruptRecordError) as error:
         raise BadAnswerError(address, str(error)) from error
+
+
+def records_of(body: bytes) -> Iterator[Record]:
+    """Decode the records of an answer. As in official clients, the CRC is not checked.
+
+    Raises:
+        CorruptRecordError: The remaining bytes are not a record.
+    """
+    position = 0
+    while position < len(body):
+        record = decode_record(body, position, check_crc=False)
+        yield record
+        position += record.total_size
+
+
+def expect_success(answer: RemotingCommand) -> RemotingCommand:
+    """Return the answer if its code is SUCCESS.
+
+    Raises:
+        BrokerRefusedError: It has another code.
+    """
+    if answer.code != ResponseCode.SUCCESS:
+        raise error_from_response(answer)
+    return answer
 
 
 def error_from_response(answer: RemotingCommand) -> BrokerRefusedError:

@@ -43,7 +43,7 @@ from ..errors import ClientClosedError, ClientError, RouteNotFoundError
 from ..message import MessageQueue
 from .connection_pool import ConnectionPool
 from .name_servers import NameServers
-from .response_errors import answer_of, error_from_response
+from .response_errors import answer_of, expect_success
 
 logger = logging.getLogger(__name__)
 
@@ -245,8 +245,7 @@ class RouteTable:
         """Load the addresses of all brokers of the cluster, also of those that create no topics."""
         try:
             answer = await self._servers.request(RequestCode.GET_BROKER_CLUSTER_INFO)
-            if answer.code != ResponseCode.SUCCESS:
-                raise error_from_response(answer)
+            expect_success(answer)
             cluster = decode_cluster_info(answer.body)
         except (ClientError, ProtocolError) as error:
             logger.info("event=cluster_unknown reason=%r", str(error))
@@ -264,8 +263,7 @@ class RouteTable:
         """Return the names of all topics, system topics included; empty if no server answers."""
         try:
             answer = await self._servers.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-            if answer.code != ResponseCode.SUCCESS:
-                raise error_from_response(answer)
+            expect_success(answer)
             return decode_topic_list(answer.body)
         except (ClientError, ProtocolError) as error:
             logger.info("event=topics_unknown reason=%r", str(error))
@@ -313,8 +311,7 @@ class RouteTable:
             self.halfmq = answer.header.get(RECOGNITION_FIELD) == "1"
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
-        if answer.code != ResponseCode.SUCCESS:
-            raise error_from_response(answer)
+        expect_success(answer)
         with answer_of(self._servers.address):
             return decode_route(answer.body)
 

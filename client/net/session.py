@@ -23,7 +23,6 @@ from typing import Final
 from halfmq.remoting.bodies import HeartbeatData, encode_heartbeat
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.ext_fields import H, Header
 from halfmq.remoting.header_tables import response_header
 from halfmq.remoting.headers import HeartbeatRequestHeader, UnregisterClientRequestHeader
@@ -33,7 +32,6 @@ from halfmq.store.format.topics import DEFAULT_TOPIC
 from ..config import ClientConfig
 from ..errors import (
     AccessDeniedError,
-    BadAnswerError,
     ClientError,
     ConnectError,
     ConnectionLostError,
@@ -43,7 +41,7 @@ from ..errors import (
 from .connection import BrokerConnection, ServerRequestHandler
 from .connection_pool import ConnectionPool
 from .name_servers import NameServers
-from .response_errors import error_from_response
+from .response_errors import answer_of, error_from_response
 from .retry import wait_before_retry
 from .routes import Route, RouteTable
 from .security import Security
@@ -350,24 +348,11 @@ class Session:
             logger.debug("event=not_unregistered address=%s reason=%r", address, str(error))
 
 
-def expect_success(answer: RemotingCommand) -> RemotingCommand:
-    """Return the answer if its code is SUCCESS.
-
-    Raises:
-        BrokerRefusedError: It has another code.
-    """
-    if answer.code != ResponseCode.SUCCESS:
-        raise error_from_response(answer)
-    return answer
-
-
 def typed(answer: RemotingCommand, kind: type[H], address: str) -> H:
     """Decode the ext fields of an answer.
 
     Raises:
         BadAnswerError: They do not follow the protocol.
     """
-    try:
+    with answer_of(address):
         return response_header(answer, kind)
-    except ProtocolError as error:
-        raise BadAnswerError(address, str(error)) from error

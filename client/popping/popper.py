@@ -41,13 +41,13 @@ from halfmq.store.format.record import Record
 from ..consuming.delivery import CONSUMER_CLOSED, Delivery, DeliveryBuffer, log_late_ack
 from ..consuming.in_flight import InFlightWindow
 from ..consuming.offsets import broker_address
-from ..consuming.pulling import ANSWER_GRACE, RETRY_SECONDS, QueuePuller, records_of
+from ..consuming.pulling import ANSWER_GRACE, RETRY_SECONDS, QueuePuller
 from ..consuming.send_back import send_back
 from ..errors import BadAnswerError, BrokerRefusedError, ClientError, UnsupportedRequestError
 from ..message import DEAD_LETTER_LEVEL, DELAY_SECONDS, MessageQueue
-from ..net.response_errors import error_from_response
+from ..net.response_errors import expect_success, records_of
 from ..net.retry import backoff_seconds
-from ..net.session import expect_success, typed, wall_clock_ms
+from ..net.session import typed, wall_clock_ms
 
 ANY_QUEUE: Final = -1
 """The queue id of a pop from all queues of a topic at a broker."""
@@ -120,8 +120,7 @@ class Popper(QueuePuller):
         self.attempt_id = ""
         if answer.code == ResponseCode.POLLING_TIMEOUT:
             return False
-        if answer.code != ResponseCode.SUCCESS:
-            raise error_from_response(answer)
+        expect_success(answer)
         deliveries = list(self._deliveries(answer))
         self._buffer.add_popped([one for one in deliveries if self._matches_filter(one.record)])
         for one in deliveries:

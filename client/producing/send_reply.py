@@ -16,7 +16,8 @@ from halfmq.store.format.topics import DEFAULT_TOPIC
 from ..config import ClientConfig
 from ..errors import InvalidMessageError, MessageTooLargeError
 from ..net.compression import compress_body
-from ..net.session import Session, expect_success, wall_clock_ms
+from ..net.response_errors import expect_success
+from ..net.session import Session, wall_clock_ms
 
 
 async def send_reply(

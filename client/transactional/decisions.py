@@ -40,7 +40,7 @@ from ..errors import (
     DecisionConflictError,
 )
 from ..message import Decision
-from ..net.response_errors import answer_of, error_from_code, error_from_response
+from ..net.response_errors import answer_of, error_from_code, error_from_response, expect_success
 from ..net.retry import outcome_unknown
 from ..net.session import Session, typed
 
@@ -228,8 +228,7 @@ class DecisionSender:
                 self._start(broker_name, [ending])
             batch.clear()
             return []
-        if answer.code != ResponseCode.SUCCESS:
-            raise error_from_response(answer)
+        expect_success(answer)
         with answer_of(address):
             results = decode_end_results(answer.body)
         if len(results) != len(batch):

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Container, Sequence
 from typing import Final
 
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FRAME_SIZE_MAX
 from halfmq.remoting.own_requests import (
@@ -33,7 +33,7 @@ from ..errors import (
 )
 from ..message import Message, MessageQueue, SendResult
 from ..net.message_encoding import EncodedMessage
-from ..net.response_errors import answer_of, error_from_response
+from ..net.response_errors import answer_of, expect_success
 from ..net.retry import STALE_ROUTE_CODES, final_error, wait_before_retry
 from ..net.routes import Route
 from ..net.session import Session, wall_clock_ms
@@ -209,8 +209,7 @@ def _results(
     queues: Sequence[MessageQueue],
     address: str,
 ) -> list[SendResult]:
-    if answer.code != ResponseCode.SUCCESS:
-        raise error_from_response(answer)
+    expect_success(answer)
     with answer_of(address):
         stored = decode_prepared_results(answer.body)
     if len(stored) != len(encoded_messages):

@@ -9,10 +9,10 @@ import contextlib
 from collections.abc import Iterator
 
 from halfmq.client import MessageView, SendStatus, UnreadableBodyError
+from halfmq.client.message import MessageQueue
 
 # Answers as recorded, without a connection that would ask for them.
-from halfmq.client.consuming.pulling import records_of
-from halfmq.client.message import MessageQueue
+from halfmq.client.net.response_errors import records_of
 from halfmq.client.net.routes import build_route
 from halfmq.client.net.session import typed
 from halfmq.client.producer import STATUSES, send_result
