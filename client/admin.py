@@ -64,8 +64,9 @@ class Admin(
 ):
     """Decides transactions and administers the brokers of a cluster.
 
-    Every method raises `ClientError` if a broker does not answer, or refuses. Listed with a method
-    is what else it raises, or which refusals to expect.
+    Every method raises `ClientError` if a broker does not answer, or refuses; then a call that
+    creates, changes, resets, deletes or decides may be repeated. Listed with a method is what else
+    it raises, or which refusals to expect.
     """
 
     def __init__(

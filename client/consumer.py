@@ -1,6 +1,6 @@
 """Consumer: deliver each message of a group to one of its members until it is acknowledged.
 
-The queues of a topic are assigned to the members of the group (``rebalance``). Each member pulls
+The queues of a topic are assigned to the members of the group (``assignment``). Each member pulls
 its queues (``pulling``) into one buffer (``delivery``), from which the user's loop takes messages.
 Per queue, the offset to commit is that of the first message in flight (``in_flight``). Offsets are
 stored at the broker and committed every ``offset_commit_interval``, when a queue is revoked, and at

@@ -19,13 +19,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
-    """A broker is connected, at the start or again after an outage."""
-
-    name: ClassVar[str] = "connected"
-    level: ClassVar[int] = logging.DEBUG  # the session logs it, for all clients
+class _Event:
+    name: ClassVar[str]
+    level: ClassVar[int]
 
     group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Connected(_Event):
+    """A broker is connected, at the start or again after an outage."""
+
+    name = "connected"
+    level = logging.DEBUG  # the session logs it, for all clients
+
     address: str
 
     def __str__(self) -> str:
@@ -33,13 +40,12 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionLost:
+class ConnectionLost(_Event):
     """A broker does not answer any more. It is connected to again by itself."""
 
-    name: ClassVar[str] = "connection_lost"
-    level: ClassVar[int] = logging.DEBUG
+    name = "connection_lost"
+    level = logging.DEBUG
 
-    group: str
     address: str
     reason: str
 
@@ -48,13 +54,12 @@ class ConnectionLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class Assigned(_Event):
     """Queues of a topic are assigned to this consumer, which begins to pull them."""
 
-    name: ClassVar[str] = "assigned"
-    level: ClassVar[int] = logging.INFO
+    name = "assigned"
+    level = logging.INFO
 
-    group: str
     topic: str
     queues: tuple[MessageQueue, ...]
 
@@ -67,20 +72,19 @@ class Revoked(Assigned):
     """Queues of a topic are assigned to it no more; their messages go to other members."""
 
     __slots__ = ()
-    name: ClassVar[str] = "revoked"
+    name = "revoked"
 
 
 @dataclass(frozen=True, slots=True)
-class Lagging:
+class Lagging(_Event):
     """A queue has ``lagging_from`` messages or more that are not acknowledged.
 
     Reported once, and again after the lag was below half of that.
     """
 
-    name: ClassVar[str] = "lagging"
-    level: ClassVar[int] = logging.WARNING
+    name = "lagging"
+    level = logging.WARNING
 
-    group: str
     queue: MessageQueue
     lag: int
     """Messages from the first one that is not acknowledged to the end of the queue."""
@@ -90,13 +94,12 @@ class Lagging:
 
 
 @dataclass(frozen=True, slots=True)
-class Retried:
+class Retried(_Event):
     """A message failed, or was not acknowledged in time; the group gets it again later."""
 
-    name: ClassVar[str] = "retried"
-    level: ClassVar[int] = logging.DEBUG
+    name = "retried"
+    level = logging.DEBUG
 
-    group: str
     queue: MessageQueue
     queue_offset: int
     message_id: str
@@ -114,21 +117,20 @@ class Rejected(Retried):
     """A message was rejected, so it becomes a dead letter."""
 
     __slots__ = ()
-    name: ClassVar[str] = "rejected"
-    level: ClassVar[int] = logging.INFO
+    name = "rejected"
+    level = logging.INFO
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryRefused:
+class DeliveryRefused(_Event):
     """A broker refuses to deliver messages, such as when rights are withdrawn.
 
     ``receive`` raises the same error while it lasts.
     """
 
-    name: ClassVar[str] = "refused"
-    level: ClassVar[int] = logging.WARNING
+    name = "refused"
+    level = logging.WARNING
 
-    group: str
     reason: str
 
     def __str__(self) -> str:
@@ -136,13 +138,12 @@ class DeliveryRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicMissing:
+class TopicMissing(_Event):
     """No broker has ``topic``. It is consumed once it is created. Reported once per topic."""
 
-    name: ClassVar[str] = "topic_missing"
-    level: ClassVar[int] = logging.WARNING
+    name = "topic_missing"
+    level = logging.WARNING
 
-    group: str
     topic: str
     nearest: tuple[str, ...]
     """Topics with similar names, the most similar first; at most three."""
@@ -153,17 +154,16 @@ class TopicMissing:
 
 
 @dataclass(frozen=True, slots=True)
-class UnequalSubscriptions:
+class UnequalSubscriptions(_Event):
     """Another member of the group has a different filter for ``topic``, so messages are lost.
 
     Reported once a minute while it lasts, as during a deployment that changes a subscription. A
     filter is None if its client does not subscribe to the topic.
     """
 
-    name: ClassVar[str] = "unequal_subscriptions"
-    level: ClassVar[int] = logging.WARNING
+    name = "unequal_subscriptions"
+    level = logging.WARNING
 
-    group: str
     topic: str
     client_id: str
     """This consumer."""

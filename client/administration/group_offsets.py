@@ -92,7 +92,6 @@ class OffsetCalls(ClusterClient):
 
         Raises:
             BrokerRefusedError: No broker has the topic, or one does not have the group.
-            ClientError: A broker does not answer, or refuses; a retry is safe.
         """
         check_text("group", group)
         check_text("topic", topic)
@@ -109,7 +108,6 @@ class OffsetCalls(ClusterClient):
 
         Raises:
             BrokerRefusedError: The queue has no such offset, or the group does not exist.
-            ClientError: The broker does not answer, or refuses; a retry is safe.
         """
         check_text("group", group)
         check_kind("queue", queue, MessageQueue)
@@ -139,7 +137,6 @@ class OffsetCalls(ClusterClient):
 
         Raises:
             BrokerRefusedError: ``target`` does not exist.
-            ClientError: A broker does not answer, or refuses; a retry is safe.
         """
         check_text("source", source)
         check_text("target", target)

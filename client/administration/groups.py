@@ -114,7 +114,6 @@ class GroupCalls(ClusterClient):
 
         Raises:
             BrokerRefusedError: The name is no group name.
-            ClientError: A broker does not answer, or refuses; a retry is safe.
         """
         check_text("name", name)
         entry = {

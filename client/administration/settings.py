@@ -149,7 +149,6 @@ class BrokerCalls(ClusterClient):
         Raises:
             BrokerRefusedError: The setting takes effect at a start only, the value is wrong, or the
                 broker has no file; says which. The brokers before it, by name, have changed.
-            ClientError: A broker does not answer, or refuses; a retry is safe.
         """
         check_text("key", key)
         check_text("value", value)

@@ -108,7 +108,6 @@ class TopicCalls(ClusterClient):
             ConfigurationError: There is no such cluster.
             BrokerRefusedError: The name is no topic name, is the broker's own, or an attribute
                 does not exist. The brokers before it, by name, have the topic.
-            ClientError: A broker does not answer, or refuses; a retry is safe.
         """
         check_text("name", name)
         check_count("queues", queues, range(1, _QUEUES_MAX + 1))
@@ -138,7 +137,6 @@ class TopicCalls(ClusterClient):
 
         Raises:
             BrokerRefusedError: It is the broker's own.
-            ClientError: A broker or name server does not answer, or refuses; a retry is safe.
         """
         check_text("name", name)
         header = TopicRequestHeader(topic=name)

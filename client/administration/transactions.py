@@ -208,7 +208,6 @@ class TransactionCalls(ClusterClient):
             DecisionConflictError: It was rolled back before.
             TransactionNotFoundError: No broker knows it.
             UnsupportedRequestError: The broker is not halfmq's.
-            ClientError: The broker does not answer, or refuses; a retry is safe.
         """
         return await self._decide(transaction_id, "commit", reason)
 

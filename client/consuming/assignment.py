@@ -11,10 +11,10 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from halfmq.remoting.bodies import SubscriptionData, decode_consumer_list
 from halfmq.remoting.codes import RequestCode
@@ -34,10 +34,11 @@ from .in_flight import InFlightWindow
 from .locks import LOCK_RENEWAL, HeldLocks
 from .offsets import OffsetStore, StartFrom, broker_address, commit_end
 from .pulling import QueuePuller
-from .rebalance import allocate_averagely
 from .refusals import Refusals
 
 logger = logging.getLogger(__name__)
+
+Q = TypeVar("Q")
 
 REBALANCE_RETRY: Final = 1.0
 """Seconds until the next attempt after a rebalance has failed."""
@@ -387,6 +388,25 @@ class Assignment:
             await gather_all(self._commit_window(session, window) for window in self.windows)
         finally:
             await self._offsets.flush()
+
+
+def allocate_averagely(queues: Sequence[Q], clients: Iterable[str], own_id: str) -> list[Q]:
+    """Return the range of ``queues`` (sorted by the caller) that is assigned to ``own_id``.
+
+    There is no coordinator: each member computes its own part, and all of them compute the same.
+    The formula is therefore part of the protocol: a member that rounds differently would leave
+    queues unread or read them twice. Source: RocketMQ ``AllocateMessageQueueAveragely``.
+
+    The first ``len(queues) % len(clients)`` clients get one queue more than the others. An id
+    that is not among ``clients`` gets nothing: the broker does not know this member yet.
+    """
+    members = sorted(set(clients))
+    if own_id not in members:
+        return []
+    index = members.index(own_id)
+    size, larger = divmod(len(queues), len(members))
+    start = index * size + min(index, larger)
+    return list(queues[start : start + size + (index < larger)])
 
 
 def missing_topic_interval(missing: int) -> float:

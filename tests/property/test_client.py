@@ -7,8 +7,8 @@ from hypothesis import given
 
 from halfmq.client import ClientConfig, Message
 from halfmq.client.arguments import RESERVED_NAMES, is_tag
+from halfmq.client.consuming.assignment import allocate_averagely
 from halfmq.client.consuming.in_flight import InFlightWindow
-from halfmq.client.consuming.rebalance import allocate_averagely
 from halfmq.client.message import MessageQueue
 from halfmq.client.net.compression import decompress_body
 from halfmq.client.net.message_encoding import encode_message, encode_message_batch
