@@ -443,6 +443,7 @@ def test_the_facade_offers_every_public_method(name: str) -> None:
     """The same names, and the same arguments."""
     asynchronous, facade = getattr(aio, name), getattr(blocking, name)
     ours = {
+        "new_key",
         "prepare",
         "finish",
         "look_and_finish",
