@@ -73,14 +73,13 @@ def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
 
 def check_count(name: str, value: object, allowed: range) -> None:
     """Raise ConfigurationError unless it is a whole number in the range."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or not allowed.start <= value < allowed.stop
-    ):
-        raise ConfigurationError(
-            name, value, f"a whole number, {allowed.start} to {allowed.stop - 1}"
-        )
+    if not _is_count(value, allowed):
+        expected = f"a whole number, {allowed.start} to {allowed.stop - 1}"
+        raise ConfigurationError(name, value, expected)
+
+
+def _is_count(value: object, allowed: range) -> bool:
+    return type(value) is int and allowed.start <= value < allowed.stop
 
 
 def check_callable(name: str, value: object) -> None:
@@ -174,11 +173,7 @@ def not_text_error(what: str, value: object) -> InvalidMessageError:
 
 def check_number(what: str, value: object, allowed: range) -> None:
     """Raise InvalidMessageError unless the value is a whole number of the range."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or not allowed.start <= value < allowed.stop
-    ):
+    if not _is_count(value, allowed):
         raise InvalidMessageError(
             f"{what} is {value!r:.200}, expected {allowed.start} to {allowed.stop - 1}"
         )

@@ -244,13 +244,7 @@ class DeadLetterCalls(BrowseCalls):
                     await asyncio.sleep(max(0.0, due - clock()))
                     due = max(due, clock()) + 1 / rate
                 try:
-                    copy = _copy(letter)
-                    # A route that is known from before may be the one of a deleted topic.
-                    is_new = letter.topic not in topics
-                    if is_new and await self._session.routes.fetch(letter.topic) is None:
-                        raise RouteNotFoundError(letter.topic)
-                    if producer is not None:
-                        await producer.send_copy(copy)
+                    await self._redrive(letter, producer, is_new=letter.topic not in topics)
                 except ClientError as error:
                     failures.append((letter, error))
                     complete = not error.retriable and len(failures) < FAILURES_MAX
@@ -263,6 +257,16 @@ class DeadLetterCalls(BrowseCalls):
         return Redriven(
             topics=dict(topics), failures=tuple(failures), begun=begun, complete=complete
         )
+
+    async def _redrive(
+        self, letter: DeadLetter, producer: _Redriver | None, *, is_new: bool
+    ) -> None:
+        copy = _copy(letter)
+        # A route that is known from before may be the one of a deleted topic.
+        if is_new and await self._session.routes.fetch(letter.topic) is None:
+            raise RouteNotFoundError(letter.topic)
+        if producer is not None:
+            await producer.send_copy(copy)
 
     async def _only(self, group: str, message_id: str) -> AsyncGenerator[DeadLetter, None]:
         letter = await self.dead_letter(group, message_id)

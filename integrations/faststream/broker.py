@@ -160,8 +160,6 @@ class HalfmqBroker(
 ):
     """A halfmq broker for FastStream."""
 
-    _connection: Producer | None
-
     def __init__(
         self,
         namesrv: str | None = None,
@@ -260,7 +258,7 @@ class HalfmqBroker(
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
-        self._sender.disconnect()
+        self._sender.client = None
 
     async def ping(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 -- FastStream's
         """Return whether a name server or broker answers."""

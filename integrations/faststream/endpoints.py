@@ -225,22 +225,15 @@ class HalfmqPublisher(_Endpoint, internals.PublisherUsecase):
         self, message: Any, topic: str = "", **settings: Unpack[PublishSettings]
     ) -> Any:
         """Publish a message, as `HalfmqBroker.publish` does."""
-        cmd = self._outer_config.broker_config.command(
-            PublishType.PUBLISH, message, topic, settings
-        )
-        producer = self._outer_config.producer
-        return await self._basic_publish(
-            self._completed(cmd), producer=producer, _extra_middlewares=()
-        )
+        cmd, producer = self._command(PublishType.PUBLISH, message, topic, settings)
+        return await self._basic_publish(cmd, producer=producer, _extra_middlewares=())
 
     async def request(
         self, message: Any, topic: str = "", **settings: Unpack[PublishSettings]
     ) -> Any:
         """Publish a request and return its reply, a `HalfmqMessage`."""
-        cmd = self._outer_config.broker_config.command(
-            PublishType.REQUEST, message, topic, settings
-        )
-        return await self._basic_request(self._completed(cmd), producer=self._outer_config.producer)
+        cmd, producer = self._command(PublishType.REQUEST, message, topic, settings)
+        return await self._basic_request(cmd, producer=producer)
 
     async def _publish(self, cmd: PublishCommand, *, _extra_middlewares: Iterable[Any]) -> None:
         await self._basic_publish(

@@ -41,15 +41,11 @@ class HalfmqProducer(ProducerProto[HalfmqPublishCommand]):
         self._decoder = ParserComposition(decoder, decode)
         self.codec: Any = DefaultCodec()
         self._serializer: Any = None
-        self._client: Producer | None = None
+        self.client: Producer | None = None
 
     def connect(self, client: Producer, serializer: Any, codec: Any) -> None:
         """Send with a client from now on."""
-        self._client, self._serializer, self.codec = client, serializer, codec or DefaultCodec()
-
-    def disconnect(self) -> None:
-        """Send nothing more."""
-        self._client = None
+        self.client, self._serializer, self.codec = client, serializer, codec or DefaultCodec()
 
     async def publish(self, cmd: HalfmqPublishCommand) -> Any:
         """Send a message or a reply, or add it to the open transaction.
@@ -89,9 +85,9 @@ class HalfmqProducer(ProducerProto[HalfmqPublishCommand]):
 
     @property
     def _connected(self) -> Producer:
-        if self._client is None:
+        if self.client is None:
             raise IncorrectState("the broker is not connected: await broker.connect() or start()")
-        return self._client
+        return self.client
 
 
 class ReplyPublisher(FakePublisher):

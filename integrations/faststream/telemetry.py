@@ -1,8 +1,7 @@
 """FastStream's middlewares for OpenTelemetry and Prometheus, with what they say of halfmq.
 
-Each needs its library: ``faststream[otel]`` or ``faststream[prometheus]``. They inherit
-FastStream's names of spans and attributes. The spans of the client itself
-(``halfmq[otel]``) would come in addition: use one of the two.
+Each needs its library: ``faststream[otel]`` or ``faststream[prometheus]``. The names are those of
+FastStream. The spans of the client (``halfmq[otel]``) would come in addition: use one of the two.
 """
 
 from __future__ import annotations
