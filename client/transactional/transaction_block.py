@@ -102,7 +102,7 @@ class Transaction:
             ConfigurationError: ``order_key`` is neither a text nor a list with one per message.
             InvalidMessageError: No message, or too many for one transaction.
         """
-        self.messages = () if collects else check_messages(messages)
+        self.messages: tuple[Message, ...] = () if collects else check_messages(messages)
         """The messages that a commit delivers; the first one is the leader, which checkers see."""
         self.order_keys = check_order_keys(order_key, len(self.messages))
         """The order key of each message, or None."""
@@ -147,7 +147,7 @@ class Transaction:
             )
         messages = check_messages([*self.messages, message])
         self.order_keys = check_order_keys([*self.order_keys, order_key], len(messages))
-        self.messages = messages
+        self.messages: tuple[Message, ...] = messages
 
     @property
     def message(self) -> Message:
