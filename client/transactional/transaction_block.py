@@ -147,7 +147,7 @@ class Transaction:
             )
         messages = check_messages([*self.messages, message])
         self.order_keys = check_order_keys([*self.order_keys, order_key], len(messages))
-        self.messages: tuple[Message, ...] = messages
+        self.messages = messages
 
     @property
     def message(self) -> Message:
