@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.store.files.json_table import read_table, save_table
+from halfmq.store.format.digest import DIRECTORY as DIGESTS
 from halfmq.store.queue.deleted_topics import DELETED_KEY
 
 from .config import PORT_STEP, BrokerConfig
@@ -101,7 +102,8 @@ def check_members(config: BrokerConfig) -> None:
         moved = root / member_names(config)[0]
         raise _left_out(config, [root], f"brokers=1, or its contents moved to {moved}")
     served = member_names(config) if network.brokers > 1 else []
-    others = [path for path in sorted(root.glob("*/")) if path.name not in served]
+    own = (*served, DIGESTS)  # a broker's digests lie in folders as its store does
+    others = [path for path in sorted(root.glob("*/")) if path.name not in own]
     if left := [path for path in others if _is_store(path)]:
         raise _left_out(config, left, "as many brokers and the brokerName of before, or move it")
 
