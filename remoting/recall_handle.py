@@ -19,7 +19,7 @@ class RecallHandle(NamedTuple):
     broker_name: str
     deliver_ms: int  # milliseconds since 1970, cut to a second, plus one
     unique_key: str
-    queue_offset: int  # in the timer topic
+    queue_offset: int = -1  # in the timer topic; -1 if RocketMQ made the handle: it is not named
 
     def encode(self) -> str:
         """Return the text that the broker answers and a client sends back."""
@@ -30,11 +30,11 @@ def parse_recall_handle(text: str) -> RecallHandle:
     """Return what a handle names.
 
     Raises:
-        ValueError: It is no handle of a halfmq broker.
+        ValueError: It is no handle.
     """
-    version, topic, broker_name, deliver_ms, unique_key, queue_offset = (
+    version, topic, broker_name, deliver_ms, unique_key, *more = (
         urlsafe_b64decode(text).decode().split(" ")
     )
     if version != _VERSION:
         raise ValueError(f"version {version:.9}, expected {_VERSION}")
-    return RecallHandle(topic, broker_name, int(deliver_ms), unique_key, int(queue_offset))
+    return RecallHandle(topic, broker_name, int(deliver_ms), unique_key, *map(int, more[:1]))

@@ -339,7 +339,9 @@ class DelayService:
             record = self._store.reader.record_at(offset)
             if record is None or is_recall(record.properties):
                 continue
-            if record.prepared_transaction_offset < 0 and state(record.queue_offset) != DELIVERED:
+            is_copy = record.prepared_transaction_offset < 0
+            is_meant = is_copy or handle.queue_offset < 0  # RocketMQ names a message by its key
+            if is_meant and state(record.queue_offset) != DELIVERED:
                 return record
         return None
 

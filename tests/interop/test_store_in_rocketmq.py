@@ -240,35 +240,57 @@ def test_a_store_of_a_killed_broker_goes_on_in_rocketmq(tmp_path: Path) -> None:
 
 def test_it_goes_on_with_popped_messages_and_timers(tmp_path: Path) -> None:
     """What was acknowledged or recalled never comes; the rest comes, in flight, waiting or not."""
-    store = tmp_path / "store"
     with broker_process(tmp_path, **FORMAT) as broker:
-        with blocking.Producer("writers", namesrv=broker.address) as producer:
-            for number in range(6):
-                producer.send(Message("tasks", b"task-%d" % number), order_key="one queue")
-            soon = timedelta(seconds=20)
-            producer.send(Message("tasks", b"timer", deliver_after=soon))
-            recalled = producer.send(Message("tasks", b"recalled", deliver_after=soon))
-            assert recalled.recall_handle is not None
-            producer.recall(recalled.recall_handle)
-        with _sharing(broker.address) as consumer:
-            popped = [consumer.receive() for _ in range(4)]
-            done = [one.body for one in popped[:2] if one.ack()]
-            assert len(done) == 2
-
-    settings = {**FORMAT, "timerWheelEnable": "true"}
-    with rocketmq_broker(store, tmp_path / "rocketmq", **settings) as theirs:
+        done = _leave_in_flight(broker.address)
+    with rocketmq_broker(tmp_path / "store", tmp_path / "rocketmq", **FORMAT, **TIMERS) as theirs:
         theirs.wait_for_route("tasks")
-        with _sharing(theirs.namesrv) as consumer:
-            found: set[bytes] = set()
-            while len(found) < 5:
-                message = consumer.receive(timeout=PATIENCE_S)
-                assert message is not None, found
-                assert message.body not in done
-                found.add(message.body)
-                message.ack()
-            while (message := consumer.receive(timeout=5)) is not None:
-                assert message.body in found
-                message.ack()
+        _check_in_flight(theirs.namesrv, done)
+
+
+def test_we_go_on_with_its_popped_messages_and_timers(tmp_path: Path) -> None:
+    """The same, from its store to ours."""
+    with rocketmq_broker(tmp_path / "store", tmp_path / "rocketmq", **FORMAT, **TIMERS) as theirs:
+        theirs.wait_for_route("TBW102")  # it has registered
+        with blocking.Admin(namesrv=theirs.namesrv) as admin:
+            admin.create_topic("tasks", queues=2)
+        theirs.wait_for_route("tasks")
+        done = _leave_in_flight(theirs.namesrv)
+    with broker_process(tmp_path, **FORMAT) as broker:
+        _check_in_flight(broker.address, done)
+
+
+TIMERS = {"timerWheelEnable": "true", "recallMessageEnable": "true"}
+
+
+def _leave_in_flight(namesrv: str) -> list[bytes]:
+    """Send and recall timers, and pop; return what was acknowledged."""
+    with blocking.Producer("writers", namesrv=namesrv) as producer:
+        for number in range(6):
+            producer.send(Message("tasks", b"task-%d" % number), order_key="one queue")
+        soon = timedelta(seconds=20)
+        producer.send(Message("tasks", b"timer", deliver_after=soon))
+        recalled = producer.send(Message("tasks", b"recalled", deliver_after=soon))
+        assert recalled.recall_handle is not None
+        producer.recall(recalled.recall_handle)
+    with _sharing(namesrv) as consumer:
+        popped = [consumer.receive(timeout=PATIENCE_S) for _ in range(4)]
+        done = [one.body for one in popped[:2] if one is not None and one.ack()]
+    assert len(done) == 2
+    return done
+
+
+def _check_in_flight(namesrv: str, done: list[bytes]) -> None:
+    with _sharing(namesrv) as consumer:
+        found: set[bytes] = set()
+        while len(found) < 5:
+            message = consumer.receive(timeout=PATIENCE_S)
+            assert message is not None, found
+            assert message.body not in done
+            found.add(message.body)
+            message.ack()
+        while (message := consumer.receive(timeout=5)) is not None:
+            assert message.body in found
+            message.ack()
     assert found == {b"timer", *(b"task-%d" % number for number in range(6))} - set(done)
 
 

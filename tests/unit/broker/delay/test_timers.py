@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ from halfmq.broker.delay import delivery
 from halfmq.broker.delay.delivery import RETRY_AFTER_ERROR_MS
 from halfmq.broker.delay.levels import DelayLevels
 from halfmq.broker.delay.timer_records import TimerError
+from halfmq.remoting.recall_handle import parse_recall_handle
 from halfmq.store.errors import DiskFullError
 from halfmq.store.format.timers import timer_checkpoint
+from halfmq.store.format.topics import TIMER_TOPIC
 from halfmq.store.message_store import MessageStore
 from tests.support.broker_doubles import START_MS
 from tests.support.delays import DAY_MS, LEVELS, MAX_DELAY_MS, Clocks, Rig, after, at, delay_service
@@ -177,7 +180,6 @@ def test_a_recalled_message_reaches_nobody(rig: Rig) -> None:
         other._replace(topic="bills"),
         other._replace(unique_key="recalled"),
         other._replace(queue_offset=77),
-        other._replace(queue_offset=-1),
     ):
         with pytest.raises(TimerError, match="recall failed"):
             rig.delays.recall(wrong)
@@ -321,7 +323,7 @@ def test_what_rocketmq_delivered_meanwhile_does_not_come_again(rig: Rig) -> None
 
 
 def test_messages_of_an_official_broker_are_delivered(tmp_path: Path) -> None:
-    """Those that wait there, once; not those that it delivered, or that were recalled."""
+    """Those that wait there, once; not those that it delivered, or that were or are recalled."""
     golden = unpack("timer", tmp_path)
     clocks = Clocks(1_795_257_860_000)
     store = MessageStore(golden_config(golden), now_ms=lambda: clocks.wall)
@@ -335,6 +337,10 @@ def test_messages_of_an_official_broker_are_delivered(tmp_path: Path) -> None:
         if message["what"].startswith("pending")
     }
     assert service.waiting == len(waiting)
+    recalled = next(iter(waiting))
+    del waiting[recalled]
+    theirs = urlsafe_b64encode(f"v1 timer_t broker-a 0 {recalled}".encode()).decode()
+    assert service.recall(parse_recall_handle(theirs)).unique_key == recalled
 
     clocks.advance(4 * DAY_MS)
     while service.tick() == 0:
@@ -343,5 +349,6 @@ def test_messages_of_an_official_broker_are_delivered(tmp_path: Path) -> None:
     new = [one for one in everything(store) if one.physical_offset not in before]
     store.close()
 
-    assert Counter(one.property_map["UNIQ_KEY"] for one in new) == Counter(waiting.keys())
-    assert {one.topic for one in new} == {"timer_t"}
+    delivered = [one for one in new if one.topic != TIMER_TOPIC]
+    assert Counter(one.property_map["UNIQ_KEY"] for one in delivered) == Counter(waiting.keys())
+    assert {one.topic for one in delivered} == {"timer_t"}
