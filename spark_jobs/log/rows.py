@@ -101,7 +101,6 @@ class Rows:
         self.segment = segment
         self.starts = starts
         self.ends = ends
-        self._origin: tuple[Rows, Ints] | None = None  # of which these are most, and which
         self._property_places: dict[str, tuple[Ints, Ints, Bools]] = {}
 
     def __len__(self) -> int:
@@ -112,14 +111,8 @@ class Rows:
         return self if wanted is None or wanted.all() else self.at(np.flatnonzero(wanted))
 
     def at(self, places: Ints) -> "Rows":
-        """Return the records at these places, which are ascending.
-
-        If they are most of the records, topics and properties are looked for in all of them, once.
-        """
-        rows = Rows(self.segment, self.starts[places], self.ends[places])
-        if 2 * len(places) > len(self):
-            rows._origin = self, places
-        return rows
+        """Return the records at these places, which are ascending."""
+        return Rows(self.segment, self.starts[places], self.ends[places])
 
     def are_in(self, topics: frozenset[str] | None) -> Bools | None:
         """Tell which records are of these topics; None, if all are wanted."""
@@ -131,17 +124,10 @@ class Rows:
         """Return only the records that have a place in a queue: no rollbacks, no prepared ones."""
         return self.select(self.field("sys_flag") & NO_QUEUE_ENTRY == 0)
 
-    def queue_numbers(self) -> npt.NDArray[np.generic]:
-        """Number the queues of the records, small enough for a stable sort to be one by counting.
-
-        The numbers mean something within these records only.
-        """
+    def queue_numbers(self) -> Ints:
+        """Number the queues of the records; the numbers mean something within these only."""
         topics = self.topic_codes.astype(np.int64) << 32
-        numbers = topics + (self.field("queue_id") & 0xFFFF_FFFF)
-        distinct = np.unique(numbers)
-        if len(distinct) >= 1 << 16:
-            return numbers
-        return np.searchsorted(distinct, numbers).astype(np.uint16)
+        return topics + (self.field("queue_id") & 0xFFFF_FFFF)
 
     def sound_count(self) -> int:
         """Count the records before the first whose fields contradict its size or place."""
@@ -260,9 +246,6 @@ class Rows:
     @cached_property
     def topics(self) -> tuple[pa.BinaryArray, npt.NDArray[np.int32]]:
         """The distinct topics, and for each record the place of its topic among them."""
-        if self._origin is not None:
-            rows, places = self._origin
-            return rows.topics[0], rows.topics[1][places]
         starts = self._topic_starts
         topics = self.segment.cut(starts, starts + self._topic_sizes).dictionary_encode()
         codes = np.frombuffer(topics.indices.buffers()[1], dtype=np.int32, count=len(self))
@@ -296,8 +279,6 @@ class Rows:
     @cached_property
     def property_block(self) -> "PropertyBlock":
         """All property strings, joined and indexed."""
-        if self._origin is not None:
-            return self._origin[0].property_block
         return PropertyBlock(*joined(self.properties))
 
     def property_places(self, name: str) -> tuple[Ints, Ints, Bools]:
@@ -308,13 +289,7 @@ class Rows:
         """
         found = self._property_places.get(name)
         if found is None:
-            if self._origin is not None:
-                rows, places = self._origin
-                starts, ends, there = rows.property_places(name)
-                found = starts[places], ends[places], there[places]
-            else:
-                found = self.property_block.find(name)
-            self._property_places[name] = found
+            found = self._property_places[name] = self.property_block.find(name)
         return found
 
     def property_values(self, name: str) -> pa.BinaryArray:
@@ -324,9 +299,6 @@ class Rows:
 
     def sum_over_properties(self, hashes: "Callable[[PropertyBlock], Words]") -> Words:
         """Add up a number of 64 bits for each property of a record; the sum wraps around."""
-        if self._origin is not None:
-            rows, places = self._origin
-            return rows.sum_over_properties(hashes)[places]
         return self.property_block.sums(hashes(self.property_block))
 
     def property_pairs(self) -> tuple[Ints, pa.BinaryArray, pa.BinaryArray]:
