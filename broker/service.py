@@ -289,6 +289,7 @@ class Broker:
     def _make_pops(self) -> PopEngine:
         topics, tables = self.config.topics, self._tables
         self._revive_topic = revive_topic(topics.cluster_name)
+        self._watched_topics = DELAYED_TOPICS | {self._revive_topic}  # see `_appended`
         self._pop_retries = Retries(
             tables.topics,
             tables.groups,
@@ -568,10 +569,11 @@ class Broker:
     def _appended(self, group: Sequence[AppendRequest]) -> None:
         self._disk_limits.written_to(self._store.write_offset)
         for request in group:
-            if request.topic in DELAYED_TOPICS:
-                self._delays.on_stored(request)
-            elif request.topic == self._revive_topic and is_from_timer(request.properties):
-                self._pops.arrived(request)
+            if request.topic in self._watched_topics:
+                if request.topic != self._revive_topic:
+                    self._delays.on_stored(request)
+                elif is_from_timer(request.properties):
+                    self._pops.arrived(request)
         if self._polling.waiting:
             self._polling.mark_arrivals([(one.topic, one.queue_id) for one in group])
         if self._pop_polling.waiting:

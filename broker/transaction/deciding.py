@@ -313,7 +313,7 @@ class Decisions:
         """Complete a decision after its records were appended; return its answer."""
         entry, state = planned.entry, planned.state
         self._planned.discard(entry.offset)
-        self._observe_age((self._now_ms() - entry.store_timestamp) / 1_000)
+        self._observe_age((results[0].store_timestamp - entry.store_timestamp) / 1_000)
         if state is _COMMITTED:
             self._counters.committed += 1
         else:

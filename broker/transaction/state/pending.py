@@ -154,8 +154,9 @@ class PendingTable:
             int, tuple[MemberHalf, ...]
         ] = {}  # by the leader's offset, in index order
         self._leader_of: dict[int, int] = {}  # by the member's offset
-        self._of_group: dict[str, int] = {}  # undecided transactions by producer group, none of 0
-        self._origins: dict[tuple[str, str], PendingOrigin] = {}  # by group and topic, none of 0
+        # By group, then by topic; some of them have no undecided transaction now.
+        self._origins: dict[str, dict[str, PendingOrigin]] = {}
+        self._origin_count = 0
         self.parked = 0  # how many of the undecided are PARKED
         self.newest_offset = -1  # the newest record by halfmq that changed the table
         self.get = self._pending.get  # by the offset of the first half; the hot path's lookup
@@ -174,15 +175,19 @@ class PendingTable:
 
         A producer may invent a group for each of its transactions, so many groups count too.
         """
-        return self.halves + ORIGIN_WEIGHT * max(len(self._origins) - ORIGINS_FREE, 0)
+        weight = len(self._pending) + len(self._leader_of)
+        if self._origin_count > ORIGINS_FREE:
+            weight += ORIGIN_WEIGHT * (self._origin_count - ORIGINS_FREE)
+        return weight
 
     def count_of(self, group: str) -> int:
         """Return the number of undecided transactions of a producer group, parked ones included."""
-        return self._of_group.get(group, 0)
+        return sum(origin.count for origin in self._origins.get(group, {}).values())
 
     def origins(self) -> list[PendingOrigin]:
         """Return the producer groups and topics that have undecided transactions, with counts."""
-        return list(self._origins.values())
+        of_groups = self._origins.values()
+        return [origin for of_group in of_groups for origin in of_group.values() if origin.count]
 
     def __iter__(self) -> Iterator[Pending]:
         return iter(self._pending)
@@ -260,11 +265,16 @@ class PendingTable:
         owner: Connection | None = None,
     ) -> Pending:
         """Add a transaction whose half has been appended."""
+        try:
+            origin = self._origins[group][topic]
+        except KeyError:
+            origin = self._new_origin(group, topic)
+        origin.count += 1
         entry = Pending(
             offset,
             queue_offset,
             store_timestamp,
-            self._count(group, topic),
+            origin,
             _PREPARED,
             shared(CheckProgress(checks, checks, immunity_s=immunity_s))
             if checks or immunity_s
@@ -275,21 +285,20 @@ class PendingTable:
         self.newest_offset = offset
         return entry
 
-    def _count(self, group: str, topic: str) -> PendingOrigin:
-        """Count a further transaction, and return its origin."""
-        origin = self._origins.get((group, topic))
-        if origin is None:
-            origin = PendingOrigin(sys.intern(group), sys.intern(topic))
-            self._origins[origin.group, origin.topic] = origin
-        origin.count += 1
-        self._of_group[origin.group] = self._of_group.get(group, 0) + 1
+    def _new_origin(self, group: str, topic: str) -> PendingOrigin:
+        origin = PendingOrigin(sys.intern(group), sys.intern(topic))
+        self._origins.setdefault(origin.group, {})[origin.topic] = origin
+        self._origin_count += 1
         return origin
 
     def restore(self, entries: Iterable[Pending]) -> None:
         """Add transactions from a snapshot, which lists them in log order."""
         pending, newest = self._pending, self.newest_offset
         for entry in entries:
-            entry.origin = self._count(entry.origin.group, entry.origin.topic)
+            group, topic = entry.origin.group, entry.origin.topic
+            known = self._origins.get(group, {}).get(topic)
+            entry.origin = known or self._new_origin(group, topic)
+            entry.origin.count += 1
             pending.add(entry.offset, entry)
             if entry.state is _PARKED:
                 self.parked += 1
@@ -299,8 +308,8 @@ class PendingTable:
     def clear(self) -> None:
         """Remove everything, including the decisions."""
         self._pending.clear()
-        self._of_group.clear()
         self._origins.clear()
+        self._origin_count = 0
         self.decided.clear()
         self.copies.clear()
         self._copies_of.clear()
@@ -325,13 +334,12 @@ class PendingTable:
         self._pending.remove(entry.offset)
         origin = entry.origin
         origin.count -= 1
-        if not origin.count:
-            del self._origins[origin.group, origin.topic]
-        left = self._of_group[origin.group] - 1
-        if left:
-            self._of_group[origin.group] = left
-        else:
-            del self._of_group[origin.group]
+        if not origin.count and self._origin_count > ORIGINS_FREE:
+            self._origin_count -= 1
+            of_group = self._origins[origin.group]
+            del of_group[origin.topic]
+            if not of_group:
+                del self._origins[origin.group]
 
     def _disband(self, leader: int) -> tuple[MemberHalf, ...]:
         members = self.groups.pop(leader, ())
