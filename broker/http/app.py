@@ -26,6 +26,10 @@ from .families import render
 HEAD_SIZE_MAX: Final = 16 << 10
 """Bytes of a request's line and headers; a scrape has some hundreds."""
 
+RECEIVED_MAX: Final = 256 << 10
+"""Bytes that one connection may send in all: 800 scrapes. No request here has a body, and reading
+those of sixty peers to their ends took a third of a second of others' time."""
+
 CONNECTION_S_MAX: Final = 60.0
 """Seconds until a connection without an answer under way is closed, and one with an answer after as
 many again: peers cannot hold one of the few connections for ever."""
@@ -118,16 +122,32 @@ def _credentials(header: str) -> tuple[str, str]:
 
 
 class _BoundedProtocol(H11Protocol):
-    """A connection that is closed if there are too many, and after a time."""
+    """A connection that is closed after a time, or when there are too many.
+
+    The oldest one without an answer under way ends first: if new ones were closed, whoever opens
+    connections and sends nothing would keep probes out, and a supervisor would restart the broker.
+    """
 
     _expiry: asyncio.TimerHandle | None = None
+    _made_at = 0.0
+    _received = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > HTTP_CONNECTIONS.most:
-            transport.abort()
-            return
+        self._made_at = self.loop.time()
+        connections: set[Any] = self.connections
+        kept = [one for one in connections if not one.transport.is_closing()]
+        if len(kept) > HTTP_CONNECTIONS.most:
+            first = min(kept, key=lambda one: (one._is_answering(), one._made_at))  # noqa: SLF001
+            first.transport.abort()
         self._expiry = self.loop.call_later(CONNECTION_S_MAX, self._expire, True)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        if self._received > RECEIVED_MAX:
+            self.transport.abort()
+        else:
+            super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._expiry is not None:

@@ -77,7 +77,7 @@ HTTP_CONNECTIONS: Final = _limit(
     "http_connections",
     "connections for metrics and probes, 100 KiB each",
     64,  # a few scrapers and probes; each is closed after two minutes at the latest
-    "new ones are closed",
+    "the oldest one without an answer under way is closed",
 )
 UNFINISHED_BYTES: Final = _limit(
     "unfinished_bytes",

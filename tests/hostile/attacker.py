@@ -31,15 +31,18 @@ class Attacker:
         """Return a new connection, for requests whose answers are read."""
         return self._opened.enter_context(Wire(self.address))
 
-    def connect(self) -> socket.socket:
-        """Return a new connection of which nothing is read."""
-        host, _, port = self.address.rpartition(":")
-        return self._opened.enter_context(socket.create_connection((host, int(port)), SEND_S))
+    def connect(self, port: int = 0) -> socket.socket:
+        """Return a new connection of which nothing is read; 0 is the port of clients."""
+        host, _, usual = self.address.rpartition(":")
+        peer = host, port or int(usual)
+        return self._opened.enter_context(socket.create_connection(peer, SEND_S))
 
-    def flood(self, *data: bytes | memoryview, connected: socket.socket | None = None) -> bool:
+    def flood(
+        self, *data: bytes | memoryview, connected: socket.socket | None = None, port: int = 0
+    ) -> bool:
         """Send bytes on a connection, a new one by default; return whether all were taken."""
         try:
-            connected = connected or self.connect()
+            connected = connected or self.connect(port)
             for one in data:
                 connected.sendall(one)
         except OSError:

@@ -20,6 +20,7 @@ from .attacker import Attack, Attacker, frame
 from .extremes import LARGE, extremes, long_names
 from .machine import MACHINE
 from .pops import POPS
+from .ports import PORTS
 from .stalls import STALLS
 
 
@@ -131,5 +132,6 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "new groups": Attack(new_groups, "19.6 s"),
     **STALLS,
     **POPS,
+    **PORTS,
     **MACHINE,
 }
