@@ -48,7 +48,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         net/reply_release.STALLED_S_MAX transaction/checks/group_queues.REFUSALS_MAX
         transaction/checks/group_queues.REFUSED_RETRY_MS_MAX transaction/half.IMMUNITY_S_MAX""",
     "the size of one thing, whose number has a limit": """
-        http/app.HEAD_SIZE_MAX http/families.SERIES_MAX
+        http/app.HEAD_SIZE_MAX http/app.RECEIVED_MAX http/families.SERIES_MAX
         pop/engine.REPEATS_MAX
         access/plain_acl.FILES_MAX access/plain_acl.FILE_SIZE_MAX access/users.ENTRIES_MAX
         access/users.TEXT_MAX access/users.USERS_MAX delay/levels.LEVELS_MAX
