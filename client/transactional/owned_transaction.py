@@ -9,7 +9,8 @@ unseen, or if a savepoint took the row with it.
 * What is raised by COMMIT, and a cancellation from there on, leaves it open whether the row is
   committed. The producer's checker decides, as at the end of any block.
 * If the block has ended the transaction itself, or the driver does not tell whether it has, the row
-  decides too: by a look after a normal end, by the checker after an error.
+  decides too: by a look after a normal end, by the checker after an error. What the block did after
+  a commit of its own is committed when the look has found the row, or else rolled back.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class OwnedTransaction(AbstractAsyncContextManager["Transaction"]):
             return
         if ended_by_block:
             await self._store()
-            await self._leave(kind, error, trace)
+            await self._leave_ended(kind, error, trace)
             return
         failure = error
         if failure is None and self._half.chosen is not Decision.ROLLBACK:
@@ -141,6 +142,21 @@ class OwnedTransaction(AbstractAsyncContextManager["Transaction"]):
         if self._half.chosen is None:
             self._half.decide(Decision.COMMIT)
         await self._leave(None, None, None)
+
+    async def _leave_ended(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let the row decide; then end what the block has begun after its own COMMIT."""
+        try:
+            await self._leave(kind, error, trace)
+            if error is None and self._half.decision is Decision.COMMIT:
+                await self._run(_commit)
+        finally:
+            with suppress(Exception):
+                await self._run(_roll_back)  # if it is still there
 
     async def _failure_before_commit(self) -> BaseException | None:
         """Return why the transaction must not be committed; None if it may be."""

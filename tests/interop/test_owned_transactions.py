@@ -61,6 +61,13 @@ async def commits(work: Work) -> None:
     await work.commit()
 
 
+async def commits_and_works_on(work: Work) -> None:
+    await commits(work)
+    if work.books.driver.name == "asyncpg":
+        await work.run("begin")
+    await work.order("another")
+
+
 async def commits_and_raises(work: Work) -> None:
     await commits(work)
     raise LocalError
@@ -126,7 +133,7 @@ async def is_rolled_back_by_sqlite(work: Work) -> None:
 
 EVERYWHERE: Final = (
     *(works, does_nothing, raises, swallows_a_failure, undoes_a_part, is_cancelled),
-    *(commits, commits_and_raises, rolls_back, rolls_back_and_works_again, rolls_back_and_raises),
+    *(commits, commits_and_works_on, commits_and_raises, rolls_back, rolls_back_and_works_again, rolls_back_and_raises),
     is_cancelled_at_the_end,
 )
 BLOCKS: Final[dict[str, tuple[Block, ...]]] = {
@@ -186,8 +193,10 @@ async def test_both_are_committed_or_none(
     assert delivered == len(there)
     if raised is None:
         assert (delivered, at_the_end) == (1, [COMMIT])
-    if block in (works, does_nothing, undoes_a_part, commits):
+    if block in (works, does_nothing, undoes_a_part, commits, commits_and_works_on):
         assert raised is None
+    if block is commits_and_works_on:
+        assert sorted(await books.orders()) == ["another", "first"]
     if block in (raises, commits_and_raises, rolls_back_and_raises):
         assert isinstance(raised, LocalError)
     if block in (rolls_back, rolls_back_and_works_again, is_rolled_back_by_sqlite):
