@@ -133,8 +133,8 @@ async def is_rolled_back_by_sqlite(work: Work) -> None:
 
 EVERYWHERE: Final = (
     *(works, does_nothing, raises, swallows_a_failure, undoes_a_part, is_cancelled),
-    *(commits, commits_and_works_on, commits_and_raises, rolls_back, rolls_back_and_works_again, rolls_back_and_raises),
-    is_cancelled_at_the_end,
+    *(commits, commits_and_works_on, commits_and_raises, is_cancelled_at_the_end),
+    *(rolls_back, rolls_back_and_works_again, rolls_back_and_raises),
 )
 BLOCKS: Final[dict[str, tuple[Block, ...]]] = {
     SQLITE: (*EVERYWHERE, is_rolled_back_by_sqlite),

@@ -19,7 +19,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.python import python
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-_CLIENT = ("client", "producer", "consumer", "recipes", "testing", "faststream")
+_CLIENT = ("client", "producer", "consumer", "recipes", "cookbook", "testing", "faststream")
 PAGES = ["README.md", *(f"docs/{name}.md" for name in _CLIENT)]
 SHORT_LINES = [*PAGES, "docs/architecture.md", "docs/quickstart.md"]
 LINE_MAX = 100
