@@ -22,7 +22,7 @@ class ScriptedSlave:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received_max)
         self._socket.settimeout(PATIENCE_S)
         self._socket.connect(("127.0.0.1", port))
-        self.log = b""
+        self.log = bytearray()
         """What it has copied, from the first byte that it was sent."""
         self.first = -1
         """The offset of that byte."""
@@ -42,14 +42,19 @@ class ScriptedSlave:
         offset, size = HEAD.unpack(self._exactly(HEAD.size))
         return offset, self._exactly(size)
 
-    def copy(self, end: int) -> None:
-        """Copy the log up to an offset, and confirm nothing."""
+    def copy(self, end: int, *, reports: bool = False) -> None:
+        """Copy the log up to an offset, and confirm each piece or none.
+
+        A master gives up a slave that says nothing for 20 seconds.
+        """
         while self.first < 0 or self.first + len(self.log) < end:
             offset, piece = self.receive()
             if piece:
                 self.first = offset if self.first < 0 else self.first
                 assert offset == self.first + len(self.log), "a slave closes on a gap"
                 self.log += piece
+                if reports:
+                    self.report(self.first + len(self.log))
 
     def is_closed(self) -> bool:
         """Return whether the master closes the connection; pieces that are on their way count."""
