@@ -35,9 +35,6 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base of the structs that are one JSON object on the wire."""
 
 
-# -- heartbeats and subscriptions ------------------------------------------------------------
-
-
 class ConsumeType(StrEnum):
     """How a consumer gets its messages. The C++ client sends the index in this list."""
 
@@ -229,9 +226,6 @@ def _subscription(fields: Mapping[str, Any]) -> SubscriptionData:
         return SubscriptionData(topic=topic, sub_string=expression, sub_version=version)
 
 
-# -- queues, locks and group members -----------------------------------------------------------
-
-
 class QueueKey(_Body, frozen=True, kw_only=True):
     """One queue of a topic on one broker: RocketMQ's ``MessageQueue``, hashable."""
 
@@ -300,9 +294,6 @@ def encode_assignments(queues: Iterable[QueueKey] | None, mode: str = "PULL") ->
         return dump({})
     assignments = [{"messageQueue": queue, "mode": mode} for queue in queues]
     return dump({"messageQueueAssignments": assignments})
-
-
-# -- routes ------------------------------------------------------------------------------------
 
 
 class QueueData(_Body, frozen=True, kw_only=True):
@@ -383,9 +374,6 @@ def decode_member_group(body: bytes) -> dict[int, str]:
     """
     group = _object(_object(parse(body)).get("brokerMemberGroup") or {})
     return convert(group.get("brokerAddrs") or {}, dict[int, str])
-
-
-# -- offset tables and other tables --------------------------------------------------------------
 
 
 class TopicOffset(_Body, frozen=True, kw_only=True):
@@ -505,9 +493,6 @@ def _queue_keyed(table: Any, kind: Any) -> dict[QueueKey, Any]:
         convert(parse(key.encode()), QueueKey): convert(value, kind)
         for key, value in _object(table).items()
     }
-
-
-# -- the JSON edge -----------------------------------------------------------------------------
 
 
 def _without_nulls(value: object) -> Any:

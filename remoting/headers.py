@@ -23,9 +23,6 @@ it is in the answer if all brokers are halfmq's; our brokers register with it. S
 MSGPACK headers and know halfmq's own requests. Official peers ignore the field."""
 
 
-# -- sending ---------------------------------------------------------------------------------
-
-
 @request_header(RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE)
 class SendMessageRequestHeader(Header, frozen=True, kw_only=True):
     """Requests 10 and 324: a message to store; its body is the frame's body."""
@@ -156,9 +153,6 @@ class ReplyMessageRequestHeader(Header, frozen=True, kw_only=True):
     unit_mode: bool = False
 
 
-# -- transactions ----------------------------------------------------------------------------
-
-
 @request_header(RequestCode.END_TRANSACTION)
 class EndTransactionRequestHeader(Header, frozen=True, kw_only=True):
     """END_TRANSACTION (37): the producer's decision about a half message."""
@@ -195,9 +189,6 @@ class ResumeCheckHalfMessageRequestHeader(Header, frozen=True, kw_only=True):
     topic: Name | None = None
 
 
-# -- pulling ---------------------------------------------------------------------------------
-
-
 @request_header(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 class PullMessageRequestHeader(Header, frozen=True, kw_only=True):
     """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
@@ -231,9 +222,6 @@ class PullMessageResponseHeader(Header, frozen=True, kw_only=True):
     topic_sys_flag: Int32 | None = None
     group_sys_flag: Int32 | None = None
     forbidden_type: Int32 | None = None
-
-
-# -- offsets ---------------------------------------------------------------------------------
 
 
 @request_header(RequestCode.QUERY_CONSUMER_OFFSET)
@@ -312,9 +300,6 @@ class GetEarliestMsgStoretimeResponseHeader(Header, frozen=True, kw_only=True):
     timestamp: Int64  # -1 if the queue is empty
 
 
-# -- single messages -------------------------------------------------------------------------
-
-
 @request_header(RequestCode.VIEW_MESSAGE_BY_ID)
 class ViewMessageRequestHeader(Header, frozen=True, kw_only=True):
     offset: Int64  # physical
@@ -337,9 +322,6 @@ class QueryMessageResponseHeader(Header, frozen=True, kw_only=True):
 
     index_last_update_timestamp: Int64
     index_last_update_phyoffset: Int64
-
-
-# -- clients and groups ----------------------------------------------------------------------
 
 
 @request_header(RequestCode.HEART_BEAT)
@@ -385,9 +367,6 @@ class UnregisterClientRequestHeader(Header, frozen=True, kw_only=True):
     client_id: Name = field(name="clientID")
     producer_group: Name | None = None
     consumer_group: Name | None = None
-
-
-# -- name server -------------------------------------------------------------------------------
 
 
 @request_header(RequestCode.GET_ROUTEINFO_BY_TOPIC)

@@ -190,8 +190,6 @@ class AccessControl:
             return requirement._replace(resource=self._cluster)
         return requirement
 
-    # -- one request
-
     def _admit(self, command: RemotingCommand, connection: Connection) -> Subject:
         address = address_of(connection.remote_host[:-4])
         if self._principals.trusts(address):

@@ -90,16 +90,12 @@ class Users:
         except (msgspec.ValidationError, RequestRefusedError) as error:
             raise DamagedTableError(self._path, str(error)) from error
 
-    # -- for access control
-
     def find(self, name: str) -> Principal | None:
         return self._principals.get(name)
 
     def trusts(self, _address: Address) -> bool:
         """Return False: users have no list of trusted addresses."""
         return False
-
-    # -- queries
 
     def user(self, name: str) -> UserInfo | None:
         """Return a user with its secret, or None."""
@@ -135,8 +131,6 @@ class Users:
             if subject_contains in subject and policies:
                 found.append(AclInfo(subject=subject, policies=policies))
         return found
-
-    # -- changes
 
     async def create_user(self, user: UserInfo) -> None:
         """Add a user.
@@ -261,8 +255,6 @@ class Users:
         if name not in self._users:
             await self.create_user(UserInfo(username=name, password=password, user_type=SUPER))
             logger.info("event=user_created user=%s type=%s", name, SUPER)
-
-    # -- helpers
 
     async def _change(
         self, change: Callable[[dict[str, UserInfo], dict[str, tuple[PolicyInfo, ...]]], None]

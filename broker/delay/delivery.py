@@ -156,8 +156,6 @@ class DelayService:
         )
         self.waiting = len(self._due)
 
-    # --- delivery
-
     def on_stored(self, request: AppendRequest) -> None:
         """Add a message that has just been appended; messages of other topics are ignored."""
         if request.topic == SCHEDULE_TOPIC:
@@ -301,8 +299,6 @@ class DelayService:
         self._is_fetching = True
         self._fetch(NotInMemoryError(missing), on_fetched)
 
-    # --- recall
-
     def recall(self, handle: RecallHandle) -> Recalled:
         """Keep a waiting message from being delivered.
 
@@ -344,8 +340,6 @@ class DelayService:
             if is_meant and state(record.queue_offset) != DELIVERED:
                 return record
         return None
-
-    # --- what operators see
 
     def page(self, after: int, max_count: int, max_bytes: int) -> TimerPage:
         """Return messages with a time of delivery, in the order in which they were stored.
@@ -396,8 +390,6 @@ class DelayService:
             "undeliverable": self._undeliverable,
         }
 
-    # --- retention
-
     def copy_forward(self, end: int) -> bool:
         """Store waiting messages again that lie before an offset of the log, which is deleted next.
 
@@ -433,8 +425,6 @@ class DelayService:
             return False
         self._finish([place], DELIVERED, appended.physical_offset, appended.end)
         return True
-
-    # --- shared by them
 
     def _queue(self, place: int) -> WaitingQueue:
         return self._queues[place >> OFFSET_BITS]

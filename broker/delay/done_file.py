@@ -142,8 +142,6 @@ class DoneFile:
         table = {str(one.number): one.base for one in self._queues[1:] if one.end}
         return table, self._positions.data_version
 
-    # --- the files
-
     def persist_job(self) -> Callable[[], None] | None:
         """Return a function that writes the files, on any thread; None if nothing is due."""
         is_far = self._store.durable_offset - self._saved_to > LOG_BYTES_MAX

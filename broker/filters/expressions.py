@@ -93,9 +93,6 @@ class FilterCondition(Node):
         return True
 
 
-# --- operands
-
-
 def property_named(position: int, name: str) -> Property:
     """Return the value of a property, a string; None if the message lacks it."""
     return Property(position, name[:TEXT_MAX], lambda properties: properties.get(name), name=name)
@@ -136,9 +133,6 @@ def negative(position: int, operand: Node) -> Node:
         return None if value is None or isinstance(value, bool | str) else -value
 
     return Negation(position, "-…", negated, *_size(operand))
-
-
-# --- logic
 
 
 def condition(node: Node) -> Node:
@@ -194,9 +188,6 @@ def _joined(operands: Sequence[Node], *, stop: bool) -> Node:
 
     word = "OR" if stop else "AND"
     return FilterCondition(operands[0].position, f"… {word} …", joined, *_size(*operands))
-
-
-# --- comparison
 
 
 def equal(left: Node, right: Node) -> Node:
@@ -349,9 +340,6 @@ def between(value: Node, low: Node, high: Node) -> Node:
 def not_between(value: Node, low: Node, high: Node) -> Node:
     """Return ``value NOT BETWEEN low AND high``."""
     return any_of((less(value, low), greater(value, high)))
-
-
-# --- strings
 
 
 def contained_in(value: Node, strings: Sequence[str], *, negated: bool = False) -> Node:

@@ -127,8 +127,6 @@ class ClientConnection(asyncio.Protocol):
         self._socket: socket.socket | None = None  # the transport's, after a large write
         self._unsent = 0  # bytes in the write buffer at the last idle scan
 
-    # --- asyncio.Protocol
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept a new connection, or close it if there are too many."""
         shared = self._shared
@@ -347,8 +345,6 @@ class ClientConnection(asyncio.Protocol):
             if not self._backlog and self._decoder.buffered != self._unfinished:
                 self._count_unfinished(self._decoder.buffered)
         self._resume_reading()
-
-    # --- ports.Connection
 
     def send_request(
         self, code: int, header: Header | Mapping[str, str] | None, body: bytes = b""

@@ -191,8 +191,6 @@ class LongPolling:
             self._run_slice()
         self._sweep_handle = self._loop.call_later(SWEEP_S, self._sweep)
 
-    # --- in slices
-
     def _run_slice(self) -> None:
         if self._search is None:
             self._search = self._search_queues()

@@ -152,8 +152,6 @@ class PopEngine:
         self._first_pop_ms = 0  # the least time of the next pop
         self._progress_at = self._ticked_ms = self._monotonic_ms()
 
-    # --- a start
-
     def load(self) -> None:
         """Find the messages in flight; the store must be open."""
         self._offsets.on_forget = self._forgotten
@@ -230,8 +228,6 @@ class PopEngine:
         elif said.offsets:
             self._log.add(said, revive_queue, end, FOREIGN_GRACE_MS)
             self._wake()
-
-    # --- pop
 
     def pop(self, wish: Wish, read: Read) -> Popped:
         """Take messages, if there are some.
@@ -358,8 +354,6 @@ class PopEngine:
         self._move(queue, position)
         return self._log.store_position(queue, position)
 
-    # --- acknowledge, change
-
     def acknowledge(self, group: str, topic: str, handles: Sequence[PopHandle]) -> int:
         """End the deliveries of one pop from one queue; return where the log must be on disk.
 
@@ -440,8 +434,6 @@ class PopEngine:
             (found.start, found.pop_ms, found.invisible_ms, found.revive_queue) == handle[:4]
         )
 
-    # --- where groups continue
-
     def _position(self, queue: PopQueue, *, from_end: bool = False) -> int:
         group, topic, queue_id = queue
         reset = self._offsets.pending_reset(group, topic, queue_id)
@@ -490,8 +482,6 @@ class PopEngine:
         self._draining.add(key)
         self._log.store_position(PopQueue(group, topic, 0), LEFT)
         self._wake()
-
-    # --- what becomes visible again
 
     def tick(self) -> float:
         """Make messages visible whose time is over; return the seconds until the next call."""

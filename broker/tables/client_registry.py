@@ -92,8 +92,6 @@ class ClientRegistry:
         """Call `hook` whenever a producer registers that was not registered on its connection."""
         self._producer_hooks.append(hook)
 
-    # --- requests of clients
-
     def heartbeat(
         self, data: HeartbeatData, connection: Connection, principal: str | None = None
     ) -> list[str]:
@@ -255,8 +253,6 @@ class ClientRegistry:
         if has_changed:
             yield name
 
-    # --- queries
-
     @property
     def consumer_groups(self) -> Mapping[str, GroupMembers]:
         return self._consumers
@@ -389,8 +385,6 @@ class ClientRegistry:
         for name, members in self._producers.items():
             for member in members.values():
                 yield "producer", name, member
-
-    # --- one registration
 
     def _add_producer(self, group: str, client_id: str, connection: Connection) -> None:
         members = self._producers.get(group, {})

@@ -138,8 +138,6 @@ class Statistics:
         self._at_midnight = [(0, 0), (0, 0)]  # stored, delivered: when yesterday, and today began
         self.tick = PeriodicWork(SAMPLE_S, self._sample).tick
 
-    # --- counting
-
     def delivered(self, topic: str, group: str, queue_id: int, result: GetResult) -> None:
         """Count an answer to a pull."""
         counter = self._delivered.get((topic, group))
@@ -167,8 +165,6 @@ class Statistics:
         if counter is None and len(counters) < COUNTERS_MAX:
             counter = counters[key] = Counter()
         return counter
-
-    # --- sampling
 
     def count_new(self) -> Iterator[None]:
         """Count what was stored and delivered up to now."""
@@ -249,8 +245,6 @@ class Statistics:
 
     def _local_day(self) -> tuple[int, ...]:
         return time.localtime(self._now_ms() / 1_000)[:3]
-
-    # --- queries
 
     def stored_by_topic(self) -> list[tuple[str, Counter]]:
         return list(self._stored.items())

@@ -80,8 +80,6 @@ class BrokerTable:
         """Number of their topics; one of several brokers counts for each."""
         return sum(len(one.topics) for one in self._brokers.values())
 
-    # --- changes
-
     def register(
         self,
         header: RegisterBrokerRequestHeader,
@@ -194,8 +192,6 @@ class BrokerTable:
             if cluster is None or broker.cluster == cluster:
                 broker.topics.pop(topic, None)
 
-    # --- queries
-
     def brokers(self) -> list[BrokerData]:
         return [_data(name, broker) for name, broker in self._brokers.items()]
 
@@ -223,8 +219,6 @@ class BrokerTable:
         broker = self._brokers.get(name)
         master = None if broker is None else broker.members.get(MASTER_ID)
         return None if master is None else (master.address, master.ha_address)
-
-    # --- parts
 
     def _processes(self) -> Iterator[tuple[str, int, _Process]]:
         for name, broker in self._brokers.items():

@@ -483,8 +483,6 @@ class TopicTable:
                 ResponseCode.NO_PERMISSION,
             )
 
-    # --- new topics
-
     def _requested(self, made: TopicConfig, reason: str) -> TopicConfig:
         """Return a new topic that a request needs, once it is in the file."""
         self._request([made], reason)

@@ -169,8 +169,6 @@ class TransactionService:
         self.prepares.configure(config)
         self._checker.configure(config)
 
-    # --- start and stop
-
     def rebuild(self) -> None:
         """Fill the table from the log; call once, after the store is open and before requests."""
         started = perf_counter()
@@ -205,8 +203,6 @@ class TransactionService:
         self._ops.drain()
         self._snapshots.take_now()
 
-    # --- housekeeping
-
     def tick(self) -> float:
         """Do what is due, in one slice for all kinds of work; each advances by at least a step.
 
@@ -238,8 +234,6 @@ class TransactionService:
                 entry.offset,
                 entry.group,
             )
-
-    # --- metrics
 
     @property
     def oldest_pending_offset(self) -> int | None:

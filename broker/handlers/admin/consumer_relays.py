@@ -77,8 +77,6 @@ class RelayHandlers(Handlers):
         self._broker_name = self._identity.broker_name
         self._waiting: set[asyncio.Task[None]] = set()
 
-    # --- requests
-
     @serves(RequestCode.GET_CONSUMER_RUNNING_INFO)
     def running_info(self, request: RemotingCommand, connection: Connection) -> None:
         """Answer with a consumer's settings, queues and rates, and its stacks if requested."""
@@ -132,8 +130,6 @@ class RelayHandlers(Handlers):
             )
         question = replace(header, client_addr=None)
         self._start(self._statuses(request, question, members), request, connection)
-
-    # --- asking
 
     def _relay(
         self,

@@ -71,8 +71,6 @@ class GroupOffsetHandlers(Handlers):
         """Whether a reset is made in the broker, or else by connected consumers."""
         self._broker_name = self._identity.broker_name
 
-    # --- reset
-
     @serves(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     def reset(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Set the offsets of a group in one or all queues of a topic, and answer with them."""
@@ -181,8 +179,6 @@ class GroupOffsetHandlers(Handlers):
         target = self._target(header, queue_id)
         return target if header.is_force or target < consumed else consumed
 
-    # --- clone
-
     @serves(RequestCode.CLONE_GROUP_OFFSET)
     def clone(self, request: RemotingCommand, connection: Connection) -> None:
         """Copy the offsets of one group to another, in one or all of its topics.
@@ -214,8 +210,6 @@ class GroupOffsetHandlers(Handlers):
             for queue_id, offset in offsets.items():
                 self._offsets.place(group, topic, queue_id, offset)
         await self._offsets.save_now()
-
-    # --- queries
 
     @serves(RequestCode.QUERY_CORRECTION_OFFSET)
     def correction_offsets(self, request: RemotingCommand, connection: Connection) -> bytes:

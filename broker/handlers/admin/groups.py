@@ -76,8 +76,6 @@ class GroupHandlers(Handlers):
     _now_ms: Callable[[], int]
     _monotonic_ms: Callable[[], int]  # the clock of the registry
 
-    # --- changes
-
     @serves(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN)
     def group_forbidden(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Forbid or allow a group to consume a topic, if requested; answer whether it may."""
@@ -143,8 +141,6 @@ class GroupHandlers(Handlers):
         if header.clean_offset:
             await in_slices(self._offsets.forget(group=name))
             await self._offsets.save_now()
-
-    # --- queries
 
     @serves(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def all_groups(self, request: RemotingCommand, connection: Connection) -> bytes:

@@ -85,8 +85,6 @@ class TopicHandlers(Handlers):
         self._broker_name = self._identity.broker_name
         self._cluster_name = self._identity.cluster_name
 
-    # --- changes
-
     @serves(RequestCode.UPDATE_AND_CREATE_TOPIC)
     def update_topic(self, request: RemotingCommand, connection: Connection) -> None:
         """Create a topic, or replace its settings; attributes that are not named stay."""
@@ -179,8 +177,6 @@ class TopicHandlers(Handlers):
     def _check_system(self, name: str) -> None:
         if self._topics.is_system(name):
             raise invalid_parameter(f"The topic[{name}] is conflict with system topic.")
-
-    # --- queries
 
     @serves(RequestCode.GET_ALL_TOPIC_CONFIG)
     def all_topics(self, request: RemotingCommand, connection: Connection) -> bytes:

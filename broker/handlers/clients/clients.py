@@ -80,8 +80,6 @@ class ClientHandlers(Handlers):
         self._topics.on_created(self._topic_created)
         self._round: Iterator[None] | None = None
 
-    # --- requests
-
     @serves(RequestCode.HEART_BEAT)
     def heartbeat(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Register the client's producers and consumers."""
@@ -167,8 +165,6 @@ class ClientHandlers(Handlers):
                 )
         return encode_reply(request)
 
-    # --- events
-
     def connection_lost(self, connection: Connection) -> None:
         """Remove the clients of a lost connection and notify the other members of their groups."""
         self._lost.append(connection)
@@ -189,8 +185,6 @@ class ClientHandlers(Handlers):
             if group is not None:
                 self._notify_members((group,))
             yield
-
-    # --- helpers
 
     def _admitted(self, data: HeartbeatData) -> HeartbeatData:
         """Return the heartbeat without consumers whose groups do not exist and cannot be created.

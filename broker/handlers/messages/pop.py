@@ -97,8 +97,6 @@ class PopHandler(Handlers):
         self._now_ms, self._fetch = now_ms, fetch
         polling.answer_by(self._answer_held, store)
 
-    # --- pop
-
     @serves(RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION)
     def pop(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Answer with messages, or wait until there are some; NOTIFICATION does not take them."""
@@ -326,8 +324,6 @@ class PopHandler(Handlers):
         code = ResponseCode.SUCCESS if found else ResponseCode.PULL_NOT_FOUND
         answer = _empty(self._now_ms(), 0)
         return encode_reply(request, code, header=answer, body=b"".join(found))
-
-    # --- acknowledge, change
 
     @serves(RequestCode.ACK_MESSAGE)
     def acknowledge(self, request: RemotingCommand, connection: Connection) -> None:

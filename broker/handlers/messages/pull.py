@@ -262,8 +262,6 @@ class PullHandler(Handlers, Service):
             find = partial(self._find, header=header, wanted=wanted, paced=True)
             serve(find, request, connection)
 
-    # --- SQL92 filters
-
     def _take_turn(self, request: RemotingCommand, connection: Connection, *, paced: bool) -> None:
         """Let a search begin in a turn of its own.
 
@@ -317,8 +315,6 @@ class PullHandler(Handlers, Service):
         )
         self._delivered(header.topic, header.consumer_group, header.queue_id, result)
         return b"".join([_found_head(request, result), *search.records])
-
-    # --- answers
 
     def _send_found(
         self, request: RemotingCommand, connection: Connection, result: GetResult, *, at_once: bool

@@ -246,8 +246,6 @@ class SendHandler(Handlers):
             reconsume_times=header.reconsume_times or 0,
         ), sent
 
-    # --- retries, delayed messages, halves, batches
-
     def _redirected(
         self,
         request: RemotingCommand,
@@ -443,8 +441,6 @@ class SendHandler(Handlers):
         if size > PROPERTIES_SIZE_MAX:
             raise self._illegal(len(units.bodies[sizes.index(size)]), size)
         return units
-
-    # --- admission
 
     def _admit(self, header: SendMessageRequestHeader, connection: Connection) -> int:
         """Find or create the topic; return the queue to use."""

@@ -167,8 +167,6 @@ class Checker:
         self._config = config
         self._timeout_ms = config.timeout_ms
 
-    # --- events
-
     def schedule_first(self, entry: Pending) -> None:
         """Schedule the first check of a transaction that has just been prepared."""
         # `_first_wait_ms` without another call, for the hot path
@@ -200,8 +198,6 @@ class Checker:
         """Send the due checks of a group; one of its producers has connected."""
         self._queues.on_connected(group)
 
-    # --- queries
-
     def next_check_in_ms(self, entry: Pending) -> int | None:
         """Return the milliseconds until the next check; None if it is not scheduled.
 
@@ -216,8 +212,6 @@ class Checker:
     def waiting_for_producers(self) -> int:
         """Due transactions without a connected producer; some may have been decided meanwhile."""
         return self._queues.without_members
-
-    # --- tick
 
     def tick(self, now_ms: int, time_slice: Slice) -> int | None:
         """Do what is due, in a slice; return the milliseconds until the next call, or None."""
@@ -273,8 +267,6 @@ class Checker:
     def _enqueue(self, entry: Pending, *, first: bool = False) -> Group:
         entry.due = QUEUED
         return self._queues.add(entry.group, entry.offset, first=first)
-
-    # --- sending checks
 
     def _serve_groups(self, now_ms: int, time_slice: Slice) -> None:
         """Serve the groups in turn, as many as fit into the slice, and at least one."""
@@ -459,8 +451,6 @@ class Checker:
         )
         return header, check_body(half, entry.checks + 1)
 
-    # --- acknowledgements
-
     def _schedule(self, entry: Pending, due_ms: int) -> None:
         entry.due = self._timetable.add(due_ms, entry.offset)
 
@@ -506,8 +496,6 @@ class Checker:
                     group.tried[entry.offset] = (*tried, producer)
             if time_slice.is_over:
                 return
-
-    # --- halves that are not in memory
 
     def _fetch_half(
         self, entry: Pending, group: Group, tried: tuple[Connection, ...], missing: NotInMemoryError

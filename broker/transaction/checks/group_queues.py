@@ -139,8 +139,6 @@ class GroupQueues:
             len(one.aside) + len(one.waiting) for one in self._groups.values() if one.without_member
         )
 
-    # --- due transactions
-
     def add(self, name: str, offset: int, *, first: bool = False) -> Group:
         """Add a transaction at the end of its group's queue, or at the front; return the group."""
         group = self._groups.get(name)
@@ -173,8 +171,6 @@ class GroupQueues:
             group.in_turn = True
             self._turns.append(group)
 
-    # --- setting aside and blocking
-
     def not_accepted_by_any(self, group: Group, offset: int, now_ms: int) -> None:
         """Set a transaction aside: no member accepted its check."""
         if not group.aside:
@@ -205,8 +201,6 @@ class GroupQueues:
         """Block a group until ``unblock``; the given transaction stays the first."""
         group.waiting.appendleft(offset)
         group.blocked = True
-
-    # --- unblocking
 
     def accepted(self, name: str) -> None:
         """Unblock a group after one of its members accepted a check."""

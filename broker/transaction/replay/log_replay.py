@@ -122,8 +122,6 @@ class LogReplay:
         """
         self._key_at_zero = key
 
-    # --- one method per kind of record
-
     def _half(self, record: Record) -> None:
         table = self._table
         offset = record.physical_offset
@@ -256,8 +254,6 @@ class LogReplay:
         self._apply_finding(
             self._table.transaction_of(first), TransactionEvent.PARKED_FOUND, record
         )
-
-    # --- shared by them
 
     def _apply_finding(self, first: int, event: TransactionEvent, record: Record) -> bool:
         """Apply an event; return whether it changed the state of the transaction.
