@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define, field
+
 from halfmq.remoting.codes import ResponseCode
 
 from .disk.send_refusal import SendRefusal
@@ -22,22 +24,16 @@ REFUSED_S: Final = 1.0
 """Seconds in which messages are refused: what is on its way gets its answer."""
 
 
+@define(eq=False, repr=False)
 class Draining:
     """Ends the broker step by step."""
 
-    def __init__(
-        self,
-        refusal: SendRefusal,
-        *,
-        withdraw: Callable[[], None],
-        has_producers: Callable[[], bool],
-        stop: Callable[[], None],
-    ) -> None:
-        """Wire it; ``withdraw`` removes the write permission from the routes."""
-        self._refusal = refusal
-        self._withdraw, self._has_producers, self._stop = withdraw, has_producers, stop
-        self.reason = ""
-        """Why the broker is not ready; empty if it is."""
+    _refusal: SendRefusal
+    _withdraw: Callable[[], None]  # removes the write permission from the routes
+    _has_producers: Callable[[], bool]
+    _stop: Callable[[], None]
+    reason: str = field(init=False, default="")
+    """Why the broker is not ready; empty if it is."""
 
     def begin(self, wait_s: float) -> None:
         """Take the broker out of the routes, and end it when producers have had ``wait_s`` for it.

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, Protocol, cast
 
+from attrs import define, field
+
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
@@ -132,40 +134,32 @@ class _NameServerLink(asyncio.Protocol):
         return await answer
 
 
+@define(eq=False, repr=False, slots=False)
 class NameServerRegistration:
     """Keeps this broker registered with name servers."""
 
-    def __init__(
-        self,
-        addresses: Iterable[tuple[str, int]],
-        topics: TopicTable,
-        identity: TopicDefaults,
-        *,
-        advertised_host: str,
-        port: Callable[[], int],
-        ha_port: Callable[[], int],
-        guard: Guard | None = None,
-        now_ms: Callable[[], int],
-        credentials: KeyPair | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """Wire it; ``guard`` looks before each registration whether this master is replaced.
+    _addresses: Iterable[tuple[str, int]]
+    _topics: TopicTable
+    _identity: TopicDefaults
+    # Empty: each name server gets the local address of the connection to it.
+    _advertised_host: str = field(kw_only=True)
+    _port: Callable[[], int] = field(kw_only=True)
+    _ha_port: Callable[[], int] = field(kw_only=True)
+    # Looks before each registration whether this master is replaced.
+    _guard: Guard | None = field(kw_only=True, default=None)
+    _now_ms: Callable[[], int] = field(kw_only=True)
+    # They sign registrations and nothing else: a signature that can be read on its way serves for
+    # no other request.
+    _credentials: KeyPair | None = field(kw_only=True, default=None)
+    _tls: ssl.SSLContext | None = field(kw_only=True, default=None)
 
-        If ``advertised_host`` is empty, each name server gets the local address of the connection
-        to it. ``credentials`` sign registrations and nothing else: a signature that can be read on
-        its way serves for no other request.
-        """
-        self._tls, self._signs = tls, credentials is not None
-        self._sign = _signing(credentials)
-        self._links: dict[tuple[str, int], _NameServerLink | None] = dict.fromkeys(addresses)
+    def __attrs_post_init__(self) -> None:
+        self._signs = self._credentials is not None
+        self._sign = _signing(self._credentials)
+        self._links: dict[tuple[str, int], _NameServerLink | None] = dict.fromkeys(self._addresses)
         self._created = {address: asyncio.Event() for address in self._links}
-        topics.on_created(self._topic_created)
-        self._topics = topics
-        self._identity = identity
-        self._advertised_host = advertised_host
-        self._port, self._ha_port = port, ha_port
-        self._guard = guard
-        self._now_ms, self._changed_ms = now_ms, now_ms()
+        self._topics.on_created(self._topic_created)
+        self._changed_ms = self._now_ms()
         self._is_writable = True
         self._tasks: list[asyncio.Task[None]] = []
 

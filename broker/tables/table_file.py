@@ -17,10 +17,12 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from attrs import define, field
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import DamagedTableError
@@ -43,41 +45,27 @@ NAMES_LOGGED_MAX: Final = 20
 _VERSION_KEY: Final = "dataVersion"
 
 
+@define(eq=False, repr=False, slots=False)
 class TableFile:
     """One file of `config/`: loads it, counts its changes and saves it with its unknown fields."""
 
-    def __init__(
-        self,
-        path: Path,
-        now_ms: Callable[[], int],
-        derived: Iterable[str] = (),
-        *,
-        table_key: str,
-        if_removed: str | None = None,
-    ) -> None:
-        """Wire it.
+    _path: Path
+    _now_ms: Callable[[], int]  # the wall clock
+    _derived: Collection[str] = ()  # fields that every save computes; those of the file are ignored
+    _table_key: str = field(kw_only=True)  # of the table itself
+    # What happens if the file is removed, for the error that ends a start with a damaged file; None
+    # for a table that is rebuilt instead.
+    _if_removed: str | None = field(kw_only=True, default=None)
 
-        Args:
-            path: Of the file.
-            now_ms: The wall clock.
-            derived: Fields that every save computes; their values in the file are ignored.
-            table_key: The key of the table itself.
-            if_removed: What happens if the file is removed, for the error that ends a start with
-                a damaged file. None for a table that is rebuilt instead.
-        """
-        self._path = path
-        self.name = path.name
-        self._table_key = table_key
-        self._if_removed = if_removed
-        self._now_ms = now_ms
-        self._derived = frozenset(derived)
+    def __attrs_post_init__(self) -> None:
+        self.name = self._path.name
         self._foreign: dict[str, object] = {}
         self._numbers = itertools.count(1)
         self._saved_number = 0
         self._writing = threading.Lock()
         self.counter = 0
         self.state_version = 0
-        self.timestamp = now_ms()
+        self.timestamp = self._now_ms()
         self.is_complete = True  # False: entries may be missing from what was loaded
 
     def load(self) -> JsonObject:

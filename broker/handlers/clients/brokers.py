@@ -9,6 +9,8 @@ Source: RocketMQ 5.3.3 `DefaultRequestProcessor` of the name server.
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define
+
 from halfmq.remoting.admin_headers import (
     BrokerHeartbeatRequestHeader,
     GetBrokerMemberGroupRequestHeader,
@@ -48,24 +50,21 @@ CRC_MASK: Final = 0x7FFFFFFF
 """RocketMQ clears the sign bit of the checksum of a body."""
 
 
+@define(eq=False, repr=False, slots=False)
 class BrokerHandlers(Handlers):
     """Serves the registration of other brokers."""
 
-    def __init__(
-        self,
-        brokers: BrokerTable,
-        kv_config: KvConfig,
-        identity: TopicDefaults,
-        registration_addresses: str,
-        ha_address: Callable[[Connection], str | None] = lambda _: None,
-    ) -> None:
-        """Wire it; ``ha_address`` returns from where a slave of this broker copies its log."""
-        self._ha_address = ha_address
-        self._brokers = brokers
-        self._kv_config = kv_config
-        self._broker_name = identity.broker_name
-        self._broker_id = identity.broker_id
-        text = registration_addresses
+    _brokers: BrokerTable
+    _kv_config: KvConfig
+    _identity: TopicDefaults
+    _registration_addresses: str
+    # Returns from where a slave of this broker copies its log.
+    _ha_address: Callable[[Connection], str | None] = lambda _: None
+
+    def __attrs_post_init__(self) -> None:
+        self._broker_name = self._identity.broker_name
+        self._broker_id = self._identity.broker_id
+        text = self._registration_addresses
         self._may_register = parse_address_pattern(text) if text else any_of(())
 
     @serves(RequestCode.REGISTER_BROKER)

@@ -7,6 +7,8 @@ Source: RocketMQ `ConsumerManageProcessor`, `AdminBrokerProcessor`.
 import os
 from typing import Final
 
+from attrs import define, field
+
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
@@ -33,24 +35,23 @@ YOUNG_SHARE_OF_MEMORY: Final = 0.4
 larger. Source: `accessMessageInMemoryMaxRatio` of `MessageStoreConfig`."""
 
 
+def _share_of_memory() -> int:
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):  # unknown on this system: assume 8 GiB, a small server
+        memory = 8 << 30
+    return int(memory * YOUNG_SHARE_OF_MEMORY)
+
+
+@define(eq=False, repr=False)
 class OffsetHandlers(Handlers):
     """Serves the offsets of a group, and the first and last offsets of a queue."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        offsets: ConsumerOffsetTable,
-        topics: TopicTable,
-        groups: GroupTable,
-        *,
-        young_bytes: int | None = None,
-    ) -> None:
-        """Wire it; `young_bytes` of log count as young, by default a share of the memory."""
-        self._store = store
-        self._offsets = offsets
-        self._topics = topics
-        self._groups = groups
-        self._young_bytes = _young_bytes() if young_bytes is None else young_bytes
+    _store: MessageStore
+    _offsets: ConsumerOffsetTable
+    _topics: TopicTable
+    _groups: GroupTable
+    _young_bytes: int = field(factory=_share_of_memory)  # of log that count as young
 
     @serves(RequestCode.QUERY_CONSUMER_OFFSET)
     def query_consumer_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
@@ -146,11 +147,3 @@ class OffsetHandlers(Handlers):
         return encode_reply(
             request, header=GetEarliestMsgStoretimeResponseHeader(timestamp=timestamp)
         )
-
-
-def _young_bytes() -> int:
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):  # unknown on this system: assume 8 GiB, a small server
-        memory = 8 << 30
-    return int(memory * YOUNG_SHARE_OF_MEMORY)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+from attrs import define, field
 
 from halfmq.remoting.admin_headers import (
     AddWritePermOfBrokerResponseHeader,
@@ -53,24 +54,15 @@ LOOPBACK: Final = frozenset({"127.0.0.1", "[::1]"})
 """Hosts of the addresses of brokers on this machine."""
 
 
+@define(eq=False, repr=False)
 class RouteHandlers(Handlers):
     """Serves routes and the lists of brokers and topics."""
 
-    def __init__(
-        self,
-        topics: TopicTable,
-        brokers: BrokerTable,
-        identity: TopicDefaults,
-        drain: Callable[[float], None],
-    ) -> None:
-        """Wire it; ``drain`` begins to end the broker, and gets the seconds for producers."""
-        self._topics = topics
-        self._brokers = brokers
-        self._broker_id = identity.broker_id
-        self._broker_name = identity.broker_name
-        self._cluster_name = identity.cluster_name
-        self._drain = drain
-        self._is_writable = True  # whether routes show the write permission of topics
+    _topics: TopicTable
+    _brokers: BrokerTable
+    _identity: TopicDefaults
+    _drain: Callable[[float], None]  # begins to end the broker, after seconds for producers
+    _is_writable: bool = field(init=False, default=True)  # as routes show it
 
     @serves(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     def route(self, request: RemotingCommand, connection: Connection) -> bytes:
@@ -150,7 +142,7 @@ class RouteHandlers(Handlers):
         """Return the number of topics whose routes have changed; 0 for an unknown broker."""
         header = request.header_as(BrokerNameRequestHeader)
         name = header.broker_name
-        if name != self._broker_name:
+        if name != self._identity.broker_name:
             return self._brokers.set_writable(name, is_writable=is_writable)
         self._is_writable = is_writable
         logger.info("event=routes_changed writable=%s peer=%s", is_writable, connection.name)
@@ -158,14 +150,14 @@ class RouteHandlers(Handlers):
 
     def _broker(self, connection: Connection) -> BrokerData:
         return BrokerData(
-            broker_addrs={self._broker_id: connection.broker_address},
-            broker_name=self._broker_name,
-            cluster=self._cluster_name,
+            broker_addrs={self._identity.broker_id: connection.broker_address},
+            broker_name=self._identity.broker_name,
+            cluster=self._identity.cluster_name,
         )
 
     def _queues(self, topic: TopicConfig) -> QueueData:
         return QueueData(
-            broker_name=self._broker_name,
+            broker_name=self._identity.broker_name,
             perm=topic.perm if self._is_writable else topic.perm & ~PERM_WRITE,
             read_queue_nums=topic.read_queue_nums,
             topic_sys_flag=topic.sys_flag,

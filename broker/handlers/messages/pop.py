@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+from attrs import define
+
 from halfmq.remoting.codes import INT32_MAX, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import PullMessageRequestHeader
@@ -74,28 +76,24 @@ class _ColdQueueError(NotInMemoryError):
         self._warm()
 
 
+@define(eq=False, repr=False, slots=False)
 class PopHandler(Handlers):
     """Serves the requests of pop."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        engine: PopEngine,
-        admission: PullAdmission,
-        topics: TopicTable,
-        polling: LongPolling,
-        statistics: Statistics,
-        *,
-        broker_name: str,
-        sync_flush: bool,
-        now_ms: Callable[[], int],
-        fetch: Fetch,
-    ) -> None:
-        self._store, self._engine, self._admission = store, engine, admission
-        self._topics, self._polling, self._delivered = topics, polling, statistics.delivered
-        self._broker_name, self._sync_flush = broker_name, sync_flush
-        self._now_ms, self._fetch = now_ms, fetch
-        polling.answer_by(self._answer_held, store)
+    _store: MessageStore
+    _engine: PopEngine
+    _admission: PullAdmission
+    _topics: TopicTable
+    _polling: LongPolling
+    _statistics: Statistics
+    _broker_name: str
+    _sync_flush: bool
+    _now_ms: Callable[[], int]
+    _fetch: Fetch
+
+    def __attrs_post_init__(self) -> None:
+        self._delivered = self._statistics.delivered
+        self._polling.answer_by(self._answer_held, self._store)
 
     @serves(RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION)
     def pop(self, request: RemotingCommand, connection: Connection) -> bytes | None:
