@@ -7,7 +7,7 @@ Source: RocketMQ `ConsumerManageProcessor`, `AdminBrokerProcessor`.
 import os
 from typing import Final
 
-from attrs import define, field
+from attrs import define
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -51,7 +51,7 @@ class OffsetHandlers(Handlers):
     _offsets: ConsumerOffsetTable
     _topics: TopicTable
     _groups: GroupTable
-    _young_bytes: int = field(factory=_share_of_memory)  # of log that count as young
+    _young_bytes: int = _share_of_memory()  # of log that count as young
 
     @serves(RequestCode.QUERY_CONSUMER_OFFSET)
     def query_consumer_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
