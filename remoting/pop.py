@@ -8,7 +8,7 @@ Source: RocketMQ ``ExtraInfoUtil``, ``KeyBuilder``, ``PopMessageRequestHeader``
 and its neighbours, ``BatchAck``, ``SetMessageRequestModeRequestBody``.
 """
 
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -251,27 +251,6 @@ class BatchAckBody(msgspec.Struct, rename="camel", gc=False):
 
 decode_batch_ack: Final = json_reader(BatchAckBody, "a batch of acknowledgements", empty=b"{}")
 """Decodes the body of BATCH_ACK_MESSAGE (200151)."""
-
-
-def encode_batch_ack(
-    broker_name: str, group: str, topic: str, handles: Sequence[PopHandle]
-) -> bytes:
-    """Return the body for handles of one pop from one queue; ``topic`` is no retry topic."""
-    first = handles[0]
-    bits = sum(1 << handle.offset - first.start for handle in handles)
-    packed = b64encode(bits.to_bytes(bits.bit_length() // 8 + 1, "little")).decode()
-    ack = BatchAck(
-        group,
-        topic,
-        first.kind,
-        first.start,
-        first.queue_id,
-        first.revive_queue,
-        first.pop_ms,
-        first.invisible_ms,
-        packed,
-    )
-    return msgspec.json.encode(BatchAckBody(broker_name, (ack,)))
 
 
 class RequestMode(msgspec.Struct, rename="camel", omit_defaults=False, gc=False):

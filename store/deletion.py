@@ -37,6 +37,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, TypeVar
 
+from attrs import define, field
+
 from .files import disk
 from .files.deferred_delete import DeferredDeletes
 from .files.worker import WorkerFactory
@@ -67,28 +69,22 @@ class Deleted:
     queue_files: int = 0
 
 
+@define(eq=False, repr=False, slots=False)
 class Deletion:
     """Deletes old files; only the loop thread calls its public methods."""
 
-    def __init__(
-        self,
-        log: CommitLog,
-        queues: QueueTable,
-        reader: LogReader,
-        index: KeyIndex,
-        *,
-        request_flush: Callable[[], object],
-        worker: WorkerFactory,
-    ) -> None:
+    _log: CommitLog
+    _queues: QueueTable
+    _reader: LogReader
+    _index: KeyIndex
+    _request_flush: Callable[[], object]
+    _worker_factory: WorkerFactory = field(alias="worker")
+
+    def __attrs_post_init__(self) -> None:
         self.deleted = Deleted()
         self.expired_end = 0  # physical offset below which all files are expired
         self.queues_begin_for = 0  # begin of the log at which all queues begin where they should
-        self._log = log
-        self._files = log.files
-        self._queues = queues
-        self._reader = reader
-        self._index = index
-        self._request_flush = request_flush
+        self._files = self._log.files
         # Requested begin of the log, and the offset that must be durable before.
         self._requests: list[tuple[int, int]] = []
         self._first_times: dict[int, int] = {}  # ms, of the first record, by offset of file
@@ -98,7 +94,7 @@ class Deletion:
         self._to_unlink: deque[int] = deque()  # log files, by their first offsets
         # Not yet applied. Without a queue: all begin where they should, in a log from there on.
         self._new_begins: deque[tuple[ConsumeQueue | None, int]] = deque()
-        self._worker = worker("store-deletion", self._round, _IDLE)
+        self._worker = self._worker_factory("store-deletion", self._round, _IDLE)
 
     def start(self) -> None:
         self._worker.start()

@@ -185,8 +185,6 @@ class MessageStore:
         queue = record.topic, record.queue_id, record.queue_offset
         return encoded if self.queues.has_record(*queue, physical_offset, len(encoded)) else None
 
-    # Life cycle -----------------------------------------------------------------------------
-
     def open(self) -> RecoveryReport:
         """Lock the directory, recover its content and start the helper threads.
 
@@ -442,8 +440,6 @@ class MessageStore:
                 return
             self._checkpoint = checkpoint
 
-    # Appending ------------------------------------------------------------------------------
-
     def append(
         self, group: Sequence[AppendRequest], *, contiguous: bool = False
     ) -> list[AppendResult]:
@@ -517,8 +513,6 @@ class MessageStore:
     def reserved_ahead(self) -> int:
         """Bytes of log that can still be written without allocating disk space."""
         return self._log.reserved_ahead
-
-    # Positions ------------------------------------------------------------------------------
 
     @property
     def min_offset(self) -> int:

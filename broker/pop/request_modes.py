@@ -30,11 +30,7 @@ class RequestModes:
         self._modes: _Modes = {}
 
     def load(self) -> None:
-        """Read the file.
-
-        Raises:
-            DamagedTableError: Neither the file nor its backup can be read.
-        """
+        """Read the file; raise what ``TableFile.load`` raises."""
         self._modes = {
             (topic, group): msgspec.convert(mode, RequestMode)
             for topic, groups in as_object(self._file.load().get(_KEY)).items()

@@ -68,11 +68,7 @@ class ConsumerOffsetTable:
         """Called with group, topic and queue ids of offsets that `forget` has removed."""
 
     def load(self) -> None:
-        """Read the file.
-
-        Raises:
-            DamagedTableError: Neither the file nor its backup can be read.
-        """
+        """Read the file; raise what ``TableFile.load`` raises."""
         content = self._file.load()
         for key, queues in as_object(content.get("offsetTable")).items():
             self._offsets[key] = {

@@ -29,11 +29,7 @@ class KvConfig:
         self._table: Table = {}
 
     def load(self) -> None:
-        """Read the file.
-
-        Raises:
-            DamagedTableError: Neither the file nor its backup can be read.
-        """
+        """Read the file; raise what ``TableFile.load`` raises."""
         found = as_object(self._file.load().get("configTable"))
         self._table = {
             namespace: {key: str(value) for key, value in as_object(values).items()}

@@ -25,8 +25,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
-# Calls of the system --------------------------------------------------------------------------
-
 open_file = os.open
 close = os.close
 pread = os.pread
@@ -73,8 +71,6 @@ _PIPE_SIZE: Final = 64 << 10  # bytes; of the pipe that Linux uses for one ``sen
 _NOT_BETWEEN_FILES: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
-
-# Queries --------------------------------------------------------------------------------------
 
 
 def exists(path: Path) -> bool:
@@ -183,9 +179,6 @@ def lacks_descriptors(error: OSError) -> bool:
     return error.errno in _NO_DESCRIPTOR
 
 
-# Reading --------------------------------------------------------------------------------------
-
-
 @contextmanager
 def opened(path: Path, flags: int = READ) -> Iterator[int]:
     """Open a file for the duration of a ``with`` block."""
@@ -260,9 +253,6 @@ def read_stream(path: Path) -> BinaryIO:
         FileNotFoundError: There is no such file.
     """
     return io.open(path, "rb")  # noqa: UP020 -- a name that differs from the builtin
-
-
-# Changing -------------------------------------------------------------------------------------
 
 
 def map_scattered(fd: int, size: int) -> Map:

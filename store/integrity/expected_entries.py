@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
+from attrs import define, field
+
 from ..files import disk
 from ..format.filler import FILLER_BIT
 from ..format.flags import INNER_BATCH, NO_QUEUE_ENTRY, TRANSACTION_MASK
@@ -122,38 +124,28 @@ class QueueScan(Generic[Q]):
             self.entries.clear()
 
 
+@define(eq=False, repr=False, slots=False, kw_only=True)
 class ExpectedEntries(Generic[Q]):
     """The entries of all records in one scan of the log, passed on to their queues."""
 
-    def __init__(
-        self,
-        begin: Callable[[str, int, int], Q],
-        *,
-        log_start: int,
-        delay_levels_ms: Sequence[int],
-        batch_queues: frozenset[tuple[str, int]] = frozenset(),
-        deleted_topics: Mapping[str, int],
-        transactions: TransactionRanges | None = None,
-        on_left_out: Callable[[int, str], None] = lambda physical_offset, reason: None,
-    ) -> None:
-        """``begin`` returns a queue by topic, queue id and the offset of its first record.
+    # Returns a queue by topic, queue id and the offset of its first record; raises ValueError if no
+    # queue can have such a name.
+    _begin: Callable[[str, int, int], Q] = field(kw_only=False)
+    _log_start: int
+    _delay_levels_ms: Sequence[int]
+    _batch_queues: frozenset[tuple[str, int]] = frozenset()
+    _deleted_topics: Mapping[str, int]  # their records have no entries below these offsets
+    _ranges: TransactionRanges | None = field(alias="transactions", default=None)
+    # Gets the physical offset of a record that has no entry, and the reason.
+    _on_left_out: Callable[[int, str], None] = lambda _physical_offset, _reason: None
 
-        It raises ValueError if no queue can have such a name. ``transactions`` collects the
-        transaction records. ``on_left_out`` gets the physical offset of a record that has no
-        entry, and the reason.
-        Records of ``deleted_topics`` have none below these physical offsets.
-        """
-        self._begin = begin
-        self._log_start = log_start
-        self._levels = delay_levels_ms
-        self._batch_queues = batch_queues
-        self._deleted = {topic.encode(): end for topic, end in deleted_topics.items()}
+    def __attrs_post_init__(self) -> None:
+        self._deleted = {topic.encode(): end for topic, end in self._deleted_topics.items()}
         self._scans: dict[tuple[bytes, int], QueueScan[Q]] = {}
         self._collected = 0  # entries
         self._tags_codes = TagsCodeCache()
-        self._transactions = transactions or TransactionRanges()
-        self._collects = transactions is not None  # and has room for more of these ranges
-        self._on_left_out = on_left_out
+        self._transactions = self._ranges or TransactionRanges()
+        self._collects = self._ranges is not None  # and has room for more of these ranges
         self.missing: list[MissingEntries[Q]] = []
         self.given_up: list[tuple[Damage, int]] = []  # records of no queue, with store time in ms
         self.left_out = 0  # records without an entry
@@ -221,7 +213,7 @@ class ExpectedEntries(Generic[Q]):
         count = 1
         if sys_flag & INNER_BATCH and (scan.queue.topic, queue_id) in self._batch_queues:
             count = inner_batch_size(chunk[properties_at : position + size], queue_offset)
-        code = entry_code(chunk, found, self._levels)
+        code = entry_code(chunk, found, self._delay_levels_ms)
         self._place(scan, QueuedRecord(queue_offset, chunk_offset + position, size, code, count))
 
     def _leave_out(self, physical_offset: int, reason: str) -> None:

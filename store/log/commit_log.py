@@ -118,8 +118,6 @@ class CommitLog:
             ahead = max(active.reserved_end, active.ready_end) - (self.write_offset - active.base)
         return ahead if spare is None else ahead + max(spare.reserved_end, spare.ready_end)
 
-    # Appending -----------------------------------------------------------------------------
-
     def append(
         self, group: Sequence[AppendRequest], *, contiguous: bool = False
     ) -> list[AppendResult]:
@@ -337,8 +335,6 @@ class CommitLog:
                 self.files.remove_from(base + self.files.file_size)
         if base in self.files.bases:
             zero_tail(self.files.path(base), start - base)
-
-    # Files ---------------------------------------------------------------------------------
 
     def _make_room(self, offset: int, end: int) -> int:
         """Prepare space for a record that ends at ``end``; return the new limit."""

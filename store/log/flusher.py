@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+from attrs import define, field
+
 from ..errors import FlushFailedError, StoreError
 from ..files import disk
 from ..files.worker import ThreadWorker, WorkerFactory
@@ -28,36 +30,30 @@ RETRY_S: Final = 0.05
 _T = TypeVar("_T")
 
 
+@define(eq=False, repr=False, slots=False)
 class Flusher:
-    """Flushes the log on its own thread and publishes how far it is durable."""
+    """Flushes the log on its own thread and publishes how far it is durable.
 
-    def __init__(
-        self,
-        log: CommitLog,
-        *,
-        interval_ms: int,
-        on_durable: Callable[[int], None],
-        on_failure: Callable[[Exception], None],
-        fdatasync: Callable[[int], None] = disk.sync_data,
-        worker: WorkerFactory = ThreadWorker,
-    ) -> None:
-        """``on_durable`` and ``on_failure`` are called on the flusher's thread.
+    The last flush runs in ``stop``, on the thread that calls it, and so do its callbacks.
+    """
 
-        The last flush runs in ``stop``, on the thread that calls it, and so do its callbacks.
-        """
+    _log: CommitLog
+    _interval_ms: int
+    _on_durable: Callable[[int], None]  # on the flusher's thread
+    _on_failure: Callable[[Exception], None]  # on the flusher's thread
+    _fdatasync: Callable[[int], None] = disk.sync_data
+    _worker_factory: WorkerFactory = field(alias="worker", default=ThreadWorker)
+
+    def __attrs_post_init__(self) -> None:
         self.durable_offset = 0  # below it everything is on disk
         self.durable_timestamp = 0  # ms, store time of a record on disk
         self.failure: StoreError | None = None  # nothing more is flushed
-        self._log = log
-        self._files = log.files
-        self._interval = interval_ms / 1000
-        self._on_durable = on_durable
-        self._on_failure = on_failure
-        self._fdatasync = fdatasync
+        self._files = self._log.files
+        self._interval = self._interval_ms / 1000
         self._fd = -1
         self._fd_base = -1
         self._is_retrying = self._is_last = False
-        self._worker = worker("store-flush", self._round, self._interval)
+        self._worker = self._worker_factory("store-flush", self._round, self._interval)
         self.request = self._worker.wake  # request a flush of what is written by now; any thread
 
     def start(self) -> None:

@@ -238,8 +238,6 @@ class LogScan:
         self.last_timestamp = store_timestamp(chunk, position, sys_flag)
         self.end_offset = offset + position + size
 
-    # Valid records that do not count --------------------------------------------------------
-
     def _trusted(self, chunk: bytes, offset: int, found: list[Found], trust: Trust) -> list[Found]:
         """Return the records before the first that does not count."""
         position = offset - self._files.base_of(offset)
@@ -291,8 +289,6 @@ class LogScan:
             trust.durable_since,
             key=lambda record: store_timestamp(chunk, record[0], record[2]),
         )
-
-    # After a damaged position ---------------------------------------------------------------
 
     def _skip_damage(self) -> bool:
         """Continue after a position without a record; return whether another record follows."""

@@ -149,8 +149,6 @@ class ConsumeQueue:
         self.overhead = HEAD_V4.size + len(self.topic_field) + PROPERTIES_LENGTH.size
         self._fresh_from = self._files.file_size
 
-    # Writing -------------------------------------------------------------------------------
-
     def grow(self) -> None:
         """Make room for at least one entry at ``position``; if the file is full, in the next one.
 
@@ -290,8 +288,6 @@ class ConsumeQueue:
         self.extend(PRE_BLANK.pack() * in_file, 0)
         self.min_offset = queue_offset
 
-    # Reading -------------------------------------------------------------------------------
-
     @property
     def first_offset(self) -> int:
         """The queue offset of the first entry of the first file, blank or not."""
@@ -395,8 +391,6 @@ class ConsumeQueue:
         if self._read_fd >= 0:
             disk.close(self._read_fd)
             self._read_fd = -1
-
-    # Files ---------------------------------------------------------------------------------
 
     @property
     def files(self) -> MappedFileQueue:

@@ -153,8 +153,6 @@ class Repair:
                 return entry
         return None
 
-    # Writing --------------------------------------------------------------------------------
-
     def write(self, copies: Path) -> None:
         """Write all fillers durably; copy the damaged bytes to files in ``copies`` first."""
         for part in self._filled_ranges:

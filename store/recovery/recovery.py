@@ -230,8 +230,6 @@ class Recovery:
             if holes.has_hole(queue, queue.find_physical(offset)):
                 raise IncompleteError(f"{queue.topic}:{queue.queue_id} has zeros among its entries")
 
-    # Where to start -------------------------------------------------------------------------
-
     def _clean_start(self, log_start: int) -> int:
         """Return the end of the newest record in a queue, after checking the end of every queue.
 
@@ -286,8 +284,6 @@ class Recovery:
         except IncompleteError:
             return False
         return True
-
-    # The scan -------------------------------------------------------------------------------
 
     def _scan_from(self, start: int, *, ends_checked: bool = False) -> LogScan:
         """Dispatch every record from ``start`` on to its queue; cut queues to these records."""
@@ -382,8 +378,6 @@ class Recovery:
         entry = queue.entry(queue_offset)
         is_expired = entry.is_valid and entry.physical_offset < self._log_start
         return entry == PRE_BLANK or is_expired
-
-    # The end --------------------------------------------------------------------------------
 
     def _find_last(self, scan: LogScan) -> None:
         """Find the last record of the log; a scan without records began at its end."""

@@ -104,9 +104,6 @@ def copy_log(
     return copied
 
 
-# What to copy ---------------------------------------------------------------------------------
-
-
 def _choose(files: MappedFileQueue, start: Bound | None, end: Bound | None) -> list[int]:
     """Return the files to copy by their first offsets.
 
@@ -151,9 +148,6 @@ def _first_time(files: MappedFileQueue, base: int) -> int | None:
 
 def _milliseconds(bound: datetime) -> int:
     return int(bound.timestamp() * 1000)
-
-
-# Copying --------------------------------------------------------------------------------------
 
 
 class _Stop(NamedTuple):

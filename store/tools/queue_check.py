@@ -100,8 +100,6 @@ class QueueCheck:
         self.entries = 0
         self.file_size = self._usual_file_size()
 
-    # Records to entries -----------------------------------------------------------------------
-
     def take(self, chunk: Chunk) -> None:
         """Collect the queue entries of the records in a chunk, and compare many at a time."""
         for position, size, sys_flag, *_ in chunk.found:
@@ -212,8 +210,6 @@ class QueueCheck:
                 harmless=harmless,
             )
 
-    # Entries to records -----------------------------------------------------------------------
-
     def finish(self, log_start: int, log_end: int) -> None:
         """Compare the remaining entries, then judge those without a record in the log."""
         self._expected.finish()
@@ -259,8 +255,6 @@ class QueueCheck:
         if self._state is StoreState.OPEN:
             return RIGHT, True  # its record was written since
         return "entry_behind_log", self._state is StoreState.NOT_CLOSED
-
-    # Files ------------------------------------------------------------------------------------
 
     def _queue_directories(self) -> Iterator[Path]:
         """Yield all directories but those of light queues, whose offsets are in properties."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,6 +25,8 @@ from halfmq.remoting.headers import (
 )
 from halfmq.remoting.pop import (
     AckMessageRequestHeader,
+    BatchAck,
+    BatchAckBody,
     ChangeInvisibleTimeRequestHeader,
     ChangeInvisibleTimeResponseHeader,
     NotificationRequestHeader,
@@ -37,7 +40,6 @@ from halfmq.remoting.pop import (
     RequestMode,
     decode_batch_ack,
     decode_request_mode,
-    encode_batch_ack,
     kind_of,
     parse_handle,
     parse_offsets,
@@ -52,6 +54,27 @@ from tests.support.usual_headers import pull_header
 
 GROUP, TOPIC, RETRY = "pg", "orders", "%RETRY%pg_orders"
 INVISIBLE_MS = 10_000
+
+
+def encode_batch_ack(
+    broker_name: str, group: str, topic: str, handles: Sequence[PopHandle]
+) -> bytes:
+    """Return the body for handles of one pop from one queue; ``topic`` is no retry topic."""
+    first = handles[0]
+    bits = sum(1 << handle.offset - first.start for handle in handles)
+    packed = b64encode(bits.to_bytes(bits.bit_length() // 8 + 1, "little")).decode()
+    ack = BatchAck(
+        group,
+        topic,
+        first.kind,
+        first.start,
+        first.queue_id,
+        first.revive_queue,
+        first.pop_ms,
+        first.invisible_ms,
+        packed,
+    )
+    return msgspec.json.encode(BatchAckBody(broker_name, (ack,)))
 
 
 def pop_header(**changed: Any) -> PopMessageRequestHeader:
