@@ -56,7 +56,7 @@ from .loop.ticker import Ticker
 from .net.group_append import GroupAppend
 from .net.long_polling import LongPolling
 from .net.registration import NameServerRegistration, parse_addresses
-from .net.reply_release import ReplyRelease
+from .net.reply_release import LARGE_GROUP, ReplyRelease
 from .net.router import Router
 from .net.server import Server
 from .net.shared_port import SharedPort
@@ -206,7 +206,6 @@ class Broker:
         self._unused = UnusedNames(tables, self._store.queues.bounds, now_ms)
 
     def _make_front(self) -> None:
-        """Create what serves requests."""
         network = self.config.network
         self._registration = NameServerRegistration(
             parse_addresses(network.namesrv_addr),
@@ -526,7 +525,6 @@ class Broker:
         return Ticker(name, tick, pause=PAUSE_S, traffic=lambda: self._server.reads)
 
     def configure(self, config: BrokerConfig) -> None:
-        """Pass changed settings to the parts that use them."""
         if config.logs.level is not self.config.logs.level:  # it is the level of the whole process
             set_level(config.logs.level)
         self.config = config
@@ -567,7 +565,8 @@ class Broker:
         return self._server.namesrv_address
 
     def _appended(self, group: Sequence[AppendRequest]) -> None:
-        self._disk_limits.written_to(self._store.write_offset)
+        if self._store.write_offset >= self._disk_limits.test_due:
+            self._disk_limits.written_to(self._store.write_offset)
         for request in group:
             if request.topic in self._watched_topics:
                 if request.topic != self._revive_topic:
@@ -581,7 +580,9 @@ class Broker:
                 [(self._pop_retries.topic_of(one.topic), -1) for one in group]
             )
         if self._sync_flush:
-            self._release.request_flush(len(group))
+            if len(group) >= LARGE_GROUP:
+                self._store.request_flush()
+            self._release.request_flush()
         else:
             self._polling.wake_soon()
             self._pop_polling.wake_soon()

@@ -72,7 +72,7 @@ class DiskLimits(Service):
 
     def __attrs_post_init__(self) -> None:
         self._space = Space(0, 0)
-        self._test_due = TEST_BYTES  # end of the log at the next test that is not the ticker's
+        self.test_due = TEST_BYTES  # end of the log at the next test that is not the ticker's
         self._left = 0  # bytes free, including those allocated for the log
         self.is_scarce = False
         """Whether expired files are deleted at any hour."""
@@ -107,10 +107,9 @@ class DiskLimits(Service):
         return TEST_INTERVAL_S
 
     def written_to(self, log_end: int) -> None:
-        """Test the disk if it is due by the bytes of log up to ``log_end``."""
-        if log_end >= self._test_due:
-            self._test_due = log_end + TEST_BYTES
-            self.tick()
+        """Test the disk because the log has reached ``test_due``."""
+        self.test_due = log_end + TEST_BYTES
+        self.tick()
 
     def _is_beyond(self, ratio: int, was: bool) -> bool:
         """Return whether more than ``ratio`` percent of the disk are in use; never at 100."""

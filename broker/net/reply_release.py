@@ -123,13 +123,11 @@ class ReplyRelease:
         self._before_replies.append(work)
         self._schedule_end_of_pass()
 
-    def request_flush(self, records: int = 0) -> None:
-        """Request a flush of the log in the next pass, for many ``records`` also at once.
+    def request_flush(self) -> None:
+        """Request a flush of the log in the next pass.
 
         By then the sockets that are readable now were served, so it covers their requests too.
         """
-        if records >= LARGE_GROUP:
-            self._log.request_flush()
         if not self._flush_scheduled and self._loop is not None:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
