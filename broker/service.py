@@ -117,11 +117,10 @@ class Broker:
             loaded, self.configure, now_ms=now_ms, disk_used=lambda: self._disk_limits.used_percent
         )
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
-        self._default_http_port = default_http_port
         self._shared_port = shared_port
         self._flush_time, self._loop_delay = Histogram(), Histogram()
         self._decision_time = Histogram(LONG_BOUNDS_S)
-        self._end = end
+        self._end, self._default_http_port = end, default_http_port
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
         self._levels = DelayLevels(parse_delay_levels(config.delay.levels))
         self._timer_rule = TimerRule(config.delay.timer_delay_s_max * 1_000, now_ms=now_ms)
