@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 from ..datasource import FORMAT, register
 from ..errors import PlaceError
 from ..log.files import location
+from ..log.log_end import survey
 from ..log.segments import LogExtent
 from ..report.tables import fact, listing
 from ..source.columns import CORRUPT, MESSAGE
@@ -126,8 +127,10 @@ class Export:
         end = extent.end_offset if active else _full_end(extent)
         missing = list(extent.gaps(start, end)) if start < end else []
         ranges = []
-        if start < extent.end_offset or start > extent.end_offset:  # a log that was cut is told
+        if start < end or start > extent.end_offset:  # Spark tells of a log that was cut
             ranges = list(self._stream(spark, start, end, fail_on_data_loss=not missing))
+        if missing:  # what was deleted during the run was skipped too
+            missing = list(survey(self._directory).gaps(start, end))
         return {
             "rows": sum(one["rows"] for one in ranges),
             "ranges": ranges,
