@@ -74,7 +74,7 @@ class Attack(NamedTuple):
     kept_max_mb: int = 20
     """Of its own memory, what the broker may have more of afterwards: pools of the allocator, which
     the next attack would use again. Many small objects leave more of them than a few large ones:
-    those rows have 60, which four attacks in a row do not exceed either."""
+    those rows have 30."""
 
 
 def frame(

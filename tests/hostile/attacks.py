@@ -118,7 +118,7 @@ def unread_refusals(attacker: Attacker) -> None:
 
 ATTACKS: Final[Mapping[str, Attack]] = {
     "pulls with bodies": Attack(pulls_with_bodies, "1,014 MB"),
-    "many held pulls": Attack(many_held_pulls, "consumers spun"),
+    "many held pulls": Attack(many_held_pulls, "consumers spun", kept_max_mb=30),
     "held pulls with filters": Attack(
         held_pulls_with_filters, "1,513 MB, kept", {"enablePropertyFilter": True}
     ),
