@@ -49,6 +49,7 @@ without them."""
 
 
 _DISK_RATIOS: Final = frozenset({"diskMaxUsedSpaceRatio", "diskSpaceWarningLevelRatio"})
+_REFUSES_IF_TRUE: Final = frozenset({"rejectTransactionMessage"})
 _ZERO_IS_NO_LIMIT: Final = frozenset({"transactionPendingMaxPerGroup"})
 
 
@@ -124,6 +125,10 @@ class LiveSettings:
 
     def _check_bound(self, key: str, config: BrokerConfig) -> None:
         section, item = known_settings()[key]
+        if key in _REFUSES_IF_TRUE and getattr(getattr(config, section), item.attribute):
+            raise _forbidden(
+                f"{key}=true would refuse messages at once: set it in the file and restart"
+            )
         lowest = min(self._disk_used() + 1, 100) if key in _DISK_RATIOS else item.live_min
         if not lowest:
             return

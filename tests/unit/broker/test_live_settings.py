@@ -124,6 +124,7 @@ async def test_a_change_is_logged_with_old_and_new_value(
         ("transactionPendingMax", "100000", ["1", "999"], ["1000"]),
         ("transactionPendingMaxPerGroup", "0", ["1", "9"], ["10", "0"]),
         ("transactionPendingMaxPerGroup", "20", ["9"], ["10", "0"]),
+        ("rejectTransactionMessage", "false", ["true"], ["false"]),
     ],
 )
 async def test_no_live_value_deletes_or_refuses_at_once(
