@@ -15,8 +15,8 @@ import pytest
 
 from halfmq.broker.access.config import KeyPair
 from halfmq.broker.access.requirements import CLIENT_IDS
-from halfmq.broker.limits.kept import usage
 from halfmq.broker.logs import LINE_MAX, LineFormatter
+from halfmq.broker.net.long_polling import LongPolling
 from halfmq.client import ClientConfig, blocking
 from halfmq.remoting.admin_headers import ConsumeMessageDirectlyRequestHeader
 from halfmq.remoting.bodies import (
@@ -211,10 +211,8 @@ def test_a_held_pull_of_a_disabled_user_gets_no_message(tmp_path: Path) -> None:
                 )
                 wire.send(signed_frame(account, RequestCode.PULL_MESSAGE, held))
 
-            def are_held() -> bool:
-                return usage(broker.broker.keepers)["held_pull_bytes"]["used"] >= len(wires) << 10
-
-            wait_until(are_held, "the pulls wait")
+            pulls = [one for one in broker.broker.keepers if isinstance(one, LongPolling)]
+            wait_until(lambda: sum(one.count for one in pulls) == len(wires), "the pulls wait")
             admin.update_user(account.name, enabled=False)
             sent = sender.send(blocking.Message("orders", SECRET))
             (answer,) = wires[sent.queue.queue_id].receive()
