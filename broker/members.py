@@ -119,7 +119,10 @@ def _left_out(config: BrokerConfig, left: list[Path], remedy: str) -> BrokerConf
 
 
 def _is_store(root: Path) -> bool:
-    return any((root / name).exists() for name in _TRACES)
+    try:
+        return any((root / name).exists() for name in _TRACES)
+    except PermissionError:
+        return False  # the start of the store reports it
 
 
 def prepare_new_members(config: BrokerConfig) -> None:

@@ -53,9 +53,14 @@ def waiting_messages(
     for queue in queues[TIMER_QUEUE + 1 :]:
         delay_ms = levels.delay_ms(queue.number)
         for queue_offset, entry in _pending(store, queue):
-            wait_ms = min(entry.tags_code - now_ms, delay_ms)  # the clock may have been set back
+            wait_ms = _limited(entry.tags_code - now_ms, delay_ms)
             due.add_after(wait_ms, place_of(queue.number, queue_offset))
     return queues
+
+
+def _limited(wait_ms: int, delay_ms: int) -> int:
+    """Return how long a message still waits; the clock may have been set back meanwhile."""
+    return min(wait_ms, delay_ms)
 
 
 def _read_log(queues: list[WaitingQueue], records: Iterable[Record]) -> None:
@@ -106,7 +111,7 @@ def _read_timers(
         elif time.is_relative:
             wait_ms = time.due_ms - now_ms
             delay_ms = _delay_ms(store, entry) if is_set_back else wait_ms
-            due.add_after(min(wait_ms, delay_ms), place)
+            due.add_after(_limited(wait_ms, delay_ms), place)
         else:
             due.add_at(time.due_ms, place)
     if foreign:

@@ -35,6 +35,7 @@ def _play(pair: Pair, faults: list[Fault], chance: random.Random) -> None:
         asyncio.run(repair(pair, fault))
 
 
+@pytest.mark.campaign
 def test_a_takeover_loses_nothing_and_reverses_nothing(pair: Pair) -> None:
     """Whoever died first: the master, the slave, or both at once."""
     faults: list[Fault] = [
@@ -54,6 +55,7 @@ def test_a_replaced_master_acknowledges_nothing(pair: Pair) -> None:
     _play(pair, [replica_rounds.replaced_master], random.Random(printed_seed()))
 
 
+@pytest.mark.campaign
 def test_a_slave_that_comes_back_has_all_before_it_counts(pair: Pair) -> None:
     """As when a member joins (apache/rocketmq#5663), and after both were killed (#7689).
 
@@ -64,6 +66,7 @@ def test_a_slave_that_comes_back_has_all_before_it_counts(pair: Pair) -> None:
     _play(pair, faults, random.Random(printed_seed()))
 
 
+@pytest.mark.campaign
 def test_the_rounds_find_what_a_master_loses_that_waits_for_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,7 @@ MEASURED: Final = (
     Measured("", r"(?i)(?<=tps = ).*"),
     Measured("", r".*%RETRY%java.*", ""),  # clients tell the offsets of retry topics when they like
     Measured("getConsumerRunningInfo", r"(?<=RT = ).*|(?<=instanceName = ).*|0x\w+(?=@)|(?<=@)\w+"),
+    Measured("getConsumerRunningInfo", r"(?<=\$\$Lambda\$)\d+"),
     Measured("getAllProducerInfo", r".*CLIENT_INNER_PRODUCER.*", ""),
     Measured("consumeMessageDirectly", r"(?<=spentTimeMills = ).*"),
     Measured("fetchBrokerRuntimeStats", r"( =|(?<=Ratio)_).*", ""),

@@ -56,7 +56,10 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     pages = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
     for page in pages:
-        programs = [one.code for one in examples(page) if one.language == "python"]
+        # A file of a project needs the rest of it: projects are checked in `examples/`.
+        programs = [
+            one.code for one in examples(page) if one.language == "python" and one.file is None
+        ]
         for number, code in enumerate(programs, 1):
             module = re.sub(r"\W", "_", page.removesuffix(".md"))
             (folder / f"{module}_{number}.py").write_text(_program(page, code), encoding="utf-8")

@@ -346,6 +346,8 @@ async def run_round(pair: Pair, fault: Fault, chance: random.Random) -> History:
     await pair.in_sync()
     shutil.rmtree(pair.home / "successor", ignore_errors=True)
     async with load(pair):
+        while not pair.history.acknowledged:  # noqa: ASYNC110 -- many tasks add to it
+            await asyncio.sleep(0.05)
         await asyncio.sleep(chance.uniform(0.5, 2.0))
         await fault(pair, chance)
     if not (pair.home / "successor").exists():
