@@ -176,6 +176,7 @@ class Channel(virtual.Channel):  # type: ignore[misc] # kombu has no types
     def _queue_bind(self, exchange: str, _routing_key: str, _pattern: str, queue: str) -> None:
         if self.typeof(exchange).type == "fanout" or exchange.startswith(REPLIES):
             self._fanout[queue] = exchange
+            self._receiver(queue)  # it gets what is sent from now on
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
         if exchange.startswith(REPLIES):
@@ -278,12 +279,13 @@ class Transport(virtual.Transport):  # type: ignore[misc] # kombu has no types
         """The producer of all channels."""
         if self._producer is None:
             producer: Producer[Any] = Producer("celery", **self.options)
+            producer.wait_until_available(TURN_SECONDS)  # kombu itself tries again
             producer.start()
             self._producer = producer
         return self._producer
 
     def establish_connection(self) -> Any:
-        self.producer.wait_until_available(TURN_SECONDS)
+        self.producer  # noqa: B018 -- it connects, and kombu's own class does not
         return super().establish_connection()
 
     def close_connection(self, connection: Any) -> None:

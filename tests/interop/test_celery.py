@@ -261,6 +261,26 @@ def test_what_is_no_task_becomes_a_dead_letter(shop: Shop) -> None:
     assert [letter.body for letter in letters] == [b"no task"]
 
 
+def test_a_queue_of_a_fanout_exchange_gets_what_is_sent_after_it_is_bound(shop: Shop) -> None:
+    """Not only what is sent after somebody reads it."""
+    from kombu import Connection, Exchange, Queue  # noqa: PLC0415 -- Celery may be missing
+
+    import halfmq.integrations.celery  # noqa: F401, PLC0415
+
+    exchange, bodies = Exchange("news", type="fanout"), []
+    queues = [Queue(name, exchange) for name in ("one", "two")]
+    with Connection(f"halfmq://{shop.broker.address}//") as connection:
+        for queue in queues:
+            queue(connection.default_channel).declare()
+        connection.Producer().publish("hello", exchange=exchange, declare=[exchange])
+        with connection.Consumer(
+            queues, callbacks=[lambda body, _message: bodies.append(body)], no_ack=True
+        ):
+            while len(bodies) < len(queues):
+                connection.drain_events(timeout=PATIENCE_S)
+    assert bodies == ["hello", "hello"]
+
+
 def test_without_a_broker_a_connection_fails_as_kombu_expects() -> None:
     """So that a worker tries again, and says why."""
     from kombu import Connection  # noqa: PLC0415 -- Celery may be missing
