@@ -171,7 +171,7 @@ class Export:
             shutil.rmtree(self._checkpoint, ignore_errors=True)
             self._settings.write_text(json.dumps(settings, indent=1), "utf-8")
         try:
-            begun = dict(json.loads(self._settings.read_text("utf-8")))
+            begun = {**json.loads(self._settings.read_text("utf-8"))}
         except (ValueError, TypeError) as error:
             raise self._error(f"{self._settings} is not of this job: {error}") from error
         for name, value in settings.items():

@@ -127,6 +127,10 @@ async def _run(command: BrokerProcess, seconds: float, chance: random.Random) ->
         consuming = consume_all(load.ledger, load.config, load.ledger.acknowledged)
         await asyncio.wait_for(consuming, PATIENCE_S)
         done.set()
+    if not load.ledger.acknowledged <= load.ledger.consumed.keys():  # the last ones of the senders
+        await asyncio.wait_for(
+            consume_all(load.ledger, load.config, load.ledger.acknowledged), PATIENCE_S
+        )
     return load.ledger
 
 
