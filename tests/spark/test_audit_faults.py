@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from halfmq.spark_jobs.audit.auditor import Audit, audited
 from halfmq.spark_jobs.audit.checks import Checks
 from tests.support import altered_log
+from tests.support.log_writer import Written
 from tests.support.oracle import transactions as oracle
 from tests.support.oracle.words import OF_QUEUES, Found, Kind, State
 from tests.support.planted_faults import DESTROYED, ORDERS, SEGMENT, plant_faults
@@ -136,9 +137,13 @@ def test_a_clock_that_steps_back_hides_nothing(
     seconds: int, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Faults after the step are found, all records count, and the step is a remark."""
-    planted = plant_faults(tmp_path, 1, order=("halfmq",), steps=100, fault_every=None)
+    planted = plant_faults(tmp_path, SEED, order=("halfmq",), steps=100, fault_every=None)
     log = sorted(planted.log.written, key=lambda one: one.offset)
-    late = log[-200:]
+    # Not after a pause: times would not decrease, or only that of one record, which is no step.
+    start = next(
+        at for at in range(len(log) - 200, len(log)) if _lasted_ms(log[at - 3 : at + 3]) < 100
+    )
+    late = log[start:]
     for record in late:
         _set_back(planted, record.offset, seconds * 1_000)
 
@@ -152,6 +157,10 @@ def test_a_clock_that_steps_back_hides_nothing(
         (remark,) = [one for one in audit.remarks if one.kind == "clock_step"]
 
     assert late[0].offset in remark.offsets
+
+
+def _lasted_ms(records: list[Written]) -> int:
+    return records[-1].stored - records[0].stored
 
 
 def _set_back(planted: Planted, offset: int, milliseconds: int) -> None:
