@@ -282,7 +282,19 @@ def draw(figures: Sequence[Figure], path: Path) -> None:
     """Draw the median rates of sends and receives as an SVG file."""
     import pygal  # noqa: PLC0415 -- for charts only
 
-    chart = pygal.Bar(title="Messages a second, durable, one Python program", logarithmic=True)
+    chart = pygal.Bar(
+        title="Durable messages a second of one Python program (logarithmic)",
+        logarithmic=True,
+        range=(300, 200_000),
+        zero=300,
+        y_labels=[300, 1_000, 3_000, 10_000, 30_000, 100_000],
+        height=420,
+        legend_at_bottom=True,
+        legend_at_bottom_columns=len(SERVERS),
+        truncate_label=-1,
+        js=(),  # pages show the picture without scripts
+        style=pygal.style.CleanStyle(),
+    )
     shown = [one.name for one in LOADS if one.step in {"send", "receive"}]
     chart.x_labels = shown
     for broker in SERVERS:
