@@ -7,9 +7,7 @@ processor time of all brokers per message, which depends least on what else runs
 """
 
 import argparse
-import os
 import re
-import signal
 import statistics
 import sys
 import time
@@ -21,13 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from .build import CompilerMissingError, cache_directory
-from .generator import Generator, GeneratorError, LoadResult, Target, Timing, build_generator
-from .machine import describe_machine
+from .build import cache_directory
+from .generator import Generator, LoadResult, Target, Timing, build_generator
+from .one_table import print_measured
 from .peers import scratch
-from .processes import ServerError, end_in_order, free_ports, ready_fields, running
-from .report import table
-from .rocketmq_peer import PeerMissingError, RocketMQPeer
+from .processes import free_ports, halfmq_broker
+from .rocketmq_peer import RocketMQPeer
 from .scenarios import FlushDiskType, LoadKind, MessageShape, Scenario
 
 GENERATORS: Final = 2
@@ -64,10 +61,8 @@ def halfmq(directory: Path, brokers: int) -> Iterator[list[Target]]:
             "httpListenPort": -1,
             "storePathRootDir": home / "store",
         }
-        pairs = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         log = home / "log"
-        with running([sys.executable, "-m", "halfmq.broker", *pairs], log=log) as process:
-            ready_fields(process, log, timeout=_START_S)
+        with halfmq_broker(settings, log, timeout=_START_S) as (process, _):
             found = re.findall(r"event=child_started child=\S+ pid=(\d+)", log.read_text())
             pids = [int(pid) for pid in found] or [process.pid]
             ports = [first + 10 * number for number in range(brokers)]
@@ -112,10 +107,13 @@ def measure(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 1: it failed, 2: it cannot be measured here."""
+    """Run the command line."""
     options = _parse(arguments)
-    signal.signal(signal.SIGTERM, end_in_order)
     directory = options.directory or cache_directory()
+    return print_measured(_HEAD, directory, partial(_measure_servers, options, directory))
+
+
+def _measure_servers(options: argparse.Namespace, directory: Path) -> list[tuple[str, ...]]:
     timing = Timing(seconds=options.seconds, warmup=max(options.seconds / 3, 1.0))
     servers = {
         "halfmq": partial(halfmq, directory, 1),
@@ -123,32 +121,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **({} if options.no_peer else {"RocketMQ": partial(rocketmq, directory)}),
     }
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    try:
-        generator = build_generator()
-        for _round in range(options.rounds):
-            for name, server in servers.items():
-                with ExitStack() as stack:
-                    targets = stack.enter_context(server())
-                    for load in LOADS:
-                        figures = measure(generator, load, targets, timing)
-                        shape = replace(load, connections=load.connections * GENERATORS).shape
-                        found.setdefault((name, shape), []).append(figures)
-                        print(name, shape, *map(round, figures), file=sys.stderr, flush=True)
-    except (CompilerMissingError, PeerMissingError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except (GeneratorError, ServerError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    machine = describe_machine(directory)
-    load_now = os.getloadavg()[0]
-    print(f"{machine.processor}, {machine.cores} cores, {machine.python}, load {load_now:.2f}\n")
+    generator = build_generator()
+    for _round in range(options.rounds):
+        for name, server in servers.items():
+            with ExitStack() as stack:
+                targets = stack.enter_context(server())
+                for load in LOADS:
+                    figures = measure(generator, load, targets, timing)
+                    shape = replace(load, connections=load.connections * GENERATORS).shape
+                    found.setdefault((name, shape), []).append(figures)
+                    print(name, shape, *map(round, figures), file=sys.stderr, flush=True)
     rows = []
     for key, results in found.items():
         rate, cpu_us = map(statistics.median, zip(*results, strict=True))
         rows.append((*key, f"{rate:,.0f}", f"{cpu_us:.0f}"))
-    print(table(_HEAD, rows))
-    return 0
+    return rows
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -10,11 +10,11 @@ consumer have it?
 import argparse
 import asyncio
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
@@ -25,13 +25,12 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import SendMessageRequestHeaderV2
 from halfmq.remoting.replies import encode_request
 
-from .build import CompilerMissingError, cache_directory
-from .generator import Generator, GeneratorError, Target, Timing, build_generator
-from .machine import describe_machine
+from .build import cache_directory
+from .generator import Generator, Target, Timing, build_generator
+from .one_table import print_measured
 from .peers import HalfmqPeer, scratch
 from .pending_steps import anonymous_bytes, processor_seconds
-from .processes import ServerError, end_in_order, on_cores, ready_fields, running
-from .report import table
+from .processes import halfmq_broker, on_cores
 from .scenarios import FlushDiskType, LoadKind, Scenario
 
 BYTES_MAX: Final = 100
@@ -132,16 +131,15 @@ async def _send_all(port: int, times_ms: Sequence[int]) -> None:
 @contextmanager
 def _broker(home: Path, cores: Sequence[int] | None) -> Iterator[tuple[int, int, float]]:
     """Yield port, process id, and seconds to the ready line; SIGKILL ends it."""
-    settings = [
-        *("listenPort=0", "namesrvListenPort=0", "httpListenPort=-1", "flushDiskType=ASYNC_FLUSH"),
-        f"storePathRootDir={home / 'store'}",
-    ]
-    command = [sys.executable, "-m", "halfmq.broker"]
-    command += [part for setting in settings for part in ("--set", setting)]
-    log = home / "log"
+    settings = {
+        "listenPort": 0,
+        "namesrvListenPort": 0,
+        "httpListenPort": -1,
+        "flushDiskType": "ASYNC_FLUSH",
+        "storePathRootDir": home / "store",
+    }
     began = time.monotonic()
-    with running(command, log=log, cores=cores) as process:
-        fields = ready_fields(process, log, timeout=_START_S)
+    with halfmq_broker(settings, home / "log", timeout=_START_S, cores=cores) as (process, fields):
         yield int(fields["listen"].rpartition(":")[2]), process.pid, time.monotonic() - began
         if (home / "kill").exists():
             process.kill()
@@ -230,35 +228,24 @@ def _shares(late_ms: Sequence[float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 1: it failed, 2: it cannot be measured here."""
+    """Run the command line."""
     options = _parse(arguments)
-    signal.signal(signal.SIGTERM, end_in_order)
     directory = options.directory or cache_directory()
+    return print_measured(_HEAD, directory, partial(_measure, options.count, directory))
+
+
+def _measure(count: int, directory: Path) -> list[Row]:
     several = (os.cpu_count() or 1) > 1
     broker_cores, own_cores = ([0], [1]) if several else (None, None)
     peer = HalfmqPeer(cores=broker_cores)
     rows: list[Row] = []
-    try:
-        with on_cores(own_cores):
-            if options.count:
-                rows += measure_waiting(directory, options.count, broker_cores)
-            generator = build_generator(cpu=1 if several else None)
-            with (
-                peer.session(FlushDiskType.SYNC, directory) as session,
-                session.target() as target,
-            ):
-                rows += asyncio.run(measure_lateness(target, generator))
-    except CompilerMissingError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except (GeneratorError, ServerError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    machine = describe_machine(directory)
-    load = os.getloadavg()[0]
-    print(f"{machine.processor}, {machine.cores} cores, {machine.python}, load {load:.2f}\n")
-    print(table(_HEAD, rows))
-    return 0
+    with on_cores(own_cores):
+        if count:
+            rows += measure_waiting(directory, count, broker_cores)
+        generator = build_generator(cpu=1 if several else None)
+        with peer.session(FlushDiskType.SYNC, directory) as session, session.target() as target:
+            rows += asyncio.run(measure_lateness(target, generator))
+    return rows
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

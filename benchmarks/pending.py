@@ -23,7 +23,7 @@ from .build import cache_directory
 from .machine import describe_machine
 from .peers import scratch
 from .pending_steps import SNAPSHOT_FILE, anonymous_bytes, processor_seconds
-from .processes import ServerError, end_in_order, log_tail, ready_fields, running
+from .processes import ServerError, end_in_order, halfmq_broker, log_tail
 from .report import table
 from .scenarios import BODY_SIZE
 
@@ -144,15 +144,15 @@ class PendingMeasurement:
         """Start the broker on a store and kill it."""
         _tell(f"start on {root.name}")
         log = self._directory / f"{root.name}.log"
-        settings = [
-            *("listenPort=0", "namesrvListenPort=0", f"storePathRootDir={root}"),
-            *("transactionTimeOut=1h", "transactionCheckInterval=1h"),
-        ]
-        command = [sys.executable, "-m", "halfmq.broker"]
-        command += [part for setting in settings for part in ("--set", setting)]
+        settings = {
+            "listenPort": 0,
+            "namesrvListenPort": 0,
+            "storePathRootDir": root,
+            "transactionTimeOut": "1h",
+            "transactionCheckInterval": "1h",
+        }
         began = time.perf_counter()
-        with running(command, log=log) as process:
-            ready_fields(process, log, timeout=_STEP_SECONDS)
+        with halfmq_broker(settings, log, timeout=_STEP_SECONDS) as (process, _):
             seconds = time.perf_counter() - began
             processor, anonymous = processor_seconds(process.pid), anonymous_bytes(process.pid)
             process.kill()

@@ -60,6 +60,25 @@ def running(
         stop(process)
 
 
+@contextmanager
+def halfmq_broker(
+    settings: Mapping[str, object],
+    log: Path,
+    *,
+    timeout: float,
+    cores: Sequence[int] | None = None,
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """A broker with these settings, when it is ready, and the fields of its ready line.
+
+    Raises:
+        ServerError: It was not ready within ``timeout`` seconds.
+    """
+    command = [sys.executable, "-m", "halfmq.broker"]
+    command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    with running(command, log=log, cores=cores) as process:
+        yield process, ready_fields(process, log, timeout=timeout)
+
+
 def stop(process: subprocess.Popen[str]) -> None:
     """End the process in order, and by force when that takes too long."""
     if process.poll() is None:

@@ -34,7 +34,7 @@ from typing import Final
 
 from .build import being_made, cache_directory
 from .machine import describe_machine
-from .processes import free_ports, ready_fields, running, wait_for_port
+from .processes import free_ports, halfmq_broker, running, wait_for_port
 from .python_peer_clients import TOPIC
 from .report import table
 
@@ -101,9 +101,7 @@ def halfmq(home: Path, durable: bool) -> Iterator[tuple[str, int]]:
         "namesrvListenPort": "0",
         "flushDiskType": flush,
     }
-    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    with running([sys.executable, "-m", "halfmq.broker", *sets], log=home / "log") as process:
-        fields = ready_fields(process, home / "log", timeout=START_S)
+    with halfmq_broker(settings, home / "log", timeout=START_S) as (process, fields):
         yield fields["namesrv"], process.pid
 
 

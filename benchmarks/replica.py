@@ -9,22 +9,21 @@ Of the figures the processor time depends least on what else runs here.
 
 import argparse
 import os
-import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from .build import CompilerMissingError, cache_directory
-from .generator import Generator, GeneratorError, LoadResult, Target, Timing, build_generator
-from .machine import describe_machine
+from .build import cache_directory
+from .generator import Generator, LoadResult, Target, Timing, build_generator
+from .one_table import print_measured
 from .peers import HalfmqPeer
-from .processes import ServerError, end_in_order, on_cores
-from .report import table
-from .rocketmq_peer import PeerMissingError, RocketMQPeer, rocketmq_slave
+from .processes import ServerError, on_cores
+from .rocketmq_peer import RocketMQPeer, rocketmq_slave
 from .scenarios import FlushDiskType, LoadKind, Scenario
 
 LOADS: Final = tuple(
@@ -101,38 +100,30 @@ def _row(name: str, load: str, results: Sequence[LoadResult]) -> tuple[str, ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 1: it failed, 2: it cannot be measured here."""
+    """Run the command line."""
     options = _parse(arguments)
-    signal.signal(signal.SIGTERM, end_in_order)
     directory = options.directory or cache_directory()
+    return print_measured(_HEAD, directory, partial(_measure, options, directory))
+
+
+def _measure(options: argparse.Namespace, directory: Path) -> list[tuple[str, ...]]:
     several = (os.cpu_count() or 1) > 1
     timing = Timing(seconds=options.seconds, warmup=max(options.seconds / 3, 1.0))
     warm_up = Timing(seconds=options.warm_up / len(LOADS), warmup=0)
     found: dict[tuple[str, str], list[LoadResult]] = {}
-    try:
-        generator = build_generator()
-        for number in range(options.rounds):
-            for name, server in servers(directory, None, generator).items():
-                with _running(server) as target, on_cores([1] if several else None):
-                    for load in LOADS:  # each JVM compiles what it needs, slaves too
-                        generator.run(load, target, "warm-up", warm_up)
-                    for load in LOADS:
-                        topic = f"{load.kind}-{load.connections}"
-                        result = generator.run(load, target, topic, timing)
-                        found.setdefault((name, load.shape), []).append(result)
-                        row = _row(name, load.shape, [result])
-                        print(number + 1, *row, sep="  ", file=sys.stderr, flush=True)
-    except (CompilerMissingError, PeerMissingError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except (GeneratorError, ServerError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    machine = describe_machine(directory)
-    load_now = os.getloadavg()[0]
-    print(f"{machine.processor}, {machine.cores} cores, {machine.python}, load {load_now:.2f}\n")
-    print(table(_HEAD, [_row(*key, results) for key, results in found.items()]))
-    return 0
+    generator = build_generator()
+    for number in range(options.rounds):
+        for name, server in servers(directory, None, generator).items():
+            with _running(server) as target, on_cores([1] if several else None):
+                for load in LOADS:  # each JVM compiles what it needs, slaves too
+                    generator.run(load, target, "warm-up", warm_up)
+                for load in LOADS:
+                    topic = f"{load.kind}-{load.connections}"
+                    result = generator.run(load, target, topic, timing)
+                    found.setdefault((name, load.shape), []).append(result)
+                    row = _row(name, load.shape, [result])
+                    print(number + 1, *row, sep="  ", file=sys.stderr, flush=True)
+    return [_row(*key, results) for key, results in found.items()]
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

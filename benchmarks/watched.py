@@ -9,7 +9,6 @@ every five seconds. The figure is the 99th percentile of the latency, the median
 import argparse
 import asyncio
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -17,19 +16,19 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Final
 
 from halfmq.client import Admin
 
-from .build import CompilerMissingError, cache_directory
+from .build import cache_directory
 from .checks import CheckedProducer
-from .generator import Generator, GeneratorError, Target, Timing, build_generator
-from .machine import describe_machine
+from .generator import Generator, Target, Timing, build_generator
+from .one_table import print_measured
 from .peers import HalfmqPeer
-from .processes import ServerError, end_in_order, free_ports, on_cores, stop
-from .report import table
+from .processes import ServerError, free_ports, on_cores, stop
 from .scenarios import FlushDiskType, LoadKind, Scenario
 
 UNDECIDED: Final = 50_000
@@ -100,8 +99,8 @@ def _watched(target: Target, http_port: int) -> Iterator[None]:
 
 def measure(
     target: Target, http_port: int, generator: Generator, *, rounds: int, timing: Timing
-) -> tuple[list[tuple[str, ...]], float]:
-    """Return a row for each round, and the ratio of the medians."""
+) -> list[tuple[str, ...]]:
+    """Return a row for each round, and one for the medians."""
     full = generator.run(_LOAD, target, "full", timing)
     rate = full.request_rate / 2
     rows, alone, watched = [], [], []
@@ -126,42 +125,31 @@ def measure(
             f"{ratio:.2f} (limit {RATIO_MAX})",
         )
     )
-    return rows, ratio
+    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 1: it failed, 2: it cannot be measured here."""
+    """Run the command line."""
     options = _parse(arguments)
     if options.look:
         asyncio.run(look(options.look))
-    signal.signal(signal.SIGTERM, end_in_order)
     directory = options.directory or cache_directory()
+    return print_measured(_HEAD, directory, partial(_measure, options, directory))
+
+
+def _measure(options: argparse.Namespace, directory: Path) -> list[tuple[str, ...]]:
     several = (os.cpu_count() or 1) > 1
     http_port = free_ports(1)
     timing = Timing(seconds=options.seconds, warmup=1.0)
     peer = HalfmqPeer(cores=[0] if several else None, overrides=[f"httpListenPort={http_port}"])
-    try:
-        generator = build_generator(cpu=1 if several else None)
-        with (
-            peer.session(FlushDiskType.SYNC, directory) as session,
-            session.target() as target,
-            on_cores([1] if several else None),
-        ):
-            asyncio.run(_leave_undecided(target))
-            rows, _ratio = measure(
-                target, http_port, generator, rounds=options.rounds, timing=timing
-            )
-    except CompilerMissingError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except (GeneratorError, ServerError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    machine = describe_machine(directory)
-    load = os.getloadavg()[0]
-    print(f"{machine.processor}, {machine.cores} cores, {machine.python}, load {load:.2f}\n")
-    print(table(_HEAD, rows))
-    return 0
+    generator = build_generator(cpu=1 if several else None)
+    with (
+        peer.session(FlushDiskType.SYNC, directory) as session,
+        session.target() as target,
+        on_cores([1] if several else None),
+    ):
+        asyncio.run(_leave_undecided(target))
+        return measure(target, http_port, generator, rounds=options.rounds, timing=timing)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,6 +1,6 @@
 """A master and its Apache RocketMQ slave under load, killed and frozen; a broker takes over.
 
-The history of each round is judged by `tests.support.replica_history`.
+The history of each round is judged by `tests.support.replica_rounds.History`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, cast
 
@@ -14,14 +13,10 @@ from halfmq.remoting.codes import FLAG_ONE_WAY, LanguageCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
-from halfmq.store.files.page_cache import Missing, NotInMemoryError
 from halfmq.store.files.zero_copy import FilePart
 from halfmq.store.format.ids import pack_host
-from halfmq.store.format.properties import decode_properties
-from halfmq.store.format.queue_entry import QueueEntry
-from halfmq.store.format.record import Record, decode_record, encode_record, new_record
-from halfmq.store.log.append_request import AppendRequest, AppendResult
-from halfmq.store.message_store import GetResult, GetStatus, MessageStore
+from halfmq.store.log.append_request import AppendRequest
+from halfmq.store.message_store import MessageStore
 
 START_MS: Final = 1_700_000_000_000
 """Where the clocks of tests begin."""
@@ -119,222 +114,9 @@ class FakeConnection:
             self.written.append(reply)
 
 
-def record_of(
-    request: AppendRequest, physical_offset: int, queue_offset: int, store_timestamp: int
-) -> Record:
-    """Return the record that a log makes of a request."""
-    return new_record(
-        topic=request.topic,
-        queue_id=request.queue_id,
-        body=request.body,
-        properties=request.properties,
-        born_timestamp=request.born_timestamp,
-        born_host=request.born_host,
-        store_timestamp=store_timestamp,
-        store_host=request.store_host,
-        queue_offset=queue_offset,
-        physical_offset=physical_offset,
-        flag=request.flag,
-        sys_flag=request.sys_flag,
-        reconsume_times=request.reconsume_times,
-        prepared_transaction_offset=request.prepared_transaction_offset,
-    )
-
-
 def as_store(double: object) -> MessageStore:
     """Return a double that has the part of the store that a test needs."""
     return cast("MessageStore", double)
-
-
-class FakeLog:
-    """A commit log with consume queues, in memory, everything durable unless told otherwise."""
-
-    def __init__(self, clock: Clock, *, start: int = 0) -> None:
-        self._clock = clock
-        self.records: dict[int, Record] = {}
-        self._keys: dict[tuple[str, str], list[int]] = {}
-        self._queues: dict[tuple[str, int], list[int]] = {}
-        self._first: dict[tuple[str, int], int] = {}
-        self.write_offset = start
-        self.held_durable: int | None = None
-        self.failure: Exception | None = None
-        self.damaged: set[int] = set()
-        self.cold = False
-        self.refused: set[int] = set()
-        """Where records lie that the disk does not give."""
-        self.cold_reads = 0
-        self.on_append: Callable[[Sequence[AppendRequest]], object] = lambda _group: None
-
-    @property
-    def reader(self) -> FakeLog:
-        return self
-
-    @property
-    def queues(self) -> FakeLog:
-        return self
-
-    @property
-    def index(self) -> FakeLog:
-        return self
-
-    @property
-    def durable_offset(self) -> int:
-        return self.write_offset if self.held_durable is None else self.held_durable
-
-    readable_offset = durable_offset
-
-    @property
-    def last_update(self) -> tuple[int, int]:
-        last = max(self.records)
-        return self.records[last].store_timestamp, last
-
-    def append(
-        self, group: Sequence[AppendRequest], *, contiguous: bool = False
-    ) -> list[AppendResult]:
-        del contiguous
-        if self.failure is not None:
-            raise self.failure
-        appended = [self._append(draft) for draft in group]
-        self.on_append(group)
-        return appended
-
-    def _append(self, draft: AppendRequest) -> AppendResult:
-        queue = self._queues.setdefault((draft.topic, draft.queue_id), [])
-        queue_offset = len(queue) + self._first.get((draft.topic, draft.queue_id), 0)
-        record = record_of(draft, self.write_offset, queue_offset, self._next_timestamp())
-        self.records[record.physical_offset] = record
-        queue.append(record.physical_offset)
-        self._add_keys(record)
-        self.write_offset += record.total_size
-        return AppendResult(
-            record.physical_offset, record.total_size, queue_offset, record.store_timestamp
-        )
-
-    def _next_timestamp(self) -> int:
-        newest = next(reversed(self.records.values()), None)
-        return max(self._clock(), 0 if newest is None else newest.store_timestamp)
-
-    def _add_keys(self, record: Record) -> None:
-        properties = decode_properties(record.properties)
-        keys = {*properties.get("KEYS", "").split(" "), properties.get("UNIQ_KEY", "")} - {""}
-        for key in keys:
-            self.add_key(record.topic, key, record.physical_offset)
-
-    def add_key(self, topic: str, key: str, physical_offset: int) -> None:
-        """Let a look-up of the key find a record."""
-        self._keys.setdefault((topic, key), []).append(physical_offset)
-
-    def start_queue_at(self, topic: str, queue_id: int, offset: int) -> None:
-        """Pretend that everything before `offset` was deleted by age."""
-        self._first[topic, queue_id] = offset
-
-    def cut_queue(self, topic: str, queue_id: int, count: int) -> None:
-        """Lose the latest messages of a queue, as in a power cut."""
-        del self._queues[topic, queue_id][-count:]
-
-    def queue(self, topic: str, queue_id: int) -> list[Record]:
-        """What a consumer of the queue would get."""
-        return [self.records[offset] for offset in self._queues.get((topic, queue_id), [])]
-
-    def names(self) -> list[tuple[str, int]]:
-        return list(self._queues)
-
-    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        first = self._first.get((topic, queue_id), 0)
-        return first, first + len(self._queues.get((topic, queue_id), ()))
-
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        *,
-        max_count: int = 32,
-        max_bytes: int = 262_144,
-    ) -> GetResult:
-        first, end = self.bounds(topic, queue_id)
-        if not first <= offset < end:
-            following = first if offset < first else end
-            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, following, first, end, [], 0, 0)
-        ranges: list[tuple[int, int]] = []
-        size = 0
-        for physical in self._queues[topic, queue_id][offset - first :][:max_count]:
-            record_size = self.records[physical].total_size
-            if ranges and size + record_size > max_bytes:
-                break
-            size += record_size
-            ranges.append((physical, record_size))
-        following = offset + len(ranges)
-        return GetResult(GetStatus.FOUND, following, first, end, ranges, len(ranges), size)
-
-    def read(self, ranges: Sequence[tuple[int, int]], *, prefix: bytes = b"") -> bytes | None:
-        is_cold = self.cold or any(offset in self.refused for offset, _ in ranges)
-        return None if is_cold else prefix + self._bytes(ranges)
-
-    def lacking_ranges(self, ranges: Sequence[tuple[int, int]]) -> NotInMemoryError:
-        return NotInMemoryError([Missing(Path("log"), *one) for one in ranges])
-
-    def read_cold(self, ranges: Sequence[tuple[int, int]], *, ahead: int = 0) -> bytes:
-        self.cold_reads += 1
-        return self._bytes(ranges)
-
-    def _bytes(self, ranges: Sequence[tuple[int, int]]) -> bytes:
-        return b"".join([self._record_bytes(offset) for offset, _ in ranges])
-
-    def _record_bytes(self, offset: int) -> bytes:
-        data = encode_record(self.records[offset])
-        return b"\0" * len(data) if offset in self.damaged else data
-
-    def record_bytes(self, physical_offset: int, end: int | None = None) -> bytes | None:
-        record = self.records.get(physical_offset)
-        if record is None or (end is not None and record.end > end):
-            return None
-        return encode_record(record)
-
-    def named_record(self, physical_offset: int) -> bytes | None:
-        return self.record_bytes(physical_offset)
-
-    def record_at(self, physical_offset: int) -> Record | None:
-        data = self.record_bytes(physical_offset)
-        return None if data is None else decode_record(data)
-
-    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
-        hits = [
-            offset
-            for offset in reversed(self._keys.get((topic, key), []))
-            if begin_ms <= self.records[offset].store_timestamp <= end_ms
-        ]
-        return hits[:max_count]
-
-    def offset_by_time(
-        self, topic: str, queue_id: int, timestamp: int, *, upper: bool = False
-    ) -> int:
-        first, end = self.bounds(topic, queue_id)
-        records = self.queue(topic, queue_id)
-        later = [one.queue_offset for one in records if one.store_timestamp >= timestamp]
-        if later:
-            return later[0]
-        return max(first, end - 1) if upper else end
-
-    def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[QueueEntry]:
-        records = self.queue(topic, queue_id)[offset : offset + count]
-        return [QueueEntry(one.physical_offset, one.total_size, 0) for one in records]
-
-    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
-        for record in self.queue(topic, queue_id):
-            if record.queue_offset == offset:
-                return record.store_timestamp
-        return -1
-
-
-def same_queue(_topic: str, queue_id: int) -> int:
-    """Return the queue of a message whose topic has not changed."""
-    return queue_id
-
-
-def fetch_nothing(missing: NotInMemoryError, _on_fetched: Callable[[bool], None]) -> None:
-    """For tests in which everything is in memory."""
-    raise missing
 
 
 def draft(

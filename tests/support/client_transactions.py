@@ -9,6 +9,7 @@ from halfmq.client import ClientConfig, Message, MessageView, TransactionProduce
 from halfmq.client.message import Decision
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.headers import EndTransactionRequestHeader
+from halfmq.testing import InMemoryBroker
 from tests.support.fake_broker import FakeBroker
 from tests.support.patience import PATIENCE_S
 
@@ -49,7 +50,7 @@ def ends(broker: FakeBroker) -> list[EndTransactionRequestHeader]:
 
 
 def new_producer(
-    broker: FakeBroker,
+    broker: FakeBroker | InMemoryBroker,
     checker: Callable[[MessageView], object] | None = never,
     config: ClientConfig = QUICK,
 ) -> TransactionProducer:

@@ -11,10 +11,11 @@ from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_
 from halfmq.broker.delay.timer_records import TimerRule
 from halfmq.broker.loop.fetches import Fetch
 from halfmq.remoting.recall_handle import RecallHandle
+from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.record import Record
 from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
-from tests.support.broker_doubles import START_MS, fetch_nothing
+from tests.support.broker_doubles import START_MS
 from tests.support.stores import append_durably, crash, draft, everything, flush, small_config
 
 LEVELS = parse_delay_levels(DEFAULT_LEVELS)
@@ -38,6 +39,11 @@ class Clocks:
     def advance(self, ms: int) -> None:
         self.wall += ms
         self.monotonic += ms
+
+
+def fetch_nothing(missing: NotInMemoryError, _on_fetched: Callable[[bool], None]) -> None:
+    """For tests in which everything is in memory."""
+    raise missing
 
 
 class Rig:

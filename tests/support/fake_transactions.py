@@ -1,25 +1,22 @@
-"""Transactions of the fake broker: halves, duplicates, decisions, checks and what is pending."""
+"""Transactions of the fake broker: halves, duplicates, decisions and checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
     CheckTransactionStateRequestHeader,
     EndTransactionRequestHeader,
-    PageResponseHeader,
     SendMessageRequestHeader,
 )
 from halfmq.remoting.own_requests import (
     EndResult,
     FinalMessageResponseHeader,
     PreparedResult,
-    QueryTransactionsRequestHeader,
-    TransactionInfo,
     TransactionsRequestHeader,
     decode_ends,
     decode_prepared_messages,
@@ -34,9 +31,6 @@ from halfmq.store.format.topics import DEFAULT_TOPIC, HALF_TOPIC
 
 if TYPE_CHECKING:
     from .fake_broker import Peer
-
-PAGE_SIZE: Final = 2
-"""Transactions in one answer about what is pending, so that few make several pages."""
 
 
 @dataclass
@@ -85,7 +79,6 @@ class FakeTransactions:
             RequestCode.END_TRANSACTION: self._end_transaction,
             RequestCode.END_TRANSACTIONS: self._end_transactions,
             RequestCode.PREPARE_TRANSACTION: self._prepare_transaction,
-            RequestCode.QUERY_TRANSACTIONS: self._query_transactions,
         }
 
     # -- for tests
@@ -182,48 +175,6 @@ class FakeTransactions:
             for message, record in zip(messages, stored, strict=True)
         ]
         return encode_reply(command, body=encode_entries(results))
-
-    def _query_transactions(self, command: RemotingCommand, _peer: Peer) -> bytes:
-        """Undecided transactions; nobody owns them or was asked."""
-        if not self.halfmq:
-            code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-            return encode_reply(command, code, remark=" request type 9000 not supported")
-        header = cast("QueryTransactionsRequestHeader", command.header)
-        members = {id(other) for half in self.halves.values() for other in half.others}
-        found = [
-            self._info(half)
-            for offset, half in self.halves.items()
-            if offset > header.after
-            and not any(half.decisions)
-            and id(half) not in members
-            and half.record.property_map["PGROUP"] == header.producer_group
-        ]
-        page, more = found[:PAGE_SIZE], len(found) > PAGE_SIZE
-        next_after = page[-1].offset if more else None
-        fields = PageResponseHeader(next_after=next_after)
-        return encode_reply(command, header=fields, body=encode_entries(page))
-
-    def _info(self, half: Half) -> TransactionInfo:
-        properties = half.record.property_map
-        return TransactionInfo(
-            offset=half.record.physical_offset,
-            queue_offset=half.record.queue_offset,
-            message_id=half.record.msg_id,
-            transaction_id=properties["UNIQ_KEY"],
-            producer_group=properties["PGROUP"],
-            topic=half.real_topic,
-            keys=properties.get("KEYS", ""),
-            state="prepared",
-            age_ms=self.now_ms - half.record.store_timestamp,
-            store_timestamp=half.record.store_timestamp,
-            owner=None,
-            checks_sent=len(half.decisions),
-            checks_delivered=len(half.decisions),
-            checks_answered=len(half.decisions),
-            next_check_ms=None,
-            parked_reason=None,
-            messages=1 + len(half.others),
-        )
 
     def _end_transaction(self, command: RemotingCommand, _peer: Peer) -> bytes | None:
         header = cast("EndTransactionRequestHeader", command.header)

@@ -42,10 +42,11 @@ from halfmq.store.format.record import (
     Record,
     decode_record,
     encode_record,
+    new_record,
 )
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.queue.pull_selection import GetResult, GetStatus
-from tests.support.broker_doubles import START_MS, Clock, FakeConnection, as_store, record_of
+from tests.support.broker_doubles import START_MS, Clock, FakeConnection, as_store
 from tests.support.golden_store import GoldenStore
 
 HOST = pack_host("127.0.0.1", 10911)
@@ -95,7 +96,22 @@ class MemoryLog:
     def _append(self, draft: AppendRequest) -> AppendResult:
         queue = (draft.topic, draft.queue_id)
         queue_offset = 0 if draft.sys_flag & NO_QUEUE_ENTRY else self._queues.get(queue, 0)
-        record = record_of(draft, self.write_offset, queue_offset, self._next_timestamp())
+        record = new_record(
+            topic=draft.topic,
+            queue_id=draft.queue_id,
+            body=draft.body,
+            properties=draft.properties,
+            born_timestamp=draft.born_timestamp,
+            born_host=draft.born_host,
+            store_timestamp=self._next_timestamp(),
+            store_host=draft.store_host,
+            queue_offset=queue_offset,
+            physical_offset=self.write_offset,
+            flag=draft.flag,
+            sys_flag=draft.sys_flag,
+            reconsume_times=draft.reconsume_times,
+            prepared_transaction_offset=draft.prepared_transaction_offset,
+        )
         self.put(encode_record(record))
         return AppendResult(
             record.physical_offset, record.total_size, record.queue_offset, record.store_timestamp

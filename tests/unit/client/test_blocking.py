@@ -26,7 +26,6 @@ from halfmq.client import (
     ConfigurationError,
     ConnectError,
     Decision,
-    DecisionConflictError,
     Message,
     blocking,
 )
@@ -111,22 +110,6 @@ def test_a_transaction_runs_in_the_callers_thread(served: BrokerThread) -> None:
     assert not {threading.main_thread(), served.thread} & set(threads)
 
 
-def test_several_messages_and_delays_without_await(served: BrokerThread) -> None:
-    """The blocking client supports them as the async one does."""
-    broker = served.broker
-    messages = [MESSAGE, Message("invoices", b"i-2", deliver_after=timedelta(seconds=1))]
-    with blocking.TransactionProducer("orders-tx", _commit, namesrv=broker.address) as producer:
-        with producer.transaction(messages) as tx:
-            (pending,) = producer.pending()
-        done = producer.send_in_transaction(messages, Listener(Decision.COMMIT))
-        assert producer.pending() == []
-
-    assert (pending.transaction_id, pending.messages) == (tx.id, 2)
-    assert [len(one.results) for one in (tx, done)] == [2, 2]
-    assert tx.final_message_id == broker.messages("orders")[0].msg_id
-    assert len(broker.messages("invoices")) == 2
-
-
 def test_a_ledger_answers_checks_of_blocking_producers(
     served: BrokerThread, tmp_path: Path
 ) -> None:
@@ -155,17 +138,6 @@ def test_a_ledger_answers_checks_of_blocking_producers(
 
     assert broker.half_of(tx.id).decisions == [Decision.COMMIT]
     assert broker.half_of(nothing.id).decisions == [Decision.ROLLBACK]
-
-
-def test_a_late_commit_is_an_error_here_too(served: BrokerThread) -> None:
-    """Errors reach the calling thread unchanged."""
-    broker = served.broker
-    with (
-        blocking.TransactionProducer("orders-tx", _commit, namesrv=broker.address) as producer,
-        pytest.raises(DecisionConflictError),
-        producer.transaction(MESSAGE) as tx,
-    ):
-        broker.half_of(tx.id).decisions.append(Decision.ROLLBACK)
 
 
 def _commit(_message: aio.MessageView) -> Decision:

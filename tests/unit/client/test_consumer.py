@@ -42,7 +42,7 @@ from halfmq.remoting.headers import (
 )
 from halfmq.remoting.replies import encode_reply
 from tests.support.client_loops import in_steady_time, on_both_loops
-from tests.support.client_parts import heartbeats_of, session_of, tasks_of
+from tests.support.client_parts import session_of
 from tests.support.fake_broker import (
     Answer,
     Cut,
@@ -364,49 +364,6 @@ async def test_an_unstarted_consumer_says_so() -> None:
 
 
 # -- groups
-
-
-@on_both_loops
-async def test_members_share_the_queues(broker: FakeBroker) -> None:
-    """Every queue has one reader, also while members join and leave."""
-    members = first, second, third = [new_consumer(broker) for _ in range(3)]
-
-    def shares() -> list[int]:
-        return sorted(
-            sum(queue.topic == "orders" for queue in consumer.assignment) for consumer in members
-        )
-
-    async with running(first):
-        await until(lambda: shares() == [0, 0, 4])
-        async with running(second):
-            await until(lambda: shares() == [0, 2, 2])
-            async with running(third):
-                await until(lambda: shares() == [1, 1, 2])
-                await until(lambda: len({q for one in members for q in one.assignment}) == 5)
-            await until(lambda: shares() == [0, 2, 2])
-        await until(lambda: shares() == [0, 0, 4])
-
-
-@on_both_loops
-async def test_a_member_that_dies_is_replaced(broker: FakeBroker) -> None:
-    """Its unacknowledged messages go to the other members."""
-    await publish(broker, "0", "1", "2")
-    first = new_consumer(broker)
-    await first.start()
-    await take(first, 1)
-    await until(lambda: committed(broker) == 1)
-    assert await take(first, 2, ack=False) == ["1", "2"]
-
-    async with new_consumer(broker) as second:
-        # The first one ends without unregistering: its connections break and stay broken.
-        for task in (*tasks_of(first), heartbeats_of(first)):
-            task.cancel()
-        for peer in list(broker.peers):
-            if peer.heartbeat.client_id == first.client_id:
-                peer.transport.abort()
-
-        assert await take(second, 2) == ["1", "2"]
-    await first.close()
 
 
 @on_both_loops
@@ -920,22 +877,6 @@ async def test_a_late_ack_spares_a_redelivery_that_is_still_waiting(broker: Fake
 
 
 # -- trouble
-
-
-@on_both_loops
-async def test_a_restarted_broker_is_pulled_from_again(broker: FakeBroker) -> None:
-    """Pulls, membership and offsets recover without an action of the program."""
-    await publish(broker, "0")
-    async with new_consumer(broker) as consumer:
-        await take(consumer, 1)
-        await broker.stop()
-        await asyncio.sleep(0.05)
-        await broker.restart()
-        await publish(broker, "1")
-
-        assert await take(consumer, 1) == ["1"]
-
-    assert committed(broker) == 2
 
 
 @on_both_loops

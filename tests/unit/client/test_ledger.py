@@ -28,7 +28,7 @@ from halfmq.client import (
     TransactionProducer,
     ledger,
 )
-from halfmq.client.ledger import COMMITTED, TOMBSTONE
+from halfmq.client.ledger import COMMITTED
 from halfmq.client.transactional.databases import paramstyle_of
 from tests.support.client_loops import on_both_loops
 from tests.support.client_transactions import QUICK, ROLLBACK
@@ -82,25 +82,6 @@ def books(tmp_path: Path, request: pytest.FixtureRequest) -> Books:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that does not wait for a lock."""
     monkeypatch.setattr(ledger, "LOCK_SECONDS", 0.01)
-
-
-def test_a_row_is_a_commit(books: Books) -> None:
-    """Every check of it is answered COMMIT."""
-    books.order("t-1")
-
-    assert [books.check(asked_about("t-1")) for _ in range(3)] == [Decision.COMMIT] * 3
-    assert books.states() == {"t-1": COMMITTED}
-
-
-def test_no_row_is_a_rollback_and_stays_one(books: Books) -> None:
-    """A local transaction that comes later fails as a whole."""
-    assert books.check(asked_about("t-1")) is Decision.ROLLBACK
-    with pytest.raises(TransactionFencedError, match="t-1 cannot be recorded"):
-        books.order("t-1")
-
-    assert books.check(asked_about("t-1")) is Decision.ROLLBACK
-    assert books.orders() == set()
-    assert books.states() == {"t-1": TOMBSTONE}
 
 
 @pytest.mark.usefixtures("impatient")
@@ -169,25 +150,6 @@ def test_what_was_told_and_what_was_committed_never_differ(tmp_path: Path) -> No
     for identity in identities:
         final = books.check(asked_about(identity))
         assert final is (Decision.COMMIT if identity in orders else Decision.ROLLBACK)
-
-
-def test_a_database_that_is_away_is_unknown(tmp_path: Path) -> None:
-    """Neither a wrong path nor a missing table may decide anything."""
-    check = TransactionLedger().checker(lambda: sqlite3.connect(tmp_path / "none" / "x.db"))
-    empty = TransactionLedger().checker(lambda: sqlite3.connect(tmp_path / "empty.db"))
-
-    assert check(asked_about("t-1")) is Decision.UNKNOWN
-    assert empty(asked_about("t-1")) is Decision.UNKNOWN
-
-
-def test_what_is_no_database_error_is_the_callers() -> None:
-    """A mistake in the program is raised and does not count as UNKNOWN."""
-
-    def connect() -> sqlite3.Connection:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        TransactionLedger().checker(connect)(asked_about("t-1"))
 
 
 def test_old_rows_can_be_pruned_and_then_decide_nothing(books: Books) -> None:

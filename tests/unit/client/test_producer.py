@@ -365,24 +365,6 @@ async def test_close_waits_for_the_answers_of_sends_under_way() -> None:
             await lost
 
 
-@in_steady_time
-async def test_sends_work_again_after_the_broker_restarted() -> None:
-    """The program need not do anything."""
-    async with (
-        fake_broker() as broker,
-        Producer("g", namesrv=broker.address, config=IMPATIENT) as producer,
-    ):
-        await producer.send(MESSAGE)
-        await broker.stop()
-        with pytest.raises((ConnectError, ConnectionLostError)):
-            await producer.send(MESSAGE)
-        await broker.restart()
-
-        await producer.send(MESSAGE)
-
-        assert len(broker.messages("orders")) == 2
-
-
 @on_both_loops
 async def test_one_order_key_keeps_one_queue(broker: FakeBroker) -> None:
     """It is the queue that Java's SelectMessageQueueByHash chooses for the key."""

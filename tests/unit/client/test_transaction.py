@@ -25,8 +25,10 @@ from halfmq.client import (
     UnsupportedRequestError,
     transaction,
 )
+from halfmq.client.administration import transactions as administration
 from halfmq.client.message import Decision
 from halfmq.remoting.codes import ResponseCode
+from halfmq.testing import InMemoryBroker
 from tests.support.client_loops import in_steady_time, on_both_loops
 from tests.support.client_transactions import (
     COMMIT,
@@ -699,17 +701,21 @@ async def test_a_commit_that_closing_cuts_off_is_no_error_of_the_block(
     assert (tx.decision, tx.decided) == (Decision.COMMIT, False)
 
 
-@on_both_loops
-async def test_pending_are_the_groups_undecided_transactions(broker: FakeBroker) -> None:
+async def test_pending_are_the_groups_undecided_transactions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Those of every producer of this group only, however many pages they fill."""
-    other = TransactionProducer("others-tx", commits, namesrv=broker.address, config=QUICK)
-    async with new_producer(broker) as producer, other:
-        assert await producer.pending() == []
-        await undecided(other)
-        identities = [await undecided(producer) for _ in range(4)]
-        async with producer.transaction([MESSAGE, MESSAGE]) as tx:
-            pending = await producer.pending()
-        after = await producer.pending()
+    monkeypatch.setattr(administration, "PAGE_SIZE", 2)
+    async with InMemoryBroker() as broker:
+        other = TransactionProducer("others-tx", commits, namesrv=broker.address, config=QUICK)
+        async with new_producer(broker) as producer, other:
+            assert await producer.pending() == []
+            await undecided(other)
+            identities = [await undecided(producer) for _ in range(4)]
+            await broker.advance(1)
+            async with producer.transaction([MESSAGE, MESSAGE]) as tx:
+                pending = await producer.pending()
+            after = await producer.pending()
 
     assert [one.transaction_id for one in pending] == [*identities, tx.id]
     assert [one.transaction_id for one in after] == identities

@@ -8,14 +8,13 @@ from collections import deque
 import pytest
 
 from halfmq.remoting.codes import HeaderType, LanguageCode
-from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import (
     FrameTooLargeError,
     HeaderError,
     OtherProtocolError,
     ProtocolError,
 )
-from halfmq.remoting.framing import FRAME_SIZE_MAX, FrameDecoder, encode_frame
+from halfmq.remoting.framing import FRAME_SIZE_MAX, FrameDecoder
 from halfmq.remoting.headers import GetRouteInfoRequestHeader, QueryConsumerOffsetRequestHeader
 from halfmq.remoting.replies import encode_request
 
@@ -75,25 +74,6 @@ def test_a_msgpack_request_has_its_fields_as_an_array() -> None:
     assert isinstance(command.header, QueryConsumerOffsetRequestHeader)
     assert command.header.queue_id == 3
     assert command.header.set_zero_if_not_found is None
-
-
-def test_frames_in_one_read_come_out_in_order() -> None:
-    """A pipelining client sends many frames at once."""
-    commands = FrameDecoder().receive_data(ROUTE_REQUEST + OFFSET_REQUEST + ROUTE_REQUEST)
-
-    assert [command.code for command in commands] == [105, 14, 105]
-
-
-def test_every_prefix_waits_and_the_rest_completes_it() -> None:
-    """A frame is a command once its last byte has arrived, and none before."""
-    for cut in range(1, len(ROUTE_REQUEST)):
-        decoder = FrameDecoder()
-
-        assert decoder.receive_data(ROUTE_REQUEST[:cut]) == []
-        assert decoder.buffered == cut
-        (command,) = decoder.receive_data(ROUTE_REQUEST[cut:])
-        assert command.code == 105
-        assert decoder.buffered == 0
 
 
 def test_a_frame_without_body_has_an_empty_one() -> None:
@@ -198,24 +178,3 @@ def test_a_large_frame_in_small_reads_is_not_copied_for_every_read() -> None:
 
     assert [command.body for command in commands] == [body]
     assert peak < 3.5 * len(frame)
-
-
-def test_a_decoded_command_survives_encoding_in_every_header_type() -> None:
-    """``encode_frame`` is the inverse of the decoder."""
-    for header_type in HeaderType:
-        sent = RemotingCommand(
-            code=14,
-            opaque=-5,
-            language=LanguageCode.GO,
-            version=317,
-            remark="why",
-            header=QueryConsumerOffsetRequestHeader(consumer_group="g", topic="t", queue_id=1),
-            body=b"body",
-            header_type=header_type,
-        )
-        (received,) = FrameDecoder().receive_data(encode_frame(sent))
-
-        assert received.remark == "why"
-        assert received.opaque == -5
-        assert received.language == LanguageCode.GO
-        assert encode_frame(received) == encode_frame(sent)

@@ -89,41 +89,6 @@ def test_a_commit_is_delivered_in_its_millisecond_and_decides_nothing_again(
     assert len(rig.records(TIMER_TOPIC)) == 1
 
 
-@pytest.mark.parametrize("step_ms", [-50 * DAY_MS, -900, 900, 10 * DAY_MS])
-def test_a_step_of_the_wall_clock_moves_no_delay_and_each_time(rig: Rig, step_ms: int) -> None:
-    """A time of delivery is one by the broker's clock."""
-    rig.commit("delay", DELAY, 18_000)
-    rig.commit("time", DELIVER, START_MS + 18_000)
-    rig.after(2_000)
-    rig.clocks.wall += step_ms
-    rig.after(15_999)
-    assert rig.bodies() == (["time"] if step_ms > 0 else [])
-    rig.after(1)
-    assert set(rig.bodies()) == {"delay"} | ({"time"} if step_ms > 0 else set())
-    rig.after(max(-step_ms, 0))
-    assert set(rig.bodies()) == {"delay", "time"}
-
-
-@pytest.mark.parametrize("step_ms", [-50 * DAY_MS, -5_000])
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_delay_begins_again_at_most_after_a_restart(rig: Rig, step_ms: int, killed: bool) -> None:
-    """If the clock was set back meanwhile; a time of delivery waits for the clock."""
-    rig.commit("delay", DELAY, 18_000)
-    rig.commit("time", DELIVER, START_MS + 18_000)
-    rig.after(10_000)
-    rig.clocks.wall += step_ms
-    if killed:
-        rig.kill()
-    else:
-        rig.restart()
-    rig.after(min(18_000, 8_000 - step_ms) - 1)
-    assert rig.bodies() == []
-    rig.after(1)
-
-    assert "delay" in rig.bodies()
-    assert ("time" in rig.bodies()) == (step_ms == -5_000)
-
-
 def test_the_retry_of_a_delayed_commit_waits_for_its_level(rig: Rig) -> None:
     """It does not wait for the time of the first delivery, even if the clock is set back."""
     rig.commit("late", DELIVER, START_MS + 1_000)

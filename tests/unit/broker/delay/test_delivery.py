@@ -100,41 +100,6 @@ def test_overdue_messages_come_in_the_order_of_their_times(rig: Rig) -> None:
     assert len(rig.bodies()) == 3 + 4 * BATCH_COUNT_MAX
 
 
-@pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -900, 900, 10 * DAY_MS])
-def test_a_step_of_the_wall_clock_moves_no_level(rig: Rig, step_ms: int) -> None:
-    """Neither of waiting messages, nor of those stored while timestamps do not advance."""
-    rig.delay("before", 3)
-    rig.after(4_000)
-    rig.clocks.wall += step_ms
-    rig.delay("then", 3)
-    arrived = []
-    for _ in range(12_000 // 50):
-        rig.after(50)
-        arrived.append(len(rig.bodies()))
-
-    assert arrived == [0] * 119 + [1] * 80 + [2] * 41
-
-
-@pytest.mark.parametrize("killed", [False, True])
-@pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -3_000])
-def test_a_clock_set_back_while_the_broker_was_down_makes_no_level_longer(
-    rig: Rig, step_ms: int, killed: bool
-) -> None:
-    """Messages are delivered by their store time, or after one more delay at the latest."""
-    rig.delay("late", 3)
-    rig.clocks.advance(4_000)
-    rig.clocks.wall += step_ms
-    if killed:
-        rig.kill()
-    else:
-        rig.restart()
-    rig.after(min(10_000, 6_000 - step_ms) - 1)
-    assert rig.bodies() == []
-    rig.after(1)
-
-    assert rig.bodies() == ["late"]
-
-
 def test_a_clock_set_forward_while_the_broker_was_down_counts(rig: Rig) -> None:
     """The broker cannot distinguish it from passed time."""
     rig.delay("late", 18)

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.delay import delivery
-from halfmq.broker.delay.delivery import RETRY_AFTER_ERROR_MS
 from halfmq.broker.delay.levels import DelayLevels
 from halfmq.broker.delay.timer_records import TimerError
 from halfmq.remoting.recall_handle import parse_recall_handle
-from halfmq.store.errors import DiskFullError
 from halfmq.store.format.timers import timer_checkpoint
 from halfmq.store.format.topics import TIMER_TOPIC
 from halfmq.store.message_store import MessageStore
@@ -121,24 +119,6 @@ def test_what_is_not_on_disk_yet_is_delivered_when_it_is(rig: Rig) -> None:
     assert rig.bodies() == ["quick"]
 
 
-def test_a_store_that_refuses_loses_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message is tried again."""
-    rig.send("late", *after(100))
-    rig.clocks.advance(100)
-    with monkeypatch.context() as patch:
-
-        def full(*_args: object, **_named: object) -> None:
-            raise DiskFullError(rig.root, "no space")
-
-        patch.setattr(rig.store, "append", full)
-        rig.delays.tick()
-    assert rig.delays.waiting == 1
-
-    rig.clocks.advance(RETRY_AFTER_ERROR_MS)
-    rig.run()
-    assert "late" in rig.delivered()
-
-
 def test_a_record_that_replaces_a_damaged_one_delivers_nothing(rig: Rig) -> None:
     """It names its own place in the log, in the field where a delivery names its message."""
     (first,) = append_durably(rig.store, draft("orders", 0, b"x" * 200))
@@ -152,20 +132,6 @@ def test_a_record_that_replaces_a_damaged_one_delivers_nothing(rig: Rig) -> None
     rig.clocks.advance(1_000)
     rig.run()
     assert "late" in rig.delivered()
-
-
-def test_the_queue_is_one_that_exists_at_the_time_of_delivery(rig: Rig) -> None:
-    """Without a topic the message waits on, and comes when there is one again."""
-    rig.send("late", *after(100))
-    rig.queues, rig.gone = 1, {"orders"}
-    rig.clocks.advance(100)
-    rig.run()
-    assert rig.delays.waiting == 1
-
-    rig.gone.clear()
-    rig.clocks.advance(RETRY_AFTER_ERROR_MS)
-    rig.run()
-    assert [one.queue_id for one in everything(rig.store) if one.topic == "orders"] == [0]
 
 
 def test_a_recalled_message_reaches_nobody(rig: Rig) -> None:

@@ -19,7 +19,7 @@ from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.deletion import Deleted, Deletion
 from halfmq.store.files.page_cache import CachedReads, NotInMemoryError
 from halfmq.store.message_store import MessageStore
-from tests.support.broker_doubles import fetch_nothing, same_queue
+from tests.support.delays import fetch_nothing
 from tests.support.documents import ROOT
 from tests.support.peers import COMMIT, UNKNOWN, Peer
 from tests.support.race_windows import HOUR_MS, LOG_FILE_SIZE, Rig, windowed
@@ -217,7 +217,7 @@ def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) ->
         now_ms=clock,
         monotonic_ms=clock,
         fetch=fetch_nothing,
-        queue_of=same_queue,
+        queue_of=lambda _topic, queue_id: queue_id,
     )
     service.load()
     assert service.oldest_waiting_offset() is None
@@ -260,7 +260,7 @@ def test_a_scan_fetches_queue_entries_that_are_not_in_memory(
         now_ms=clock,
         monotonic_ms=clock,
         fetch=fetch_nothing,
-        queue_of=same_queue,
+        queue_of=lambda _topic, queue_id: queue_id,
     )
     delays.load()
     stored = []

@@ -36,16 +36,6 @@ def _halves(sends: Prepares) -> int:
     return len([one for one in sends.broker.records_of(HALF_TOPIC) if not one.sys_flag & 0xC])
 
 
-def test_a_half_sent_twice_is_stored_once(sends: Prepares) -> None:
-    """The retry after a lost answer gets the ids of the first; no second transaction begins."""
-    first = sends.prepare("K", queue_id=1)
-    again = sends.prepare("K", queue_id=2)  # a client that tries again takes the next queue
-
-    assert again == first
-    assert (_halves(sends), sends.broker.service.metrics()["pending"]) == (1, 1)
-    assert sends.broker.service.metrics()["prepares_repeated"] == 1
-
-
 def test_duplicates_in_one_pass_of_the_loop_are_stored_once(sends: Prepares) -> None:
     """Also while the first is only staged, and if the duplicate is decoded on the slow path."""
     one, two = sends.request("K"), sends.request("K")

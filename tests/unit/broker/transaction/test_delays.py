@@ -26,17 +26,6 @@ def _committed(broker: Broker, delay_ms: int) -> AppendResult:
     return half
 
 
-def test_a_delay_counts_from_the_commit(broker: Broker) -> None:
-    """The final message waits in the timer topic, and is the decision."""
-    half = _committed(broker, 7_000)
-
-    (waiting,) = broker.finals_of(half)
-    assert (waiting.topic, waiting.queue_id) == (TIMER_TOPIC, 0)
-    assert waiting.property_map["TIMER_DELAY_MS"] == "7000"
-    assert broker.service.metrics()["pending"] == 0
-    assert broker.records_of("orders") == []
-
-
 def test_a_rollback_of_a_delayed_message_delivers_nothing(broker: Broker) -> None:
     """Nothing is stored in the timer topic."""
     half = broker.prepare(TRANSACTION_DELAY_MS="7000")

@@ -156,14 +156,6 @@ def test_an_operator_decides_in_the_producers_place(
     assert broker.log.write_offset == end
 
 
-def test_an_operator_cannot_change_a_producers_decision(broker: Broker) -> None:
-    """The message may be delivered, or its sender knows that it never will be."""
-    half = broker.prepare()
-    broker.end(half, TransactionEvent.COMMIT)
-    with pytest.raises(DecidedOtherwiseError, match="was committed at 2023-11-14T22:13:20"):
-        broker.service.operator.decide(half.physical_offset, "rollback")
-
-
 def test_an_operator_must_name_a_half(broker: Broker) -> None:
     """A decision about a final message would deliver it again."""
     half = broker.prepare()
@@ -401,17 +393,6 @@ def test_retention_that_nothing_blocks_is_not_spoken_of(
 
 
 # --- topics that changed between prepare and commit
-
-
-def test_a_commit_goes_to_a_queue_that_exists(broker: Broker) -> None:
-    """The topic may have lost queues since the message was prepared."""
-    half = broker.prepare()
-    broker.destination.elsewhere["orders", 1] = ("orders", 0)
-
-    broker.end(half, TransactionEvent.COMMIT)
-
-    (final,) = broker.finals_of(half)
-    assert (final.topic, final.queue_id) == ("orders", 0)
 
 
 def test_a_commit_without_a_destination_is_refused_and_can_be_repeated(broker: Broker) -> None:

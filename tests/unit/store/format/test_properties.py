@@ -131,14 +131,6 @@ def test_a_batch_unit_is_byte_for_byte_what_rocketmq_writes() -> None:
     assert decode_batch(UNIT) == [BatchUnit(0, b"hi", b"TAGS\x01A\x02")]
 
 
-def test_units_follow_each_other() -> None:
-    """Bodies and properties may be empty."""
-    units = [BatchUnit(7, b"", b""), BatchUnit(-1, b"x", b""), BatchUnit(0, b"", b"a\x01b")]
-
-    assert decode_batch(encode_batch(units)) == units
-    assert decode_batch(b"") == []
-
-
 def test_sizes_and_crcs_of_units_are_not_trusted() -> None:
     """RocketMQ's broker reads neither, and some clients write zeros."""
     assert decode_batch(b"\xff" * 12 + UNIT[12:]) == decode_batch(UNIT)

@@ -15,7 +15,7 @@ from halfmq.store.files import disk
 from halfmq.store.files.mapped_file import create_file, reserve
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.ids import java_string_hash
-from halfmq.store.format.index import item_position, slot_position, unpack_header, unpack_item
+from halfmq.store.format.index import item_position, slot_position, unpack_item
 from halfmq.store.format.record import decode_record
 from halfmq.store.index import index_file, index_service
 from halfmq.store.index.index_service import IndexService
@@ -198,42 +198,6 @@ def test_records_that_are_put_again_are_not_indexed_again(tmp_path: Path) -> Non
     index.close()
 
 
-def test_a_full_file_is_followed_by_the_next(tmp_path: Path) -> None:
-    """It holds one item less than the setting, because item 0 is never used."""
-    records = [record(100 * n, keys="a", after_ms=5000 * n) for n in range(10)]
-    index = opened(tmp_path, items=4, records=records)
-    headers = [unpack_header(content) for content in contents(tmp_path)]
-
-    assert [header.next_item for header in headers] == [4, 4, 4, 2]
-    assert [header.begin_physical_offset for header in headers] == [0, 300, 600, 900]
-    assert found(index, "a") == [100 * n for n in range(10)]
-    index.close()
-
-
-def test_the_first_item_of_a_later_file_counts_from_the_end_of_the_previous_file(
-    tmp_path: Path,
-) -> None:
-    """RocketMQ's readers add it to the begin of the later file, and so does halfmq."""
-    times = (0, 3000, 5000, 9000, 10_000)
-    records = [record(100 * n, keys="a", after_ms=after) for n, after in enumerate(times)]
-    opened(tmp_path, items=4, records=records).close()
-    _, second = contents(tmp_path)
-
-    assert unpack_header(second).begin_timestamp == START_MS + 9000
-    assert unpack_item(second, item_position(1, 7)).seconds == 4
-    assert unpack_item(second, item_position(2, 7)).seconds == 1
-
-
-def test_only_the_first_item_of_a_later_file_counts_from_the_previous_one(tmp_path: Path) -> None:
-    """The second one counts from the begin of its file, even in the same millisecond."""
-    records = [record(100 * n, keys="a", after_ms=8000 * (n > 2)) for n in range(5)]
-    opened(tmp_path, items=4, records=records).close()
-    _, second = contents(tmp_path)
-
-    assert unpack_item(second, item_position(1, 7)).seconds == 8
-    assert unpack_item(second, item_position(2, 7)).seconds == 0
-
-
 def test_a_slot_with_an_invalid_number_counts_as_empty(tmp_path: Path) -> None:
     """RocketMQ leaves such slots when it is killed, and treats them so."""
     opened(tmp_path, slots=1, records=[record(0, keys="a")]).close()
@@ -307,16 +271,6 @@ def test_a_key_with_the_smallest_hash_is_found(tmp_path: Path) -> None:
     index = opened(tmp_path, records=[record(0, unique_key=unique_key), record(1, keys="a")])
     assert found(index, unique_key) == [0]
     assert unpack_item(contents(tmp_path)[0], item_position(1, 7)).key_hash == 0
-    index.close()
-
-
-def test_a_value_or_longer_name_is_not_taken_for_a_unique_key(tmp_path: Path) -> None:
-    """Only the property of exactly this name counts."""
-    properties = b"WAIT\x01" + b"x" * 35 + b"\x02d"
-    index = opened(tmp_path)
-    index.put_group([(TOPIC, properties, 0, START_MS, 0)])
-
-    assert list(tmp_path.iterdir()) == []
     index.close()
 
 
@@ -397,14 +351,6 @@ def test_a_look_up_reads_only_files_of_its_time_range(tmp_path: Path) -> None:
 
     # 3 is the first of its file: its time counts from the previous file, so it is 10 s late.
     assert index.query(TOPIC, "a", 64, START_MS + 40_000, START_MS + 50_000) == [3, 4, 5]
-    index.close()
-
-
-def test_different_keys_may_share_a_hash(tmp_path: Path) -> None:
-    """The caller distinguishes them by reading the records."""
-    index = opened(tmp_path, records=[record(0, keys="Aa"), record(1, keys="BB")])
-
-    assert found(index, "Aa") == found(index, "BB") == [0, 1]
     index.close()
 
 

@@ -279,21 +279,6 @@ def test_a_run_that_compares_nothing_keeps_the_old_digests(
     assert verify(root).sound
 
 
-def test_a_start_repairs_a_flipped_bit_of_the_index(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """No key has to be indexed again."""
-    flip(only(root / "index"), 500)
-    store = reopened(root)
-    hits = store.index.query("orders", "order-4", 9, 0, 1 << 60)
-    store.close()
-
-    assert len(hits) == 1
-    assert repaired_bits(caplog) == 1
-    assert "index_recovered" not in caplog.text
-    assert verify(root).sound
-
-
 def test_a_start_rebuilds_a_damaged_index(root: Path) -> None:
     """All keys are indexed again from the log."""
     flip(only(root / "index"), 500)

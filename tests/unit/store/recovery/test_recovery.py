@@ -129,23 +129,6 @@ def test_a_start_after_a_kill_scans_whole_files_if_in_doubt(
     store.close()
 
 
-def test_a_kill_loses_nothing(root: Path, tmp_path: Path) -> None:
-    """All records are there, with the same queue offsets."""
-    offsets = filled(root)
-    store, _ = open_store(root)
-    offsets += [appended.physical_offset for appended in append_durably(store, draft(), draft("N"))]
-    expected = bounds(store)
-    copy = crash(root, tmp_path / "copy")
-    store.close()
-
-    reopened, report = open_store(copy)
-
-    assert not report.clean
-    assert served(reopened) == offsets
-    assert bounds(reopened) == expected
-    reopened.close()
-
-
 @pytest.mark.parametrize("kept", [0, 5])
 @pytest.mark.parametrize("then_valid", [False, True])
 @pytest.mark.parametrize(
@@ -191,26 +174,6 @@ def test_garbage_at_the_end_of_a_queue_is_removed(
     assert served(reopened) == offsets
     assert bounds(reopened) == expected
     reopened.close()
-
-
-def test_a_torn_record_is_cut(root: Path) -> None:
-    """The next record gets its offsets in log and queue."""
-    offsets = filled(root)
-    store, _ = open_store(root)
-    last = store.reader.record_at(offsets[-1])
-    store.close()
-    assert last is not None
-    mark_aborted(root)
-    log_patch(root, last.end - 200, bytes(200))
-
-    store, report = open_store(root)
-
-    assert report.end_offset == offsets[-1]
-    assert 0 < report.truncated_bytes <= last.total_size
-    assert served(store) == offsets[:-1]
-    (done,) = append_durably(store, draft(last.topic, last.queue_id))
-    assert (done.physical_offset, done.queue_offset) == (offsets[-1], last.queue_offset)
-    store.close()
 
 
 @pytest.mark.parametrize("is_known", [True, False])

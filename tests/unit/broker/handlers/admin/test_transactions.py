@@ -35,19 +35,21 @@ from halfmq.remoting.own_requests import (
     decode_transactions,
 )
 from halfmq.store.format.ids import offset_message_id, pack_host
+from halfmq.store.format.record import RECORD_SIZE_MIN
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
-from halfmq.store.queue.queue_reader import QueueReader
+from halfmq.store.message_store import MessageStore
 from tests.support.broker_doubles import (
     START_MS,
     Clock,
     FakeConnection,
-    FakeLog,
     as_store,
     draft,
     request,
     response,
 )
 from tests.support.frames import recorded
+from tests.support.stores import append_durably, unflushed
+from tests.support.transactions import MemoryLog
 
 HOST = pack_host("127.0.0.1", 10911)
 
@@ -121,7 +123,7 @@ class Front:
 
     def __init__(self, *infos: TransactionInfo) -> None:
         self.operator = FakeOperator()
-        self.log = FakeLog(Clock())
+        self.log = MemoryLog(Clock())
         self.connection = FakeConnection()
         self.group = GroupAppend(as_store(self.log), call_soon=lambda work: None)
         self._router = Router(
@@ -327,14 +329,12 @@ def test_a_refused_resume_has_the_official_code() -> None:
     assert (answer.code, answer.remark) == (1, str(front.operator.error))
 
 
-def runtime_table(log: FakeLog, clock: Clock, root: Path) -> dict[str, str]:
+def runtime_table(store: MessageStore, clock: Clock, root: Path) -> dict[str, str]:
     metrics: dict[str, object] = {"pending": 3, "parked": {"no-answer": 1}}
-    log_of_store: object = log
-    queues_of_store: object = {}
     make = RuntimeInfo(
-        log_of_store,  # type: ignore[arg-type]
+        store,
         Statistics(
-            QueueReader(queues_of_store, log_of_store, store_timestamp=int).take_appended,  # type: ignore[arg-type]
+            store.queues.take_appended,
             cluster_name="",
             is_system=bool,
             now_ms=clock,
@@ -348,7 +348,9 @@ def runtime_table(log: FakeLog, clock: Clock, root: Path) -> dict[str, str]:
     return make()
 
 
-def test_the_runtime_table_has_every_key_that_tools_read(tmp_path: Path) -> None:
+def test_the_runtime_table_has_every_key_that_tools_read(
+    tmp_path: Path, store: MessageStore, clock: Clock
+) -> None:
     """Some tools stop printing at the first key that is missing."""
     frames = recorded("mqadmin-5.3.3-cluster-config")
     asked = next(one for one in frames if one.code == 28 and one.flag == 0)
@@ -357,11 +359,7 @@ def test_the_runtime_table_has_every_key_that_tools_read(tmp_path: Path) -> None
         for one in frames
         if one.opaque == asked.opaque and one.connection == asked.connection and one.flag == 1
     )
-    clock = Clock()
-    log = FakeLog(clock)
-    log.min_offset = 0  # type: ignore[attr-defined]
-
-    table = runtime_table(log, clock, tmp_path)
+    table = runtime_table(store, clock, tmp_path)
 
     of_the_day = re.compile("commitLogDiskRatio_|scheduleMessageOffset_")
     theirs = {key for key in decode_table(answer.body) if not of_the_day.match(key)}
@@ -370,35 +368,31 @@ def test_the_runtime_table_has_every_key_that_tools_read(tmp_path: Path) -> None
 
 
 def test_the_disk_is_used_as_far_as_df_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: MessageStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is reserved for root is neither used nor free; RocketMQ rounds up."""
     usage = SimpleNamespace(total=1000 << 30, used=161 << 30, free=639 << 30)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
-    clock = Clock()
-    log = FakeLog(clock)
-    log.min_offset = 0  # type: ignore[attr-defined]
-
-    table = runtime_table(log, clock, tmp_path)
+    table = runtime_table(store, clock, tmp_path)
 
     assert table["commitLogDiskRatio"] == "0.21"
     assert table["commitLogDirCapacity"] == "Total : 1000.0 GiB, Free : 839.0 GiB."
 
 
-def test_the_runtime_table_tells_offsets_and_transactions(tmp_path: Path) -> None:
+def test_the_runtime_table_tells_offsets_and_transactions(
+    tmp_path: Path, store: MessageStore, clock: Clock
+) -> None:
     """What an operator watches: the log's ends, connections, and undecided transactions."""
-    clock = Clock()
-    log = FakeLog(clock)
-    log.min_offset = 0  # type: ignore[attr-defined]
-    assert runtime_table(log, clock, tmp_path)["earliestMessageTimeStamp"] == "-1"
+    assert runtime_table(store, clock, tmp_path)["earliestMessageTimeStamp"] == "-1"
     clock.now = START_MS
-    log.append([draft(body=b"x" * 3_000)])
-    log.held_durable = log.write_offset - 2_048
+    append_durably(store, draft())
+    with unflushed(store):
+        (waiting,) = store.append([draft(body=bytes(2_048 - RECORD_SIZE_MIN - len("orders")))])
 
-    table = runtime_table(log, clock, tmp_path)
+        table = runtime_table(store, clock, tmp_path)
 
-    assert table["commitLogMaxOffset"] == str(log.write_offset)
-    assert table["halfmq.store.durable_offset"] == str(log.durable_offset)
+    assert table["commitLogMaxOffset"] == str(store.write_offset)
+    assert table["halfmq.store.durable_offset"] == str(waiting.physical_offset)
     assert table["remainHowManyDataToFlush"] == "2.0 KiB"
     assert table["earliestMessageTimeStamp"] == str(START_MS)
     assert table["runtime"] == "[ 1 days, 1 hours, 1 minutes, 1 seconds ]"

@@ -16,12 +16,11 @@ from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.format.record import decode_records
+from halfmq.store.message_store import MessageStore
 from tests.support.broker_doubles import (
     START_MS,
     Clock,
     FakeConnection,
-    FakeLog,
-    as_store,
     call,
     config_path,
     draft,
@@ -29,20 +28,20 @@ from tests.support.broker_doubles import (
     identity,
     request,
 )
+from tests.support.stores import append_durably
 
 FOREVER = 2**63 - 1
 
 
-def log_with(*keys: str, topic: str = "orders") -> FakeLog:
-    """A log with one message for each text of keys."""
-    log = FakeLog(Clock())
+def fill(store: MessageStore, *keys: str) -> int:
+    """Store one message for each text of keys; return where the last one is."""
     for number, text in enumerate(keys):
         properties = f"KEYS\x01{text}\x02UNIQ_KEY\x01U{number}\x02".encode()
-        log.append([draft(topic, body=b"%d" % number, properties=properties)])
-    return log
+        (last,) = append_durably(store, draft(body=b"%d" % number, properties=properties))
+    return last.physical_offset
 
 
-def query(log: FakeLog, key: str, maximum: int = 32, **fields: str) -> RemotingCommand:
+def query(store: MessageStore, key: str, maximum: int = 32, **fields: str) -> RemotingCommand:
     header = {
         "topic": "orders",
         "key": key,
@@ -51,7 +50,7 @@ def query(log: FakeLog, key: str, maximum: int = 32, **fields: str) -> RemotingC
         "endTimestamp": str(FOREVER),
         **fields,
     }
-    handlers = QueryHandlers(as_store(log)).handlers()
+    handlers = QueryHandlers(store).handlers()
     return call(handlers, request(RequestCode.QUERY_MESSAGE, header))
 
 
@@ -59,56 +58,54 @@ def bodies(answer: RemotingCommand) -> list[bytes]:
     return [record.body for record in decode_records(answer.body)]
 
 
-def test_a_message_is_found_by_each_of_its_keys() -> None:
+def test_a_message_is_found_by_each_of_its_keys(store: MessageStore) -> None:
     """Several keys stand in one property, divided by blanks; the unique key counts too."""
-    log = log_with("a b", "b", "c")
+    last = fill(store, "a b", "b", "c")
 
-    assert bodies(query(log, "a")) == [b"0"]
-    assert bodies(query(log, "b")) == [b"0", b"1"]
-    assert bodies(query(log, "U2", _UNIQUE_KEY_QUERY="true")) == [b"2"]
-    assert ext(query(log, "a")) == {
+    assert bodies(query(store, "a")) == [b"0"]
+    assert bodies(query(store, "b")) == [b"0", b"1"]
+    assert bodies(query(store, "U2", _UNIQUE_KEY_QUERY="true")) == [b"2"]
+    assert ext(query(store, "a")) == {
         "indexLastUpdateTimestamp": str(START_MS),
-        "indexLastUpdatePhyoffset": str(max(log.records)),
+        "indexLastUpdatePhyoffset": str(last),
     }
 
 
-def test_the_newest_messages_are_answered_oldest_first() -> None:
+def test_the_newest_messages_are_answered_oldest_first(store: MessageStore) -> None:
     """As many as asked for; with a unique key always up to 32."""
-    log = log_with(*["k"] * 5)
+    fill(store, *["k"] * 5)
 
-    assert bodies(query(log, "k", 2)) == [b"3", b"4"]
-    assert len(bodies(query(log, "k", 0, _UNIQUE_KEY_QUERY="true"))) == 5
+    assert bodies(query(store, "k", 2)) == [b"3", b"4"]
+    assert len(bodies(query(store, "k", 0, _UNIQUE_KEY_QUERY="true"))) == 5
 
 
-def test_no_answer_has_more_than_the_limit() -> None:
+def test_no_answer_has_more_than_the_limit(store: MessageStore) -> None:
     """Whatever the client asks for."""
-    log = log_with(*["k"] * 70)
+    fill(store, *["k"] * 70)
 
-    assert len(bodies(query(log, "k", 1_000))) == queries.MESSAGES_MAX
+    assert len(bodies(query(store, "k", 1_000))) == queries.MESSAGES_MAX
 
 
-def test_an_answer_fits_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_fits_a_frame(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large messages end it early, but one always passes."""
     monkeypatch.setattr(queries, "ANSWER_BYTES_MAX", 300)
-    log = log_with("k", "k", "k")
-    assert bodies(query(log, "k")) == [b"1", b"2"]
+    fill(store, "k", "k", "k")
+    assert bodies(query(store, "k")) == [b"1", b"2"]
     monkeypatch.setattr(queries, "ANSWER_BYTES_MAX", 10)
-    assert bodies(query(log, "k")) == [b"2"]
+    assert bodies(query(store, "k")) == [b"2"]
 
 
-def test_messages_with_only_an_equal_hash_are_left_out() -> None:
+def test_messages_with_only_an_equal_hash_are_left_out(store: MessageStore) -> None:
     """The index holds hashes: "Aa" and "BB" have the same."""
-    log = log_with("Aa", "BB")
-    first, second = sorted(log.records)
-    log.add_key("orders", "BB", first)
-    log.add_key("orders", "Aa", second)
+    fill(store, "Aa", "BB")
 
-    assert bodies(query(log, "BB")) == [b"1"]
+    assert bodies(query(store, "BB")) == [b"1"]
 
 
-def test_an_answer_without_messages_has_both_fields() -> None:
+def test_an_answer_without_messages_has_both_fields(store: MessageStore) -> None:
     """Clients read the fields without testing the code."""
-    answer = query(log_with("a"), "none")
+    fill(store, "a")
+    answer = query(store, "none")
 
     assert answer.code == ResponseCode.QUERY_NOT_FOUND
     assert answer.remark == "can not find message, maybe time range not correct"
@@ -116,24 +113,24 @@ def test_an_answer_without_messages_has_both_fields() -> None:
     assert answer.body == b""
 
 
-def test_a_record_is_answered_as_it_is_stored() -> None:
+def test_a_record_is_answered_as_it_is_stored(store: MessageStore) -> None:
     """The client decodes it like a pulled one."""
-    log = log_with("a", "b")
-    offset = max(log.records)
+    offset = fill(store, "a", "b")
     answer = call(
-        QueryHandlers(as_store(log)).handlers(),
+        QueryHandlers(store).handlers(),
         request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset), "topic": "orders"}),
     )
 
-    assert decode_records(answer.body) == [log.records[offset]]
+    assert decode_records(answer.body) == [store.reader.record_at(offset)]
 
 
 @pytest.mark.parametrize("offset", [7, 123_456_789, -1])
-def test_an_offset_without_a_record_is_refused(offset: int) -> None:
+def test_an_offset_without_a_record_is_refused(store: MessageStore, offset: int) -> None:
     """With RocketMQ's words, which tools show."""
+    fill(store, "a")
     command = request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset)})
     with pytest.raises(RequestRefusedError) as refusal:
-        QueryHandlers(as_store(log_with("a"))).handlers()[command.code](command, FakeConnection())
+        QueryHandlers(store).handlers()[command.code](command, FakeConnection())
 
     assert refusal.value.code is ResponseCode.SYSTEM_ERROR
     assert refusal.value.remark == f"can not find message by the offset, {offset}"

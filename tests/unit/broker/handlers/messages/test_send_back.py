@@ -22,12 +22,11 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.timers import timer_due_ms
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from halfmq.store.log.append_request import AppendRequest
+from halfmq.store.message_store import MessageStore
 from tests.support.broker_doubles import (
     START_MS,
     Clock,
     FakeConnection,
-    FakeLog,
-    as_store,
     call,
     config_path,
     draft,
@@ -35,6 +34,7 @@ from tests.support.broker_doubles import (
     request,
     response,
 )
+from tests.support.stores import append_durably
 
 MESSAGE = draft(
     "orders",
@@ -50,9 +50,16 @@ TIMER_MAX_MS = 3_456_000_000
 class Parts:
     """The handler with real tables."""
 
-    def __init__(self, root: Path, *, auto_create: bool = True, sync_flush: bool = False) -> None:
-        self.clock = Clock()
-        self.log = FakeLog(self.clock)
+    def __init__(
+        self,
+        root: Path,
+        log: MessageStore,
+        clock: Clock,
+        *,
+        auto_create: bool = True,
+        sync_flush: bool = False,
+    ) -> None:
+        self.clock, self.log = clock, log
         self.topics = TopicTable(config_path(root, "topics.json"), identity(), now_ms=self.clock)
         self.topics.load()
         self.groups = GroupTable(
@@ -65,7 +72,7 @@ class Parts:
         levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS))
         self.refusal = SendRefusal()
         self.handler = SendBackHandler(
-            as_store(self.log),
+            self.log,
             self.topics,
             self.groups,
             levels,
@@ -90,10 +97,15 @@ class Parts:
 
     def store(self, message: AppendRequest = MESSAGE) -> int:
         """Store a message; return its offset."""
-        return self.log.append([message])[0].physical_offset
+        return append_durably(self.log, message)[0].physical_offset
 
     def newest(self) -> Record:
-        return self.log.records[max(self.log.records)]
+        return self.records[-1]
+
+    @property
+    def records(self) -> list[Record]:
+        """The whole log."""
+        return list(self.log.reader.scan(0))
 
     def newest_as_retry(self) -> int:
         """Deliver the newest record to the retry topic, as the delay service does."""
@@ -104,8 +116,8 @@ class Parts:
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Parts:
-    return Parts(tmp_path)
+def parts(tmp_path: Path, store: MessageStore, clock: Clock) -> Parts:
+    return Parts(tmp_path, store, clock)
 
 
 def test_a_failed_message_waits_for_its_group(parts: Parts) -> None:
@@ -126,7 +138,7 @@ def test_a_failed_message_waits_for_its_group(parts: Parts) -> None:
         "WAIT": "false",
         "DELAY": "3",
         "RETRY_TOPIC": "orders",
-        "ORIGIN_MESSAGE_ID": parts.log.records[offset].msg_id,
+        "ORIGIN_MESSAGE_ID": parts.records[0].msg_id,
         "REAL_TOPIC": "%RETRY%g",
         "REAL_QID": "0",
     }
@@ -277,43 +289,47 @@ def test_records_that_no_consumer_reads_cannot_be_sent_back(parts: Parts, topic:
         parts.send_back(parts.store(draft(topic)))
 
 
-def test_a_missing_group_is_refused(tmp_path: Path) -> None:
+def test_a_missing_group_is_refused(tmp_path: Path, store: MessageStore, clock: Clock) -> None:
     """Where groups are not created by themselves."""
-    parts = Parts(tmp_path, auto_create=False)
+    parts = Parts(tmp_path, store, clock, auto_create=False)
     with pytest.raises(RequestRefusedError, match="subscription group not exist, g ") as refusal:
         parts.send_back(parts.store())
 
     assert refusal.value.code is ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
-def test_a_group_without_retry_queues_retries_nothing(tmp_path: Path) -> None:
+def test_a_group_without_retry_queues_retries_nothing(
+    tmp_path: Path, store: MessageStore, clock: Clock
+) -> None:
     """That is how an operator switches retries off."""
     path = config_path(tmp_path, "subscriptionGroup.json")
     path.parent.mkdir()
     path.write_text(json.dumps({"subscriptionGroupTable": {"g": {"retryQueueNums": 0}}}))
-    parts = Parts(tmp_path)
+    parts = Parts(tmp_path, store, clock)
     parts.send_back(parts.store())
 
-    assert len(parts.log.records) == 1
+    assert len(parts.records) == 1
 
 
 @pytest.mark.parametrize(("level", "topic"), [(1, "%RETRY%g"), (-1, "%DLQ%g")])
-def test_a_topic_without_write_right_takes_nothing(tmp_path: Path, level: int, topic: str) -> None:
+def test_a_topic_without_write_right_takes_nothing(
+    tmp_path: Path, store: MessageStore, clock: Clock, level: int, topic: str
+) -> None:
     """The client gets a refusal, and keeps the message."""
     path = config_path(tmp_path, "topics.json")
     path.parent.mkdir()
     path.write_text(json.dumps({"topicConfigTable": {topic: {"perm": 4}}}))
-    parts = Parts(tmp_path)
+    parts = Parts(tmp_path, store, clock)
     with pytest.raises(RequestRefusedError) as refusal:
         parts.send_back(parts.store(), level)
 
     assert refusal.value.code is ResponseCode.NO_PERMISSION
-    assert len(parts.log.records) == 1
+    assert len(parts.records) == 1
 
 
-def test_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
+def test_the_answer_waits_for_the_disk(tmp_path: Path, store: MessageStore, clock: Clock) -> None:
     """The client forgets the message when it has the answer."""
-    parts = Parts(tmp_path, sync_flush=True)
+    parts = Parts(tmp_path, store, clock, sync_flush=True)
     header = {"offset": str(parts.store()), "group": "g", "delayLevel": "0"}
     command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
     assert parts.handler.send_back(command, parts.connection) is None
@@ -363,9 +379,11 @@ def test_a_retry_of_an_orderly_group_goes_to_the_dead_letters(parts: Parts) -> N
     assert parts.handler.retried(retry_header(), draft("%RETRY%g")).topic == "%DLQ%g"
 
 
-def test_a_retry_for_a_missing_group_is_refused(tmp_path: Path) -> None:
+def test_a_retry_for_a_missing_group_is_refused(
+    tmp_path: Path, store: MessageStore, clock: Clock
+) -> None:
     """Nobody could consume it."""
-    parts = Parts(tmp_path, auto_create=False)
+    parts = Parts(tmp_path, store, clock, auto_create=False)
     with pytest.raises(RequestRefusedError) as refusal:
         parts.handler.retried(retry_header(), draft("%RETRY%g"))
 

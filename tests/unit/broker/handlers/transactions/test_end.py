@@ -205,15 +205,6 @@ def _plain_record() -> Record:
     )
 
 
-def test_an_answer_waits_for_the_disk(front: Front) -> None:
-    """A client may forget the transaction after "committed"."""
-    half = front.broker.prepare()
-    assert front.end(half.physical_offset, half.queue_offset, 8) is None
-    ((position, reply),) = front.connection.waiting
-    assert position == front.broker.log.write_offset
-    assert response(reply).code == ResponseCode.SUCCESS
-
-
 def test_a_repeated_decision_waits_for_the_same_record(front: Front) -> None:
     """It must not be answered before the decision that it repeats."""
     half = front.broker.prepare()

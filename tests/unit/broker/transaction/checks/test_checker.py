@@ -12,7 +12,6 @@ from halfmq.broker.loop import slices
 from halfmq.broker.loop.slices import Slice
 from halfmq.broker.transaction.checks import checker, group_queues
 from halfmq.broker.transaction.checks.timetable import BUCKET_MS
-from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.remoting.codes import RequestCode
 from halfmq.store.errors import StoreError
@@ -21,7 +20,7 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from tests.support.check_back import INTERVAL_MS, PAUSES_MS, TIMEOUT_MS, counts
-from tests.support.transactions import HOST, Broker, Connected, end_now
+from tests.support.transactions import HOST, Broker, Connected
 
 
 def test_the_first_check_is_sent_after_the_timeout(broker: Broker) -> None:
@@ -76,39 +75,6 @@ def test_one_check_at_a_time(broker: Broker) -> None:
     assert times == ["1", "2"]
 
 
-@pytest.mark.parametrize("event", [TransactionEvent.COMMIT, TransactionEvent.ROLLBACK])
-def test_the_answer_to_a_check_ends_the_checks(broker: Broker, event: TransactionEvent) -> None:
-    """The producer answers with the offsets from the check."""
-    producer = broker.producers.join("pg", Connected())
-    half = broker.prepare()
-    broker.wait(TIMEOUT_MS + BUCKET_MS)
-    ((_, header, _),) = producer.checks
-
-    end_now(
-        broker.service.decisions,
-        DecisionRequest(header.commit_log_offset, header.tran_state_table_offset, "pg", event),
-    )
-    broker.wait(20 * INTERVAL_MS)
-
-    assert len(producer.checks) == 1
-    assert len(broker.finals_of(half)) == (event is TransactionEvent.COMMIT)
-
-
-def test_the_producer_that_prepared_gets_the_first_check_and_then_the_others_in_turn(
-    broker: Broker,
-) -> None:
-    """A member that never answers must not prevent checks to the others."""
-    members = [broker.producers.join("pg", Connected(f"p{number}")) for number in range(3)]
-    broker.prepare(members[1])
-    broker.wait(TIMEOUT_MS + BUCKET_MS)
-    assert [len(member.checks) for member in members] == [0, 1, 0]
-
-    for _ in range(2):
-        broker.wait(2 * INTERVAL_MS)
-    assert sum(len(member.checks) for member in members) == 3
-    assert sorted(len(member.checks) for member in members) != [0, 0, 3]
-
-
 def test_every_member_gets_a_check_in_the_end(broker: Broker) -> None:
     """Whichever member knows the outcome."""
     owner = broker.producers.join("pg", Connected("owner"))
@@ -139,39 +105,12 @@ def test_no_check_is_sent_to_a_connection_that_left_the_group(broker: Broker) ->
     assert back.checked_offsets == [half.physical_offset]
 
 
-def test_another_member_gets_the_check_of_a_dead_producer(broker: Broker) -> None:
-    """A producer may be killed between its local commit and its decision."""
-    owner, other = Connected("owner"), broker.producers.join("pg", Connected("other"))
-    half = broker.prepare(owner)
-    owner.closed = True
-    broker.wait(TIMEOUT_MS + BUCKET_MS)
-
-    assert (owner.checks, other.checked_offsets) == ([], [half.physical_offset])
-
-
 def test_a_producer_gets_checks_before_its_first_heartbeat(broker: Broker) -> None:
     """It sends its first message before it is registered as a member of its group."""
     owner = Connected()
     broker.prepare(owner)
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     assert len(owner.checks) == 1
-
-
-def test_no_check_is_counted_while_a_group_has_no_member(broker: Broker) -> None:
-    """For however long; a member that connects gets the check at the next tick."""
-    owner = Connected()
-    half = broker.prepare(owner)
-    owner.closed = True
-    broker.wait(86_400_000)
-    assert broker.service.metrics()["waiting_for_producers"] == 1
-    assert broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC) == []
-
-    back = broker.producers.join("pg", Connected())
-    broker.service.on_producer("pg", back)
-    broker.wait(0)
-
-    assert back.checked_offsets == [half.physical_offset]
-    assert decode_record(back.checks[0][2]).property_map["TRANSACTION_CHECK_TIMES"] == "1"
 
 
 def test_a_group_without_members_is_reported_once(
@@ -245,42 +184,6 @@ def test_after_the_last_unanswered_check_the_transaction_is_parked(
     assert "event=transaction_parked half_offset=0 group=pg" in caplog.text
     assert len(producer.checks) == 3
     assert broker.service.metrics()["parked"] == broker.service.metrics()["pending_parked"] == 1
-
-
-def test_a_parked_transaction_can_still_be_decided_and_stays_parked_after_a_crash(
-    broker: Broker,
-) -> None:
-    """A late decision is the first one; until then no check is sent."""
-    producer = broker.producers.join("pg", Connected())
-    half = broker.prepare()
-    for _ in range(9):
-        broker.wait(4 * INTERVAL_MS)
-    broker.log.flush()
-    broker.restart()
-    producer.checks.clear()
-    broker.wait(100 * INTERVAL_MS)
-    assert producer.checks == []
-    assert broker.service.metrics()["pending_parked"] == 1
-
-    broker.end(half, TransactionEvent.COMMIT)
-
-    assert len(broker.finals_of(half)) == 1
-    assert broker.service.metrics()["pending_parked"] == 0
-
-
-def test_parking_that_cannot_be_recorded_is_tried_again(broker: Broker) -> None:
-    """A transaction must not be parked without a durable record."""
-    broker.producers.join("pg", Connected())
-    broker.prepare()
-    for _ in range(3):
-        broker.wait(3 * INTERVAL_MS)
-    broker.log.failing = True
-    for _ in range(3):
-        broker.wait(3 * INTERVAL_MS)
-    assert broker.service.metrics()["parked"] == 0
-    broker.log.failing = False
-    broker.wait(INTERVAL_MS + BUCKET_MS)
-    assert broker.service.metrics()["parked"] == 1
 
 
 @pytest.mark.parametrize("error", [StoreError("a bad sector"), OSError(5, "I/O"), IndexError()])
