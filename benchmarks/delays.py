@@ -30,7 +30,7 @@ from .generator import Generator, Target, Timing, build_generator
 from .one_table import print_measured
 from .peers import HalfmqPeer, scratch
 from .pending_steps import anonymous_bytes, processor_seconds
-from .processes import halfmq_broker, on_cores
+from .processes import ServerError, halfmq_broker, on_cores
 from .scenarios import FlushDiskType, LoadKind, Scenario
 
 BYTES_MAX: Final = 100
