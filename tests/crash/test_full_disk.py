@@ -338,7 +338,6 @@ def test_a_broker_starts_on_a_full_disk(tmp_path: Path) -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_full_disks_cost_nothing_acknowledged(tmp_path: Path, kind: str) -> None:
-    """The same until the campaign ends."""
     seed = printed_seed()
     end = time.monotonic() + campaign_seconds()
     turn = 0

@@ -309,7 +309,6 @@ def test_a_block_that_awaits_its_driver_keeps_row_and_message_together(tmp_path:
 @pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the driver
 def test_many_blocks_that_await_their_driver_keep_row_and_message_together(tmp_path: Path) -> None:
-    """The same with more rounds."""
     check_with_a_server(tmp_path, many())
 
 
@@ -317,7 +316,6 @@ def test_many_blocks_that_await_their_driver_keep_row_and_message_together(tmp_p
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("form", FORMS)
 def test_many_blocks_that_are_left_keep_row_and_message_together(tmp_path: Path, form: str) -> None:
-    """The same with more rounds."""
     check(tmp_path, form, many())
 
 

@@ -179,7 +179,6 @@ async def test_lost_files_are_rebuilt(rig: Rig) -> None:
 @pytest.mark.campaign
 @windowed(consume_queue_file_size=1_000)
 async def test_many_lost_files_are_rebuilt(rig: Rig) -> None:
-    """The same until the campaign ends."""
     chance, acknowledged = random.Random(printed_seed()), Acknowledged()
     end = time.monotonic() + campaign_seconds()
     rounds = 0

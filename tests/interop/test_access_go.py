@@ -108,7 +108,6 @@ def test_what_is_not_allowed_is_refused(broker: BrokerProcess, tmp_path: Path) -
 def test_who_does_not_sign_as_somebody_known_learns_no_route(
     broker: BrokerProcess, tmp_path: Path, keys: Account
 ) -> None:
-    """So that nothing can be sent."""
     lines = run_go(broker.address, "refused", tmp_path, keys=keys)
 
     assert len(lines) == 6

@@ -192,7 +192,6 @@ def test_large_bodies_arrive_whole_or_are_refused(broker: BrokerProcess, tmp_pat
 
 @feature("broadcasting")
 def test_broadcasting_gives_everything_to_everyone(broker: BrokerProcess, tmp_path: Path) -> None:
-    """To each member of the group."""
     lines = _run(broker, "broadcasting", tmp_path)
 
     for name in ("first", "second"):

@@ -128,7 +128,6 @@ def test_what_is_too_large_is_refused(broker: BrokerProcess, tmp_path: Path) -> 
 
 @feature("namespaces")
 def test_namespaces_keep_topics_and_groups_apart(broker: BrokerProcess, tmp_path: Path) -> None:
-    """Those of the same names."""
     lines = run_go(broker.address, "namespaces", tmp_path)
 
     assert _bodies(_of(lines, "consumed")) == ["red", "blue"]

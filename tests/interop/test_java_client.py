@@ -369,7 +369,6 @@ def test_our_consumer_reads_what_it_sends(java: Java) -> None:
 
 
 def test_it_consumes_what_our_transactions_commit(java: Java) -> None:
-    """And nothing else."""
     config = ClientConfig(namesrv=java.broker.address)
     topic = "python-to-java"
     producer = blocking.TransactionProducer(

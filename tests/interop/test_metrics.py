@@ -361,7 +361,6 @@ def test_each_alert_fires_on_its_fault_and_on_nothing_else(tmp_path: Path, alert
 
 
 def test_each_alert_has_its_fault() -> None:
-    """A new alert is tried, too."""
     rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
 
     assert [rule["alert"] for rule in rules] == list(FAULTS)

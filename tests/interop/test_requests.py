@@ -87,7 +87,6 @@ async def test_a_request_returns_its_own_reply(broker: BrokerProcess, kind: type
 
 
 def test_threads_request_and_reply(broker: BrokerProcess) -> None:
-    """The blocking client has both sides."""
     address = broker.address
 
     def handle(message: blocking.MessageView) -> None:

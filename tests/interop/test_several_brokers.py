@@ -104,7 +104,6 @@ def test_an_operator_reaches_what_is_on_either_broker(pair: BrokerPair) -> None:
 
 
 def test_a_transaction_is_decided_by_the_broker_that_has_its_half(pair: BrokerPair) -> None:
-    """Whichever it is."""
     with Admin(namesrv=pair.namesrv) as admin:
         admin.create_topic("orders", queues=1)
     pair.wait_for_routes("orders", set(pair.brokers))

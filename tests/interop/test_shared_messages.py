@@ -311,7 +311,6 @@ async def test_workers_that_are_killed_lose_nothing_and_repeat_nothing_acknowled
 
 
 async def test_a_broker_without_pop_is_refused_at_the_start() -> None:
-    """The error says what to do."""
     async with fake_broker() as broker:
         consumer = Consumer(
             "g", {"orders": "*"}, share="messages", config=ClientConfig(namesrv=broker.address)
@@ -324,7 +323,6 @@ async def test_a_broker_without_pop_is_refused_at_the_start() -> None:
     "wrong", [{"ack_timeout": None}, {"ack_timeout": 50_000.0}, {"broadcasting": True}]
 )
 def test_what_needs_queues_is_refused(wrong: dict[str, Any]) -> None:
-    """Before anything is sent."""
     with pytest.raises(ConfigurationError, match='"messages"'):
         Consumer("g", {"orders": "*"}, share="messages", **wrong)
 

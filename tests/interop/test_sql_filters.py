@@ -202,7 +202,6 @@ def test_a_table_of_expressions_gives_the_same_answers() -> None:
 
 
 def test_random_expressions_give_the_same_answers() -> None:
-    """Whatever the grammar can make."""
     seed = run_seed()
     print(f"seed {seed}")
     rng = random.Random(seed)

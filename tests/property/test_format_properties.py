@@ -201,7 +201,6 @@ def test_the_seconds_of_items_are_clamped(begin: int, times: list[int]) -> None:
     offsets=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4),
 )
 def test_ids_of_a_batch_are_those_of_its_messages(address: object, offsets: list[int]) -> None:
-    """Separated by commas."""
     host = pack_host(str(address), 10_911)
 
     together = offset_message_ids(host, offsets)
@@ -217,7 +216,6 @@ def test_ids_of_a_batch_are_those_of_its_messages(address: object, offsets: list
 def test_an_offset_message_id_is_read_back(
     address: object, port: int, physical_offset: int
 ) -> None:
-    """Host and offset, for address families."""
     host = pack_host(str(address), port)
     message_id = offset_message_id(host, physical_offset)
 

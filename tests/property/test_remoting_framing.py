@@ -100,7 +100,6 @@ def check_garbage(stream: bytes, step: int) -> None:
 
 @given(stream=st.binary(max_size=300), step=st.integers(min_value=1, max_value=300))
 def test_garbage_is_a_protocol_error_and_nothing_else(stream: bytes, step: int) -> None:
-    """No bytes raise any other error."""
     check_garbage(stream, step)
 
 
@@ -166,7 +165,6 @@ def test_odd_json_headers_are_commands_or_protocol_errors(
 def test_odd_msgpack_headers_are_commands_or_protocol_errors(
     items: list[object], start: list[object]
 ) -> None:
-    """The same for MSGPACK headers."""
     try:
         header = msgspec.msgpack.encode(start + items)
     except OverflowError:  # MSGPACK has no integers beyond 64 bits
@@ -179,7 +177,6 @@ def test_odd_msgpack_headers_are_commands_or_protocol_errors(
     body=st.binary(max_size=60) | st.text('{}[]:,"0129.-eEx$ref\\ \n', max_size=60).map(str.encode)
 )
 def test_bodies_are_values_or_body_errors(body: bytes) -> None:
-    """No body raises any other error."""
     for decode in (
         fastjson.parse,
         bodies.decode_heartbeat,

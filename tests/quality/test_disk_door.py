@@ -109,5 +109,4 @@ def test_files_are_reached_through_the_door_only(path: Path) -> None:
     ],
 )
 def test_a_way_past_the_door_is_found(source: str) -> None:
-    """The check above bites."""
     assert list(_trespasses(source)) != []

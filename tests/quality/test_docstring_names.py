@@ -161,6 +161,5 @@ def test_the_list_of_foreign_names_has_none_that_nobody_uses() -> None:
     "name", ["group_commit.py", "MessageStore.retention", "no_such_name", "NoSuchClass"]
 )
 def test_a_stale_name_is_found(name: str) -> None:
-    """The check above bites."""
     assert list(_stale(f'"""See ``{name}``."""')) == [f"1: {name}"]
     assert list(_stale(f'"""See `{name}`."""')) == [f"1: {name}"]

@@ -86,7 +86,6 @@ def test_the_wheel_runs_like_the_editable_install(wheel: Path, tmp_path: Path) -
 
 
 def test_the_command_is_named_broker() -> None:
-    """Users type `broker`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     assert project["scripts"]["broker"] == "halfmq.broker.cli:main"

@@ -122,6 +122,5 @@ def test_the_table_lists_no_name_that_nobody_reads() -> None:
     ],
 )
 def test_a_reach_in_is_found(tmp_path: Path, source: str) -> None:
-    """The check above bites."""
     (tmp_path / "test_one.py").write_text(source)
     assert len(list(_reads(tmp_path / "test_one.py"))) == 1

@@ -59,7 +59,6 @@ def test_it_can_be_read_in_one_go() -> None:
 
 @pytest.mark.parametrize("page", SHORT_LINES)
 def test_lines_fit_an_editor(page: str) -> None:
-    """Outside tables and output."""
     text = re.sub(
         r"```text\n.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL
     )

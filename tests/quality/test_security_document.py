@@ -105,7 +105,6 @@ def test_a_setup_runs_as_it_stands(title: str, tmp_path: Path) -> None:
 
 
 def test_the_readme_and_the_table_are_named() -> None:
-    """Who looks for either finds it."""
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
     assert "(docs/security.md" in readme

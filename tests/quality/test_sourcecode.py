@@ -20,12 +20,10 @@ def _run(*command: str) -> None:
 
 
 def test_every_file_is_formatted() -> None:
-    """`ruff format` would change nothing."""
     _run("ruff", "format", "--check", ".")
 
 
 def test_lint_is_clean() -> None:
-    """`ruff check` finds nothing."""
     _run("ruff", "check", ".")
 
 

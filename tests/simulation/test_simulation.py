@@ -124,7 +124,6 @@ def test_every_mutation_fits_the_code() -> None:
 
 @pytest.mark.campaign
 def test_fresh_seeds() -> None:
-    """The same for random seeds."""
     first = int(os.environ.get("HALFMQ_SEED") or random.randrange(1 << 32))
     end = time.monotonic() + float(os.environ.get("HALFMQ_CAMPAIGN_SECONDS", "60"))
     seed = first

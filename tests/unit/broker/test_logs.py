@@ -174,7 +174,6 @@ def test_a_line_of_json_has_the_fields_of_the_text() -> None:
 
 
 def test_a_line_of_json_has_its_traceback() -> None:
-    """In one field."""
     try:
         os.stat("/nowhere")  # noqa: PTH116
     except OSError:

@@ -153,7 +153,6 @@ async def test_a_decided_transaction_is_asked_about_by_its_offset_id() -> None:
 
 
 async def test_an_unknown_transaction_is_an_error_that_says_so() -> None:
-    """Whichever kind of id it was."""
     async with fake_broker() as broker, Admin(namesrv=broker.address) as admin:
         operated = Operated(broker)
         operated.refusal = (ResponseCode.SYSTEM_ERROR, "no half message there")

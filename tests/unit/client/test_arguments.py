@@ -335,7 +335,6 @@ async def test_another_server_is_told_from_rocketmq(peer: str, *, greets: bool) 
 
 
 def test_a_transaction_is_of_messages_only() -> None:
-    """The error names any other value."""
     producer = TransactionProducer("g", _commit)
     for value in WRONG:
         if value is not MESSAGE:

@@ -384,7 +384,6 @@ def test_many_threads_share_one_producer(served: BrokerThread) -> None:
 
 
 def test_a_failed_start_raises_and_leaves_no_thread(served: BrokerThread) -> None:
-    """The background thread ends."""
     address = served.broker.address
     served.run(served.broker.stop())
     config = ClientConfig(send_timeout=1.0)

@@ -121,7 +121,6 @@ def test_blocking_clients_have_codecs_too() -> None:
 
 
 async def test_wrong_use_says_what_is_right() -> None:
-    """Before anything is sent."""
     plain = Producer("g")
     with pytest.raises(ConfigurationError, match="a codec of halfmq"):
         plain.message("orders", b"x")

@@ -864,7 +864,6 @@ async def test_an_ack_timeout_of_none_waits_for_good() -> None:
 
 @in_steady_time
 async def test_a_late_ack_spares_a_redelivery_that_is_still_waiting(broker: FakeBroker) -> None:
-    """The message is not delivered again."""
     broker.send_back_supported = False
     await publish(broker, "0")
     config = ClientConfig(retry_delay=0.05)

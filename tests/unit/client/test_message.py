@@ -361,7 +361,6 @@ def test_an_unknown_compression_is_an_error(name: Compression) -> None:
 
 
 def test_a_compression_tells_what_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is sent."""
     monkeypatch.setattr("halfmq.client.config.find_spec", lambda _name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'halfmq\[compression\]'"):
         ClientConfig(compression="zstd")

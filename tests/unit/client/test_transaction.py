@@ -731,7 +731,6 @@ async def test_pending_are_the_groups_undecided_transactions(
 
 
 async def test_an_official_broker_does_not_tell_what_is_pending() -> None:
-    """It has no such request."""
     async with fake_broker(halfmq=False) as broker, new_producer(broker) as producer:
         with pytest.raises(UnsupportedRequestError, match="QUERY_TRANSACTIONS"):
             await producer.pending()

@@ -124,7 +124,6 @@ def test_a_file_that_is_something_else_is_not_shown(
 def test_half_of_the_credentials_is_an_error(
     halfmq: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names the missing variable."""
     monkeypatch.delenv(SECRET_VARIABLE)
 
     refused = halfmq("tx", "list")
@@ -349,6 +348,5 @@ def _with_input(
 
 
 def test_what_is_printed_is_json(halfmq: Shell) -> None:
-    """Every verb with ``--json``."""
     for words in ("user list", "user show publisher", "acl list", "acl show publisher"):
         json.loads(halfmq(*words.split(), "--json").out)

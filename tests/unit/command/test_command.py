@@ -173,7 +173,6 @@ def test_one_transaction_is_shown_in_full(halfmq: Shell, served: OperatedThread)
 
 
 def test_an_operator_decides_with_a_reason(halfmq: Shell, served: OperatedThread) -> None:
-    """The command prints the result."""
     commit = halfmq("tx", "commit", "Key100", "--reason", "the row is there")
     rollback = halfmq("tx", "rollback", "Key200")
     resume = halfmq("tx", "resume", "Key300", "--json")
@@ -250,7 +249,6 @@ def test_texts_of_others_do_not_steer_the_terminal(halfmq: Shell, served: Operat
 def test_wrong_usage_is_exit_code_2(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    """The error says what is wrong."""
     done = Shell(capsys)(*words)
 
     assert (done.code, done.out) == (2, "")

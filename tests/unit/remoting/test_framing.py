@@ -50,7 +50,6 @@ def test_json_request_is_byte_for_byte_the_worked_example() -> None:
 
 
 def test_binary_request_is_byte_for_byte_the_worked_example() -> None:
-    """The same for the ROCKETMQ header."""
     header = {"consumerGroup": "CG", "topic": "TopicTest", "queueId": "0"}
     frame = encode_request(
         14, opaque=8, header=header, version=409, header_type=HeaderType.ROCKETMQ

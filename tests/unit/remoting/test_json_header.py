@@ -212,7 +212,6 @@ def test_a_header_that_does_not_fit_is_noted_in_the_command(ext: object, error: 
 
 
 def test_a_plus_sign_is_part_of_a_number() -> None:
-    """Java accepts it."""
     command = decode_request(header(30, {"topic": "t", "queueId": "+3"}), b"")
 
     assert command.header == GetMaxOffsetRequestHeader(topic="t", queue_id=3)

@@ -506,7 +506,6 @@ def test_a_closed_store_refuses_appends(tmp_path: Path) -> None:
 
 
 def test_an_empty_group_stores_nothing(store: MessageStore) -> None:
-    """It is not an error."""
     assert store.append([]) == []
     assert store.write_offset == 0
 

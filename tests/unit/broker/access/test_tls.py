@@ -286,7 +286,6 @@ def test_a_certificate_that_cannot_be_used_is_an_error_with_its_cause(
     ],
 )
 def test_contradictory_tls_settings_are_errors(settings: list[str], complaint: str) -> None:
-    """The error names the key."""
     with pytest.raises(BrokerConfigError, match=complaint):
         load_config(None, settings)
 

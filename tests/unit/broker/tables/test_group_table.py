@@ -93,7 +93,6 @@ def test_consumers_do_not_use_up_all_groups(tmp_path: Path) -> None:
 
 
 def test_a_full_table_refuses_with_its_limit(tmp_path: Path) -> None:
-    """With NO_PERMISSION."""
     groups = table(tmp_path, groups_max=len(BUILT_IN_GROUPS) + 1)
     groups.ensure("one")
     with pytest.raises(RequestRefusedError, match="the limit is 9") as refusal:

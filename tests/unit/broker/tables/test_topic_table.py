@@ -147,7 +147,6 @@ def test_every_change_steps_the_version(tmp_path: Path) -> None:
 def test_no_topic_is_created_with_an_invalid_or_reserved_name(
     tmp_path: Path, name: str, code: ResponseCode
 ) -> None:
-    """It is refused with the reason."""
     topics = table(tmp_path)
     with pytest.raises(RequestRefusedError) as refusal:
         topics.create_on_send(name, "TBW102", 4, "peer")
@@ -175,7 +174,6 @@ def test_a_retry_topic_needs_no_template(tmp_path: Path) -> None:
 
 
 def test_a_full_table_refuses_with_its_limit(tmp_path: Path) -> None:
-    """The refusal names the topic."""
     topics = table(tmp_path, topics_max=12)
     topics.ensure("one")
     with pytest.raises(RequestRefusedError, match="the limit is 12") as refusal:

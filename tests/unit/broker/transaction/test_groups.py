@@ -13,7 +13,7 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TIMER_TOPIC
 from halfmq.store.log.append_request import AppendResult
-from tests.support.transactions import HOST, Broker, Connected, end_now, message
+from tests.support.transactions import HOST, Broker, Connected, end_now
 
 
 @pytest.fixture
@@ -191,14 +191,6 @@ def test_op_messages_name_every_half(broker: Broker) -> None:
 
     (op,) = broker.records_of(OP_TOPIC)
     assert op.body == b"0,1,2,3,4,"
-
-
-def test_a_group_with_a_refused_message_is_not_stored(broker: Broker) -> None:
-    """All or none are stored."""
-    good, bad = message(key="a"), message(key="b", properties={"X": "x" * 31_000})
-    with pytest.raises(RequestRefusedError):
-        broker.service.prepares.prepare_group([(good, "a"), (bad, "b")], "pg", Connected())
-    assert (broker.log.write_offset, broker.service.metrics()["pending"]) == (0, 0)
 
 
 def test_a_failed_append_leaves_the_group_undecided(broker: Broker) -> None:

@@ -128,7 +128,6 @@ def test_the_mistake_of_an_sql_filter_is_where_the_broker_says() -> None:
 
 @pytest.mark.parametrize("expression", [None, 5, "", "  "])
 def test_an_sql_filter_that_is_no_text_is_named(expression: object) -> None:
-    """Before anything is sent."""
     with pytest.raises(ConfigurationError, match="expected an SQL92 expression"):
         SqlFilter(expression)  # type: ignore[arg-type]
 

@@ -140,7 +140,6 @@ async def test_a_seek_repeats_or_skips_and_moves_the_groups_offset() -> None:
 
 
 async def test_wrong_arguments_are_named_before_anything_is_sent() -> None:
-    """Name, value and what is expected."""
     async with fake_broker() as broker:
         queue = await publish(broker, "orders", "1")
         other = MessageQueue("orders", "broker-x", 7)

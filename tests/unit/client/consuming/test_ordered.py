@@ -170,6 +170,5 @@ async def test_a_lock_that_is_not_renewed_ends_the_delivery(
 
 
 async def test_ordered_is_a_truth_value() -> None:
-    """A wrong type is named."""
     with pytest.raises(ConfigurationError, match="ordered is 1"):
         Consumer("g", {"orders": "*"}, ordered=1)  # type: ignore[arg-type]

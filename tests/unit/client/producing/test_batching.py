@@ -133,7 +133,6 @@ async def test_a_refusal_reaches_every_sender_and_no_cancelled_one(broker: FakeB
 
 @pytest.mark.parametrize("linger", [0, -1, "1", float("nan"), True])
 def test_a_wrong_linger_is_an_error(linger: float) -> None:
-    """None is off."""
     with pytest.raises(ConfigurationError, match="linger"):
         ClientConfig(linger=linger)
 
@@ -193,7 +192,6 @@ async def test_a_reply_reaches_the_request_that_waits(broker: FakeBroker) -> Non
 
 @pytest.mark.parametrize("seconds", [0, -1, "1", True])
 async def test_a_wrong_time_limit_is_an_error(broker: FakeBroker, seconds: float) -> None:
-    """Nothing is sent."""
     async with Producer("g", namesrv=broker.address) as producer:
         with pytest.raises(ConfigurationError, match="timeout"):
             await producer.request(Message("questions", b"x"), timeout=seconds)

@@ -221,7 +221,6 @@ async def test_a_block_that_records_nothing_is_an_error_and_left_to_the_check(
 async def test_a_block_that_records_nothing_may_decide_by_itself(
     broker: FakeBroker, book: OrderBook
 ) -> None:
-    """An explicit decision is sent unchanged."""
     async with producer_of(broker, book.check) as producer:
         async with producer.transaction(MESSAGE) as nothing_to_do:
             nothing_to_do.rollback()

@@ -285,7 +285,6 @@ async def test_messages_of_one_order_key_come_in_the_order_of_their_commits(
 
 @pytest.mark.parametrize("wrong", [b"c-1", 7, ["c-1"], ["c-1", b"c-2"], {"c-1": 1}])
 async def test_what_is_no_order_key_is_refused_by_name(wrong: Any) -> None:
-    """Before anything is sent."""
     async with fake_broker() as broker, new_producer(broker) as producer:
         with pytest.raises(ConfigurationError, match="order_key"):
             producer.transaction([MESSAGE, MESSAGE], order_key=wrong)

@@ -197,7 +197,6 @@ def test_a_clock_that_steps_back_into_the_previous_month_gives_keys_of_that_mont
 
 
 def test_an_ipv6_address_gives_a_key_of_56_characters() -> None:
-    """As in Java."""
     assert len(factory(Clock(1), bytes(16)).create()) == 56
 
 

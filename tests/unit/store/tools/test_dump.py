@@ -194,5 +194,4 @@ def test_text_of_senders_cannot_control_the_terminal(
 
 @pytest.mark.parametrize("words", [["--from", "x"], ["--to", "-1"], ["--from", "1.5"]])
 def test_an_invalid_offset_is_a_usage_error(root: Path, words: list[str]) -> None:
-    """Exit code 2."""
     assert main(["store", "dump", str(root), *words]) == 2

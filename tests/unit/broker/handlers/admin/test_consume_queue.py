@@ -59,7 +59,6 @@ async def test_entries_are_shown_as_they_are_stored(rig: Rig) -> None:
 async def test_one_answer_has_a_limited_number_of_entries(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many are asked for."""
     peer = await filled(rig)
     monkeypatch.setattr(topics, "ENTRIES_MAX", 2)
     answer = await query(peer, count=2**31 - 1)
@@ -68,7 +67,6 @@ async def test_one_answer_has_a_limited_number_of_entries(
 
 @windowed()
 async def test_the_subscription_of_a_group_is_shown(rig: Rig) -> None:
-    """Or that it has none."""
     peer = await filled(rig)
     nobody = parse((await query(peer, consumer_group="readers")).body)
     assert nobody["filterData"] == "readers@orders is not online!"
@@ -93,6 +91,5 @@ async def test_outside_of_the_queue_its_ends_are_shown(rig: Rig, index: int) -> 
 
 @windowed()
 async def test_a_queue_that_does_not_exist_is_refused(rig: Rig) -> None:
-    """With RocketMQ's remark."""
     answer = await query(await rig.peer(), topic="none")
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "0@none is not exist!")

@@ -158,7 +158,6 @@ async def test_relayed_requests_are_bounded(rig: Rig) -> None:
 @pytest.mark.parametrize("client", ["reader", "nobody", ""])
 @windowed()
 async def test_a_request_for_an_unconnected_consumer_is_refused(rig: Rig, client: str) -> None:
-    """With RocketMQ's remark."""
     operator = await rig.peer()
     answer = await operator.call(INFO, about(client))
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -209,7 +208,6 @@ async def test_one_message_goes_to_one_consumer(rig: Rig) -> None:
 async def test_a_missing_message_is_relayed_to_nobody(
     rig: Rig, message_id: str | None, remark: str
 ) -> None:
-    """The operator gets the reason."""
     operator, _ = await rig.peer(), await consumer(rig)
     header = ConsumeMessageDirectlyRequestHeader(
         consumer_group="readers", client_id="reader", msg_id=message_id

@@ -76,7 +76,6 @@ async def test_what_is_kept_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch
 async def test_a_value_that_cannot_be_saved_is_not_set(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator gets the reason."""
     peer = await rig.peer()
 
     def fail(*_: object, **__: object) -> None:

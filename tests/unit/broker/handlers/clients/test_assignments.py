@@ -113,7 +113,6 @@ def test_every_queue_has_one_member(
 
 
 def test_broadcasting_consumers_get_all_queues(parts: Parts) -> None:
-    """Members or not."""
     assert parts.assigned("one", messageModel="BROADCASTING") == ["a0", "a1", "a2", "a3"]
 
 

@@ -417,7 +417,6 @@ def test_queues_are_locked_for_one_client_at_a_time() -> None:
 @pytest.mark.parametrize("code", [RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ])
 @pytest.mark.parametrize("body", [b"", b"{", b"{}"])
 def test_a_body_that_names_no_queues_is_refused(code: RequestCode, body: bytes) -> None:
-    """With the reason."""
     handlers = LockHandlers(QueueLocks(now_ms=Clock())).handlers()
     answer = routed(handlers, request(code, body=body))
     assert answer.code == ResponseCode.SYSTEM_ERROR

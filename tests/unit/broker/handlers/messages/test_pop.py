@@ -547,7 +547,6 @@ async def test_bad_input_is_refused(rig: Rig, case: str) -> None:
 
 @windowed()
 async def test_bad_acknowledgements_are_refused(rig: Rig) -> None:
-    """Likewise."""
     peer = await send(rig, 1)
     (one,) = await pop(peer)
     assert await ack(peer, one, queue_id=77) == ResponseCode.MESSAGE_ILLEGAL

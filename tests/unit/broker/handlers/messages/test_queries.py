@@ -80,7 +80,6 @@ def test_the_newest_messages_are_answered_oldest_first(store: MessageStore) -> N
 
 
 def test_no_answer_has_more_than_the_limit(store: MessageStore) -> None:
-    """Whatever the client asks for."""
     fill(store, *["k"] * 70)
 
     assert len(bodies(query(store, "k", 1_000))) == queries.MESSAGES_MAX
@@ -240,7 +239,6 @@ def test_the_cluster_is_this_broker(topics: TopicTable) -> None:
 
 @pytest.mark.parametrize("header_type", [HeaderType.JSON, HeaderType.ROCKETMQ])
 def test_all_topics_are_listed(topics: TopicTable, header_type: HeaderType) -> None:
-    """Built-in ones included."""
     answer = call(
         RouteHandlers(topics, BrokerTable(Clock()), identity(), lambda _: None).handlers(),
         request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, header_type=header_type),

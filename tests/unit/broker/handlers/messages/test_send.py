@@ -158,7 +158,6 @@ def test_a_half_without_a_group_is_refused(sends: Prepares) -> None:
 
 
 def test_transactions_can_be_forbidden(tmp_path: Path) -> None:
-    """As RocketMQ answers it."""
     sends = Prepares(tmp_path, config=TransactionConfig(reject=True))
     code, remark = sends.refusal()
 

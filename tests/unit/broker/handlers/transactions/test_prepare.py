@@ -60,19 +60,6 @@ def test_the_halves_are_contiguous_and_answered_by_their_ids(sends: Prepares) ->
     assert sends.broker.service.metrics()["pending"] == 1
 
 
-def test_one_decision_makes_all_visible(sends: Prepares) -> None:
-    """In their own topics and queues, each linked to its own half."""
-    leader, *_ = sends.prepare_several(*THREE)
-    assert sends.broker.records_of("orders") == []
-
-    _end(sends, leader, TransactionEvent.COMMIT)
-
-    orders, payments = sends.broker.records_of("orders"), sends.broker.records_of("payments")
-    assert [(one.queue_id, one.body) for one in orders] == [(0, b"row 0"), (2, b"row 2")]
-    assert [(one.queue_id, one.body) for one in payments] == [(3, b"row 1")]
-    assert len({one.prepared_transaction_offset for one in orders + payments}) == 3
-
-
 def test_each_message_may_have_its_own_delay(sends: Prepares) -> None:
     """It counts from the commit of all."""
     now, later = part("K0"), part("K1", TRANSACTION_DELAY_MS="60000")
@@ -89,7 +76,6 @@ def test_each_message_may_have_its_own_delay(sends: Prepares) -> None:
 def test_a_repeated_prepare_gets_the_ids_of_the_first(
     sends: Prepares, event: TransactionEvent | None, restarted: bool
 ) -> None:
-    """For all messages of the transaction."""
     first = sends.prepare_several(*THREE)
     if event is not None:
         _end(sends, first[0], event)
@@ -141,15 +127,6 @@ def test_a_single_prepare_is_no_duplicate_of_one_of_several(sends: Prepares) -> 
 
     assert alone.msg_id not in {one.message_id for one in several}
     assert single[0].message_id == alone.msg_id
-
-
-def test_a_member_cannot_be_decided_alone(sends: Prepares) -> None:
-    """A decision that names one of the halves is one for all."""
-    _, member, _ = sends.prepare_several(*THREE)
-    _end(sends, member, TransactionEvent.ROLLBACK)
-
-    assert sends.broker.service.metrics()["pending"] == 0
-    assert sends.broker.records_of("orders") == sends.broker.records_of("payments") == []
 
 
 @pytest.mark.parametrize(
