@@ -53,6 +53,28 @@ HOST = pack_host("127.0.0.1", 10911)
 PEER = pack_host("127.0.0.1", 54321)
 
 
+def record_of(
+    request: AppendRequest, physical_offset: int, queue_offset: int, store_timestamp: int
+) -> Record:
+    """Return the record that a log makes of a request."""
+    return new_record(
+        topic=request.topic,
+        queue_id=request.queue_id,
+        body=request.body,
+        properties=request.properties,
+        born_timestamp=request.born_timestamp,
+        born_host=request.born_host,
+        store_timestamp=store_timestamp,
+        store_host=request.store_host,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        flag=request.flag,
+        sys_flag=request.sys_flag,
+        reconsume_times=request.reconsume_times,
+        prepared_transaction_offset=request.prepared_transaction_offset,
+    )
+
+
 class MemoryLog:
     """A commit log of real records in memory, with queues and a key index.
 
@@ -96,22 +118,7 @@ class MemoryLog:
     def _append(self, draft: AppendRequest) -> AppendResult:
         queue = (draft.topic, draft.queue_id)
         queue_offset = 0 if draft.sys_flag & NO_QUEUE_ENTRY else self._queues.get(queue, 0)
-        record = new_record(
-            topic=draft.topic,
-            queue_id=draft.queue_id,
-            body=draft.body,
-            properties=draft.properties,
-            born_timestamp=draft.born_timestamp,
-            born_host=draft.born_host,
-            store_timestamp=self._next_timestamp(),
-            store_host=draft.store_host,
-            queue_offset=queue_offset,
-            physical_offset=self.write_offset,
-            flag=draft.flag,
-            sys_flag=draft.sys_flag,
-            reconsume_times=draft.reconsume_times,
-            prepared_transaction_offset=draft.prepared_transaction_offset,
-        )
+        record = record_of(draft, self.write_offset, queue_offset, self._next_timestamp())
         self.put(encode_record(record))
         return AppendResult(
             record.physical_offset, record.total_size, record.queue_offset, record.store_timestamp

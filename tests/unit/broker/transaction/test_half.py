@@ -31,9 +31,9 @@ from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import decode_record, encode_record, seal_crc_tail, with_crc_tail
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
-from tests.support.broker_doubles import START_MS, record_of
+from tests.support.broker_doubles import START_MS
 from tests.support.golden_store import unpack
-from tests.support.transactions import HOST, PEER, golden_log, message
+from tests.support.transactions import HOST, PEER, golden_log, message, record_of
 
 OFFSET = 73_400_320
 KEY = "7F000001A1B2C3D4E5F600000001"

@@ -164,10 +164,10 @@ def test_bounds_and_first_time_of_a_queue(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("elapsed", "lower", "upper"), [(-1, 0, 0), (1, 1, 1), (2_000, 2, 2), (2_001, 3, 2)]
+    ("elapsed", "lower", "upper"), [(-1, 0, 0), (1, 1, 0), (2_000, 2, 2), (2_001, 3, 2)]
 )
 def test_offsets_are_found_by_time(parts: Parts, elapsed: int, lower: int, upper: int) -> None:
-    """LOWER is the default; later than all is the end, or with UPPER the last message."""
+    """LOWER, the default, is the first message from then on; UPPER the last one until then."""
     timestamp = str(START_MS + elapsed)
     search = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
 
