@@ -131,7 +131,7 @@ def _measure_servers(options: argparse.Namespace, directory: Path) -> list[tuple
                     shape = replace(load, connections=load.connections * GENERATORS).shape
                     found.setdefault((name, shape), []).append(figures)
                     print(name, shape, *map(round, figures), file=sys.stderr, flush=True)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for key, results in found.items():
         rate, cpu_us = map(statistics.median, zip(*results, strict=True))
         rows.append((*key, f"{rate:,.0f}", f"{cpu_us:.0f}"))

@@ -34,11 +34,10 @@ from tests.support.broker_doubles import (
     config_path,
     draft,
     ext,
-    fetch_nothing,
     identity,
     request,
-    same_queue,
 )
+from tests.support.delays import fetch_nothing
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.tables import load_table
 
@@ -89,7 +88,7 @@ def delays(store: MessageStore, root: Path, clock: Clock) -> DelayService:
         now_ms=clock,
         monotonic_ms=clock.monotonic,
         fetch=fetch_nothing,
-        queue_of=same_queue,
+        queue_of=lambda _topic, queue_id: queue_id,
     )
     made.load()
     return made

@@ -19,7 +19,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> Iterator[MessageStore]:
-    opened = MessageStore(small_config(tmp_path / "store", commit_log_file_size=65_536), now_ms=clock)
+    opened = MessageStore(
+        small_config(tmp_path / "store", commit_log_file_size=65_536), now_ms=clock
+    )
     opened.open()
     yield opened
     opened.close()
