@@ -223,7 +223,7 @@ def measure(broker: str, durable: bool, seconds: float, base: Path) -> Iterator[
             if load.step not in OFFERED[broker]:
                 continue
             outstanding = 1 if (broker, load.step) == ("kafka", "transaction") else load.outstanding
-            before = _cpu_of(pid)
+            before = cpu_of(pid)
             done = subprocess.run(
                 [
                     *(sys.executable, "-m", "benchmarks.python_peer_clients", broker, address),
@@ -234,17 +234,17 @@ def measure(broker: str, durable: bool, seconds: float, base: Path) -> Iterator[
                 text=True,
             ).stdout.split()
             count, passed, cpu = int(done[0]), float(done[1]), float(done[2])
-            used = _cpu_of(pid) - before
+            used = cpu_of(pid) - before
             per = 1e6 / max(count, 1)
             yield Figure(broker, load.name, count / passed, cpu * per, used * per)
 
 
-def _cpu_of(pid: int) -> float:
+def cpu_of(pid: int) -> float:
     """Return the processor seconds of a process and its children, dead ones included."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(_cpu_of(int(child)) for child in children)
+    return own + sum(cpu_of(int(child)) for child in children)
 
 
 def summary(figures: Sequence[Figure]) -> list[list[str]]:

@@ -182,7 +182,7 @@ class TransactionProducer(TransactionProducerCalls[V]):
                 self, self.asynchronous.transaction(messages, order_key=order_key)
             )
         block = self.prepared(messages, order_key)
-        return BlockingOwnedBlock(block, block.transaction, self.asynchronous.ledger, session)
+        return BlockingOwnedBlock(block, self.asynchronous.ledger, session)
 
     def prepared(
         self, messages: Message | Sequence[Message], order_key: OrderKeys = None

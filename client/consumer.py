@@ -324,10 +324,10 @@ class Consumer(FlowCalls, Generic[V]):
     ) -> AbstractAsyncContextManager[None]:
         """Return the context manager of a block that processes a message once.
 
-        It begins a transaction in the session, records the message in the group's `Inbox`, commits
-        after the block, and acknowledges. What the block raises rolls back. A message that was
-        processed before is acknowledged without the block: `AlreadyProcessedError` is raised, which
-        ends a handler of :meth:`run` well.
+        It begins a transaction in the session, records the message in the group's `Inbox`, looks
+        at that row after the block, commits, and acknowledges. What the block raises rolls back. A
+        message that was processed before is acknowledged without the block:
+        `AlreadyProcessedError` is raised, which ends a handler of :meth:`run` well.
 
         Args:
             message: A message of this consumer.
@@ -336,6 +336,7 @@ class Consumer(FlowCalls, Generic[V]):
             table: The inbox's table: ``Inbox(group, table).create_table_async(…)``.
 
         Raises:
+            ClientError: The transaction was rolled back in the block, perhaps unseen.
             ConfigurationError: The session is in a transaction, or has several engines.
         """
         inbox = Inbox(self.group, table)

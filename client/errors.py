@@ -164,7 +164,7 @@ class ClientClosedError(ClientError):
     """The producer or consumer is not running: not started yet, or closed."""
 
     what: str
-    _text = "{what} is not running: it runs once, from `with` or start() to close()"
+    _text = "{what} is not running: it runs from `with` or start() to close(), a consumer only once"
 
 
 class ForkedError(ClientError):

@@ -69,8 +69,11 @@ class Producer(BaseClient, Generic[V]):
         async with Producer("orders-producer") as producer:
             result = await producer.send(Message("orders", b"hello", tags="created"))
 
-    Any number of tasks of one event loop may share a producer.
+    Any number of tasks of one event loop may share a producer. A closed one can be started again,
+    on another event loop too, as an application's is with each of its tests.
     """
+
+    _runs_again = True
 
     def __init__(
         self,

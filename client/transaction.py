@@ -529,7 +529,7 @@ class TransactionProducer(Producer[V]):
         return {**super()._handlers(), code: self._check_back.on_check_request}
 
     async def _start_session(self, session: Session) -> None:
-        self._starting = session
+        self._starting, self._check_back.closing = session, False
         self._check_back.telemetry = self.telemetry
         try:
             await session.start(whole_cluster=True, topics=self._topics)

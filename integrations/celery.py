@@ -15,7 +15,7 @@ Queues are topics, each with a group of the same name that shares its messages. 
 acknowledged by itself; unless a worker is dead, its tasks stay its own. A task whose ETA is farther
 than a minute away waits in the broker. ``broker_transport_options`` takes ``visibility_timeout``,
 the seconds after which the tasks of a dead worker come again (60), and ``client``, a mapping of
-further arguments of ``Consumer`` and ``Producer``, such as ``tls``.
+further arguments of ``Consumer`` and ``Producer``. ``broker_use_ssl`` encrypts connections.
 
 Source: kombu 5.7, ``kombu/transport/virtual/base.py`` and ``kombu/pidbox.py``.
 """
@@ -23,8 +23,10 @@ Source: kombu 5.7, ``kombu/transport/virtual/base.py`` and ``kombu/pidbox.py``.
 from __future__ import annotations
 
 import contextlib
+import ssl
 import threading
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from queue import Empty
 from typing import Any, Final
@@ -166,7 +168,7 @@ class Channel(virtual.Channel):  # type: ignore[misc] # kombu has no types
         return raw
 
     def _put(self, queue: str, message: dict[str, Any], **_kwargs: Any) -> None:
-        self.connection.producer.send(_encoded(queue, message))
+        self.connection.connect().send(_encoded(queue, message))
 
     def _put_fanout(
         self, exchange: str, message: dict[str, Any], *_args: Any, **_kwargs: Any
@@ -269,14 +271,14 @@ class Transport(virtual.Transport):  # type: ignore[misc] # kombu has no types
             "namesrv": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             "access_key": client.userid or None,
             "secret_key": client.password or None,
+            "tls": _tls(client.ssl),
             **client.transport_options.get("client", {}),
         }
         self._producer: Producer[Any] | None = None
         self.has_room = threading.Event()  # set by acknowledgements, of any thread
 
-    @property
-    def producer(self) -> Producer[Any]:
-        """The producer of all channels."""
+    def connect(self) -> Producer[Any]:
+        """Return the producer of all channels, connected."""
         if self._producer is None:
             producer: Producer[Any] = Producer("celery", **self.options)
             producer.wait_until_available(TURN_SECONDS)  # kombu itself tries again
@@ -285,7 +287,7 @@ class Transport(virtual.Transport):  # type: ignore[misc] # kombu has no types
         return self._producer
 
     def establish_connection(self) -> Any:
-        self.producer  # noqa: B018 -- it connects, and kombu's own class does not
+        self.connect()
         return super().establish_connection()
 
     def close_connection(self, connection: Any) -> None:
@@ -313,6 +315,16 @@ class Transport(virtual.Transport):  # type: ignore[misc] # kombu has no types
             if full or not receivers:
                 self.has_room.wait(min(left, FULL_SECONDS))
         raise TimeoutError
+
+
+def _tls(given: Any) -> bool | ssl.SSLContext:
+    """Return what Celery's ``broker_use_ssl`` says: True, or the files' names for other brokers."""
+    if not isinstance(given, Mapping):
+        return bool(given)
+    context = ssl.create_default_context(cafile=given.get("ca_certs"))
+    if "certfile" in given:
+        context.load_cert_chain(given["certfile"], given.get("keyfile"))
+    return context
 
 
 TRANSPORT_ALIASES["halfmq"] = f"{__name__}:Transport"

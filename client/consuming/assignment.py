@@ -423,7 +423,6 @@ async def gather_all(works: Iterable[Coroutine[object, object, None]]) -> None:
 
 async def cancel(tasks: list[asyncio.Task[None]]) -> None:
     """Cancel tasks and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
+    running = [task for task in tasks if task.cancel()]  # others may be of a loop that is closed
+    if running:
+        await asyncio.wait(running)

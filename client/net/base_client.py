@@ -22,7 +22,10 @@ RESERVED_GROUPS: Final = frozenset({"DEFAULT_PRODUCER", "DEFAULT_CONSUMER"})
 
 
 class BaseClient:
-    """Base of all clients. Has one session and runs once, from ``start`` to ``close``."""
+    """Base of all clients. Has one session, from ``start`` to ``close``."""
+
+    _runs_again = False
+    """Whether it can be started again after ``close``: it keeps nothing of the run before."""
 
     _group_attribute = "messaging.rocketmq.producer.group"
 
@@ -69,7 +72,7 @@ class BaseClient:
             BadAnswerError: The only name server speaks another protocol.
             TlsError: TLS on one side only, or a certificate is not accepted.
             AccessDeniedError: The credentials are not accepted, or a consumer may not consume.
-            ClientClosedError: The client was started before; create a new one.
+            ClientClosedError: The client runs already; a consumer also: it ran before.
             UnequalSubscriptionsError: A broker refuses this consumer, because other members of its
                 group subscribe differently.
         """
@@ -83,6 +86,7 @@ class BaseClient:
             await self._start_session(session)
         except BaseException as error:
             await session.close()
+            self._used = not self._runs_again
             if isinstance(error, ConnectError):  # its text says all; where it was raised, nothing
                 raise error.with_traceback(None)  # noqa: B904 -- the same error
             raise
@@ -137,6 +141,7 @@ class BaseClient:
         session, self._running = self._running, None
         if session is not None:
             await session.close()
+            self._used = not self._runs_again
 
     @property
     def _session(self) -> Session:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 from ..arguments import check_text
-from ..errors import AlreadyProcessedError, AutocommitError
+from ..errors import AlreadyProcessedError, AutocommitError, ClientError
 from ..message import ReceivedMessage
 from .database_table import DatabaseTable, Target, host_ms
 from .databases import (
@@ -105,10 +106,10 @@ class Inbox(DatabaseTable):
             raise
         try:
             yield
-            await run(_commit)
+            await run(partial(self._commit, message))
         except BaseException:
             with suppress(Exception):
-                await run(_roll_back)
+                await run(methodcaller("rollback"))
             raise
         await acknowledge()
 
@@ -156,6 +157,17 @@ class Inbox(DatabaseTable):
                 raise AlreadyProcessedError(self._group, message.inbox_id) from error
             raise
 
+    async def _commit(self, message: ReceivedMessage, database: Database) -> None:
+        """Commit if the row is there; `owned_transaction` says what may have taken it."""
+        await database.flush()
+        select = "select id from TABLE where consumer_group = {} and id = {}"
+        if not await database.fetch(self._sql(select), self._group, message.inbox_id):
+            raise ClientError(
+                f"the inbox has lost the row of message {message.inbox_id}: the transaction was "
+                "rolled back in the block, and the message will come again"
+            )
+        await database.commit()
+
     async def _prune(self, age_ms: int, database: Database) -> int:
         clock = clock_of(database)
         delete = "delete from TABLE where consumer_group = {} and recorded_at < NOW - {}"
@@ -163,12 +175,3 @@ class Inbox(DatabaseTable):
         pruned = await database.execute(self._sql(delete, clock), self._group, *values)
         await database.commit()
         return pruned
-
-
-async def _commit(database: Database) -> None:
-    await database.flush()
-    await database.commit()
-
-
-async def _roll_back(database: Database) -> None:
-    await database.rollback()

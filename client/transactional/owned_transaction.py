@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from contextvars import ContextVar
+from operator import methodcaller
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import TransactionNotCommittedError
 from ..message import Decision
@@ -27,19 +28,15 @@ from .databases import Database, check_blocking, check_ownable, run_blocking
 from .recorded_transactions import StillOpen, says_open
 
 if TYPE_CHECKING:
+    from ..blocking import BlockingTransaction
+    from ..ledger import TransactionLedger
     from .transaction_block import Transaction
 
 Work = Callable[[Database], Coroutine[Any, Any, Any]]
 
-
-class LedgerRows(Protocol):
-    """The statements of a ledger; see ``TransactionLedger``."""
-
-    async def insert_row(self, transaction_id: str, database: Database) -> None:
-        """Insert the row of a transaction."""
-
-    async def has_row(self, transaction_id: str, database: Database) -> bool:
-        """Return whether its own transaction sees the row."""
+_flush: Final[Work] = methodcaller("flush")
+_commit: Final[Work] = methodcaller("commit")
+_roll_back: Final[Work] = methodcaller("rollback")
 
 
 OPEN: Final[ContextVar[Transaction | None]] = ContextVar("halfmq_transaction", default=None)
@@ -52,7 +49,7 @@ class OwnedTransaction(AbstractAsyncContextManager["Transaction"]):
     def __init__(
         self,
         half: Transaction,
-        ledger: LedgerRows,
+        ledger: TransactionLedger,
         session: object,
         *,
         enter: Callable[[], Awaitable[object]],
@@ -80,6 +77,7 @@ class OwnedTransaction(AbstractAsyncContextManager["Transaction"]):
         self._enter, self._store, self._leave, self._run = enter, store, leave, run
         self._still_open: StillOpen = lambda: False
         self._driver_tells = False
+        self._outer: Transaction | None = None
 
     async def __aenter__(self) -> Transaction:
         """Store the half message, begin, and insert the ledger's row."""
@@ -90,6 +88,7 @@ class OwnedTransaction(AbstractAsyncContextManager["Transaction"]):
             self._half.decide(Decision.ROLLBACK)
             await self._leave(type(error), error, error.__traceback__)
             raise
+        self._outer = OPEN.get()  # of another session
         OPEN.set(self._half)
         return self._half
 
@@ -115,7 +114,7 @@ class OwnedTransaction(AbstractAsyncContextManager["Transaction"]):
         Raises:
             TransactionNotCommittedError: The row is not in the transaction; it is rolled back.
         """
-        OPEN.set(None)
+        OPEN.set(self._outer)
         ended_by_block = self._driver_tells and not says_open(self._still_open)
         if isinstance(error, GeneratorExit):
             await self._leave(kind, error, trace)
@@ -185,30 +184,11 @@ class OwnedTransaction(AbstractAsyncContextManager["Transaction"]):
         await self._leave(None if failure is None else type(failure), failure, trace)
 
 
-async def _flush(database: Database) -> None:
-    await database.flush()
-
-
-async def _commit(database: Database) -> None:
-    await database.commit()
-
-
-async def _roll_back(database: Database) -> None:
-    await database.rollback()
-
-
-class BlockingHalf(AbstractContextManager[Any], Protocol):
-    """The context manager of half messages, in a thread of the user's."""
-
-    def store(self) -> None:
-        """Store those that the block has added."""
-
-
 class BlockingOwnedBlock(AbstractContextManager["Transaction"]):
     """The context manager of a transaction whose blocking session the producer owns."""
 
     def __init__(
-        self, block: BlockingHalf, half: Transaction, ledger: Any, session: object
+        self, block: BlockingTransaction, ledger: TransactionLedger, session: object
     ) -> None:
         """Raises what `OwnedTransaction` raises."""
         check_blocking(session, "`halfmq.client.TransactionProducer`, the asynchronous one")
@@ -226,7 +206,7 @@ class BlockingOwnedBlock(AbstractContextManager["Transaction"]):
             return ledger.run_blocking_work(session, work, "")
 
         self._owned = OwnedTransaction(
-            half, ledger, session, enter=enter, store=store, leave=leave, run=run
+            block.transaction, ledger, session, enter=enter, store=store, leave=leave, run=run
         )
 
     def __enter__(self) -> Transaction:

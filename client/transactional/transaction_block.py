@@ -123,7 +123,8 @@ class Transaction:
         self._born_ms = self._stored_ms = 0
         self._explicit: Decision | None = None
         self._entered = False
-        self._collects = collects
+        self.collects = collects
+        """Whether :meth:`add` takes messages: in a block that began without any, until it ends."""
         self._id = ""
         self._recordings = Recordings()
 
@@ -141,7 +142,7 @@ class Transaction:
             ConfigurationError: The order key cannot be used.
             InvalidMessageError: There are 64 already.
         """
-        if not self._collects:
+        if not self.collects:
             raise ClientError(
                 "messages are added in the block of transaction(session=…) without messages"
             )
@@ -241,7 +242,7 @@ class Transaction:
             raise ClientError("a transaction can be entered only once")
         self._entered = True
         self._id = self._producer.new_key()
-        if not self._collects:
+        if not self.collects:
             await self._producer.prepare(self)
         return self
 
@@ -251,7 +252,7 @@ class Transaction:
         Raises:
             ClientError: Of :meth:`TransactionProducer.transaction`; the broker has none of them.
         """
-        self._collects = False
+        self.collects = False
         if self.messages and self._encoded is None:
             await self._producer.prepare(self)
 
@@ -261,7 +262,7 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.running = self._collects = False
+        self.running = self.collects = False
         if self._encoded is None:
             return  # the block has added no message, or its database transaction was rolled back
         end_recordings(self.id)

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, Final
 
 from django.conf import settings
+from django.core.signals import setting_changed
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.transaction import atomic
 
@@ -73,6 +74,17 @@ def producer(using: str = DEFAULT_DB_ALIAS) -> TransactionProducer:
         return found
 
 
+def _close_producers(*, setting: str, **_signal: object) -> None:
+    """Close the producers when a test changes their settings."""
+    if setting == "HALFMQ":
+        with _lock:
+            while _producers:
+                _producers.popitem()[1].close()
+
+
+setting_changed.connect(_close_producers)
+
+
 @contextmanager
 def transaction(
     messages: Message | Sequence[Message] = (),
@@ -107,11 +119,12 @@ def transaction(
             with atomic(using=using, durable=True):
                 with connection.cursor() as cursor:
                     own.record(cursor, half.id)
+                outer = OPEN.get()  # of another database
                 OPEN.set(half)
                 try:
                     yield half
                 finally:
-                    OPEN.set(None)
+                    OPEN.set(outer)
                 block.store()
                 _look(connection, own, half.id)
                 commits = True

@@ -22,7 +22,6 @@ from halfmq.client import (
     SqlFilter,
     TransactionProducer,
 )
-from halfmq.client.transactional.databases import check_engines
 
 from . import internals
 from .endpoints import (
@@ -35,7 +34,7 @@ from .endpoints import (
     SubscriberSchema,
 )
 from .messages import HalfmqMessage, PublishSettings, RawMessage
-from .producer import COLLECTED, Collected, HalfmqProducer
+from .producer import COLLECTING, HalfmqProducer
 
 
 class HalfmqRegistrator(internals.Registrator[RawMessage, HalfmqBrokerConfig]):
@@ -302,7 +301,8 @@ class HalfmqBroker(
         before the commit: at most 64, 16 MiB together. What the block raises rolls back.
 
         Raises:
-            ConfigurationError: The broker has no checker, or the session has several engines.
+            ConfigurationError: The broker has no checker, or the session is in a transaction
+                already, or has several engines.
             ClientClosedError: The broker is not connected.
         """
         producer = self._connection
@@ -310,23 +310,12 @@ class HalfmqBroker(
             raise ConfigurationError("checker", None, "ledger.async_checker(…), of HalfmqBroker")
         if not isinstance(producer, TransactionProducer):
             raise ClientClosedError("HalfmqBroker")
-        check_engines(session)
-        token = COLLECTED.set(collected := Collected())
-        try:
-            yield
-        except BaseException:
-            await session.rollback()
-            raise
-        finally:
-            collected.is_open = False
-            COLLECTED.reset(token)
-        if not collected.messages:
-            await session.commit()
-            return
-        messages, keys = zip(*collected.messages, strict=True)
-        async with producer.transaction(messages, order_key=keys) as transaction:
-            await producer.ledger.record_async(session, transaction.id)
-            await session.commit()
+        async with producer.transaction(session=session) as transaction:
+            token = COLLECTING.set(transaction)
+            try:
+                yield
+            finally:
+                COLLECTING.reset(token)
 
 
 class _Logging(internals.DefaultLoggerStorage):

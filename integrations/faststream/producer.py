@@ -9,22 +9,12 @@ from typing import Any, Final
 from faststream.exceptions import FeatureNotSupportedException, IncorrectState
 from faststream.response import PublishCommand
 
-from halfmq.client import Message, Producer, ReplyTimeoutError
+from halfmq.client import Producer, ReplyTimeoutError, Transaction
 
 from .internals import DefaultCodec, FakePublisher, ParserComposition, ProducerProto
 from .messages import HalfmqPublishCommand, RawMessage, decode, parse_message
 
-
-class Collected:
-    """The messages of one `HalfmqBroker.transaction`, each with its order key."""
-
-    def __init__(self) -> None:
-        self.messages: list[tuple[Message, str | None]] = []
-        self.is_open = True
-        """False after the block: a task that it has left publishes by itself from then on."""
-
-
-COLLECTED: Final[ContextVar[Collected | None]] = ContextVar(
+COLLECTING: Final[ContextVar[Transaction | None]] = ContextVar(
     "halfmq_faststream_transaction", default=None
 )
 """The transaction in whose block, or in a task of it, a message is published."""
@@ -56,9 +46,9 @@ class HalfmqProducer(ProducerProto[HalfmqPublishCommand]):
         body, properties = await cmd.encoded(self.codec, self._serializer)
         if cmd.request is not None:
             return await cmd.request.reply(body, properties)
-        message, collected = cmd.message(body, properties), COLLECTED.get()
-        if collected is not None and collected.is_open:
-            collected.messages.append((message, cmd.order_key))
+        message, transaction = cmd.message(body, properties), COLLECTING.get()
+        if transaction is not None and transaction.collects:  # not after its block, in a task
+            transaction.add(message, order_key=cmd.order_key)
             return None
         return await self._connected.send(message, order_key=cmd.order_key, timeout=cmd.timeout)
 

@@ -27,7 +27,7 @@ from tests.support.both_programs import ACCOUNTS, Shop, driver_named
 from tests.support.database_servers import Server
 from tests.support.ending_producer import GROUP, TOPIC
 from tests.support.ledger_books import Books
-from tests.support.ledger_drivers import MARIADB, SQLITE, Place
+from tests.support.ledger_drivers import MARIADB, SQLITE, Place, django_entry
 from tests.support.patience import PATIENCE_S
 from tests.support.seeds import printed_seed
 
@@ -48,7 +48,12 @@ SETUPS: Final = [
     *(("sqlalchemy-postgresql+psycopg", level) for level in LEVELS),
     *(("sqlalchemy-async-postgresql+asyncpg", level) for level in LEVELS),
     *(("pymysql", level) for level in LEVELS[1:]),
+    ("aiomysql", LEVELS[1]),
     ("sqlalchemy-mysql+pymysql", LEVELS[1]),
+    ("sqlalchemy-async-mysql+aiomysql", LEVELS[1]),
+    ("django-sqlite3", ""),
+    *(("django-psycopg", level) for level in LEVELS),
+    ("django-pymysql", LEVELS[0]),  # the level that Django itself sets
 ]
 QUEUES: Final = 4
 """Queues of a topic that the first send creates."""
@@ -60,8 +65,14 @@ class Stage:
     """The programs and servers of one run, and who is killed next."""
 
     def __init__(
-        self, shop: Shop, broker: BrokerProcess, database: Server | None, chance: random.Random
+        self,
+        name: str,
+        shop: Shop,
+        broker: BrokerProcess,
+        database: Server | None,
+        chance: random.Random,
     ) -> None:
+        self.name = name
         self.shop, self.broker, self.database, self.chance = shop, broker, database, chance
         self.programs: dict[str, subprocess.Popen[bytes]] = {}
         self.kills: Counter[str] = Counter()
@@ -79,7 +90,7 @@ class Stage:
         how = [seed, str(shop.rounds), str(shop.notes)]
         command = [sys.executable, "-m", "tests.support.both_programs", name[:4]]
         self.programs[name] = subprocess.Popen(
-            [*command, shop.namesrv, books.driver.name, *place, *how], stderr=subprocess.DEVNULL
+            [*command, shop.namesrv, self.name, *place, *how], stderr=subprocess.DEVNULL
         )
 
     def play(self) -> None:
@@ -169,6 +180,8 @@ def test_whatever_is_killed_there_are_as_many_orders_messages_and_parcels(
     """Row if and only if message, and each message's work once."""
     driver = driver_named(name)
     driver.check_installed()
+    if name.startswith("django-"):
+        django_entry(driver.database, Place(tmp_path))
     chance = random.Random(printed_seed())
     rounds = int(os.environ.get("HALFMQ_ROUNDS", "1000"))
     notes = tmp_path / "notes"
@@ -179,18 +192,18 @@ def test_whatever_is_killed_there_are_as_many_orders_messages_and_parcels(
             option = f"transaction-isolation={level.replace(' ', '-').upper()}"
             server = stack.enter_context(database_servers.mariadb_server(option))
         elif driver.database != SQLITE:
-            option = f"default_transaction_isolation={level}"
-            server = stack.enter_context(database_servers.postgresql_server(option))
+            options = f"default_transaction_isolation={level}", "deadlock_timeout=20ms"
+            server = stack.enter_context(database_servers.postgresql_server(*options))
         broker = stack.enter_context(broker_process(tmp_path / "broker", **SETTINGS))
         books = Books(driver, Place(tmp_path / "orders.db", server.port if server else 0))
         shop = Shop(books, broker.address, chance, notes, rounds)
         asyncio.run(create(shop))
-        stage = Stage(shop, broker, server, chance)
+        stage = Stage(name, shop, broker, server, chance)
         stack.callback(stage.end)
         stage.play()
         orders, messages, parcels = asyncio.run(settled(stage))
     kills = ", ".join(f"{count} {kind}" for kind, count in sorted(stage.kills.items()))
-    begun = notes.parent / "notes"
-    print(f"{name} {level}: begun {begun.stat().st_size}, orders {orders.total()}, kills: {kills}")
+    begun = notes.stat().st_size
+    print(f"{name} {level}: begun {begun}, orders {orders.total()}, kills: {kills}")
     assert orders == messages
     assert parcels == orders

@@ -82,18 +82,35 @@ class Team:
         self.ends: dict[str, signal.Signals] = {}
         self.sent = 0
         self._left: dict[str, int] = {}
+        self._lines: list[Line] = []
+        self._done: set[tuple[str, int]] = set()
+        self._running: set[str] = set()
         path.touch()
+        self._read_bytes = 0
 
     def lines(self) -> list[Line]:
         """All that was said, in its order."""
-        found = []
-        for line in self.path.read_text().split("\n")[:-1]:
-            worker, word, key, job = line.split()
-            found.append(Line(worker, word, key, int(job)))
-        return found
+        with self.path.open("rb") as file:
+            file.seek(self._read_bytes)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._read_bytes += len(whole + end)
+        for said in whole.decode().splitlines():
+            worker, word, key, job = said.split()
+            line = Line(worker, word, key, int(job))
+            self._lines.append(line)
+            if word == "did":
+                self._done.add(line.message)
+            elif word == "runs":
+                self._running.add(worker)
+        return self._lines
 
     def done(self) -> set[tuple[str, int]]:
-        return {line.message for line in self.lines() if line.word == "did"}
+        self.lines()
+        return self._done
+
+    def running(self) -> set[str]:
+        self.lines()
+        return self._running
 
     async def send_until(self, enough: asyncio.Event, pause_s: float) -> None:
         """Send jobs, fewer than the workers handle."""
@@ -115,7 +132,7 @@ class Team:
             self.workers[name] = subprocess.Popen(  # noqa: ASYNC220 -- it is ended
                 [sys.executable, "-c", WORKER, *map(str, words)]
             )
-            await until(lambda: any(one[:2] == (name, "runs") for one in self.lines()))  # noqa: B023
+            await until(lambda: name in self.running())  # noqa: B023
 
     async def end(self, name: str, number: signal.Signals) -> None:
         worker = self.workers.pop(name)

@@ -21,6 +21,7 @@ import pytest
 from halfmq.client.blocking import Admin, Consumer, Producer
 from halfmq.client.message import Message
 from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.access import certificate
 from tests.support.patience import PATIENCE_S
 from tests.support.python import python
 
@@ -41,9 +42,11 @@ import halfmq.integrations.celery
 from halfmq.client import ConfigurationError
 from halfmq.client.blocking import TransactionLedger, TransactionProducer
 
-app = Celery("shop", broker=f"halfmq://{os.environ['BROKER']}//",
+app = Celery("shop", broker=f"halfmq://{os.environ['ACCOUNT']}{os.environ['BROKER']}//",
              task_cls="halfmq.integrations.celery:Task")
+authority = os.environ["AUTHORITY"]
 app.conf.update(
+    broker_use_ssl={"ca_certs": authority} if authority else False,
     task_acks_late=True, task_ignore_result=True, worker_prefetch_multiplier=1,
     broker_connection_retry_on_startup=True,
     broker_transport_options={"visibility_timeout": 6},
@@ -117,15 +120,24 @@ with TransactionProducer("orders-tx", ledger.checker(lambda: sqlite3.connect("or
 class Shop:
     """A folder with the application, and what its tasks have written down."""
 
-    def __init__(self, folder: Path, broker: BrokerProcess) -> None:
+    def __init__(
+        self, folder: Path, broker: BrokerProcess, account: str = "", authority: str = ""
+    ) -> None:
         self.folder, self.broker, self.notes = folder, broker, folder / "notes"
+        self._account, self._authority = account, authority
         (folder / "shop.py").write_text(APP)
         (folder / "rows.py").write_text(WITH_ROWS)
         self.notes.touch()
 
     @property
     def environment(self) -> Mapping[str, str]:
-        return os.environ | {"BROKER": self.broker.address, "NOTES": str(self.notes)}
+        return {
+            **os.environ,
+            "BROKER": self.broker.address,
+            "NOTES": str(self.notes),
+            "ACCOUNT": self._account,
+            "AUTHORITY": self._authority,
+        }
 
     def run(self, *words: str) -> str:
         done = python(*words, cwd=self.folder, env=self.environment)
@@ -213,19 +225,62 @@ def test_a_killed_worker_loses_no_task_and_repeats_only_what_it_had(pool: str, s
     assert begun.total() - len(begun) <= PLACES  # what the worker had when it was killed
 
 
+ACCOUNTS: Final = """
+accounts:
+- accessKey: celery-worker
+  secretKey: secret-of-worker
+  topicPerms:
+  - celery=PUB|SUB
+  - celery%2Epidbox=PUB|SUB
+  - reply%2Ecelery%2Epidbox=PUB|SUB
+  groupPerms:
+  - celery=SUB
+  - celery%2Epidbox=SUB
+  - reply%2Ecelery%2Epidbox=SUB
+"""
+"""What `docs/celery.md` says that a worker needs."""
+
+
+def test_tls_and_access_control(tmp_path: Path) -> None:
+    """Credentials are those of the URL, and Celery's own setting says whom to trust."""
+    conf = tmp_path / "broker.conf"
+    conf.write_text("aclEnable=true\ntlsServerMode=enforcing\n")
+    (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
+    with broker_process(tmp_path / "broker", conf=conf, **certificate(tmp_path)) as broker:
+        allowed = Shop(
+            tmp_path, broker, "celery-worker:secret-of-worker@", str(tmp_path / "ca.pem")
+        )
+        remote_control_and_tasks(allowed)
+
+
+def test_several_brokers(tmp_path: Path) -> None:
+    """A queue is spread over all of them, and a command reaches all workers."""
+    with broker_process(tmp_path / "broker", brokers=2) as both:
+        remote_control_and_tasks(shop := Shop(tmp_path, both))
+        with Admin(namesrv=both.address) as admin:
+            brokers = {one.queue.broker_name for one in admin.offsets("celery", "celery")}
+        assert len(brokers) == 2
+        assert "No messages purged" in shop.run("-m", "celery", "-A", "shop", "purge", "-f")
+
+
 def test_remote_control_and_purge(shop: Shop) -> None:
     """All workers hear a command, and the caller their answers; a purged queue is empty."""
     shop.send(range(5), 0.0)
     assert "Purged 5 messages" in shop.run("-m", "celery", "-A", "shop", "purge", "-f")
+    remote_control_and_tasks(shop)
+
+
+def remote_control_and_tasks(shop: Shop) -> None:
+    """Two workers execute tasks, and answer a command."""
     with shop.worker("threads") as one, shop.worker("threads") as another:
-        shop.send(range(1), 0.0)
-        shop.wait_for("done", 1)
+        shop.send(range(10), 0.0)
+        shop.wait_for("done", 10)
         said = shop.run("-c", "import shop\nprint(len(shop.app.control.ping(timeout=10, limit=2)))")
         for worker in (one, another):
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(PATIENCE_S) == 0
     assert said.split() == ["2"]
-    assert shop.noted("done") == {0: 1}
+    assert shop.noted("done") == dict.fromkeys(range(10), 1)
 
 
 def test_tasks_are_sent_if_and_only_if_the_rows_are_committed(shop: Shop) -> None:

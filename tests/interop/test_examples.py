@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from collections import defaultdict
@@ -39,19 +42,36 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 class Database:
     """A new database on the PostgreSQL of the tests."""
 
+    engine, user, first = "postgresql", "postgres", "postgres"
+
     def __init__(self, port: int) -> None:
         self.port, self.name = port, f"shop_{os.getpid()}_{free_port()}"
-        with self._connect("postgres") as connection:
-            connection.execute(f"create database {self.name}".encode())
+        self._run(self.first, f"create database {self.name}")
 
     def _connect(self, name: str) -> Any:
         return psycopg.connect(
-            host="127.0.0.1", port=self.port, user="postgres", dbname=name, autocommit=True
+            host="127.0.0.1", port=self.port, user=self.user, dbname=name, autocommit=True
         )
 
+    def _run(self, name: str, sql: str) -> list[Any]:
+        with contextlib.closing(self._connect(name)) as connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return [] if cursor.description is None else list(cursor.fetchall())
+
     def column(self, query: str) -> list[Any]:
-        with self._connect(self.name) as connection:
-            return [row[0] for row in connection.execute(query.encode())]
+        return [row[0] for row in self._run(self.name, query)]
+
+
+class MariaDatabase(Database):
+    """A new database on the MariaDB of the tests."""
+
+    engine, user, first = "mysql", "root", "test"
+
+    def _connect(self, name: str) -> Any:
+        pymysql: Any = importlib.import_module("pymysql")  # it has no types
+        return pymysql.connect(
+            host="127.0.0.1", port=self.port, user=self.user, database=name, autocommit=True
+        )
 
 
 @pytest.fixture
@@ -99,14 +119,21 @@ def all_shipped(database: Database, query: str, program: Program) -> None:
     assert sorted(database.column(query)) == sorted(ORDERS)
 
 
-def test_the_shop_with_django(broker: BrokerProcess, database: Database, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_the_shop_with_django(
+    kind: str, broker: BrokerProcess, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """Migrations, views under gunicorn with two processes, and the command that ships."""
+    if kind == "mariadb":
+        pytest.importorskip("MySQLdb", reason="needs MySQLdb: pip install mysqlclient")
+    new_database = Database if kind == "postgresql" else MariaDatabase
+    database = new_database(request.getfixturevalue(kind))
     folder, port = EXAMPLES / "django_shop", free_port()
     environment = {
         "NAMESRV_ADDR": broker.address,
-        "DATABASE_ENGINE": "django.db.backends.postgresql",
+        "DATABASE_ENGINE": f"django.db.backends.{database.engine}",
         "DATABASE_NAME": database.name,
-        "DATABASE_USER": "postgres",
+        "DATABASE_USER": database.user,
         "DATABASE_HOST": "127.0.0.1",
         "DATABASE_PORT": str(database.port),
     }
@@ -129,6 +156,18 @@ def test_the_shop_with_django(broker: BrokerProcess, database: Database, tmp_pat
         assert f"{len(ORDERS)} handled, 0 retried" in department.output
         assert shop.end() == 0
     assert database.column("select count(*) from halfmq_transactions") == [len(ORDERS)]
+
+
+def test_the_tests_of_the_shops(tmp_path: Path) -> None:
+    """As a team runs them, with SQLite and without a broker."""
+    for name, command in (
+        ("fastapi_shop", ["-m", "pytest", "-o", "asyncio_mode=auto"]),
+        ("django_shop", ["manage.py", "test"]),
+    ):
+        folder = tmp_path / name  # there, no setting of this repository counts
+        shutil.copytree(EXAMPLES / name, folder)
+        done = python(*command, cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 class Postbox:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from sqlalchemy import StaticPool, create_engine, text
@@ -28,7 +30,7 @@ from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support.client_transactions import MESSAGE, LocalError, new_producer
 from tests.support.fake_broker import fake_broker
 from tests.support.ledger_books import Books, books_of
-from tests.support.ledger_drivers import USUAL, Driver
+from tests.support.ledger_drivers import POSTGRESQL, USUAL, Driver
 from tests.support.ledger_endings import Work, opened
 from tests.support.patience import PATIENCE_S
 
@@ -193,6 +195,55 @@ async def test_the_consumer_owns_the_transaction(
         with pytest.raises(AlreadyProcessedError):
             await process(consumer, connection, message, fails=False)
         assert await books.orders() == ["first"]
+
+
+LOST: Final = [
+    *((driver, "rolled-back") for driver in USUAL),
+    # Other databases execute what follows a failed statement.
+    *((driver, "swallowed") for driver in USUAL if driver.database == POSTGRESQL),
+]
+
+
+@pytest.mark.parametrize(("driver", "how"), LOST, ids=str)
+async def test_work_that_was_rolled_back_unseen_is_not_acknowledged(
+    driver: Driver, how: str, broker: BrokerProcess, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """PostgreSQL answers COMMIT with a rollback after a failure that the work has swallowed."""
+    books = books_of(driver, request, tmp_path)
+    desk = Desk(books)
+    await desk.create()
+    message = await _message(broker, f"{driver}-{how}".replace("+", "-").encode())
+    acknowledged: list[bool] = []
+
+    async def acknowledge() -> None:
+        acknowledged.append(True)
+
+    async def work(connection: Any) -> None:
+        one = Work(books, connection, "")
+        await one.order()
+        if how == "swallowed":
+            with suppress(Exception):
+                await one.run("insert into nowhere values (1)")
+        else:
+            await one.roll_back()
+            await one.order("another")
+
+    async def process(connection: Any) -> None:
+        run = partial(desk.inbox.run_async, connection)
+        if driver.awaited:
+            async with desk.inbox.processing(connection, message, acknowledge, run):
+                await work(connection)
+        else:
+            with desk.inbox.processing_blocking(
+                connection, message, lambda: acknowledged.append(True)
+            ):
+                await work(connection)
+
+    async with opened(books) as connection:
+        with pytest.raises(Exception, match=r"aborted|the inbox has lost the row"):
+            await process(connection)
+    assert not acknowledged
+    assert await books.orders() == []
 
 
 async def test_a_handler_is_done_with_what_was_processed_before(broker: BrokerProcess) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.documents import ROOT, examples
+from tests.support.documents import ROOT, examples, examples_of
 
 API: Final = ROOT / "tests" / "quality" / "api.py"
 
@@ -43,6 +43,7 @@ GIVEN: Final = (
 )
 """What the text around an example has introduced: page, beginning of the example, declarations."""
 
+PAGES: Final = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 APPLICATIONS: Final = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
 DJANGO: Final = """plugins = mypy_django_plugin.main
 [mypy.plugins.django-stubs]
@@ -50,13 +51,34 @@ django_settings_module = shop.settings
 """
 
 
+SETTINGS: Final = """
+SECRET_KEY = "secret"
+INSTALLED_APPS = ["django.contrib.contenttypes"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.db"}}
+"""
+"""What ``django-admin startproject`` has written before."""
+
+
+def _projects() -> dict[str, dict[str, str]]:
+    """The files that a section of a page tells its reader to write, by section."""
+    found = {}
+    for page in PAGES:
+        for section in re.split(r"\n## ", (ROOT / page).read_text(encoding="utf-8")):
+            files = {one.file: one.code for one in examples_of(section) if one.file is not None}
+            if files:
+                found[f"{page}: {section.partition(chr(10))[0]}"] = files
+    return found
+
+
+PROJECTS: Final = _projects()
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with each example as a module."""
     folder = tmp_path_factory.mktemp("examples")
-    pages = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-    for page in pages:
-        # A file of a project needs the rest of it: projects are checked in `examples/`.
+    for page in PAGES:
+        # A file of a project needs the rest of it.
         programs = [
             one.code for one in examples(page) if one.language == "python" and one.file is None
         ]
@@ -118,8 +140,23 @@ def test_checkers_accept_every_application(application: Path, tmp_path: Path) ->
     """As they are: mypy strictly, with the plugin that Django needs; pyright in its usual mode."""
     folder = tmp_path / application.name  # there, no setting of this repository counts
     shutil.copytree(application, folder)
+    _check_project(folder, tmp_path)
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_checkers_accept_every_project_of_a_page(project: str, tmp_path: Path) -> None:
+    """In the same way."""
+    folder = tmp_path / "project"
+    for name, code in PROJECTS[project].items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SETTINGS + code if path.name == "settings.py" else code, encoding="utf-8")
+    _check_project(folder, tmp_path)
+
+
+def _check_project(folder: Path, tmp_path: Path) -> None:
     settings = tmp_path / "mypy.ini"
-    plugin = DJANGO if "django" in application.name else ""
+    plugin = DJANGO if (folder / "shop/settings.py").exists() else ""
     settings.write_text(f"[mypy]\nstrict = True\nwarn_unreachable = True\n{plugin}")
     cache = f"--cache-dir={tmp_path / 'cache'}"
 

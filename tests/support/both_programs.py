@@ -4,7 +4,8 @@ Run as ``python -m tests.support.both_programs ROLE NAMESRV DRIVER FILE PORT NAM
 NOTES``. ``sell`` writes an order and its message in transactions that `session=` owns, while
 deadlocks, lock time-outs, lost connections and time limits end some of them; ``ship`` writes a
 parcel for each message, through the inbox. NAME is that of the books; NOTES gets a byte for each
-transaction that was begun, and says when there are enough.
+transaction that was begun, and says when there are enough. DRIVER may be ``django-`` and the
+driver that looks at Django's database.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import random
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -125,12 +126,20 @@ class Shop:
         elif self.books.driver.database == MARIADB:
             await work.run("set innodb_lock_wait_timeout = 1")
 
-    async def parcel(self, connection: Any, message: MessageView | blocking.MessageView) -> None:
-        await self.books.run(
-            connection, f"insert into {self.parcels} values ('{message.transaction_id}')"
-        )
+    async def parcel(
+        self,
+        connection: Any,
+        message: MessageView | blocking.MessageView,
+        *,
+        may_swallow: bool = True,
+    ) -> None:
+        """The work for a message; it may fail, and where a look at the row follows, unseen."""
+        work = Work(self.books, connection, "")
+        await work.run(f"insert into {self.parcels} values ('{message.transaction_id}')")
         if self.chance.random() < 0.05:
             raise LocalError
+        if may_swallow and self.chance.random() < 0.05:
+            await self._swallows(work)
 
 
 @asynccontextmanager
@@ -193,24 +202,28 @@ def sell_blocking(shop: Shop) -> None:
     checker = shop.books.ledger.checker(lambda: shop.books.driver.connect(shop.books.place, False))
     with blocking.TransactionProducer(GROUP, checker, config=shop.config) as producer:
 
-        def some() -> None:
-            while shop.left():
-                try:
-                    run_blocking(one())
-                except Exception:  # noqa: BLE001 -- as a web framework does
-                    threading.Event().wait(0.01)
-
         async def one() -> None:
             async with opened(shop.books) as connection:
                 with producer.transaction(MESSAGE, session=connection) as half:
                     shop.note()
                     await shop.order(Work(shop.books, connection, half.id))
 
-        threads = [threading.Thread(target=some) for _ in range(AT_ONCE)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        sell_in_threads(shop, one)
+
+
+def sell_in_threads(shop: Shop, one: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def some() -> None:
+        while shop.left():
+            try:
+                run_blocking(one())
+            except Exception:  # noqa: BLE001 -- as a web framework does
+                threading.Event().wait(0.01)
+
+    threads = [threading.Thread(target=some) for _ in range(AT_ONCE)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def ship_blocking(shop: Shop) -> None:
@@ -231,7 +244,9 @@ def ship_blocking(shop: Shop) -> None:
 
 
 def driver_named(name: str) -> Driver:
-    return next(driver for driver in DRIVERS if driver.name == name)
+    """Return a driver; of Django, the one that looks at its database."""
+    wanted = name.removeprefix("django-")
+    return next(driver for driver in DRIVERS if driver.name == wanted)
 
 
 def main() -> None:
@@ -244,7 +259,11 @@ def main() -> None:
     ledger.LOCK_SECONDS = 0.05  # type: ignore[misc]  # a check soon gives up
     books = Books(driver, Place(Path(file), int(port)), books_name)
     shop = Shop(books, namesrv, chance, Path(notes), int(rounds))
-    if driver.awaited:
+    if name.startswith("django-"):
+        from tests.support import both_in_django  # noqa: PLC0415 -- Django may be missing
+
+        both_in_django.run(role, shop)
+    elif driver.awaited:
         asyncio.run({"sell": sell, "ship": ship}[role](shop))
     else:
         {"sell": sell_blocking, "ship": ship_blocking}[role](shop)

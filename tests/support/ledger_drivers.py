@@ -200,22 +200,27 @@ _DJANGO: Final[dict[str, tuple[str, str, str, tuple[str, ...]]]] = {
 }
 
 
-def django_connections(database: str, place: Place) -> Callable[[], Any]:
-    """Return what opens a connection of Django; skips the test without Django or its driver."""
+def django_entry(database: str, place: Place) -> dict[str, str]:
+    """Return what DATABASES says of a database; skips the test without Django or its driver."""
     engine, name, user, modules = _DJANGO[database]
     for module in ("django", *modules):
         source = "mysqlclient" if module == "MySQLdb" else "-e '.[test]'"
         pytest.importorskip(module, reason=f"needs {module}: pip install {source}")
-    settings: Any = importlib.import_module("django.conf").settings
-    if not settings.configured:
-        settings.configure()
-        importlib.import_module("django").setup()
-    handler: Any = importlib.import_module("django.db.utils").ConnectionHandler
-    entry = {
+    return {
         "ENGINE": f"django.db.backends.{engine}",
         "NAME": name or str(place.file),
         "USER": user,
         "HOST": "127.0.0.1",
         "PORT": str(place.port),
     }
+
+
+def django_connections(database: str, place: Place) -> Callable[[], Any]:
+    """Return what opens a connection of Django; skips the test without Django or its driver."""
+    entry = django_entry(database, place)
+    settings: Any = importlib.import_module("django.conf").settings
+    if not settings.configured:
+        settings.configure()
+        importlib.import_module("django").setup()
+    handler: Any = importlib.import_module("django.db.utils").ConnectionHandler
     return lambda: handler({"default": entry})["default"]

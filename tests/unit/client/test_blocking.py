@@ -497,6 +497,24 @@ def test_a_second_start_does_no_harm(served: BrokerThread) -> None:
     assert "halfmq-client" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.parametrize("kind", [blocking.Producer, blocking.TransactionProducer])
+def test_a_closed_producer_can_be_started_again(
+    kind: type[blocking.Producer], served: BrokerThread
+) -> None:
+    """So can one whose start has failed, as soon as there is a broker."""
+    producer = kind("g", namesrv=served.broker.address)
+    for _ in range(3):
+        with producer:
+            producer.send(MESSAGE)
+    with pytest.raises(ClientClosedError):
+        producer.send(MESSAGE)
+    consumer = blocking.Consumer("billing", {"orders": "*"}, namesrv=served.broker.address)
+    with consumer:
+        pass
+    with pytest.raises(ClientClosedError, match="a consumer only once"):
+        consumer.start()
+
+
 def test_a_consumer_closed_in_mid_message_ends_its_loop(
     served: BrokerThread, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -518,6 +518,20 @@ async def test_a_running_transaction_is_not_given_to_the_checker(broker: FakeBro
 
 
 @on_both_loops
+async def test_a_producer_that_is_started_again_answers_checks_again(broker: FakeBroker) -> None:
+    """An application's producer is, with each of its tests."""
+    producer = new_producer(broker, commits)
+    for _ in range(2):
+        async with producer:
+            half = broker.half_of(await undecided(producer))
+            await until(lambda: broker.check(half) and half.decisions == [COMMIT])  # noqa: B023
+            async with producer.transaction(MESSAGE):
+                pass
+
+    assert len(broker.messages("orders")) == 4
+
+
+@on_both_loops
 async def test_a_half_message_sent_again_is_one_transaction(broker: FakeBroker) -> None:
     """A retry after a lost answer has the same id, by which the broker deduplicates."""
     async with new_producer(broker) as producer:
