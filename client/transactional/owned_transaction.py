@@ -28,8 +28,6 @@ from .databases import Database, check_blocking, check_ownable, run_blocking
 from .recorded_transactions import StillOpen, says_open
 
 if TYPE_CHECKING:
-    from ..blocking import BlockingTransaction
-    from ..ledger import TransactionLedger
     from .transaction_block import Transaction
 
 Work = Callable[[Database], Coroutine[Any, Any, Any]]
@@ -49,7 +47,7 @@ class OwnedTransaction(AbstractAsyncContextManager["Transaction"]):
     def __init__(
         self,
         half: Transaction,
-        ledger: TransactionLedger,
+        ledger: Any,
         session: object,
         *,
         enter: Callable[[], Awaitable[object]],
@@ -61,7 +59,7 @@ class OwnedTransaction(AbstractAsyncContextManager["Transaction"]):
 
         Args:
             half: The half message.
-            ledger: For the row that proves the database transaction.
+            ledger: The ``TransactionLedger``, whose row proves the database transaction.
             session: The user's session or connection.
             enter: Stores the half messages that are given already.
             store: Stores those that the block has added.
@@ -169,7 +167,8 @@ class OwnedTransaction(AbstractAsyncContextManager["Transaction"]):
         return None
 
     async def _look(self, database: Database) -> bool:
-        return await self._ledger.has_row(self._half.id, database)
+        found: bool = await self._ledger.has_row(self._half.id, database)
+        return found
 
     async def _roll_back(self, failure: BaseException | None) -> None:
         """Roll back; decide ROLLBACK if the driver tells that this ended the block's work."""
@@ -187,10 +186,8 @@ class OwnedTransaction(AbstractAsyncContextManager["Transaction"]):
 class BlockingOwnedBlock(AbstractContextManager["Transaction"]):
     """The context manager of a transaction whose blocking session the producer owns."""
 
-    def __init__(
-        self, block: BlockingTransaction, ledger: TransactionLedger, session: object
-    ) -> None:
-        """Raises what `OwnedTransaction` raises."""
+    def __init__(self, block: Any, ledger: Any, session: object) -> None:
+        """``block`` is a ``BlockingTransaction``. Raises what `OwnedTransaction` raises."""
         check_blocking(session, "`halfmq.client.TransactionProducer`, the asynchronous one")
 
         async def enter() -> None:

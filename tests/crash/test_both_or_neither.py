@@ -57,8 +57,8 @@ SETUPS: Final = [
 ]
 QUEUES: Final = 4
 """Queues of a topic that the first send creates."""
-PAUSE_S: Final = (0.5, 3.0)
-"""Between two kills."""
+PAUSE: Final = (5, 40)
+"""Transactions that are begun between two kills of a server."""
 
 
 class Stage:
@@ -95,12 +95,12 @@ class Stage:
 
     def play(self) -> None:
         """Keep all running, and kill servers, until enough transactions were begun."""
-        next_kill = time.monotonic() + self.chance.uniform(*PAUSE_S)
+        next_kill = self.shop.begun() + self.chance.randrange(*PAUSE)
         while self.shop.left():
             for name in ("sell-1", "sell-2", "ship-1", "ship-2"):
                 self.keep_running(name)
             time.sleep(0.05)
-            if time.monotonic() < next_kill:
+            if self.shop.begun() < next_kill:
                 continue
             if self.database is None or self.chance.random() < 0.5:
                 self.broker.kill()
@@ -110,7 +110,7 @@ class Stage:
                 self.database.kill()
                 self.database.start()
                 self.kills["database"] += 1
-            next_kill = time.monotonic() + self.chance.uniform(*PAUSE_S)
+            next_kill = self.shop.begun() + self.chance.randrange(*PAUSE)
 
     def end(self) -> None:
         for process in self.programs.values():
@@ -203,7 +203,6 @@ def test_whatever_is_killed_there_are_as_many_orders_messages_and_parcels(
         stage.play()
         orders, messages, parcels = asyncio.run(settled(stage))
     kills = ", ".join(f"{count} {kind}" for kind, count in sorted(stage.kills.items()))
-    begun = notes.stat().st_size
-    print(f"{name} {level}: begun {begun}, orders {orders.total()}, kills: {kills}")
+    print(f"{name} {level}: begun {shop.begun()}, orders {orders.total()}, kills: {kills}")
     assert orders == messages
     assert parcels == orders

@@ -1,4 +1,4 @@
-"""A shop in two programs: one sells, one ships; each is killed after some seconds.
+"""A shop in two programs: one sells, one ships; each is killed after some transactions.
 
 Run as ``python -m tests.support.both_programs ROLE NAMESRV DRIVER FILE PORT NAME SEED ROUNDS
 NOTES``. ``sell`` writes an order and its message in transactions that `session=` owns, while
@@ -44,6 +44,10 @@ AT_ONCE: Final = 3
 """Transactions at a time in one program."""
 CONFIG: Final = {"send_timeout": 2.0, "connect_timeout": 1.0, "heartbeat_interval": 0.5}
 """A client that soon notices a killed broker."""
+JOBS_MAX: Final = 60
+"""Transactions or parcels in the life of a program …"""
+DEATH_SECONDS: Final = (0.0, 0.1)
+"""… which ends so soon after the last one has begun: at any of its statements."""
 MESSAGE: Final = Message(TOPIC, b"order")
 AGAIN: Final = RetryPolicy(delays={Exception: [timedelta(milliseconds=200)]})
 
@@ -57,6 +61,8 @@ class Shop:
     chance: random.Random
     notes: Path
     rounds: int
+    jobs_left: int = -1
+    """Transactions or parcels after which this program is soon killed; below 0: it is not."""
 
     @property
     def config(self) -> ClientConfig:
@@ -74,12 +80,22 @@ class Shop:
     def accounts(self) -> str:
         return f"accounts_{self.books.name}"
 
+    def begun(self) -> int:
+        return self.notes.stat().st_size
+
     def left(self) -> bool:
-        return self.notes.stat().st_size < self.rounds
+        return self.begun() < self.rounds
 
     def note(self) -> None:
         with self.notes.open("ab", buffering=0) as file:
             file.write(b".")
+        self._count()
+
+    def _count(self) -> None:
+        """Count a job; a busy machine starts programs slowly, so they do not die by the clock."""
+        self.jobs_left -= 1
+        if self.jobs_left == 0:
+            die_later(self.chance, DEATH_SECONDS)
 
     async def order(self, work: Work) -> None:
         """The local transaction: it may fail at any statement, and by chance it does."""
@@ -134,6 +150,7 @@ class Shop:
         may_swallow: bool = True,
     ) -> None:
         """The work for a message; it may fail, and where a look at the row follows, unseen."""
+        self._count()
         work = Work(self.books, connection, "")
         await work.run(f"insert into {self.parcels} values ('{message.transaction_id}')")
         if self.chance.random() < 0.05:
@@ -254,11 +271,10 @@ def main() -> None:
     role, namesrv, name, file, port, books_name, seed, rounds, notes = sys.argv[1:]
     driver = driver_named(name)
     chance = random.Random(seed)
-    if float(seed) < 1:  # 1: this one is not killed
-        die_later(chance)
     ledger.LOCK_SECONDS = 0.05  # type: ignore[misc]  # a check soon gives up
     books = Books(driver, Place(Path(file), int(port)), books_name)
-    shop = Shop(books, namesrv, chance, Path(notes), int(rounds))
+    lives = -1 if float(seed) == 1 else chance.randrange(1, JOBS_MAX)  # 1: it is not killed
+    shop = Shop(books, namesrv, chance, Path(notes), int(rounds), lives)
     if name.startswith("django-"):
         from tests.support import both_in_django  # noqa: PLC0415 -- Django may be missing
 

@@ -72,9 +72,9 @@ def noted(notes: Path, rounds: int) -> Iterator[int]:
             file.write(b".")
 
 
-def die_later(chance: random.Random) -> None:
+def die_later(chance: random.Random, seconds: tuple[float, float] = LIFE_SECONDS) -> None:
     """Kill this process after some seconds; a thread, since a driver may block."""
-    death = threading.Timer(chance.uniform(*LIFE_SECONDS), os.kill, (os.getpid(), signal.SIGKILL))
+    death = threading.Timer(chance.uniform(*seconds), os.kill, (os.getpid(), signal.SIGKILL))
     death.daemon = True
     death.start()
 
