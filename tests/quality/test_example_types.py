@@ -148,8 +148,10 @@ def test_checkers_accept_every_project_of_a_page(project: str, tmp_path: Path) -
     """In the same way."""
     folder = tmp_path / "project"
     for name, code in PROJECTS[project].items():
-        path = folder / name
+        path = folder / name.replace(".conf.py", "_conf.py")  # a module's name has no dot
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent != folder:
+            (path.parent / "__init__.py").touch()
         path.write_text(SETTINGS + code if path.name == "settings.py" else code, encoding="utf-8")
     _check_project(folder, tmp_path)
 
