@@ -75,6 +75,18 @@ def test_a_msgpack_request_has_its_fields_as_an_array() -> None:
     assert command.header.set_zero_if_not_found is None
 
 
+def test_every_prefix_waits_and_the_rest_completes_it() -> None:
+    """A frame is a command once its last byte has arrived, and none before."""
+    for cut in range(1, len(ROUTE_REQUEST)):
+        decoder = FrameDecoder()
+
+        assert decoder.receive_data(ROUTE_REQUEST[:cut]) == []
+        assert decoder.buffered == cut
+        (command,) = decoder.receive_data(ROUTE_REQUEST[cut:])
+        assert command.code == 105
+        assert decoder.buffered == 0
+
+
 def test_a_frame_without_body_has_an_empty_one() -> None:
     """On the wire no body and an empty one are the same; handlers always get bytes."""
     (command,) = FrameDecoder().receive_data(ROUTE_REQUEST)
