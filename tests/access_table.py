@@ -49,7 +49,13 @@ from halfmq.remoting.own_requests import PreparedMessage, TransactionEnd, encode
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import encode_properties
-from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TRACE_TOPIC
+from halfmq.store.format.topics import (
+    HALF_TOPIC,
+    OP_TOPIC,
+    SCHEDULE_TOPIC,
+    TRACE_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+)
 from tests.support.access import ADMIN, PUBLISHER, STRANGER, SUBSCRIBER, Account, signed_frame
 from tests.support.broker_doubles import FakeConnection
 from tests.support.broker_parts import access_of, router_of, store_of
@@ -262,7 +268,10 @@ def _more(code: int, stored: Stored) -> Iterator[Sample]:
             for topic in ("%RETRY%readers", HALF_TOPIC, TRACE_TOPIC):
                 yield Sample(code, topic, _header(code, topic=topic), b"body")
         case RequestCode.PULL_MESSAGE:
-            for topic in ("%RETRY%readers", HALF_TOPIC, SCHEDULE_TOPIC):
+            for topic in (
+                *("%RETRY%readers", "%DLQ%readers", HALF_TOPIC, OP_TOPIC),
+                *(SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC),
+            ):
                 yield Sample(code, topic, _header(code, topic=topic), b"")
         case RequestCode.HEART_BEAT:
             yield Sample(code, "a producer", _header(code), _heartbeat(consumer=False))
@@ -270,6 +279,8 @@ def _more(code: int, stored: Stored) -> Iterator[Sample]:
             yield Sample(code, "a half message", _header(code, offset=stored.half), b"")
         case RequestCode.QUERY_TRANSACTIONS:
             yield Sample(code, "all groups", _header(code, producer_group=None), b"")
+            one = _header(code, producer_group=None, transaction_id="K1")
+            yield Sample(code, "one by its key", one, b"")
 
 
 # -- a broker

@@ -47,7 +47,6 @@ CHECK_WAIT = 70.0
 QUICK_CHECKS = {"transactionCheckInterval": 5_000, "transactionTimeOut": 1_000}
 """Milliseconds. It notes decisions 3 s late (transactionOpBatchInterval); asking more often, it
 would ask about decided ones, and deliver once more for every COMMIT it gets."""
-REGISTERED = 15.0
 """Seconds until a consumer that started before its topic has found it: routes are asked for again
 each second, and the broker tells its name server at once."""
 

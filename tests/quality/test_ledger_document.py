@@ -14,7 +14,6 @@ from halfmq.client.testing import broker_process
 from tests.support.python import python
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "ledger.md").read_text(encoding="utf-8")
-WAIT_S = 60
 
 
 @pytest.mark.parametrize(

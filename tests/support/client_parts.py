@@ -21,10 +21,3 @@ def session_of(client: Producer | Consumer) -> Session:
 def tasks_of(client: TransactionProducer | Consumer) -> Collection[asyncio.Task[None]]:
     """Return the background tasks that a client has now."""
     return list(client._assigned._tasks if isinstance(client, Consumer) else client._tasks)
-
-
-def heartbeats_of(client: Producer | Consumer) -> asyncio.Task[None]:
-    """Return the task that keeps the session of a client alive."""
-    task = client._session._maintenance
-    assert task is not None
-    return task

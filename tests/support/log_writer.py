@@ -270,10 +270,6 @@ class Apache(Transactions):
         self.done(half.queue_offset)
         return final
 
-    @property
-    def writes_ops_at_once(self) -> bool:
-        return self._op_each
-
     def write_ops(self) -> None:
         """Write the ops that are queued, as the batch thread does every three seconds."""
         if self._done:

@@ -549,10 +549,6 @@ def _commit(
     return final
 
 
-def _with(half: Written, **changed: str) -> Written:
-    return half._replace(properties={**half.properties, **changed})
-
-
 def _damage_body(planted: Planted, record: Written) -> None:
     planted.damage.append(lambda: _flip(planted, record.offset + 88))
 

@@ -24,7 +24,6 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
 from halfmq.remoting.own_requests import (
     PreparedMessage,
-    QueryTransactionsRequestHeader,
     TransactionEnd,
     TransactionsRequestHeader,
     decode_end_results,
@@ -35,16 +34,14 @@ from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import decode_record, decode_records
 from halfmq.store.format.topics import (
     HALF_TOPIC,
-    OP_TOPIC,
     SCHEDULE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
-from tests.support.access import ADMIN, PUBLISHER, STRANGER, SUBSCRIBER, SignedPeer
+from tests.support.access import PUBLISHER, STRANGER, SUBSCRIBER, SignedPeer
 from tests.support.broker_doubles import START_MS
 from tests.support.guarded_rig import COLLEAGUE, REFUSED, Guarded, guarded, names_the_missing_right
 from tests.support.peers import COMMIT, ROLLBACK, UNKNOWN, Half
 from tests.support.race_windows import HOUR_MS
-from tests.support.usual_headers import pull_header
 
 
 async def _end_many(
@@ -329,20 +326,6 @@ async def test_a_record_of_another_topic_is_neither_shown_nor_sent_back(guarded:
 
 
 @guarded()
-async def test_a_half_message_is_shown_to_administrators_only(guarded: Guarded) -> None:
-    """The message may never be delivered."""
-    publisher, subscriber = await guarded.peer(PUBLISHER), await guarded.peer(SUBSCRIBER)
-    half = await publisher.prepare("K1", b"not yet")
-    view = ViewMessageRequestHeader(offset=half.offset)
-
-    for peer in (publisher, subscriber):
-        answer = await peer.call(RequestCode.VIEW_MESSAGE_BY_ID, view)
-        assert names_the_missing_right(answer, "Get Cluster:")
-    admin = await guarded.peer(ADMIN)
-    assert (await admin.call(RequestCode.VIEW_MESSAGE_BY_ID, view)).code == 0
-
-
-@guarded()
 async def test_a_query_by_key_finds_only_what_its_sender_may_read(guarded: Guarded) -> None:
     """It names its topic and finds messages of that topic only."""
     publisher, subscriber = await guarded.peer(PUBLISHER), await guarded.peer(SUBSCRIBER)
@@ -365,31 +348,6 @@ async def test_a_query_by_key_finds_only_what_its_sender_may_read(guarded: Guard
     assert answer.code == ResponseCode.QUERY_NOT_FOUND
     answer = await subscriber.call(RequestCode.QUERY_MESSAGE, query("orders"))
     assert (answer.code, len(decode_records(answer.body))) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("topic", "right"),
-    [
-        (HALF_TOPIC, "Get Cluster:"),
-        (OP_TOPIC, "Get Cluster:"),
-        (SCHEDULE_TOPIC, "Get Cluster:"),
-        (TRANS_CHECK_MAX_TIME_TOPIC, "Get Cluster:"),
-        ("%RETRY%consumers", "Sub Group:consumers"),
-        ("%DLQ%consumers", "Sub Topic:%DLQ%consumers"),
-        ("orders", "Sub Topic:orders"),
-    ],
-)
-@guarded()
-async def test_internal_topics_and_retries_of_other_groups_are_not_pulled(
-    guarded: Guarded, topic: str, right: str
-) -> None:
-    """The broker's own topics hold messages of all others."""
-    stranger = await guarded.peer(STRANGER)
-    header = pull_header(consumer_group="theirs", topic=topic)
-
-    for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
-        answer = await stranger.call(code, header)
-        assert names_the_missing_right(answer, right)
 
 
 @guarded()
@@ -440,23 +398,3 @@ async def test_a_heartbeat_with_a_forbidden_subscription_is_refused(guarded: Gua
     assert (await beat(_heartbeat("payments", "%RETRY%theirs", group="theirs"))).code == 0
     producer = HeartbeatData(client_id="c", producer_data_set=(ProducerData(group_name="any"),))
     assert (await beat(encode_heartbeat(producer))).code == 0
-
-
-@guarded()
-async def test_transactions_are_listed_to_their_group_and_to_administrators(
-    guarded: Guarded,
-) -> None:
-    """Listing all of them needs a right on the broker."""
-    publisher, stranger, admin = [await guarded.peer(one) for one in (PUBLISHER, STRANGER, ADMIN)]
-    await publisher.prepare("K1")
-    everything = QueryTransactionsRequestHeader()
-    of_group = QueryTransactionsRequestHeader(producer_group="producers")
-    by_id = QueryTransactionsRequestHeader(transaction_id="K1")
-
-    for header in (everything, by_id):
-        answer = await stranger.call(RequestCode.QUERY_TRANSACTIONS, header)
-        assert names_the_missing_right(answer, "Get Cluster:")
-        assert (await admin.call(RequestCode.QUERY_TRANSACTIONS, header)).code == 0
-    answer = await publisher.call(RequestCode.QUERY_TRANSACTIONS, of_group)
-    assert names_the_missing_right(answer, "Pub or Sub or Get Group:producers")
-    assert (await stranger.call(RequestCode.QUERY_TRANSACTIONS, of_group)).code == 0

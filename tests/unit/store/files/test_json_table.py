@@ -499,32 +499,6 @@ def test_without_hard_links_a_backup_is_kept_as_well(
     assert decode_table(beside(path, ".bak").read_bytes()) == OLD
 
 
-def test_leftovers_of_a_killed_save_do_not_disturb_the_next(path: Path) -> None:
-    """Both temporary files may exist, in any state."""
-    save_table(path, OLD)
-    beside(path, ".tmp").write_bytes(b"half a tab")
-    beside(path, ".bak.tmp").hardlink_to(path)
-    save_table(path, NEW)
-
-    assert load_table(path) == NEW
-    assert decode_table(beside(path, ".bak").read_bytes()) == OLD
-
-
-def test_a_full_disk_leaves_the_old_table(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller gets the error and can try again later."""
-    save_table(path, OLD)
-
-    def no_space(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, "fsync", no_space)
-        with pytest.raises(OSError, match="No space"):
-            save_table(path, NEW)
-
-    assert load_table(path) == OLD
-
-
 def test_encoding_in_pieces_gives_the_text_of_the_standard_encoder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
