@@ -11,13 +11,14 @@ import ipaddress
 import os
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import Final, Literal, TypeAlias, TypedDict
 
 from .arguments import check_count, check_optional_text, check_seconds, check_text
 from .errors import ConfigurationError
+from .net.compression import COMPRESSIONS, Compression
 
 DEFAULT_NAMESRV: Final = "127.0.0.1:9876"
 NAMESRV_PORT: Final = 9876
@@ -28,10 +29,6 @@ COUNTS: Final = range(1, 1 << 31)
 """Range of whole numbers in a configuration; some of them are 32-bit fields on the wire."""
 
 HeaderChoice = Literal["auto", "json", "msgpack"]
-Compression = Literal["zlib", "lz4", "zstd"]
-
-COMPRESSIONS: Final[Mapping[str, str]] = {"zlib": "zlib", "lz4": "lz4", "zstd": "zstandard"}
-"""Names of compressions, and the modules that they need."""
 
 
 def default_namesrv() -> str:

@@ -113,7 +113,7 @@ def console(
 ) -> None:
     """Serve a page for operators; whoever opens it signs in as a user of the broker."""
     try:
-        from halfmq.console.app import run as serve  # noqa: PLC0415 -- an extra
+        from halfmq.console.pages import run as serve  # noqa: PLC0415 -- an extra
     except ImportError as error:
         print_error(f"{error}; pip install 'halfmq[console]'")
         raise typer.Exit(USAGE) from None

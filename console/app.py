@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
@@ -149,21 +148,3 @@ class Console:
                 .on("keydown.enter", enter)
             )
             ui.button("Sign in", on_click=enter).classes("w-full")
-
-
-def run(config: ClientConfig, *, host: str, port: int) -> None:
-    """Serve the console until a signal ends it."""
-    from .pages import register  # noqa: PLC0415 -- pages import this module
-
-    register(Console(config))
-    ui.run(
-        host=host,
-        port=port,
-        title="halfmq",
-        reload=False,
-        show=False,
-        favicon="📨",
-        storage_secret=secrets.token_hex(16),
-        uvicorn_logging_level="warning",
-        show_welcome_message=False,
-    )

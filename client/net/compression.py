@@ -11,11 +11,14 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 from halfmq.store.format.flags import COMPRESSED, CompressionType, compression_type
 
-from ..config import Compression
+Compression = Literal["zlib", "lz4", "zstd"]
+
+COMPRESSIONS: Final[Mapping[str, str]] = {"zlib": "zlib", "lz4": "lz4", "zstd": "zstandard"}
+"""Names of compressions, and the modules that they need."""
 
 DECOMPRESSED_SIZE_MAX: Final = 64 << 20
 """Bytes a compressed body may grow to; 16 times the largest body a broker takes by default."""

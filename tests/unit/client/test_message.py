@@ -24,8 +24,7 @@ from halfmq.client import (
     MessageView,
     UnreadableBodyError,
 )
-from halfmq.client.config import Compression
-from halfmq.client.net.compression import DECOMPRESSED_SIZE_MAX
+from halfmq.client.net.compression import DECOMPRESSED_SIZE_MAX, Compression
 from halfmq.client.net.message_encoding import (
     encode_half_message,
     encode_message,
