@@ -341,6 +341,13 @@ class StoreSettings:
         SWITCH,
         "Store a checksum of the whole record, not only of the body.",
     )
+    archive_url: str = setting(
+        "archiveUrl",
+        "",
+        pattern(r"(|(s3|gs|az|file)://.+[^/])", "a URL like s3://bucket/folder, or empty"),
+        "Object store to which full files are copied before they are deleted, and from which old "
+        "messages are consumed; it needs pip install 'halfmq[archive]'. Empty: none.",
+    )
     file_reserved_hours: int = setting(
         "fileReservedTime",
         72,
@@ -371,6 +378,7 @@ class StoreSettings:
             max_hash_slots=self.max_hash_slots,
             max_index_items=self.max_index_items,
             append_property_crc=self.append_property_crc,
+            archive_url=self.archive_url,
             delay_levels_ms=delay_levels_ms,
         )
 

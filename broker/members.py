@@ -72,6 +72,7 @@ def member_config(config: BrokerConfig, number: int) -> BrokerConfig:
         store=replace(
             store,
             root=store.root / names[number],
+            archive_url=store.archive_url and f"{store.archive_url}/{names[number]}",
             commit_log_path=store.commit_log_path and store.commit_log_path / names[number],
         ),
     )

@@ -436,6 +436,7 @@ class Broker:
             "replication": self._replication.metrics(),
             "access": self._access.metrics(),
             "delays": self._delays.metrics(),
+            "archive": self._handlers.pull.archived.metrics(),
             "limits": usage(self.keepers),
         }
 

@@ -22,7 +22,7 @@ from .output import print_error, print_json, print_line, printable
 from .verbs import USAGE, noun, reader_may_leave
 
 if TYPE_CHECKING:  # they import numpy, for which no other verb should wait
-    from halfmq.store.tools.copying import Bound
+    from halfmq.store.tools.copying import Bound, Copied
     from halfmq.store.tools.findings import StoreFinding
     from halfmq.store.tools.verify import VerifyReport
 
@@ -137,7 +137,7 @@ def _say_findings(severity: str, findings: list[StoreFinding], total: int) -> No
         print_line(f"  {severity:7}  and {left} more; --json has up to 1000 lines")
 
 
-# -- dump and copy -------------------------------------------------------------------------------
+# -- dump, copy and restore ------------------------------------------------------------------------
 
 
 @STORE.command("dump")
@@ -215,11 +215,44 @@ def copy_store(
             with_queues=queues,
             progress=progress,
         )
+    _show_copied("copied", copied, target, as_json=as_json)
+
+
+def _time(text: str) -> datetime:
+    bound = _bound(text)
+    if isinstance(bound, int):
+        raise typer.BadParameter(f"{text!r} is no time")
+    return bound
+
+
+@STORE.command("restore")
+def restore_store(
+    url: Annotated[str, typer.Argument(help="archiveUrl of the broker", show_default=False)],
+    target: Annotated[
+        Path, typer.Argument(metavar="DIR", help="directory to be made", show_default=False)
+    ],
+    end: Annotated[
+        Any,
+        typer.Option(
+            "--to", parser=_time, metavar="TIME", help="records that were stored until this time"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a store of an archive."""
+    from halfmq.store.tools.restoring import restore  # noqa: PLC0415
+
+    with _readable(), _progress("restored") as progress:
+        restored = restore(url, target, end=end, progress=progress)
+    _show_copied("restored", restored, target, as_json=as_json)
+
+
+def _show_copied(done: str, copied: Copied, target: Path, *, as_json: bool) -> None:
     if as_json:
         print_json(copied, indent=None)
     else:
         print_line(
-            f"copied {copied.files} files to {target}, offsets {copied.first_offset} to "
+            f"{done} {copied.files} files to {target}, offsets {copied.first_offset} to "
             f"{copied.end_offset}"
         )
     if copied.damaged:

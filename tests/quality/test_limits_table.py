@@ -27,7 +27,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         handlers/admin/consumer_relays.STATUS_CLIENTS_MAX handlers/admin/tables.ANSWER_BYTES_MAX
         handlers/admin/topics.TOPICS_PER_REQUEST_MAX handlers/clients/assignments.QUEUES_MAX
         handlers/clients/clients.HEARTBEAT_GROUPS_MAX
-        handlers/messages/pull.BYTES_MAX handlers/messages/pull.COPIED_MAX
+        handlers/messages/pull_replies.BYTES_MAX handlers/messages/pull.COPIED_MAX
         handlers/messages/pull.MESSAGES_MAX handlers/messages/pull.STAGED_BYTES_MAX
         handlers/messages/queries.ANSWER_BYTES_MAX handlers/messages/queries.HITS_MAX
         handlers/messages/queries.MESSAGES_MAX handlers/messages/queries.UNIQUE_KEY_MESSAGES_MAX

@@ -100,6 +100,7 @@ class GroupOffsetHandlers(Handlers):
     def _target(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
         queues = self._store.queues
         first, end = queues.bounds(header.topic, queue_id)
+        first = queues.first_offset(header.topic, queue_id)
         if header.queue_id >= 0 and header.offset is not None and header.offset != -1:
             if not first <= header.offset <= end:
                 raise RequestRefusedError(

@@ -134,7 +134,7 @@ class OffsetHandlers(Handlers):
     def min_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Answer with the first queue offset that still has a message."""
         header = request.header_as(QueueRequestHeader)
-        first, _ = self._store.queues.bounds(header.topic, header.queue_id)
+        first = self._store.queues.first_offset(header.topic, header.queue_id)
         return encode_reply(request, header=OffsetResponseHeader(offset=first))
 
     @serves(RequestCode.GET_EARLIEST_MSG_STORETIME)

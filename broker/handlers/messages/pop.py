@@ -48,8 +48,9 @@ from ...pop.in_flight import PopQueue
 from ...ports import Connection, Handlers, serves
 from ...tables.message_statistics import Statistics
 from ...tables.topic_table import TopicTable
-from .pull import BYTES_MAX, SUSPEND_MS_MAX
+from .pull import SUSPEND_MS_MAX
 from .pull_admission import SUBSCRIPTION_FLAG, PullAdmission
+from .pull_replies import BYTES_MAX
 from .sql_search import SqlSearch
 
 MESSAGES_MAX: Final = 32  # of one pop, as in RocketMQ

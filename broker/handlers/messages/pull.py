@@ -33,7 +33,9 @@ from ...net.router import refusal_reply, serve
 from ...ports import Connection, Handlers, serves
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.message_statistics import Statistics
+from .archived_pulls import ArchivedPulls
 from .pull_admission import PullAdmission
+from .pull_replies import BYTES_MAX, code_and_offset, count_max, empty, found_head, retry
 from .sql_search import SqlSearch
 
 logger = logging.getLogger(__name__)
@@ -44,13 +46,6 @@ _Call = tuple[Callable[..., None], tuple[object, ...]]  # costs a third of a `pa
 COMMIT_OFFSET_FLAG: Final = 1
 SUSPEND_FLAG: Final = 2
 """Bits of a pull's sysFlag. Source: `PullSysFlag`."""
-
-MESSAGES_MAX: Final = 32
-"""Messages of one answer, RocketMQ's `maxTransferCountOnMessageInMemory` and the default of its
-clients. A client that asks for more gets the rest with its next pulls."""
-
-BYTES_MAX: Final = 262_144
-"""Bytes of one answer unless one message alone is larger, `maxTransferBytesOnMessageInMemory`."""
 
 SUSPEND_MS_MAX: Final = 60_000
 """Longest time a pull is held, ms: twice what the slowest official client waits for an answer."""
@@ -72,21 +67,7 @@ COLD_READ_THREADS: Final = 4
 COLD_READS_MAX: Final = 256
 """Cold reads running or queued, at most 256 KiB each; the client must retry further pulls."""
 
-_CODES: Final = {
-    GetStatus.FOUND: ResponseCode.SUCCESS,
-    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
-    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
-    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
-    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
-}
-# Looking up an enum member takes 70 ns, and a pull 30 us.
-_FOUND: Final = GetStatus.FOUND
-_SUCCESS: Final = ResponseCode.SUCCESS
-
-# RocketMQ creates a queue when it is pulled, so its clients expect an unknown one to be empty.
-_REMARKS: Final = {GetStatus.NO_MATCHED_LOGIC_QUEUE: GetStatus.NO_MESSAGE_IN_QUEUE.name}
+_FOUND: Final = GetStatus.FOUND  # looking up an enum member takes 70 ns, and a pull 30 us
 
 
 @define(eq=False, repr=False, slots=False)
@@ -110,11 +91,13 @@ class PullHandler(Handlers, Service):
         self._staged: list[_Call] = []  # each sends an answer of this pass of the loop
         self._staged_bytes = 0
         self._pace = ReplayPace(self._store)
+        self.archived = ArchivedPulls(self._store, self._statistics, self._pace)
         self._long_polling.answer_by(self._answer_held, self._store)
 
     async def stop(self) -> None:
         """Wait for the reads of the disk that are running."""
         await asyncio.to_thread(self._cold_readers.shutdown, cancel_futures=True)
+        await self.archived.stop()
 
     @serves(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull(self, request: RemotingCommand, connection: Connection) -> bytes | None:
@@ -153,7 +136,8 @@ class PullHandler(Handlers, Service):
         if is_there and not is_held:
             self._offsets.end_reset(*queue)
             return None
-        first, end = self._store.queues.bounds(header.topic, header.queue_id)
+        first = self._store.queues.first_offset(header.topic, header.queue_id)
+        _, end = self._store.queues.bounds(header.topic, header.queue_id)
         return encode_pull_reply(
             request,
             # On OFFSET_MOVED an official client gives the queue up until a rebalance.
@@ -201,6 +185,9 @@ class PullHandler(Handlers, Service):
         if result.status is GetStatus.NOT_IN_MEMORY:
             self._warm(request, connection, wanted)
             return None
+        if result.status is GetStatus.ARCHIVED:
+            self.archived.begin(request, connection, wanted, result)
+            return None
         return self._not_found(request, connection, wanted, result, readable_offset)
 
     def _get(
@@ -214,10 +201,11 @@ class PullHandler(Handlers, Service):
             header.topic,
             header.queue_id,
             offset,
-            max_count=min(max(header.max_msg_nums, 1), MESSAGES_MAX),
+            max_count=count_max(header),
             max_bytes=BYTES_MAX,
             tag_codes=tags,
             wait=wait,
+            archived=True,
         )
 
     def _not_found(
@@ -231,7 +219,7 @@ class PullHandler(Handlers, Service):
         """Hold the pull if its client wants that and messages may arrive; otherwise answer it."""
         self._missed.times += 1
         header = request.header_as(PullMessageRequestHeader)
-        code, next_offset = _code_and_offset(result, header.queue_offset)
+        code, next_offset = code_and_offset(result, header.queue_offset)
         if code is ResponseCode.PULL_NOT_FOUND and header.sys_flag & SUSPEND_FLAG:
             held = HeldPull(
                 key=(header.topic, header.queue_id),
@@ -246,7 +234,7 @@ class PullHandler(Handlers, Service):
             )
             self._long_polling.hold(held)
             return None
-        return _empty(request, code, result, next_offset)
+        return empty(request, code, result, next_offset)
 
     def _admits(
         self, result: GetResult, request: RemotingCommand, connection: Connection, wanted: Wanted
@@ -280,12 +268,12 @@ class PullHandler(Handlers, Service):
         *,
         wait: bool = False,
     ) -> SqlSearch:
-        max_count = min(max(header.max_msg_nums, 1), MESSAGES_MAX)
         return SqlSearch(
             *(self._store, header.topic, header.queue_id, offset, wanted),
-            max_count=max_count,
+            max_count=count_max(header),
             max_bytes=BYTES_MAX,
             wait=wait,
+            archived=True,
         )
 
     def _search_on_disk(
@@ -302,7 +290,7 @@ class PullHandler(Handlers, Service):
     def _matching(self, request: RemotingCommand, search: SqlSearch) -> bytes:
         """Answer with the messages that match; without any, the client pulls on at once."""
         if not search.records:
-            return _retry(request, search.result, search.next_offset)
+            return retry(request, search.result, search.next_offset)
         header = request.header_as(PullMessageRequestHeader)
         result = GetResult(
             _FOUND,
@@ -314,12 +302,12 @@ class PullHandler(Handlers, Service):
             search.size,
         )
         self._delivered(header.topic, header.consumer_group, header.queue_id, result)
-        return b"".join([_found_head(request, result), *search.records])
+        return b"".join([found_head(request, result), *search.records])
 
     def _send_found(
         self, request: RemotingCommand, connection: Connection, result: GetResult, *, at_once: bool
     ) -> bytes | None:
-        head = _found_head(request, result)
+        head = found_head(request, result)
         if result.size < COPIED_MAX:
             reply = self._store.reader.read(result.ranges, prefix=head)
             if reply is not None:
@@ -381,7 +369,7 @@ class PullHandler(Handlers, Service):
         future = self._on_thread(
             lambda: self._store.reader.read_cold(result.ranges, ahead=READ_AHEAD)
         )
-        answer = answer or partial(add, _found_head(request, result))
+        answer = answer or partial(add, found_head(request, result))
         finish = partial(
             self._cold_done, request=request, connection=connection, result=result, answer=answer
         )
@@ -430,7 +418,7 @@ class PullHandler(Handlers, Service):
             reply = answer(done.result())
         elif isinstance(error, FileNotFoundError):  # retention has deleted the file meanwhile
             header = request.header_as(PullMessageRequestHeader)
-            reply = _retry(request, result, header.queue_offset)
+            reply = retry(request, result, header.queue_offset)
         else:
             logger.error("event=cold_read_failed ranges=%s error=%r", result.ranges, error)
             remark = f"the log is unreadable: {error}"
@@ -458,14 +446,14 @@ class PullHandler(Handlers, Service):
             if result.status is GetStatus.NO_MATCHED_MESSAGE:
                 held.next_offset = result.next_offset
         if result.status is _FOUND:
-            answer = self._store.reader.read(result.ranges, prefix=_found_head(request, result))
+            answer = self._store.reader.read(result.ranges, prefix=found_head(request, result))
             # Recent messages are usually in memory; otherwise the client pulls again at once.
             if answer is None:
-                return _retry(request, result, held.next_offset)
+                return retry(request, result, held.next_offset)
             self._delivered(header.topic, header.consumer_group, header.queue_id, result)
             return answer
         if result.status is GetStatus.NOT_IN_MEMORY:
-            return _retry(request, result, held.next_offset)
+            return retry(request, result, held.next_offset)
         return self._nothing_new(held, result, timed_out)
 
     def _nothing_new(self, held: HeldPull, result: GetResult, timed_out: bool) -> bytes | None:
@@ -474,9 +462,9 @@ class PullHandler(Handlers, Service):
         if not timed_out:
             return None
         if held.next_offset != header.queue_offset:
-            return _retry(request, result, held.next_offset)
-        code, next_offset = _code_and_offset(result, held.next_offset)
-        return _empty(request, code, result, next_offset)
+            return retry(request, result, held.next_offset)
+        code, next_offset = code_and_offset(result, held.next_offset)
+        return empty(request, code, result, next_offset)
 
     def kept(self) -> Kept:
         return {REPLAYED_PULL_BYTES: self._pace.bytes}
@@ -484,53 +472,3 @@ class PullHandler(Handlers, Service):
 
 def _deadline(suspend_ms: int) -> float:
     return asyncio.get_running_loop().time() + min(max(suspend_ms, 0), SUSPEND_MS_MAX) / 1_000
-
-
-def _code_and_offset(result: GetResult, requested_offset: int) -> tuple[ResponseCode, int]:
-    """Return code and next offset of an answer without messages. Source: `PullMessageProcessor`."""
-    code = _CODES.get(result.status)
-    if code is not None:
-        return code, result.next_offset
-    if requested_offset == 0:  # an empty or unknown queue: wait for its first message
-        return ResponseCode.PULL_NOT_FOUND, 0
-    return ResponseCode.PULL_OFFSET_MOVED, 0
-
-
-def _found_head(request: RemotingCommand, result: GetResult) -> bytes:
-    """Return the start of an answer with messages, which follow it."""
-    return encode_pull_reply(
-        request,
-        _SUCCESS,
-        next_begin_offset=result.next_offset,
-        min_offset=result.min_offset,
-        max_offset=result.max_offset,
-        remark="FOUND",
-        body_size=result.size,
-    )
-
-
-def _empty(
-    request: RemotingCommand, code: ResponseCode, result: GetResult, next_offset: int
-) -> bytes:
-    return encode_pull_reply(
-        request,
-        code,
-        next_begin_offset=next_offset,
-        min_offset=result.min_offset,
-        max_offset=result.max_offset,
-        remark=_REMARKS.get(result.status) or result.status.name,
-        body_size=0,
-    )
-
-
-def _retry(request: RemotingCommand, result: GetResult, next_offset: int) -> bytes:
-    """Return the answer on which the client pulls again from `next_offset` at once."""
-    return encode_pull_reply(
-        request,
-        ResponseCode.PULL_RETRY_IMMEDIATELY,
-        next_begin_offset=next_offset,
-        min_offset=result.min_offset,
-        max_offset=result.max_offset,
-        remark=GetStatus.NO_MATCHED_MESSAGE.name,
-        body_size=0,
-    )

@@ -38,6 +38,7 @@ class SqlSearch:
     _max_count: int
     _max_bytes: int
     _wait: bool = False
+    _archived: bool = False  # whether the caller reads what is in the archive
 
     def __attrs_post_init__(self) -> None:
         self.records: list[bytes] = []  # whole records that match
@@ -113,4 +114,5 @@ class SqlSearch:
             max_count=max_count,
             max_bytes=self._max_bytes,
             wait=wait or self._wait,
+            archived=self._archived,
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from halfmq.broker.handlers.messages.pull import BYTES_MAX, STAGED_BYTES_MAX, PullHandler
+from halfmq.broker.handlers.messages.pull import STAGED_BYTES_MAX, PullHandler
+from halfmq.broker.handlers.messages.pull_replies import BYTES_MAX
 from halfmq.broker.net.connection import ClientConnection
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader

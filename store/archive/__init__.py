@@ -1,0 +1,1 @@
+"""The archive of a store: its full files in an object store."""
