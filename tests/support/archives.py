@@ -51,9 +51,8 @@ def s3_server() -> Iterator[str]:
 
 def content_of_archive(url: str) -> dict[str, bytes]:
     """Return all objects of an archive by name."""
-    store = from_url(
-        url, **({} if url.startswith("file:") else {"client_options": {"allow_http": True}})
-    )
+    is_local = url.startswith("file:")
+    store = from_url(url) if is_local else from_url(url, client_options={"allow_http": True})
     names = [one["path"] for chunk in obstore.list(store) for one in chunk]
     return {name: bytes(obstore.get(store, name).bytes()) for name in names}
 

@@ -337,6 +337,15 @@ def pull(namesrv: str) -> None:
         _say(consumed={"body": message.body.decode(), "queue_offset": message.queue_offset})
 
 
+def read(namesrv: str, topic: str) -> None:
+    """Pull everything that a topic has from every queue."""
+    consumer = _sign(PullConsumer("cpp-reader"))
+    consumer.set_namesrv_addr(namesrv)
+    consumer.start()
+    for message in consumer.pull(topic):
+        _say(consumed={"body": message.body.decode(), "queue_offset": message.queue_offset})
+
+
 def retrying(namesrv: str, topic: str) -> None:
     """Send one message after the other; one that fails ends it."""
     producer = _producer(namesrv, "cpp-retrying-producer")
@@ -403,7 +412,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     for scenario in (
         *(send_and_consume, batch, in_order, retry, pull, refused),
         *(orderly, delay, large, broadcasting, sharing, victim, killed, reset),
-        *(chosen, retrying, repeated, flow, guest),
+        *(chosen, read, retrying, repeated, flow, guest),
     )
 }
 

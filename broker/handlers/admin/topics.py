@@ -212,11 +212,14 @@ class TopicHandlers(Handlers):
         return encode_reply(request, body=encode_topic_stats(dict(rows), per_second))
 
     def _queue_stats(self, topic: str, queue_id: int) -> tuple[QueueKey, TopicOffset]:
-        first, end = self._store.queues.bounds(topic, queue_id)
-        stored_ms = self._store.queues.store_time_at(topic, queue_id, end - 1) if first < end else 0
+        queues = self._store.queues
+        first, end = queues.bounds(topic, queue_id)
+        stored_ms = queues.store_time_at(topic, queue_id, end - 1) if first < end else 0
         queue = QueueKey(broker_name=self._broker_name, queue_id=queue_id, topic=topic)
         return queue, TopicOffset(
-            last_update_timestamp=max(stored_ms, 0), max_offset=end, min_offset=first
+            last_update_timestamp=max(stored_ms, 0),
+            max_offset=end,
+            min_offset=queues.first_offset(topic, queue_id),
         )
 
     @serves(RequestCode.GET_TOPICS_BY_CLUSTER)

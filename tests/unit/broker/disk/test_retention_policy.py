@@ -45,7 +45,7 @@ class FakeLog(Deletion):
 
     def __init__(self) -> None:
         self.min_offset = 0
-        self.durable_offset = 1_000_000
+        self.durable_offset = self.archived_end = 1_000_000
         self.expired_end = 0
         self.deleted = Deleted()
         self.looks: list[int] = []
@@ -176,6 +176,20 @@ def test_undecided_and_undelivered_messages_are_kept(
     assert one.log.deletions == [expected]
     assert one.floors.blocked == ([500] if pending and pending < 500 else [])
     assert one.schedule.metrics()["blocked_at"] == (expected if expected < 500 else -1)
+
+
+def test_files_stay_until_they_are_in_the_archive(caplog: pytest.LogCaptureFixture) -> None:
+    """However old they are and scarce the disk is; the log says so once for each place."""
+    one = Scheduled(Floors())
+    one.scarce = True
+    one.log.expired_end = 500
+    for archived in (100, 100, 300, 500):
+        one.log.archived_end = archived
+        one.schedule.tick()
+
+    assert one.log.deletions == [100, 100, 300, 500]
+    assert caplog.text.count("event=retention_blocked archived_offset") == 2
+    assert one.schedule.metrics()["blocked_at"] == -1
 
 
 def test_files_beyond_the_durable_log_are_not_deleted() -> None:
