@@ -44,7 +44,7 @@ class ArchiveReader:
     # Chunks by name and number; with -1, the packed digest of an object. A queue that was deleted
     # and created again has the same names for other files.
     _cache: OrderedDict[_Key, bytes] = field(factory=OrderedDict, init=False)
-    _cached_bytes: int = field(default=0, init=False)
+    cached_bytes: int = field(default=0, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
     requests: int = field(default=0, init=False)  # of objects, since the start
 
@@ -166,7 +166,7 @@ class ArchiveReader:
         with self._lock:
             if key not in self._cache:  # another thread may have fetched it, too
                 self._cache[key] = content
-                self._cached_bytes += len(content)
-            while self._cached_bytes > CACHE_BYTES_MAX:
-                self._cached_bytes -= len(self._cache.popitem(last=False)[1])
+                self.cached_bytes += len(content)
+            while self.cached_bytes > CACHE_BYTES_MAX:
+                self.cached_bytes -= len(self._cache.popitem(last=False)[1])
         return content

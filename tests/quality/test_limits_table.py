@@ -28,7 +28,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         handlers/admin/topics.TOPICS_PER_REQUEST_MAX handlers/clients/assignments.QUEUES_MAX
         handlers/clients/clients.HEARTBEAT_GROUPS_MAX
         handlers/messages/pull_replies.BYTES_MAX handlers/messages/pull.COPIED_MAX
-        handlers/messages/pull.MESSAGES_MAX handlers/messages/pull.STAGED_BYTES_MAX
+        handlers/messages/pull_replies.MESSAGES_MAX handlers/messages/pull.STAGED_BYTES_MAX
         handlers/messages/queries.ANSWER_BYTES_MAX handlers/messages/queries.HITS_MAX
         handlers/messages/queries.MESSAGES_MAX handlers/messages/queries.UNIQUE_KEY_MESSAGES_MAX
         net/connection.FETCHES_MAX net/group_append.GROUP_MAX net/reply_release.READY_BYTES_MAX
@@ -36,7 +36,8 @@ NOT_KEPT: Final[dict[str, str]] = {
         transaction/decision_lookup.INDEX_HITS_MAX
         transaction/deduplication.REFILL_BYTES_MAX transaction/deduplication.REFILL_COUNT_MAX
         access/tls_listener.READ_MAX
-        handlers/messages/pop.MESSAGES_MAX handlers/messages/pop.READS_MAX pop/engine.BATCH_MAX""",
+        handlers/messages/pop.MESSAGES_MAX handlers/messages/pop.READS_MAX pop/engine.BATCH_MAX
+        handlers/messages/archived_pulls.READS_MAX""",
     "a time or a number": """
         handlers/clients/routes.DRAIN_MS_MAX
         http/app.CONNECTION_S_MAX loop/child_process.RESTART_S_MAX

@@ -153,6 +153,11 @@ def maintain(store: MessageStore) -> None:
     store._maintain()
 
 
+def prepare(store: MessageStore) -> None:
+    """Do what the maintenance thread does when it is woken."""
+    store._prepare()
+
+
 def stop_maintenance(store: MessageStore) -> None:
     """Stop the thread, so that the test decides when there is a round."""
     assert store._maintenance is not None

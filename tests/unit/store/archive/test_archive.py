@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from halfmq.store.archive.archive_reader import CACHE_BYTES_MAX
-from halfmq.store.archive.archiver import RETRY_S
 from halfmq.store.archive.objects import Objects
 from halfmq.store.errors import ArchiveFailedError
 from halfmq.store.files.worker import Round
@@ -22,7 +21,7 @@ from tests.support.archives import (
     s3_server,
 )
 from tests.support.stepped_worker import SteppedWorker
-from tests.support.stores import Clock, crash, draft, everything, maintain, small_config
+from tests.support.stores import Clock, crash, draft, everything, maintain, prepare, small_config
 
 LOG_FILE = 16_384
 QUEUE_FILE = 200  # bytes: ten entries
@@ -305,7 +304,6 @@ def test_files_stay_while_the_archive_cannot_be_written(
         assert failure
         assert one.archive() == failure
         assert caplog.text.count("event=archive_failed") == 1
-        assert one.workers["store-archive"]._work(False) == RETRY_S
         assert one.store.archived_end <= 0
         assert one.store.archiver is not None
         lag = (FILES - 1) * LOG_FILE
@@ -420,7 +418,7 @@ def test_a_topic_that_was_deleted_and_created_again_gets_its_own_messages(
     archived.delete(1 << 60)
     archived.pulled()  # the cache has the entries of the former one
     done = archived.store.delete_topic("U")
-    archived.store._prepare()
+    prepare(archived.store)
     done.result(60)
     archived.fill(FILES + 4)
     new = [one for one in everything(archived.store) if one.topic == "U"]
@@ -468,4 +466,4 @@ def test_the_cache_is_bounded(archived: Archived, monkeypatch: pytest.MonkeyPatc
         archived.pulled()
 
         assert (reader.requests == fetched) == (limit == CACHE_BYTES_MAX)
-        assert sum(map(len, reader._cache.values())) <= limit
+        assert 0 < reader.cached_bytes <= limit
