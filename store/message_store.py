@@ -28,7 +28,6 @@ from attrs import define
 
 from .archive.archive_reader import ArchiveReader
 from .archive.archiver import Archiver
-from .archive.objects import Objects
 from .config import FlushMode, StoreConfig
 from .deletion import Deletion
 from .errors import DirectoryLostError, StoreClosedError, StoreError, UnusableFileError
@@ -180,6 +179,11 @@ class MessageStore:
         return IndexBuilder(service, self._log.files, log)
 
     def _make_archive(self) -> None:
+        try:
+            from .archive.objects import Objects  # noqa: PLC0415 -- it is an extra
+        except ImportError as error:
+            reason = "archiveUrl needs pip install 'halfmq[archive]'"
+            raise UnusableFileError(self._config.root, reason) from error
         objects = Objects(self._config.archive_url)
         self.archiver = Archiver(
             objects,

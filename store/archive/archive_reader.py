@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from attrs import define, field
 
@@ -24,7 +24,9 @@ from ..queue.consume_queue import ConsumeQueue
 from ..queue.pull_selection import SCAN_COUNT_MAX, GetResult, GetStatus, walk
 from ..queue.queue_table import QueueTable
 from .archiver import Archiver, digest_name, log_name
-from .objects import Objects
+
+if TYPE_CHECKING:
+    from .objects import Objects
 
 CHUNK: Final = 1 << 20  # bytes of one request; four pulls of the largest size
 CACHE_BYTES_MAX: Final = 32 << 20  # of chunks and digests: as many consumers can replay at once
@@ -36,7 +38,7 @@ _Key: TypeAlias = tuple[ConsumeQueue | None, str, int]
 class ArchiveReader:
     """What a pull gets of archived messages."""
 
-    _objects: Objects
+    _objects: "Objects"
     _archiver: Archiver
     _files: MappedFileQueue  # of the log
     _queues: QueueTable

@@ -21,7 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from attrs import define, field
 
@@ -32,7 +32,9 @@ from ..files.worker import WorkerFactory
 from ..format.queue_entry import ENTRY_SIZE, unpack_entry
 from ..integrity.file_digest import Block, Digest, digest_of
 from ..queue.queue_table import QueueTable
-from .objects import Objects
+
+if TYPE_CHECKING:
+    from .objects import Objects
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ class WrittenLog(Protocol):
 class Archiver:
     """Uploads on a thread of its own; other threads read the attributes."""
 
-    _objects: Objects
+    _objects: "Objects"
     _root: Path
     _log: WrittenLog
     _files: MappedFileQueue  # of the log
