@@ -100,8 +100,13 @@ class StoreFiles:
 
     @property
     def was_closed(self) -> bool:
-        """Whether the broker stopped in order: no ``abort`` file is left."""
-        return self._root is not None and not exists(child(self._root, "abort"))
+        """Whether the broker stopped in order: no ``abort`` file is left.
+
+        An archive, which has a folder ``manifest``, lacks the newest entries of its queues.
+        """
+        return self._root is not None and not any(
+            exists(child(self._root, name)) for name in ("abort", "manifest")
+        )
 
     @cached_property
     def queue_counts(self) -> Mapping[str, int] | None:
