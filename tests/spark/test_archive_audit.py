@@ -41,7 +41,7 @@ def test_the_audit_of_an_archive_is_that_of_the_directory(
     """In S3, with the queue files that are full by then."""
     for name, value in S3_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    sizes = {"mappedFileSizeCommitLog": LOG_FILE, "mappedFileSizeConsumeQueue": 400}
+    sizes = {"mappedFileSizeCommitLog": LOG_FILE, "mappedFileSizeConsumeQueue": 80}
     with s3_server() as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT", endpoint)
         url = f"s3://{BUCKET}/archive"
