@@ -438,7 +438,12 @@ class Broker:
             "delays": self._delays.metrics(),
             "archive": self._handlers.pull.archived.metrics(),
             "limits": usage(self.keepers),
+            "refuses_messages": self._unready(),
         }
+
+    def _unready(self) -> str:
+        """Return why messages are refused; empty if they are accepted."""
+        return self._draining.reason or self._refusal.reason
 
     def _make_shared_port(self) -> list[Service]:
         if self._shared_port is None:
@@ -491,7 +496,7 @@ class Broker:
         return Answers(
             collector,
             {"cluster": topics.cluster_name, "node_type": "broker", "node_id": topics.broker_name},
-            unready=lambda: self._draining.reason or self._refusal.reason,
+            unready=self._unready,
             may_read=self._access.may_read_metrics,
         )
 

@@ -1,4 +1,4 @@
-"""The noun ``delayed`` of the command ``halfmq``: messages that wait for their time of delivery."""
+"""The noun ``delayed`` of the command ``halfmq``: messages that wait for their delivery."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from halfmq.client.administration.delayed import DELAYED_LIMIT
 from .output import cut, format_duration, format_time
 from .verbs import Cli, noun, verb
 
-DELAYED: Final = noun("delayed", "messages that wait for their time of delivery")
+DELAYED: Final = noun("delayed", "messages that wait for their delivery")
 
 TITLES = ("DELIVER AT", "IN", "TOPIC", "KEYS", "MESSAGE ID", "HANDLE")
 
@@ -50,7 +50,7 @@ async def list_(
         for one in found
     ]
     of_topic = "" if topic is None else f" of topic {topic}"
-    cli.rows(data, TITLES, rows, f"no message{of_topic} waits for its time of delivery")
+    cli.rows(data, TITLES, rows, f"no message{of_topic} waits for its delivery")
 
 
 def _when(seconds: float) -> str:

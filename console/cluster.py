@@ -10,14 +10,16 @@ from nicegui import ui
 
 from halfmq.client.access import AclEntry, User
 from halfmq.client.admin import Admin
-from halfmq.client.administration.settings import BrokerSetting
+from halfmq.client.administration.settings import BrokerSetting, BrokerStatus
 from halfmq.client.errors import UnsupportedRequestError
 
 from .session import reported
-from .widgets import SearchTable, confirm
+from .widgets import SearchTable, confirm, facts
 
 ACTIONS: Final = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List", "All")
 """What a permission may be for."""
+LIMITS_SHOWN: Final = 5
+"""Limits that are nearest to their ends."""
 
 
 async def connections(admin: Admin, query: str) -> None:
@@ -52,24 +54,52 @@ async def brokers(admin: Admin, query: str) -> None:
     """All figures of all brokers."""
 
     async def load() -> None:
+        statuses = await admin.broker_statuses()
+        overview.clear()
+        with overview:
+            for one in statuses:
+                ui.label(f"{one.name} at {one.address}").classes("text-lg")
+                facts(_overview(one))
         table.fill(
             [
-                (name, key, value)
-                for name, figures in (await admin.metrics()).items()
-                for key, value in sorted(figures.items())
+                (one.name, key, value)
+                for one in statuses
+                for key, value in sorted(one.metrics.items())
             ]
         )
 
-    for one in await admin.broker_statuses():
-        state = f"answers after {one.seconds * 1000:.0f} ms" if one.error is None else one.error
-        ui.label(f"{one.name} at {one.address}: {state}")
+    overview = ui.column().classes("w-full")
     table = SearchTable[tuple[str, str, str]](
         {"Broker": itemgetter(0), "Figure": itemgetter(1), "Value": itemgetter(2)},
         empty="no broker tells figures",
-        search=query or "halfmq.",
+        search=query,
     )
     await load()
     ui.timer(5.0, reported(load))
+
+
+def _overview(broker: BrokerStatus) -> dict[str, object]:
+    """Return the state of a broker, of its log, flush, disk and limits."""
+    if broker.error is not None:
+        return {"State": broker.error}
+    figures = broker.metrics
+    first, end = (int(figures.get(f"commitLog{name}Offset", 0)) for name in ("Min", "Max"))
+    refused = figures.get("halfmq.refuses_messages")
+    used = {
+        key.split(".")[2]: (int(value), int(figures[key.removesuffix("used") + "most"]))
+        for key, value in figures.items()
+        if key.startswith("halfmq.limits.") and key.endswith(".used")
+    }
+    nearest = sorted(used, key=lambda name: -used[name][0] / used[name][1])[:LIMITS_SHOWN]
+    return {
+        "State": f"refuses messages: {refused}" if refused else "answers",
+        "Log": f"{end - first} bytes, from offset {first} to {end}",
+        "Flush": f"{figures.get('remainHowManyDataToFlush', '-')} are not on disk yet",
+        "Disk": f"{float(figures.get('commitLogDiskRatio', 0)):.0%} in use. "
+        + figures.get("commitLogDirCapacity", ""),
+        "Limits": "; ".join(f"{name}: {used[name][0]} of {used[name][1]}" for name in nearest)
+        or "the broker tells none",
+    }
 
 
 async def settings(admin: Admin, query: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from datetime import datetime
 from typing import Any, Final
@@ -157,31 +158,23 @@ async def message(admin: Admin, query: str) -> None:
         text, name = box.value.strip(), topic.value.strip()
         with result:
             if not text:
-                ui.label("Enter an id, or a key and its topic")
+                ui.label("Enter an id, a key or a time")
                 return
             pending = await admin.transaction(text)
             if pending is not None:
                 ui.label("An undecided transaction:")
                 ui.link(pending.half_message_id, f"/transactions?q={quote(text)}")
-            one = await admin.message(text, name or None)
-            found = [] if one is None else [one]
-            if not found and name:
-                found = await admin.messages_with_key(name, text)
-            if not found and name and (since := _time(text)) is not None:
-                async with aclosing(admin.browse(name, since=since)) as messages:
-                    async for each in messages:
-                        found.append(each)
-                        if len(found) == MESSAGES_MAX:
-                            break
+            topics = {name} if name else {o.name for o in await admin.topics() if not o.is_internal}
+            found = await _found(admin, text, sorted(topics))
             if not found and pending is None:
-                where = f" in topic {name}" if name else "; message ids and keys need a topic"
-                ui.label(f"Nothing has the id or key “{text}”{where}")
+                where = f"topic {name}" if name else f"{len(topics)} topics"
+                ui.label(f"Nothing in {where} has the id or key “{text}”, or was stored then")
             for each in found:
                 await _life(admin, each)
 
     with ui.row().classes("items-center w-full"):
         box = ui.input("Id, key or time", value=query).classes("min-w-80").props("outlined dense")
-        topic = ui.input("Topic").props("outlined dense")
+        topic = ui.input("Topic", placeholder="all").props("outlined dense")
         ui.button("Find", icon="search", on_click=reported(find))
         box.on("keydown.enter", reported(find))
         topic.on("keydown.enter", reported(find))
@@ -190,14 +183,41 @@ async def message(admin: Admin, query: str) -> None:
         await find()
 
 
+async def _found(admin: Admin, text: str, topics: Sequence[str]) -> list[ReceivedMessage]:
+    """Return the messages with an id or a key; without any, those stored from a time on."""
+    one = await admin.message(text)
+    if one is not None and (topic := one.properties.get("REAL_TOPIC")):  # a half message
+        one = await admin.message(one.message_id, topic) or one
+    if one is not None:
+        return [one]
+    found: list[ReceivedMessage] = []
+    for topic in topics:
+        one = await admin.message(text, topic)
+        found += [one] if one is not None else await admin.messages_with_key(topic, text)
+    since = _time(text)
+    for topic in topics if since is not None and not found else ():
+        async with aclosing(admin.browse(topic, since=since)) as messages:
+            numbers = iter(range(MESSAGES_MAX))
+            async for each in messages:
+                if next(numbers, None) is None:
+                    break
+                found.append(each)
+    return sorted(found, key=lambda each: each.store_timestamp)[:MESSAGES_MAX]
+
+
 def _time(text: str) -> datetime | None:
     with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(text).astimezone()
     return None
 
 
+def _shown(time: datetime) -> str:
+    return time.isoformat(timespec="milliseconds")
+
+
 async def _life(admin: Admin, message: ReceivedMessage) -> None:
-    half = message.half_message_id
+    half_id = message.half_message_id
+    half = None if half_id is None else await admin.message(half_id)
     with ui.card().classes("w-full"):
         facts(
             {
@@ -208,13 +228,16 @@ async def _life(admin: Admin, message: ReceivedMessage) -> None:
                 f"{message.queue_offset}",
                 "Keys": message.keys or "-",
                 "Tags": message.tags or "-",
-                **({} if half is None else {"Half message": half}),
-                "Sent": message.born_timestamp.isoformat(timespec="milliseconds"),
-                "Stored": message.store_timestamp.isoformat(timespec="milliseconds"),
+                **({} if half_id is None else {"Half message": half_id}),
+                **({} if half is None else {"Prepared": _shown(half.store_timestamp)}),
+                "Sent": _shown(message.born_timestamp),
+                "Stored" if half_id is None else "Committed": _shown(message.store_timestamp),
             }
         )
         groups = await admin.consumption(message)
-        if not groups:
+        if message.topic == "RMQ_SYS_TRANS_HALF_TOPIC":
+            ui.label("No message of it was delivered: it is undecided, or was rolled back")
+        elif not groups:
             ui.label(f"No group consumes topic {message.topic}")
         for one in groups:
             attempts = f", {one.attempts} failed attempts" if one.attempts else ""

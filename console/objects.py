@@ -272,7 +272,7 @@ async def dead_letters(admin: Admin, query: str) -> None:
 
 
 async def delayed(admin: Admin, query: str) -> None:
-    """Messages that wait for their time of delivery; cancel one."""
+    """Messages that wait for their delivery; cancel one."""
 
     async def load() -> None:
         table.fill(await admin.delayed())
@@ -293,7 +293,7 @@ async def delayed(admin: Admin, query: str) -> None:
             "Message id": lambda one: one.message_id,
             "Broker": lambda one: one.broker_name,
         },
-        empty="no message waits for its time of delivery",
+        empty="no message waits for its delivery",
         on_open=cancel,
         search=query,
         also=lambda one: one.recall_handle,

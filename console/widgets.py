@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlencode
 
@@ -18,9 +19,10 @@ T = TypeVar("T")
 
 _OPENING_CELL: Final = """
 <q-td :props="props"><q-btn flat dense no-caps align="left" :label="String(props.value)"
-  @click.stop="() => $parent.$emit('open', props.row)" /></q-td>
+  :href="'?open=' + encodeURIComponent(props.value)"
+  @click.stop.prevent="() => $parent.$emit('open', props.row)" /></q-td>
 """
-"""A button as the first cell, which the keyboard reaches."""
+"""A link as the first cell, which the keyboard reaches."""
 
 
 class SearchTable(Generic[T]):
@@ -40,7 +42,8 @@ class SearchTable(Generic[T]):
         Args:
             columns: Title of each column, and what it shows of an item.
             empty: What is said if there are no items.
-            on_open: Called with an item whose row is clicked.
+            on_open: Called with an item whose row is clicked, or whose first cell is ``open`` in
+                the page's address.
             search: The text that is searched first, from the page's address, which follows it and
                 the order of the rows; None for a list in a dialogue.
             also: What is searched too, and not shown.
@@ -77,7 +80,9 @@ class SearchTable(Generic[T]):
             .props("flat bordered dense wrap-cells=false")
         )
         self._table.on("request", lambda event: self._ordered(event.args["pagination"]))
+        self._on_open, self._to_open = on_open, None
         if on_open is not None:
+            self._to_open = self._is_linked and ui.context.client.request.query_params.get("open")
             self._table.classes("cursor-pointer")
             self._table.on("rowClick", lambda event: on_open(self._items[event.args[1]["key"]]))
             self._table.on("open", lambda event: on_open(self._items[event.args["key"]]))
@@ -91,6 +96,10 @@ class SearchTable(Generic[T]):
             for number, one in enumerate(items)
         ]
         self._show(dict(self._table.pagination))
+        named = [row["key"] for row in self._rows if row["c0"] == self._to_open]
+        if named and self._on_open is not None:
+            self._to_open = None
+            ui.timer(0, partial(self._on_open, items[named[0]]), once=True)
 
     def _key(self, event: KeyEventArguments) -> None:
         if event.action.keydown and event.key == "/":

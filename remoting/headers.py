@@ -116,9 +116,9 @@ class RecallMessageResponseHeader(Header, frozen=True, kw_only=True):
     msg_region: str | None = field(default=None, name="MSG_REGION")
 
 
-@request_header(RequestCode.QUERY_TIMERS)
-class QueryTimersRequestHeader(Header, frozen=True, kw_only=True):
-    """QUERY_TIMERS (9005): a page of the messages that wait for their time of delivery."""
+@request_header(RequestCode.QUERY_DELAYED)
+class QueryDelayedRequestHeader(Header, frozen=True, kw_only=True):
+    """QUERY_DELAYED (9005): a page of the messages that wait for their delivery."""
 
     topic: Name | None = None  # only those of this topic
     after: Int64 = -1  # the last page's ``nextAfter``
@@ -126,9 +126,9 @@ class QueryTimersRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: Name | None = field(default=None, name="bname")
 
 
-@answer_header(RequestCode.QUERY_TIMERS, RequestCode.QUERY_TRANSACTIONS)
+@answer_header(RequestCode.QUERY_DELAYED, RequestCode.QUERY_TRANSACTIONS)
 class PageResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 9005, whose body has the stored records one after the other, and to 9000."""
+    """Answer to 9000 and 9005."""
 
     next_after: Int64 | None = None  # the next request's ``after``; None: this is the last page
 

@@ -1,4 +1,4 @@
-"""halfmq's own requests, about transactions and consumers: their headers, and bodies in MSGPACK.
+"""halfmq's own requests: their headers, and their bodies in MSGPACK.
 
 Official peers neither send nor need them. The halfmq client sends them to a broker that has
 answered it in MSGPACK. ``docs/wire.md`` lists them. Headers follow the rules of ``headers``.
@@ -37,6 +37,9 @@ CONSUMERS_MAX: Final = 1000
 MEMBER_TOPICS_MAX: Final = 4096
 """Topics of one member, and so entries by which a page may exceed the requested number: it lists
 whole members."""
+
+DELAYED_MAX: Final = 1000
+"""Delayed messages that one page looks at: some milliseconds of the broker's event loop."""
 
 E = TypeVar("E", bound="EndEntry")
 
@@ -118,6 +121,17 @@ class ConsumerInfo(EndEntry, frozen=True):
     filter: str  # in normal form: tags in order
 
 
+class DelayedInfo(EndEntry, frozen=True):
+    """One message that waits for its delivery."""
+
+    topic: str  # to which it will be delivered; of a retry, the retry topic of its group
+    message_id: str  # UNIQ_KEY; empty if its sender set none
+    keys: str
+    deliver_ms: Int64
+    store_timestamp: Int64  # ms
+    recall_handle: str
+
+
 def encode_entries(entries: Sequence[EndEntry]) -> bytes:
     """Encode entries, in order, as a body."""
     return _encode(entries)
@@ -152,6 +166,8 @@ decode_transactions: Final = _reader(TransactionInfo, TRANSACTIONS_MAX)
 """Reads the answer to QUERY_TRANSACTIONS."""
 decode_consumers: Final = _reader(ConsumerInfo, CONSUMERS_MAX + MEMBER_TOPICS_MAX)
 """Reads the answer to QUERY_CONSUMERS."""
+decode_delayed: Final = _reader(DelayedInfo, DELAYED_MAX)
+"""Reads the answer to QUERY_DELAYED."""
 
 
 @request_header(RequestCode.QUERY_TRANSACTIONS)

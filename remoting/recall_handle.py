@@ -1,7 +1,7 @@
-"""Handles of timer messages, by which their senders recall them.
+"""Handles of messages that wait for their delivery, by which they are recalled.
 
 The text is RocketMQ's: URL-safe base64 of ``v1 TOPIC BROKER TIME UNIQ_KEY``. Its clients read these
-five fields and ignore more; a halfmq broker adds the message's offset in the timer queue.
+five fields and ignore more; a halfmq broker adds the place where the message waits.
 
 Source: RocketMQ ``RecallMessageHandle``.
 """
@@ -19,7 +19,7 @@ class RecallHandle(NamedTuple):
     broker_name: str
     deliver_ms: int  # milliseconds since 1970, cut to a second, plus one
     unique_key: str
-    queue_offset: int = -1  # in the timer topic; -1 if RocketMQ made the handle: it is not named
+    place: int = -1  # the broker's own number; -1 if RocketMQ made the handle: it is not named
 
     def encode(self) -> str:
         """Return the text that the broker answers and a client sends back."""

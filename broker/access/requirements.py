@@ -257,7 +257,7 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.QUERY_MESSAGE: _topic(SUB, GET),
     RequestCode.VIEW_MESSAGE_BY_ID: _signature,  # and GET or SUB on the record's topic
     RequestCode.RECALL_MESSAGE: _topic(PUB),
-    RequestCode.QUERY_TIMERS: _cluster(GET),
+    RequestCode.QUERY_DELAYED: _cluster(GET),
     RequestCode.SEND_REPLY_MESSAGE: _topic(PUB),  # the topic of all replies
     RequestCode.SEND_REPLY_MESSAGE_V2: _topic(PUB),
     RequestCode.POP_MESSAGE: _group_and_topic("consumer_group", SUB),

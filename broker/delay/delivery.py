@@ -44,7 +44,7 @@ from halfmq.store.format.properties import PROPERTY_REAL_TOPIC, PROPERTY_UNIQ_KE
 from halfmq.store.format.queue_entry import QueueEntry
 from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.timers import timer_delay_ms, timer_due_ms
-from halfmq.store.format.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from halfmq.store.format.topics import TIMER_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 
@@ -64,6 +64,7 @@ from .waiting import (
     Due,
     DueTimes,
     WaitingQueue,
+    number_of,
     place_of,
     queue_offset_of,
 )
@@ -106,10 +107,18 @@ class Recalled(NamedTuple):
     durable_at: int
 
 
-class TimerPage(NamedTuple):
+class WaitingMessage(NamedTuple):
+    """A message that waits."""
+
+    record: Record
+    place: int
+    due_ms: int
+
+
+class WaitingPage(NamedTuple):
     """A part of a listing."""
 
-    records: list[tuple[Record, bytes]]  # decoded, and as they are stored
+    messages: list[WaitingMessage]
     next_after: int | None  # `after` of the next page; None: this is the last
 
 
@@ -158,13 +167,8 @@ class DelayService:
 
     def on_stored(self, request: AppendRequest) -> None:
         """Add a message that has just been appended; messages of other topics are ignored."""
-        if request.topic == SCHEDULE_TOPIC:
-            number = request.queue_id + 1
-        elif request.topic == TIMER_TOPIC:
-            number = TIMER_QUEUE + request.queue_id
-        else:
-            return
-        if number >= len(self._queues):  # a client may name any queue
+        number = number_of(request.topic, request.queue_id)
+        if number is None or number >= len(self._queues):  # a client may name any queue
             return
         queue = self._queues[number]
         place = place_of(number, queue.end)
@@ -210,7 +214,7 @@ class DelayService:
             record: Record | None = None
             try:
                 with allowed_to_wait(self._fetches >= FETCHES_MAX):
-                    record = self._record(one.place)
+                    record = self._record(self._entry(one.place))
             except NotInMemoryError as error:
                 missing += error.missing
             except OSError as error:
@@ -307,62 +311,74 @@ class DelayService:
             NotInMemoryError: It must be read from the disk first.
             StoreError: The recall could not be stored, and the message waits on.
         """
-        record = self._named(handle)
+        waiting = self._named(handle)
         if (
-            record is None
-            or handle.unique_key != text_of(record, PROPERTY_UNIQ_KEY)
-            or handle.topic != text_of(record, PROPERTY_REAL_TOPIC)
+            waiting is None
+            or handle.unique_key != text_of(waiting.record, PROPERTY_UNIQ_KEY)
+            or handle.topic != text_of(waiting.record, PROPERTY_REAL_TOPIC)
         ):
             raise TimerError(
                 "recall failed, timestamp invalid: no such message waits; it has been delivered, "
                 "or was recalled before"
             )
-        place = place_of(TIMER_QUEUE, record.queue_offset)
-        if self._state(place) == RECALLED:  # the answer to the first request was lost
+        if self._state(waiting.place) == RECALLED:  # the answer to the first request was lost
             return Recalled(handle.unique_key, self._store.write_offset)
-        (appended,) = self._store.append([recall_of(record, place)])
-        self._finish([place], RECALLED, appended.physical_offset, appended.end)
+        (appended,) = self._store.append([recall_of(*waiting)])
+        self._finish([waiting.place], RECALLED, appended.physical_offset, appended.end)
         return Recalled(handle.unique_key, appended.end)
 
-    def _named(self, handle: RecallHandle) -> Record | None:
-        """Return the waiting, or recalled, record that a handle names, or its latest copy."""
-        state = self._queues[TIMER_QUEUE].state
-        if state(handle.queue_offset) != DELIVERED:
-            return self._record(place_of(TIMER_QUEUE, handle.queue_offset))
+    def _named(self, handle: RecallHandle) -> WaitingMessage | None:
+        """Return the waiting, or recalled, message that a handle names, or its latest copy."""
+        if self._state(handle.place) != DELIVERED:
+            return self._waiting(handle.place)
         index = self._store.index
         end_ms = max(self._now_ms(), index.last_update[0]) + INDEX_MARGIN_MS
         for offset in index.query(TIMER_TOPIC, handle.unique_key, COPIES_FOUND_MAX, 0, end_ms):
             record = self._store.reader.record_at(offset)
             if record is None or is_recall(record.properties):
                 continue
+            place = place_of(TIMER_QUEUE, record.queue_offset)
             is_copy = record.prepared_transaction_offset < 0
-            is_meant = is_copy or handle.queue_offset < 0  # RocketMQ names a message by its key
-            if is_meant and state(record.queue_offset) != DELIVERED:
-                return record
+            is_meant = is_copy or handle.place < 0  # RocketMQ names a message by its key
+            if is_meant and self._state(place) != DELIVERED:
+                return self._waiting(place)
         return None
 
-    def page(self, after: int, max_count: int, max_bytes: int) -> TimerPage:
-        """Return messages with a time of delivery, in the order in which they were stored.
+    def page(self, after: int, max_count: int, max_bytes: int) -> WaitingPage:
+        """Return waiting messages, queue by queue, in the order in which they were stored.
 
         Args:
             after: `next_after` of the previous page; -1 for the first.
-            max_count: Most messages to return.
+            max_count: Most messages to look at.
             max_bytes: Bytes of records after which the page ends.
 
         Raises:
             NotInMemoryError: A message must be read from the disk first.
         """
-        found: list[tuple[Record, bytes]] = []
+        found: list[WaitingMessage] = []
         size = 0
-        while len(found) < max_count and size < max_bytes:
-            pending = self._queues[TIMER_QUEUE].next_pending(after + 1)
-            encoded = None if pending is None else self._encoded(place_of(TIMER_QUEUE, pending))
-            if pending is None or encoded is None:  # after the last readable one
-                return TimerPage(found, None)
-            found.append((decode_record(encoded, check_crc=False), encoded))
-            size += len(encoded)
-            after = pending
-        return TimerPage(found, after)
+        for _ in range(max_count):
+            place = self._next_pending(max(after + 1, 0))
+            if place is None:
+                return WaitingPage(found, None)
+            after = place
+            message = self._waiting(place)
+            if message is not None:
+                found.append(message)
+                size += message.record.total_size
+            if size >= max_bytes:
+                break
+        return WaitingPage(found, after)
+
+    def _next_pending(self, place: int) -> int | None:
+        """Return the first place from one on where a message waits."""
+        first = queue_offset_of(place)
+        for queue in self._queues[place >> OFFSET_BITS :]:
+            queue_offset = queue.next_pending(first)
+            if queue_offset is not None:
+                return place_of(queue.number, queue_offset)
+            first = 0
+        return None
 
     def kept(self) -> Kept:
         return {DELAYED: self.waiting}
@@ -406,20 +422,19 @@ class DelayService:
                 entry = self._entry(place_of(queue.number, offset))
                 if entry is None or entry.physical_offset >= end:
                     break
-                if not self._copy(place_of(queue.number, offset), entry):
+                if not self._copy(place_of(queue.number, offset)):
                     return False
                 copied += 1
                 offset = queue.next_pending(offset + 1)
         return copied > 0
 
-    def _copy(self, place: int, entry: QueueEntry) -> bool:
-        record = self._record(place)
-        if record is None:  # it is damaged, and cannot be delivered either
+    def _copy(self, place: int) -> bool:
+        waiting = self._waiting(place)
+        if waiting is None:  # it is damaged, and cannot be delivered either
             self._finish([place], DELIVERED, 0, 0)
             return True
-        due_ms = timer_due_ms(record.properties, record.store_timestamp) or entry.tags_code
         try:
-            (appended,) = self._store.append([again(record, place, due_ms)])
+            (appended,) = self._store.append([again(*waiting)])
         except StoreError as error:  # the log is kept for it
             logger.warning("event=delayed_message_not_copied error=%r", str(error))
             return False
@@ -430,26 +445,34 @@ class DelayService:
         return self._queues[place >> OFFSET_BITS]
 
     def _state(self, place: int) -> int:
-        return self._queue(place).state(queue_offset_of(place))
+        is_known = 0 <= place >> OFFSET_BITS < len(self._queues)  # a client may name any place
+        return self._queue(place).state(queue_offset_of(place)) if is_known else DELIVERED
 
     def _entry(self, place: int) -> QueueEntry | None:
         queue = self._queue(place)
         offset = queue_offset_of(place)
         return next(iter(self._store.queues.entries(queue.topic, queue.queue_id, offset, 1)), None)
 
-    def _encoded(self, place: int) -> bytes | None:
-        entry = self._entry(place)
-        return None if entry is None else self._store.reader.record_bytes(entry.physical_offset)
-
-    def _record(self, place: int) -> Record | None:
-        """Return the waiting record at a place; None if there is none, or it is damaged.
+    def _record(self, entry: QueueEntry | None) -> Record | None:
+        """Return the record of a queue entry; None if there is none, or it is damaged.
 
         Raises:
             NotInMemoryError: It must be read from the disk first.
             OSError: It cannot be read.
         """
-        encoded = self._encoded(place)
+        if entry is None:
+            return None
+        encoded = self._store.reader.record_bytes(entry.physical_offset)
         return None if encoded is None else decode_record(encoded, check_crc=False)
+
+    def _waiting(self, place: int) -> WaitingMessage | None:
+        """Return the message at a place; raises as `_record` does."""
+        entry = self._entry(place)
+        record = self._record(entry)
+        if entry is None or record is None:
+            return None
+        due_ms = timer_due_ms(record.properties, record.store_timestamp) or entry.tags_code
+        return WaitingMessage(record, place, due_ms)
 
     def _shown(self, place: int) -> str:
         queue = self._queue(place)

@@ -28,7 +28,7 @@ from halfmq.store.format.properties import (
     without_properties,
 )
 from halfmq.store.format.record import Record
-from halfmq.store.format.timers import TIMER_UNITS_MS, timer_due_ms, timer_out_ms
+from halfmq.store.format.timers import TIMER_UNITS_MS, timer_out_ms
 from halfmq.store.format.topics import TIMER_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
@@ -168,15 +168,18 @@ def again(record: Record, place: int, due_ms: int) -> AppendRequest:
     )
 
 
-def recall_of(record: Record, place: int) -> AppendRequest:
-    """Return the record of the recall of a waiting record; RocketMQ understands it, too."""
-    due_ms = timer_due_ms(record.properties, record.store_timestamp) or 0
+def recall_of(record: Record, place: int, due_ms: int) -> AppendRequest:
+    """Return the record of the recall of a waiting record.
+
+    RocketMQ understands it, too, unless the message waits in the queue of a delay level.
+    """
     changed = (
         (PROPERTY_TAGS, "_RECALL_TAG_"),
         (PROPERTY_TIMER_DEL_UNIQKEY, recalled_key(record)),
         (PROPERTY_TIMER_DELIVER_MS, str(due_ms)),
+        (PROPERTY_TIMER_OUT_MS, text_of(record, PROPERTY_TIMER_OUT_MS) or str(timer_out_ms(due_ms))),
     )
-    kept = (PROPERTY_UNIQ_KEY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID, PROPERTY_TIMER_OUT_MS)
+    kept = (PROPERTY_UNIQ_KEY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID)
     properties = "".join(f"{name}\x01{text_of(record, name)}\x02" for name in kept)
     return replace(
         copy_of(record, TIMER_TOPIC, TIMER_QUEUE),

@@ -34,6 +34,13 @@ _AFTER_POWER_CUT: Final = bytes(0 if state & _UNDURABLE else state for state in 
 _FOR_GOOD: Final = re.compile(rb"[\1\2]*")
 
 
+def number_of(topic: str, queue_id: int) -> int | None:
+    """Return the number of a queue in which messages wait; None for any other queue."""
+    if topic == SCHEDULE_TOPIC:
+        return queue_id + 1
+    return TIMER_QUEUE if (topic, queue_id) == (TIMER_TOPIC, 0) else None
+
+
 def place_of(number: int, queue_offset: int) -> int:
     """Return the place of a message in a queue."""
     return number << OFFSET_BITS | queue_offset

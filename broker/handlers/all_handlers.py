@@ -49,7 +49,7 @@ from .messages.pop import PopHandler
 from .messages.pull import PullHandler
 from .messages.pull_admission import PullAdmission
 from .messages.queries import QueryHandlers
-from .messages.recall import TimerHandlers
+from .messages.recall import DelayHandlers
 from .messages.reply import ReplyHandler
 from .messages.send import SendHandler
 from .messages.send_back import SendBackHandler
@@ -206,7 +206,7 @@ class AllHandlers:
             replies,
             pop,
             QueryHandlers(store),
-            TimerHandlers(self._delays, tables.topics.get, broker_name=names.broker_name),
+            DelayHandlers(self._delays, tables.topics.get, broker_name=names.broker_name),
             LockHandlers(tables.locks),
         ]
 

@@ -17,7 +17,7 @@ class RefusedCode(NamedTuple):
 
 
 _NOT_IN_ROCKETMQ: Final = "RocketMQ 5.3.3 does not serve it either"
-_TIMER: Final = "there is no timer wheel; QUERY_TIMERS (9005) lists messages that wait"
+_TIMER: Final = "there is no timer wheel; QUERY_DELAYED (9005) lists messages that wait"
 _POP: Final = "pops are not undone; CHANGE_MESSAGE_INVISIBLETIME makes a message visible again"
 _ROCKS: Final = "there is no RocksDB; tables are JSON files, and queues are those of RocketMQ"
 _REPLICAS: Final = "this broker is a master; halfmq ha status shows its slave"

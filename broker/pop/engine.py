@@ -40,7 +40,7 @@ from ..loop.fetches import Fetch
 from ..net.long_polling import Wanted
 from ..tables.consumer_offsets import NO_OFFSET, ConsumerOffsetTable
 from .in_flight import Lapsed, PopQueue
-from .order import OrderLocks
+from .order import OrderLock
 from .records import LEFT, REVIVE_QUEUES, PopRecord, decode_pop
 from .retries import Retries, base_topic, was_popped
 from .revive_log import ReviveLog
@@ -141,8 +141,7 @@ class PopEngine:
     _visible: Callable[[str], None]  # called with a topic of which messages may be popped again
 
     def __attrs_post_init__(self) -> None:
-        self._locks = OrderLocks()
-        self._in_flight = self._log.in_flight
+        self._in_flight, self._locks = self._log.in_flight, self._log.locks
         self.popped: set[tuple[str, str]] = set()  # group and topic that pop now
         self._pulled: set[tuple[str, str]] = set()  # that have popped and pull now
         self._settling: deque[Lapsed] = deque()  # of queues that were reset or deleted
@@ -200,8 +199,12 @@ class PopEngine:
         if not said.offsets:
             if said.start == LEFT:
                 self.popped.discard((queue.group, base))
+                self._locks.end(queue.group, queue.topic)
             else:
                 self._move(queue, said.start)
+                self._log.set_lock(queue, said.lock, revive_offset)
+            if said.lock is not None:
+                self.popped.add((queue.group, base))
             return
         self.popped.add((queue.group, base))
         self._move(queue, max(said.offsets[-1] + 1, self._position(queue)))
@@ -330,29 +333,31 @@ class PopEngine:
 
     def _lock(self, taken: Taken, pop_ms: int, wish: Wish) -> None:
         """Lock the queue for messages in order; too many deliveries make a dead letter instead."""
-        taken.times = self._locks.lock(
+        lock = self._locks.next(
             taken.queue,
             taken.offsets,
             taken.next_offset,
             pop_ms=pop_ms,
             invisible_ms=wish.invisible_ms,
             attempt_id=wish.attempt_id,
-            now_ms=self._monotonic_ms(),
         )
-        limit = self._retries.limit(wish.group)
-        dead = [one for one in taken.records if taken.times[one[0]] > limit]
-        if dead:
-            self._store.append(self._retries.dead_letters(taken.queue, [one for _, one in dead]))
-            taken.records = [one for one in taken.records if one not in dead]
-            for offset, _ in dead:
-                self._move_in_order(taken.queue, offset)
-        self._wake()
+        taken.times, limit = lock.times, self._retries.limit(wish.group)
+        dead = [one for one in taken.records if lock.times.get(one[0], 0) > limit]
+        for offset, _ in dead:
+            lock = lock.without(offset)
+        letters = self._retries.dead_letters(taken.queue, [one for _, one in dead]) if dead else ()
+        self._store_lock(taken.queue, lock, letters)
+        taken.records = [one for one in taken.records if one not in dead]
 
-    def _move_in_order(self, queue: PopQueue, offset: int) -> int:
-        """Acknowledge a message of a locked queue; return where the log must be on disk."""
-        position = self._locks.acknowledge(queue, offset)
+    def _store_lock(
+        self, queue: PopQueue, lock: OrderLock, more: Sequence[AppendRequest] = ()
+    ) -> int:
+        """Store what is left of a lock, and where the group continues; return the end of the log."""
+        position = lock.position
+        end = self._log.store_position(queue, position, lock if lock.invisible_ms else None, more)
         self._move(queue, position)
-        return self._log.store_position(queue, position)
+        self._wake()
+        return end
 
     def acknowledge(self, group: str, topic: str, handles: Sequence[PopHandle]) -> int:
         """End the deliveries of one pop from one queue; return where the log must be on disk.
@@ -384,7 +389,12 @@ class PopEngine:
 
     def _store_acknowledgements(self, queue: PopQueue, handles: Sequence[PopHandle]) -> int:
         if handles[0].revive_queue == ORDER_QUEUE:
-            end = max([self._move_in_order(queue, handle.offset) for handle in handles])
+            held = self._locks.get(queue)
+            assert held is not None  # or the handles would not count
+            lock = held.lock
+            for handle in handles:
+                lock = lock.without(handle.offset)
+            end = self._store_lock(queue, lock)
             self._visible(queue.topic)
             return end
         (stored,) = self._store.append([self._log.done(queue, handles)])
@@ -403,12 +413,14 @@ class PopEngine:
         """
         queue = PopQueue(group, topic, handle.queue_id)
         self._check(queue, handle)
-        now_ms = self._monotonic_ms()
         if handle.revive_queue == ORDER_QUEUE:
-            left_ms = max(self._now_ms() - handle.pop_ms, 0) + invisible_ms
-            left_ms = self._locks.hide(queue, handle.offset, left_ms, now_ms + invisible_ms)
-            self._wake()
-            return handle._replace(invisible_ms=left_ms), 0
+            held = self._locks.get(queue)
+            assert held is not None  # or the handle would not count
+            lock = held.lock.hidden(
+                handle.offset, self._monotonic_ms() - held.popped_ms + invisible_ms
+            )
+            end = self._store_lock(queue, lock)
+            return handle._replace(invisible_ms=lock.invisible_ms[handle.offset]), end
         pop_ms = max(self._now_ms(), handle.pop_ms + 1)  # so that the old handle is another one
         said = PopRecord(queue, pop_ms, handle.offset, (handle.offset,), invisible_ms)
         done = self._log.done(queue, [handle])
@@ -456,7 +468,7 @@ class PopEngine:
         self._log.store_position(queue, offset)
 
     def _clear(self, queue: PopQueue) -> None:
-        self._locks.release(queue)
+        self._locks.put(queue, None)
         self._first_pop_ms = self._now_ms() + 1  # so that a start can tell which pop is later
         self._settling += self._in_flight.take_queue(queue)
         self._settle()
@@ -480,6 +492,7 @@ class PopEngine:
         self.popped.discard(key)
         self._pulled.add(key)
         self._draining.add(key)
+        self._locks.end(group, topic)
         self._log.store_position(PopQueue(group, topic, 0), LEFT)
         self._wake()
 

@@ -3,7 +3,8 @@
 * A checkpoint names the messages that a pop got from one queue.
 * An acknowledgement names some of them that are done.
 * A position, a checkpoint without messages, says where the group continues; -1 says that the group
-  has left pop, so that earlier checkpoints do not move it.
+  has left pop, so that earlier checkpoints do not move it. Of a queue that is popped in order, it
+  also has the lock, in a field of our own.
 
 RocketMQ stores them as timer messages first, which bring them to the revive topic when they are
 due. Ours go there at once, with the current time as their time of delivery: RocketMQ takes that as
@@ -21,6 +22,7 @@ from halfmq.store.format.properties import encode_properties, get_property, tag_
 from halfmq.store.log.append_request import AppendRequest
 
 from .in_flight import PopQueue
+from .order import OrderLock
 
 REVIVE_QUEUES: Final = 8  # of the revive topic; RocketMQ's `reviveQueueNum`
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
@@ -45,6 +47,7 @@ class _Body(msgspec.Struct, gc=False):
     bits: int = msgspec.field(name="bm", default=0)
     offset: int = msgspec.field(name="ao", default=-1)
     offsets: tuple[int, ...] = msgspec.field(name="aol", default=())
+    lock: OrderLock | None = None
 
 
 _decode: Final = msgspec.json.Decoder(_Body).decode
@@ -60,6 +63,7 @@ class PopRecord(msgspec.Struct, gc=False):
     offsets: tuple[int, ...]
     invisible_ms: int = 0
     is_checkpoint: bool = True  # or an acknowledgement
+    lock: OrderLock | None = None
 
 
 def decode_pop(encoded: bytes) -> PopRecord | None:
@@ -75,7 +79,9 @@ def decode_pop(encoded: bytes) -> PopRecord | None:
             for number, difference in enumerate(body.differences)
             if not body.bits >> number & 1
         )
-        return PopRecord(queue, body.pop_ms, body.start, offsets, body.invisible_ms)
+        return PopRecord(
+            queue, body.pop_ms, body.start, offsets, body.invisible_ms, lock=body.lock
+        )
     offsets = body.offsets or (body.offset,)
     return PopRecord(queue, body.pop_ms, body.start, offsets, is_checkpoint=False)
 
@@ -115,6 +121,8 @@ class PopRecords:
         else:
             tag, offset = "ack", offsets[0]
             body |= {"ao": offset}
+        if said.lock is not None:
+            body["lock"] = msgspec.to_builtins(said.lock, str_keys=True)
         key = (
             f"{queue.topic}@{queue.queue_id}@{offset}@{queue.group}@{said.pop_ms}@"
             f"{self.broker_name}@{'ck' if said.is_checkpoint else 'ack'}"

@@ -19,9 +19,12 @@ from halfmq.store.message_store import MessageStore
 from ..tables.consumer_offsets import ConsumerOffsetTable
 from ..tables.topic_table import TopicTable
 from .in_flight import CHUNK, InFlight, PopCheckpoint, PopQueue
+from .order import HeldLock, OrderLock, OrderLocks
 from .records import REVIVE_GROUP, REVIVE_QUEUES, PopRecord, PopRecords, decode_pop
 
 logger = logging.getLogger(__name__)
+
+POSITIONS_QUEUE: Final = 0  # the revive queue of all positions
 
 OLD_CHUNKS: Final = 16
 """Chunks of a revive queue after which a checkpoint is written again: a start reads no more."""
@@ -29,7 +32,7 @@ OLD_CHUNKS: Final = 16
 
 @define(eq=False, repr=False, slots=False)
 class ReviveLog:
-    """Stores what pops do, and keeps what is in flight."""
+    """Stores what pops do, and keeps what is in flight and which queues are locked."""
 
     _store: MessageStore
     _topics: TopicTable
@@ -41,7 +44,7 @@ class ReviveLog:
 
     def __attrs_post_init__(self) -> None:
         self.topic, self.broker_name = self._records.topic, self._records.broker_name
-        self.in_flight = InFlight()
+        self.in_flight, self.locks = InFlight(), OrderLocks()
         self._settled: dict[int, int] = {}  # revive queue → offset settled at the last save
 
     def read(self, revive_queue: int) -> Iterator[tuple[int, PopRecord]]:
@@ -94,13 +97,32 @@ class ReviveLog:
         self._wake()
         return appended[-1].end
 
-    def store_position(self, queue: PopQueue, offset: int) -> int:
-        """Store where a group continues; return where the log ends after it."""
+    def store_position(
+        self,
+        queue: PopQueue,
+        offset: int,
+        lock: OrderLock | None = None,
+        more: Sequence[AppendRequest] = (),
+    ) -> int:
+        """Store where a group continues, the lock of the queue, and other records before.
+
+        Return where the log ends after them.
+        """
         self._topics.ensure(self.topic, REVIVE_QUEUES)
         now_ms = self._now_ms()
-        record = self._records.encode(PopRecord(queue, now_ms, offset, ()), 0, now_ms)
-        (stored,) = self._store.append([record])
+        said = PopRecord(queue, now_ms, offset, (), lock=lock)
+        *_, stored = self._store.append([*more, self._records.encode(said, POSITIONS_QUEUE, now_ms)])
+        self.set_lock(queue, lock, stored.queue_offset)
         return stored.end
+
+    def set_lock(self, queue: PopQueue, lock: OrderLock | None, revive_offset: int) -> None:
+        """Set the lock of a queue, which began with its pop; None ends it."""
+        held = None
+        if lock is not None:
+            # At a start the clock may have been set back: then the lock begins again.
+            age_ms = max(self._now_ms() - lock.pop_ms, 0)
+            held = HeldLock(lock, self._monotonic_ms() - age_ms, revive_offset)
+        self.locks.put(queue, held)
 
     def done(self, queue: PopQueue, handles: Sequence[PopHandle]) -> AppendRequest:
         """Return the record that the messages of these handles, all of one pop, are done."""
@@ -114,14 +136,22 @@ class ReviveLog:
             settled = self._settled.get(revive_queue, -1)
             if settled > self._offsets.query(REVIVE_GROUP, self.topic, revive_queue):
                 self._offsets.keep(REVIVE_GROUP, self.topic, revive_queue, settled)
-            chunk = self.in_flight.first_chunk(revive_queue)
+            chunk = self._first_chunk(revive_queue)
             _, end = self._store.queues.bounds(self.topic, revive_queue)
             self._settled[revive_queue] = (end if chunk is None else min(chunk * CHUNK, end)) - 1
 
+    def _first_chunk(self, revive_queue: int) -> int | None:
+        """Return the oldest chunk of a revive queue that a start must read; None if none."""
+        chunks = [self.in_flight.first_chunk(revive_queue)]
+        if revive_queue == POSITIONS_QUEUE:
+            first = self.locks.first_revive_offset()
+            chunks.append(None if first is None else first // CHUNK)
+        return min((one for one in chunks if one is not None), default=None)
+
     def write_again(self) -> None:
-        """Store old checkpoints again of which messages are in flight; see `OLD_CHUNKS`."""
+        """Store old checkpoints and locks again that still count; see `OLD_CHUNKS`."""
         for revive_queue in range(REVIVE_QUEUES):
-            chunk = self.in_flight.first_chunk(revive_queue)
+            chunk = self._first_chunk(revive_queue)
             _, end = self._store.queues.bounds(self.topic, revive_queue)
             if chunk is None or end // CHUNK - chunk < OLD_CHUNKS:
                 continue
@@ -131,7 +161,10 @@ class ReviveLog:
                 logger.warning("event=pop_not_written_again error=%r", str(error))
 
     def _write_chunk_again(self, revive_queue: int, chunk: int) -> None:
-        for _, said in self._read_chunk(revive_queue, chunk * CHUNK):
+        for offset, said in self._read_chunk(revive_queue, chunk * CHUNK):
+            held = self.locks.get(said.queue)
+            if said.lock is not None and held is not None and held.revive_offset == offset:
+                self.store_position(said.queue, said.start, held.lock)
             if not said.is_checkpoint:
                 continue
             left = {

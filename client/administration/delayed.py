@@ -1,4 +1,4 @@
-"""Messages that wait for their time of delivery: list and cancel them. halfmq brokers only."""
+"""Messages that wait for their delivery: list and cancel them. halfmq brokers only."""
 
 from __future__ import annotations
 
@@ -11,31 +11,28 @@ from typing import Final
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.headers import (
     PageResponseHeader,
-    QueryTimersRequestHeader,
+    QueryDelayedRequestHeader,
     RecallMessageRequestHeader,
 )
-from halfmq.remoting.recall_handle import RecallHandle, parse_recall_handle
-from halfmq.store.format.record import Record
-from halfmq.store.format.timers import timer_due_ms
+from halfmq.remoting.own_requests import DELAYED_MAX, DelayedInfo, decode_delayed
+from halfmq.remoting.recall_handle import parse_recall_handle
 
 from ..arguments import check_count, check_optional_text, check_text
 from ..errors import ConfigurationError, RouteNotFoundError
-from ..net.response_errors import answer_of, records_of
+from ..net.response_errors import answer_of
 from ..net.session import typed
 from .brokers import ClusterClient
 
 DELAYED_LIMIT: Final = 1_000
 """Messages that are listed by default."""
 
-_PAGE: Final = 1_000  # as many as a broker looks at for one answer
-
 
 @dataclass(frozen=True, slots=True)
 class DelayedMessage:
-    """A message that waits for its time of delivery."""
+    """A message that waits for its delivery."""
 
     topic: str
-    """The topic to which it will be delivered."""
+    """The topic to which it will be delivered; of a retry, ``%RETRY%`` and its group."""
     message_id: str
     keys: str
     deliver_at: datetime
@@ -46,14 +43,14 @@ class DelayedMessage:
 
 
 class DelayedCalls(ClusterClient):
-    """Lists and cancels messages that were sent with ``deliver_after`` or ``deliver_at``."""
+    """Lists and cancels messages that wait for their delivery."""
 
     async def delayed(
         self, topic: str | None = None, *, limit: int = DELAYED_LIMIT
     ) -> list[DelayedMessage]:
-        """Return messages that wait for their time of delivery, the next ones first.
+        """Return messages that wait for their delivery, the next ones first.
 
-        Messages with a delay level, and those of transactions, are not among them.
+        Those with a time of delivery or a delay level, retries, and delayed commits.
 
         Args:
             topic: Only those of this topic.
@@ -91,27 +88,23 @@ class DelayedCalls(ClusterClient):
     ) -> AsyncIterator[list[DelayedMessage]]:
         after: int | None = -1
         while after is not None:
-            header = QueryTimersRequestHeader(topic=topic, after=after, max_count=_PAGE)
-            answer = await self._send(address, RequestCode.QUERY_TIMERS, header)
+            header = QueryDelayedRequestHeader(topic=topic, after=after, max_count=DELAYED_MAX)
+            answer = await self._send(address, RequestCode.QUERY_DELAYED, header)
             with answer_of(address):
-                records = list(records_of(answer.body))
-            yield [_delayed(record, name) for record in records]
+                infos = decode_delayed(answer.body)
+            yield [_delayed(info, name) for info in infos]
             after = typed(answer, PageResponseHeader, address).next_after
 
 
-def _delayed(record: Record, broker_name: str) -> DelayedMessage:
-    properties = record.property_map
-    topic, key = properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", "")
-    due_ms = timer_due_ms(record.properties, record.store_timestamp) or 0
-    handle = RecallHandle(topic, broker_name, due_ms, key, record.queue_offset)
+def _delayed(info: DelayedInfo, broker_name: str) -> DelayedMessage:
     return DelayedMessage(
-        topic,
-        key,
-        properties.get("KEYS", ""),
-        _time(due_ms),
-        _time(record.store_timestamp),
+        info.topic,
+        info.message_id,
+        info.keys,
+        _time(info.deliver_ms),
+        _time(info.store_timestamp),
         broker_name,
-        handle.encode(),
+        info.recall_handle,
     )
 
 

@@ -6,8 +6,12 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final, Literal
+from urllib.parse import urlencode
+
+from halfmq.store.format.topics import dead_letter_topic
 
 from ..errors import AccessDeniedError, UnsupportedRequestError
+from .dead_letters import DeadLetter
 from .progress import ProgressCalls
 from .settings import BrokerCalls, BrokerStatus
 from .transactions import TransactionCalls
@@ -60,7 +64,7 @@ class DiagnosisCalls(ProgressCalls, TransactionCalls, BrokerCalls):
 
     async def _lagging(self) -> AsyncGenerator[Diagnosis, None]:
         connected = await self.connected_groups()
-        late = 0
+        late, slowest = 0, (0.0, "")
         for name in await self.group_names():
             group, lag = connected.get(name), await self.lag(name)
             if group is not None and group.unequal_topics:
@@ -70,62 +74,82 @@ class DiagnosisCalls(ProgressCalls, TransactionCalls, BrokerCalls):
                 remedy = (
                     "give all members the same filters: meanwhile messages are lost to the group"
                 )
-                yield Diagnosis("problem", f"group {name}", text, remedy, "/groups")
+                yield Diagnosis("problem", f"group {name}", text, remedy, _page("/groups", q=name))
+            behind = f"lags {lag.messages} messages, {lag.seconds:.0f} s"
             if lag.messages and group is None:
-                text = f"{lag.messages} messages wait, and no consumer is connected"
+                text = f"{behind}: no consumer is connected"
                 remedy = f"start a consumer, or delete the group: halfmq group delete {name}"
-                yield Diagnosis("warning", f"group {name}", text, remedy, "/groups")
             elif lag.seconds > LAG_S_MAX:
-                text = f"lags {lag.messages} messages, {lag.seconds:.0f} s"
-                yield Diagnosis(
-                    "warning",
-                    f"group {name}",
-                    text,
-                    "add consumers, or make handlers faster",
-                    "/groups",
-                )
+                text, remedy = behind, "add consumers, or make handlers faster"
             else:
+                slowest = max(slowest, (lag.seconds, f"{name} {behind}"))
                 continue
             late += 1
+            yield Diagnosis("warning", f"group {name}", text, remedy, _page("/groups", q=name))
         if not late:
-            yield Diagnosis("ok", "groups", "none lags")
+            seconds, most = slowest
+            text = f"none lags for long: {most}" if seconds else "none lags"
+            yield Diagnosis("ok", "groups", text, page=_page("/groups", sort="-Lag in s"))
         for name, count in (await self.dead_letter_groups()).items():
+            found = [one async for one in self.browse(dead_letter_topic(name), latest=1)]
+            last = max(found, key=lambda one: one.store_timestamp)
+            cause = DeadLetter(last.record, last.queue.broker_name, name).cause
+            text = f"has {count} dead letters, the last one: {cause}"
             remedy = f"halfmq dlq list {name} counts the causes"
-            yield Diagnosis(
-                "warning", f"group {name}", f"has {count} dead letters", remedy, "/dead-letters"
-            )
+            page = _page("/dead-letters", q=name)
+            yield Diagnosis("warning", f"group {name}", text, remedy, page)
 
     async def _stuck(self) -> AsyncGenerator[Diagnosis, None]:
-        parked = alone = old = 0
+        parked = alone = old = count = 0
+        oldest_s = 0.0
         async for one in self.transactions(limit=TRANSACTIONS_MAX):
+            count, oldest_s = count + 1, max(oldest_s, one.age)
             parked += one.parked_reason is not None
             alone += one.producers == 0
             old += one.age > UNDECIDED_S_MAX
-        for count, text, remedy in (
+        for stuck, text, remedy, page in (
             (
                 parked,
                 "wait for an operator",
                 "halfmq tx list --state parked, then commit or rollback",
+                _page("/transactions", q="parked"),
             ),
-            (alone, "have no producer to ask", "start a producer of their group: halfmq tx list"),
+            (
+                alone,
+                "have no producer to ask",
+                "start a producer of their group: halfmq tx list",
+                _page("/transactions", sort="Producers"),
+            ),
             (
                 old,
                 "are undecided for minutes",
                 "look at the checker of their group: halfmq tx list",
+                _page("/transactions", sort="-Age in s"),
             ),
         ):
-            if count:
-                yield Diagnosis(
-                    "warning", "transactions", f"{count} {text}", remedy, "/transactions"
-                )
+            if stuck:
+                yield Diagnosis("warning", "transactions", f"{stuck} {text}", remedy, page)
+        number = f"{count}{' or more' * (count == TRANSACTIONS_MAX)}"
+        undecided = f"{number} undecided, the oldest for {oldest_s:.0f} s"
         if not parked and not alone and not old:
-            yield Diagnosis("ok", "transactions", "none is stuck")
+            undecided = f"none is stuck: {undecided}" if count else "none is undecided"
+        yield Diagnosis("ok", "transactions", undecided, page="/transactions")
+
+
+def _page(path: str, **query: str) -> str:
+    return f"{path}?{urlencode(query)}"
 
 
 def _reached(status: BrokerStatus) -> Diagnosis:
     subject = f"broker {status.name} at {status.address}"
     if status.error is None:
-        return Diagnosis("ok", subject, f"answers after {status.seconds * 1000:.0f} ms")
+        answers = f"answers after {status.seconds * 1000:.0f} ms"
+        reason = status.metrics.get("halfmq.refuses_messages")  # of halfmq brokers only
+        if reason:
+            text, remedy = f"refuses messages: {reason}", "free space, or lower fileReservedTime"
+            return Diagnosis("problem", subject, text, remedy, "/brokers")
+        takes = "" if reason is None else "takes messages, "
+        return Diagnosis("ok", subject, takes + answers, page="/brokers")
     if isinstance(status.error, AccessDeniedError):
         return _denied(subject, status.error)
     remedy = (
@@ -155,13 +179,14 @@ def _clock_delays_and_disk(status: BrokerStatus) -> list[Diagnosis]:
             "its log says why (destination_lacking, delayed_message_put_off): create their topic, "
             "or delete topics that nobody uses"
         )
-        found.append(Diagnosis("warning", subject, text, remedy))
+        found.append(Diagnosis("warning", subject, text, remedy, "/delayed"))
     used = int(status.metrics.get("halfmq.disk.used_percent", 0))
-    if int(status.metrics.get("halfmq.disk.is_full", 0)):
-        text = f"refuses messages: {used} % of its disk are in use"
-        remedy = "free space, or lower fileReservedTime"
-        found.append(Diagnosis("problem", subject, text, remedy, "/brokers"))
-    elif used >= DISK_PERCENT:
-        remedy = "free space before it refuses messages (diskSpaceWarningLevelRatio)"
-        found.append(Diagnosis("warning", subject, f"{used} % of its disk are in use", remedy))
+    if used >= DISK_PERCENT:
+        text = f"{used} % of its disk are in use"
+        remedy = (
+            "free space, or lower fileReservedTime, before it refuses messages "
+            "(diskSpaceWarningLevelRatio)"
+        )
+        page = _page("/brokers", q="halfmq.disk")
+        found.append(Diagnosis("warning", subject, text, remedy, page))
     return found

@@ -7,10 +7,12 @@ from typing import Literal, TypeAlias
 
 from halfmq.remoting.admin_bodies import decode_group_table
 from halfmq.remoting.codes import INT64_MAX, RequestCode
+from halfmq.remoting.pop import pop_retry_topic
 from halfmq.store.format.properties import PROPERTY_REAL_TOPIC
 from halfmq.store.format.topics import (
     BUILT_IN_GROUPS,
     SCHEDULE_TOPIC,
+    TIMER_TOPIC,
     dead_letter_topic,
     retry_topic,
 )
@@ -115,17 +117,20 @@ class ProgressCalls(DeadLetterCalls, GroupCalls, OffsetCalls):
         return found
 
     async def _fate(self, message: ReceivedMessage, group: str) -> tuple[Fate, int]:
-        message_id, retries = message.message_id, retry_topic(group)
+        message_id, topic = message.message_id, message.topic
+        popped = (pop_retry_topic(topic, group, version_2=two) for two in (False, True))
+        retries = retry_topic(group), *popped
         dead = await self._copies(dead_letter_topic(group), message_id)
         if dead:
             return "dead letter", dead[-1].delivery_attempt - 1
         offsets = {one.queue: one.offset for one in await self.offsets(group)}
         waiting = [
             one
-            for one in await self._copies(SCHEDULE_TOPIC, message_id)
-            if one.properties.get(PROPERTY_REAL_TOPIC) == retries
+            for name in (SCHEDULE_TOPIC, TIMER_TOPIC)
+            for one in await self._copies(name, message_id)
+            if one.properties.get(PROPERTY_REAL_TOPIC) in retries
         ]
-        retried = await self._copies(retries, message_id)
+        retried = [one for name in retries for one in await self._copies(name, message_id)]
         failed = max((one.delivery_attempt - 1 for one in (*waiting, *retried)), default=0)
         delivered = [one for one in retried if one.delivery_attempt - 1 == failed]
         if failed and not any(offsets.get(one.queue, 0) > one.queue_offset for one in delivered):

@@ -242,7 +242,7 @@ def test_what_fails_is_named_with_its_cause(address: str, tab: Page) -> None:
     """From the first page to the cause; texts of others are shown as text."""
     tab.look(width=DESK)
     tab.open(address)
-    until(tab, "group mail: has 1 dead letters")
+    until(tab, "group mail: has 1 dead letters, the last one: <i>unreadable</i>")
     click(tab, "a", "group mail: has 1")
     until(tab, "<i>unreadable</i>")
     click(tab, "tbody tr")
@@ -316,7 +316,7 @@ def test_the_broker_keeps_it_running(
         os.kill(pids()[0], signal.SIGKILL)
         wait_until(lambda: len(pids()) == 2 and serves(), "the console is not started again")
         tab.open(f"http://127.0.0.1:{port}")
-        until(tab, "none is stuck")
+        until(tab, "none is undecided")
         assert broker.stop() == 0
         assert not serves()
 
@@ -342,7 +342,7 @@ def test_with_access_control_a_user_signs_in(tmp_path: Path, tab: Page) -> None:
         type_into(tab, "User", "operator")
         type_into(tab, "Password", "secret")
         click(tab, "button", "SIGN IN")
-        until(tab, "none is stuck")
+        until(tab, "none is undecided")
         tab.open(f"{address}/access")
         until(tab, "operator")
         _permissions_are_edited(broker.address, tab)

@@ -142,7 +142,7 @@ class Clients:
         world.records.recall_tried[key] = None
         await producer.recall(handle)
         world.loop.record_event("recalled", key)
-        world.records.recalled[key] = parse_recall_handle(handle).queue_offset
+        world.records.recalled[key] = parse_recall_handle(handle).place
         world.records.events["recall"] += 1
 
     def _forge(self, message: Message) -> None:

@@ -121,7 +121,7 @@ class Records:
     plain_acknowledged: dict[str, None] = field(default_factory=dict)
     recall_tried: dict[str, None] = field(default_factory=dict)
     recalled: dict[str, int] = field(default_factory=dict)
-    """Of messages whose recall was answered: their offsets in the timer queue, by key."""
+    """Of messages whose recall was answered: the places where they waited, by key."""
     operator_rollbacks: dict[str, None] = field(default_factory=dict)
     resumed: dict[int, None] = field(default_factory=dict)
     """Offsets of parked halves that the operator has resumed."""

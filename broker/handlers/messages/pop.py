@@ -240,9 +240,9 @@ class PopHandler(Handlers):
             self._delivered(one.queue.topic, wish.group, one.queue.queue_id, result)
         kinds = [(kind_of(one.queue.topic), one) for one in parts]
         times = [
-            f"{kind} qo{one.queue.queue_id}%{offset} {count}"
+            f"{kind} qo{one.queue.queue_id}%{offset} {one.times.get(offset, 0)}"
             for kind, one in kinds
-            for offset, count in one.times.items()
+            for offset in one.offsets
         ]
         answer = PopMessageResponseHeader(
             pop_time=popped.pop_ms,

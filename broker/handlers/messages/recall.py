@@ -1,6 +1,6 @@
-"""Messages that wait for their time of delivery: recall (370) and list them (9005).
+"""Messages that wait for their delivery: recall (370) and list them (9005).
 
-QUERY_TIMERS is halfmq's own, see ``docs/wire.md``.
+QUERY_DELAYED is halfmq's own, see ``docs/wire.md``.
 
 Source: RocketMQ ``RecallMessageProcessor``.
 """
@@ -15,15 +15,16 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
     PageResponseHeader,
-    QueryTimersRequestHeader,
+    QueryDelayedRequestHeader,
     RecallMessageRequestHeader,
     RecallMessageResponseHeader,
 )
+from halfmq.remoting.own_requests import DELAYED_MAX, DelayedInfo, encode_entries
 from halfmq.remoting.recall_handle import RecallHandle, parse_recall_handle
 from halfmq.remoting.replies import encode_reply
-from halfmq.store.format.properties import PROPERTY_REAL_TOPIC
+from halfmq.store.format.properties import PROPERTY_KEYS, PROPERTY_REAL_TOPIC, PROPERTY_UNIQ_KEY
 
-from ...delay.delivery import DelayService
+from ...delay.delivery import DelayService, WaitingMessage
 from ...delay.timer_records import TimerError, text_of
 from ...errors import RequestRefusedError, invalid_parameter
 from ...logs import EACH
@@ -32,16 +33,13 @@ from ...tables.topic_config import TopicConfig
 
 logger = logging.getLogger(__name__)
 
-TIMERS_MAX: Final = 1_000
-"""Messages that one page looks at: some milliseconds of the broker's event loop."""
-
 PAGE_BYTES_MAX: Final = 4 << 20
-"""Bytes of records after which a page ends, a quarter of the largest frame."""
+"""Bytes of records that are read for a page: some milliseconds of the broker's event loop."""
 
 
 @define(eq=False, repr=False)
-class TimerHandlers(Handlers):
-    """Serves requests about messages that wait for their time of delivery."""
+class DelayHandlers(Handlers):
+    """Serves requests about messages that wait for their delivery."""
 
     _delays: DelayService
     _get_topic: Callable[[str], TopicConfig | None]
@@ -82,17 +80,23 @@ class TimerHandlers(Handlers):
             raise TimerError("recall failed, the handle is of another broker")
         return handle
 
-    @serves(RequestCode.QUERY_TIMERS)
+    @serves(RequestCode.QUERY_DELAYED)
     def query(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer with a page of the messages that wait, in the order in which they were stored."""
-        header = request.header_as(QueryTimersRequestHeader)
-        if not 1 <= header.max_count <= TIMERS_MAX:
-            raise invalid_parameter(f"maxCount is {header.max_count}, expected 1 to {TIMERS_MAX}")
+        """Answer with a page of the messages that wait."""
+        header = request.header_as(QueryDelayedRequestHeader)
+        if not 1 <= header.max_count <= DELAYED_MAX:
+            raise invalid_parameter(f"maxCount is {header.max_count}, expected 1 to {DELAYED_MAX}")
         page = self._delays.page(header.after, header.max_count, PAGE_BYTES_MAX)
-        found = [
-            encoded
-            for record, encoded in page.records
-            if header.topic in (None, text_of(record, PROPERTY_REAL_TOPIC))
-        ]
+        infos = [self._info(one) for one in page.messages]
+        found = [one for one in infos if header.topic in (None, one.topic)]
         answer = PageResponseHeader(next_after=page.next_after)
-        return encode_reply(request, header=answer, body=b"".join(found))
+        return encode_reply(request, header=answer, body=encode_entries(found))
+
+    def _info(self, waiting: WaitingMessage) -> DelayedInfo:
+        record, place, due_ms = waiting
+        topic, key, keys = (
+            text_of(record, name)
+            for name in (PROPERTY_REAL_TOPIC, PROPERTY_UNIQ_KEY, PROPERTY_KEYS)
+        )
+        handle = RecallHandle(topic, self._broker_name, due_ms, key, place).encode()
+        return DelayedInfo(topic, key, keys, due_ms, record.store_timestamp, handle)

@@ -12,6 +12,7 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.timers import timer_out_ms
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 
+from ...delay.waiting import TIMER_QUEUE, place_of
 from ...ports import Connection
 from ...transaction.prepares import Prepares
 
@@ -57,7 +58,7 @@ class StagedTimer(StagedMessage, gc=False):
             self.broker_name,
             timer_out_ms(self.due_ms) + 1,
             self.unique_key,
-            result.queue_offset,
+            place_of(TIMER_QUEUE, result.queue_offset),
         )
         header = SendMessageResponseHeader(
             msg_id=offset_message_id(self.connection.store_host, result.physical_offset),

@@ -12,7 +12,7 @@ import pytest
 from halfmq.broker.delay import delivery
 from halfmq.broker.delay.levels import DelayLevels
 from halfmq.broker.delay.timer_records import TimerError
-from halfmq.remoting.recall_handle import parse_recall_handle
+from halfmq.remoting.recall_handle import RecallHandle, parse_recall_handle
 from halfmq.store.format.timers import timer_checkpoint
 from halfmq.store.format.topics import TIMER_TOPIC
 from halfmq.store.message_store import MessageStore
@@ -125,7 +125,7 @@ def test_a_record_that_replaces_a_damaged_one_delivers_nothing(rig: Rig) -> None
     assert first.physical_offset == 0
     handle = rig.send("late", *after(1_000))
     assert handle is not None
-    assert handle.queue_offset == 0
+    assert handle.place == 0
 
     rig.kill(damaged=range(90, 190))
     assert rig.delays.waiting == 1
@@ -195,20 +195,65 @@ def test_a_recall_names_the_message_as_rocketmq_expects(rig: Rig) -> None:
 
 
 def test_waiting_messages_are_listed_page_by_page(rig: Rig) -> None:
-    """Without those that were delivered or recalled, in the order in which they were stored."""
-    handles = [rig.send(str(number), *after(1_000 * number)) for number in range(1, 8)]
+    """Whatever they wait for, without those that were delivered or recalled."""
+    handles = [rig.send(str(number), *after(1_000 * number)) for number in range(1, 6)]
+    rig.delay("level 18", 18)
+    rig.delay("level 3", 3)
+    rig.commit("commit", "TRANSACTION_DELAY_MS", 7_000)
     assert handles[2] is not None
     rig.delays.recall(handles[2])
     rig.clocks.advance(1_000)
     rig.run()
 
-    first = rig.delays.page(-1, 3, 1 << 20)
-    assert first.next_after is not None
-    rest = rig.delays.page(first.next_after, 3, 1 << 20)
+    assert _listed(rig, 3) == {
+        "2": 2_000,
+        "4": 4_000,
+        "5": 5_000,
+        "commit": 7_000,
+        "level 3": 10_000,
+        "level 18": 7_200_000,
+    }
 
-    bodies = [record.body.decode() for record, _ in first.records + rest.records]
-    assert bodies == ["2", "4", "5", "6", "7"]
-    assert rest.next_after is None
+
+def _listed(rig: Rig, page_size: int) -> dict[str, int]:
+    """Return how long after the start each listed message is due, in the order of the list."""
+    found: dict[str, int] = {}
+    after: int | None = -1
+    while after is not None:
+        page = rig.delays.page(after, page_size, 1 << 20)
+        found |= {one.record.body.decode(): one.due_ms - START_MS for one in page.messages}
+        after = page.next_after
+    return found
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_whatever_is_listed_can_be_recalled(rig: Rig, killed: bool) -> None:
+    """A message with a delay level, a delayed commit: nobody gets it, also after a kill."""
+    for body in ("recalled", "kept"):
+        rig.delay(body, 3)
+        rig.commit(f"commit {body}", "TRANSACTION_DELAY_MS", 5_000)
+    listed = rig.delays.page(-1, 9, 1 << 20).messages
+    for one in listed:
+        if one.record.body.endswith(b"recalled"):
+            key = one.record.property_map.get("UNIQ_KEY", "")
+            handle = RecallHandle("orders", "broker-a", one.due_ms, key, one.place)
+            rig.delays.recall(handle)
+            flush(rig.store)
+    if killed:
+        rig.kill()
+    rig.after(10_000)
+
+    assert sorted(rig.delivered()) == ["commit kept", "kept"]
+    assert rig.delays.waiting == 0
+
+
+@pytest.mark.parametrize("place", [-2, 1 << 40, 19 << 40, 300 << 40, (1 << 63) - 1])
+def test_a_place_where_nothing_waits_is_refused(rig: Rig, place: int) -> None:
+    """Handles come from clients."""
+    rig.send("kept", *after(1_000))
+    with pytest.raises(TimerError, match="no such message waits"):
+        rig.delays.recall(RecallHandle("orders", "broker-a", 0, "other", place))
+    assert rig.delays.waiting == 1
 
 
 def test_messages_that_wait_longer_than_the_log_is_kept_are_stored_again(rig: Rig) -> None:

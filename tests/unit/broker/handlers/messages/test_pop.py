@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from halfmq.broker.limits.kept import POP_IN_FLIGHT, POP_LOCKS, POP_PAIRS, usage
-from halfmq.broker.pop import engine, order
+from halfmq.broker.pop import engine, order, revive_log
 from halfmq.remoting.admin_headers import TopicRequestHeader
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -496,15 +496,82 @@ def test_deeply_nested_bodies_are_refused(decode: Callable[[bytes], object]) -> 
 
 
 @windowed()
-async def test_after_a_kill_messages_in_order_continue(rig: Rig) -> None:
-    """At the first one that was not acknowledged, without waiting for a lock."""
-    peer = await send(rig, 3, queues=1)
+async def test_an_order_lock_outlives_a_kill_but_not_its_time(rig: Rig) -> None:
+    """What a member holds goes to no other one; what it has acknowledged does not come again."""
+    peer = await send(rig, 4, queues=1)
     order: dict[str, Any] = {"order": True, "queue_id": 0}
-    first = await pop(peer, attempt_id="a", **order)
-    assert await ack(peer, first[0]) == 0
+    first = await pop(peer, max_msg_nums=3, attempt_id="a", **order)
+    assert await ack(peer, first[1]) == 0
+    await rig.wait(INVISIBLE_MS - 2_000)
     await rig.kill()
     peer = await rig.peer(GROUP)
-    assert [one.body for one in await pop(peer, attempt_id="b", **order)] == ["m1", "m2"]
+    assert await pop(peer, attempt_id="b", **order) == []
+    assert await ack(peer, first[0]) == 0
+    waiting = peer.send(
+        RequestCode.POP_MESSAGE, pop_header(poll_time=50_000, attempt_id="b", **order)
+    )
+    await rig.wait(1_500, step_ms=100)
+    assert not peer.answered(waiting)
+    await rig.wait(600, step_ms=100)
+    answer = await peer.answer(waiting)
+    assert [one.body for one in messages(answer)] == ["m2", "m3"]
+    told = response_header(answer, PopMessageResponseHeader).order_count_info
+    assert told == "0 qo0%2 1;0 qo0%3 0"
+    await rig.kill()
+    assert await ack(await rig.peer(GROUP), first[2]) == ResponseCode.NO_MESSAGE
+
+
+@windowed()
+async def test_after_a_kill_messages_in_order_continue_where_all_are_acknowledged(
+    rig: Rig,
+) -> None:
+    """Without waiting: the lock has ended. A handle that was changed counts, the old one not."""
+    peer = await send(rig, 3, queues=1)
+    order: dict[str, Any] = {"order": True, "queue_id": 0}
+    (first,) = await pop(peer, max_msg_nums=1, **order)
+    changed = changed_handle(first, await change(peer, first, 3 * INVISIBLE_MS))
+    await rig.kill()
+    peer = await rig.peer(GROUP)
+    await rig.wait(2 * INVISIBLE_MS, step_ms=1_000)
+    assert await pop(peer, **order) == []
+    assert await ack(peer, first) == ResponseCode.NO_MESSAGE
+    assert await ack(peer, first, handle=changed) == 0
+    await rig.kill()
+    peer = await rig.peer(GROUP)
+    assert [one.body for one in await pop(peer, **order)] == ["m1", "m2"]
+
+
+@windowed()
+async def test_a_start_reads_the_lock_of_a_queue_that_is_idle_while_others_are_busy(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record is stored again before a start would read too much, and not left behind."""
+    monkeypatch.setattr(revive_log, "CHUNK", 4)
+    monkeypatch.setattr(revive_log, "OLD_CHUNKS", 2)
+    peer = await send(rig, 40)
+    wanted: dict[str, Any] = {"order": True, "max_msg_nums": 1}
+    (held,) = await pop(peer, queue_id=0, attempt_id="a", invisible_time=300_000, **wanted)
+    for _ in range(9):
+        (one,) = await pop(peer, queue_id=1, **wanted)
+        assert await ack(peer, one) == 0
+        await rig.wait(engine.PROGRESS_MS + 100, step_ms=1_000)
+    await rig.kill()
+    peer = await rig.peer(GROUP)
+    assert await pop(peer, queue_id=0, attempt_id="b", **wanted) == []
+    assert await ack(peer, held) == 0
+
+
+@windowed()
+async def test_a_group_that_pulls_has_no_locks(rig: Rig) -> None:
+    """An acknowledgement of before would set the group back."""
+    peer = await send(rig, 3, queues=1)
+    order: dict[str, Any] = {"order": True, "queue_id": 0}
+    first = await pop(peer, **order)
+    assert (await peer.call(RequestCode.PULL_MESSAGE, pull_header(consumer_group=GROUP))).code == 0
+    assert await ack(peer, first[0]) == ResponseCode.NO_MESSAGE
+    await rig.kill()
+    peer = await rig.peer(GROUP)
+    assert await ack(peer, first[0]) == ResponseCode.NO_MESSAGE
 
 
 @windowed()
