@@ -23,7 +23,7 @@ from halfmq.store.errors import DirectoryInUseError, NotPromotableError, StoreEr
 from .connection_options import client_config
 from .output import print_error, print_json, print_line, print_pairs
 from .store import CommitLog, Directory, Json
-from .verbs import DONE, FAILED, USAGE, Cli, CommandError, app, noun, verb
+from .verbs import DONE, FAILED, USAGE, Ca, Cli, CommandError, NameServer, Tls, app, noun, verb
 
 BROKER: Final = noun("broker", "brokers as a whole")
 REPLICAS: Final = noun("ha", "the second copy of a broker's log")
@@ -98,16 +98,9 @@ def run(context: typer.Context) -> None:
 
 @app.command("console")
 def console(
-    namesrv: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="name server or halfmq broker (NAMESRV_ADDR)"),
-    ] = None,
-    tls: Annotated[
-        bool, typer.Option("--tls", help="encrypt, and trust what the system does")
-    ] = False,
-    ca: Annotated[
-        str | None, typer.Option(metavar="FILE", help="encrypt, and trust these certificates (PEM)")
-    ] = None,
+    namesrv: NameServer = None,
+    tls: Tls = False,
+    ca: Ca = None,
     host: Annotated[str, typer.Option(help="address of the page")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port of the page")] = CONSOLE_PORT,
 ) -> None:

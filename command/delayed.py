@@ -37,20 +37,8 @@ async def list_(
         )
         for one in found
     ]
-    data = [
-        {
-            "topic": one.topic,
-            "message_id": one.message_id,
-            "keys": one.keys,
-            "deliver_at": one.deliver_at,
-            "stored_at": one.stored_at,
-            "broker": one.broker_name,
-            "handle": one.recall_handle,
-        }
-        for one in found
-    ]
     of_topic = "" if topic is None else f" of topic {topic}"
-    cli.rows(data, TITLES, rows, f"no message{of_topic} waits for its delivery")
+    cli.rows(found, TITLES, rows, f"no message{of_topic} waits for its delivery")
 
 
 def _when(seconds: float) -> str:

@@ -75,42 +75,38 @@ class Cli:
             print_line(text)
 
 
-_COMMON: Final = {
-    "namesrv": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="HOST:PORT",
-                help="name server or halfmq broker (default: NAMESRV_ADDR, else 127.0.0.1:9876)",
-            ),
-        ],
-        None,
+NameServer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="name server or halfmq broker (default: NAMESRV_ADDR, else 127.0.0.1:9876)",
     ),
-    "credentials": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="FILE",
-                help="YAML with accessKey and secretKey (default: the file that HALFMQ_CREDENTIALS "
-                "names, else HALFMQ_ACCESS_KEY and HALFMQ_SECRET_KEY)",
-            ),
-        ],
-        None,
-    ),
-    "tls": (
-        Annotated[bool, typer.Option("--tls", help="encrypt, and trust what the system does")],
-        False,
-    ),
-    "ca": (
-        Annotated[
-            str | None,
-            typer.Option(metavar="FILE", help="encrypt, and trust these certificates (PEM)"),
-        ],
-        None,
-    ),
-    "json": (Annotated[bool, typer.Option("--json", help="print JSON, for programs")], False),
-}
-"""The options of every verb that connects: annotation and default."""
+]
+Tls = Annotated[bool, typer.Option("--tls", help="encrypt, and trust what the system does")]
+Ca = Annotated[
+    str | None, typer.Option(metavar="FILE", help="encrypt, and trust these certificates (PEM)")
+]
+
+
+def _common(
+    *,
+    namesrv: NameServer = None,
+    credentials: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML with accessKey and secretKey (default: the file that HALFMQ_CREDENTIALS "
+            "names, else HALFMQ_ACCESS_KEY and HALFMQ_SECRET_KEY)",
+        ),
+    ] = None,
+    tls: Tls = False,
+    ca: Ca = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
+) -> None:
+    """Have the options of every verb that connects."""
+
+
+_OPTIONS: Final = inspect.signature(_common, eval_str=True).parameters
 
 
 app: Final = typer.Typer(
@@ -139,19 +135,16 @@ def verb(name: str, of: typer.Typer = app) -> Callable[[_F], _F]:
 
     def register(function: _F) -> _F:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-        common = [
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-            for key, (kind, default) in _COMMON.items()
-        ]
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+        both = [*own, *_OPTIONS.values()]
 
         def command(**values: Any) -> None:
-            options = {key: values.pop(key) for key in _COMMON}
+            options = {key: values.pop(key) for key in _OPTIONS}
             run(lambda: _connected(function, options, values))
 
         command.__doc__ = function.__doc__
-        command.__signature__ = inspect.Signature([*own, *common])  # type: ignore[attr-defined]
-        command.__annotations__ = {one.name: one.annotation for one in (*own, *common)}
+        command.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in both}
         of.command(name)(command)
         return function
 

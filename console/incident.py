@@ -16,7 +16,7 @@ from halfmq.client.message import ReceivedMessage
 
 from .history import CHARTS, SAMPLE_S, SAMPLES
 from .session import reported
-from .widgets import PAGE_ROWS, SearchTable, confirm, facts
+from .widgets import PAGE_ROWS, SearchTable, body_of, confirm, facts
 
 TRANSACTIONS_MAX: Final = 100_000
 """Transactions that are read for the list; 1 KiB each."""
@@ -243,5 +243,5 @@ async def _life(admin: Admin, message: ReceivedMessage) -> None:
             attempts = f", {one.attempts} failed attempts" if one.attempts else ""
             ui.label(f"{one.group}: {one.fate}{attempts}")
         with ui.expansion("Body and properties").classes("w-full"):
-            ui.code(message.record.body[:10_000].decode(errors="replace")).classes("w-full")
+            ui.code(body_of(message, 10_000)).classes("w-full")
             facts(message.properties)

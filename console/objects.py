@@ -17,7 +17,7 @@ from halfmq.client.message import Message, ReceivedMessage
 from halfmq.client.producer import Producer
 
 from .session import reported
-from .widgets import SearchTable, confirm, facts
+from .widgets import SearchTable, body_of, confirm, facts
 
 MESSAGES_SHOWN: Final = 50
 """Latest messages of each queue in the viewer."""
@@ -122,7 +122,7 @@ async def _open_topic(admin: Admin, topic: str, load: Any) -> None:
                 ),
                 "Tags": lambda one: one.tags,
                 "Keys": lambda one: one.keys,
-                "Body": lambda one: one.record.body[:200].decode(errors="replace"),
+                "Body": lambda one: body_of(one, 200),
             },
             empty="it has no messages",
             on_open=lambda one: ui.navigate.to(f"/message?q={one.offset_message_id}"),

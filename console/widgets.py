@@ -10,6 +10,9 @@ from urllib.parse import urlencode
 from nicegui import ui
 from nicegui.events import KeyEventArguments, ValueChangeEventArguments
 
+from halfmq.client.errors import UnreadableBodyError
+from halfmq.client.message import ReceivedMessage
+
 from .session import reported
 
 PAGE_ROWS: Final = 25
@@ -151,6 +154,15 @@ class SearchTable(Generic[T]):
 def _sort_key(value: Any) -> tuple[bool, float, str]:
     number = isinstance(value, int | float)
     return not number, float(value) if number else 0.0, str(value)
+
+
+def body_of(message: ReceivedMessage, length: int) -> str:
+    """Return the beginning of a body, as it is stored if it cannot be decompressed."""
+    try:
+        body = message.body
+    except UnreadableBodyError:
+        body = message.record.body
+    return body[:length].decode(errors="replace")
 
 
 def facts(pairs: Mapping[str, object]) -> None:

@@ -141,8 +141,8 @@ def _acknowledgements_are_forgotten(original: Any) -> Any:
 
 def _locks_do_not_end(_original: Any) -> Any:
     def is_blocked(self: Any, queue: Any, attempt_id: str | None, _now_ms: int) -> bool:
-        lock = self._locks.get(queue)
-        return lock is not None and lock.attempt_id != attempt_id
+        held = self.get(queue)
+        return held is not None and held.lock.attempt_id != attempt_id
 
     return is_blocked
 
