@@ -37,7 +37,7 @@ CONNECTED_S: Final = 60.0
 
 _STYLE: Final = """
 .nicegui-link { color: var(--q-primary) }
-.body--dark .nicegui-link { color: #8ec5ff }
+.body--dark .nicegui-link, .body--dark .q-btn.text-primary { color: #8ec5ff !important }
 .q-field__focusable-action { opacity: 1 }
 """
 """Links and icons with enough contrast in both modes."""

@@ -84,6 +84,7 @@ def _overview(broker: BrokerStatus) -> dict[str, object]:
         return {"State": broker.error}
     figures = broker.metrics
     first, end = (int(figures.get(f"commitLog{name}Offset", 0)) for name in ("Min", "Max"))
+    ratio = round(100 * float(figures.get("commitLogDiskRatio", 0)))
     refused = figures.get("halfmq.refuses_messages")
     used = {
         key.split(".")[2]: (int(value), int(figures[key.removesuffix("used") + "most"]))
@@ -95,8 +96,7 @@ def _overview(broker: BrokerStatus) -> dict[str, object]:
         "State": f"refuses messages: {refused}" if refused else "answers",
         "Log": f"{end - first} bytes, from offset {first} to {end}",
         "Flush": f"{figures.get('remainHowManyDataToFlush', '-')} are not on disk yet",
-        "Disk": f"{float(figures.get('commitLogDiskRatio', 0)):.0%} in use. "
-        + figures.get("commitLogDirCapacity", ""),
+        "Disk": f"{figures.get('halfmq.disk.used_percent', ratio)} % in use",
         "Limits": "; ".join(f"{name}: {used[name][0]} of {used[name][1]}" for name in nearest)
         or "the broker tells none",
     }

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
-from urllib.parse import quote
 
 from nicegui import ui
 
 from halfmq.client.admin import Admin, PendingTransaction
-from halfmq.client.errors import ClientError
+from halfmq.client.errors import ClientError, UnsupportedRequestError
 from halfmq.client.message import ReceivedMessage
 
 from .history import CHARTS, SAMPLE_S, SAMPLES
@@ -22,7 +21,11 @@ TRANSACTIONS_MAX: Final = 100_000
 """Transactions that are read for the list; 1 KiB each."""
 
 MESSAGES_MAX: Final = 10
-"""Messages from a time on that are shown with their lives."""
+"""Messages that are shown with their lives."""
+READ_MAX: Final = 1_000
+"""Messages of a topic from a time on that are read, to find the first ones of all queues."""
+SPAN: Final = timedelta(minutes=1)
+"""After a time, in which messages are looked for first."""
 
 _COLORS: Final = {"ok": "green-9", "warning": "orange-10", "problem": "red-9"}
 _ICONS: Final = {"ok": "check_circle", "warning": "warning", "problem": "error"}
@@ -160,13 +163,13 @@ async def message(admin: Admin, query: str) -> None:
             if not text:
                 ui.label("Enter an id, a key or a time")
                 return
-            pending = await admin.transaction(text)
-            if pending is not None:
+            pending = await _pending(admin, text)
+            for half in pending[:MESSAGES_MAX]:
                 ui.label("An undecided transaction:")
-                ui.link(pending.half_message_id, f"/transactions?q={quote(text)}")
+                ui.link(half.half_message_id, f"/transactions?open={half.half_message_id}")
             topics = {name} if name else {o.name for o in await admin.topics() if not o.is_internal}
             found = await _found(admin, text, sorted(topics))
-            if not found and pending is None:
+            if not found and not pending:
                 where = f"topic {name}" if name else f"{len(topics)} topics"
                 ui.label(f"Nothing in {where} has the id or key “{text}”, or was stored then")
             for each in found:
@@ -183,6 +186,18 @@ async def message(admin: Admin, query: str) -> None:
         await find()
 
 
+async def _pending(admin: Admin, text: str) -> list[PendingTransaction]:
+    """Return the undecided transactions with an id or a key."""
+    try:
+        one = await admin.transaction(text)
+        if one is not None:
+            return [one]
+        waiting = admin.transactions(limit=TRANSACTIONS_MAX)
+        return [one async for one in waiting if text in one.keys.split()]
+    except UnsupportedRequestError:  # a broker of Apache RocketMQ
+        return []
+
+
 async def _found(admin: Admin, text: str, topics: Sequence[str]) -> list[ReceivedMessage]:
     """Return the messages with an id or a key; without any, those stored from a time on."""
     one = await admin.message(text)
@@ -194,15 +209,22 @@ async def _found(admin: Admin, text: str, topics: Sequence[str]) -> list[Receive
     for topic in topics:
         one = await admin.message(text, topic)
         found += [one] if one is not None else await admin.messages_with_key(topic, text)
-    since = _time(text)
-    for topic in topics if since is not None and not found else ():
-        async with aclosing(admin.browse(topic, since=since)) as messages:
-            numbers = iter(range(MESSAGES_MAX))
-            async for each in messages:
-                if next(numbers, None) is None:
-                    break
-                found.append(each)
+    since = None if found else _time(text)
+    if since is not None:
+        for until in (since + SPAN, None):  # later ones only if none are found
+            for topic in () if found else topics:
+                found += await _first(admin.browse(topic, since=since, until=until))
     return sorted(found, key=lambda each: each.store_timestamp)[:MESSAGES_MAX]
+
+
+async def _first(messages: AsyncGenerator[ReceivedMessage, None]) -> list[ReceivedMessage]:
+    found: list[ReceivedMessage] = []
+    async with aclosing(messages):
+        async for one in messages:
+            found.append(one)
+            if len(found) == READ_MAX:
+                break
+    return found
 
 
 def _time(text: str) -> datetime | None:

@@ -196,10 +196,11 @@ async def _open_group(admin: Admin, group: str, load: Any) -> None:
         for one in (member for each in members.values() for member in each.members):
             ui.label(f"{one.client_id} at {one.address}" + (" (refused)" if one.refused else ""))
         if lag.topics:
-            names = [one.topic for one in lag.topics]
+            names = sorted((one.topic for one in lag.topics), key=lambda one: (one[0] == "%", one))
             with ui.row().classes("items-center"):
                 topic = ui.select(names, value=names[0], label="Topic")
                 to = ui.select(["first", "last", "time"], value="last", label="Continue at")
+                to.classes("min-w-28")
                 at = ui.input("Time", value=f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}")
                 at.bind_visibility_from(to, "value", value="time")
                 ui.button("Preview", on_click=reported(preview)).props("outline")

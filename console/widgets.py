@@ -21,11 +21,12 @@ Row = dict[str, Any]
 T = TypeVar("T")
 
 _OPENING_CELL: Final = """
-<q-td :props="props"><q-btn flat dense no-caps align="left" :label="String(props.value)"
-  :href="'?open=' + encodeURIComponent(props.value)"
+<q-td :props="props"><q-btn flat dense no-caps no-wrap align="left" :label="String(props.value)" {}
   @click.stop.prevent="() => $parent.$emit('open', props.row)" /></q-td>
 """
-"""A link as the first cell, which the keyboard reaches."""
+"""A button as the first cell, which the keyboard reaches; with `_LINK` it is a link."""
+
+_LINK: Final = ":href=\"'?open=' + encodeURIComponent(props.value)\""
 
 
 class SearchTable(Generic[T]):
@@ -89,7 +90,8 @@ class SearchTable(Generic[T]):
             self._table.classes("cursor-pointer")
             self._table.on("rowClick", lambda event: on_open(self._items[event.args[1]["key"]]))
             self._table.on("open", lambda event: on_open(self._items[event.args["key"]]))
-            self._table.add_slot("body-cell-c0", _OPENING_CELL)
+            cell = _OPENING_CELL.format(_LINK if self._is_linked else "")
+            self._table.add_slot("body-cell-c0", cell)
 
     def fill(self, items: Sequence[T]) -> None:
         """Replace the items."""

@@ -177,7 +177,10 @@ def recall_of(record: Record, place: int, due_ms: int) -> AppendRequest:
         (PROPERTY_TAGS, "_RECALL_TAG_"),
         (PROPERTY_TIMER_DEL_UNIQKEY, recalled_key(record)),
         (PROPERTY_TIMER_DELIVER_MS, str(due_ms)),
-        (PROPERTY_TIMER_OUT_MS, text_of(record, PROPERTY_TIMER_OUT_MS) or str(timer_out_ms(due_ms))),
+        (
+            PROPERTY_TIMER_OUT_MS,
+            text_of(record, PROPERTY_TIMER_OUT_MS) or str(timer_out_ms(due_ms)),
+        ),
     )
     kept = (PROPERTY_UNIQ_KEY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID)
     properties = "".join(f"{name}\x01{text_of(record, name)}\x02" for name in kept)

@@ -352,7 +352,7 @@ class PopEngine:
     def _store_lock(
         self, queue: PopQueue, lock: OrderLock, more: Sequence[AppendRequest] = ()
     ) -> int:
-        """Store what is left of a lock, and where the group continues; return the end of the log."""
+        """Store what is left of a lock and where the group continues; return the end of the log."""
         position = lock.position
         end = self._log.store_position(queue, position, lock if lock.invisible_ms else None, more)
         self._move(queue, position)

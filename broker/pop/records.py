@@ -79,9 +79,7 @@ def decode_pop(encoded: bytes) -> PopRecord | None:
             for number, difference in enumerate(body.differences)
             if not body.bits >> number & 1
         )
-        return PopRecord(
-            queue, body.pop_ms, body.start, offsets, body.invisible_ms, lock=body.lock
-        )
+        return PopRecord(queue, body.pop_ms, body.start, offsets, body.invisible_ms, lock=body.lock)
     offsets = body.offsets or (body.offset,)
     return PopRecord(queue, body.pop_ms, body.start, offsets, is_checkpoint=False)
 

@@ -111,7 +111,9 @@ class ReviveLog:
         self._topics.ensure(self.topic, REVIVE_QUEUES)
         now_ms = self._now_ms()
         said = PopRecord(queue, now_ms, offset, (), lock=lock)
-        *_, stored = self._store.append([*more, self._records.encode(said, POSITIONS_QUEUE, now_ms)])
+        *_, stored = self._store.append(
+            [*more, self._records.encode(said, POSITIONS_QUEUE, now_ms)]
+        )
         self.set_lock(queue, lock, stored.queue_offset)
         return stored.end
 

@@ -86,9 +86,9 @@ class DiagnosisCalls(ProgressCalls, TransactionCalls, BrokerCalls):
                 continue
             late += 1
             yield Diagnosis("warning", f"group {name}", text, remedy, _page("/groups", q=name))
-        if not late:
-            seconds, most = slowest
-            text = f"none lags for long: {most}" if seconds else "none lags"
+        seconds, most = slowest
+        if seconds or not late:
+            text = f"no other lags longer than {most}" if seconds else "none lags"
             yield Diagnosis("ok", "groups", text, page=_page("/groups", sort="-Lag in s"))
         for name, count in (await self.dead_letter_groups()).items():
             found = [one async for one in self.browse(dead_letter_topic(name), latest=1)]

@@ -169,7 +169,7 @@ def test_a_list_is_searched_linked_to_and_opened_by_keys(address: str, tab: Page
     tab.ask("Input.insertText", text="pay-31999")
     until(tab, "1-1 of 1")
     wait_until(lambda: "q=pay-31999" in str(tab.run("location.href")), "the address stays")
-    tab.run("document.querySelector('tbody button').focus()")
+    tab.run("document.querySelector('tbody a').focus()")
     press(tab, "Enter", "\r")
     until(tab, "Undecided transaction")
     tab.open(str(tab.run("location.href")))
@@ -271,12 +271,13 @@ AXE = importlib.util.find_spec("axe_core_python")
 
 
 @pytest.mark.skipif(AXE is None, reason="axe-core-python is missing: NOT checked with axe")
-def test_axe_finds_no_serious_violation(address: str, tab: Page) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_violation(address: str, tab: Page, scheme: str) -> None:
     """Names, roles and contrast, as axe checks them."""
     assert AXE is not None
     assert AXE.origin is not None
     (script,) = Path(AXE.origin).parent.rglob("axe.min.js")
-    tab.look(width=DESK)
+    tab.look(width=DESK, scheme=scheme)
     found: dict[str, list[str]] = {}
     for path in PATHS:
         tab.open(address + path)
@@ -370,7 +371,7 @@ def _permissions_are_edited(namesrv: str, tab: Page) -> None:
         type_into(tab, "Password", "lovelace")
         click(tab, "button", "CREATE")
         until(tab, "created user ada")
-        click(tab, "tbody button", "ada")
+        click(tab, "tbody a", "ada")
         until(tab, "the user has no permissions")
         type_into(tab, "Resource", "Topic:orders")
         type_into(tab, "From addresses", "10.0.0.0/8, 127.0.0.1")

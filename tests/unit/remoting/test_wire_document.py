@@ -13,6 +13,7 @@ from halfmq.remoting.ext_fields import Header, Int32, Int64, Name
 from halfmq.remoting.header_tables import REQUEST_HEADERS, RESPONSE_HEADERS
 from halfmq.remoting.own_requests import (
     CONSUMERS_MAX,
+    DELAYED_MAX,
     ENDS_MAX,
     GROUP_MESSAGES_MAX,
     MEMBER_TOPICS_MAX,
@@ -32,6 +33,7 @@ LIMITS: Final = {
     "PreparedResult": GROUP_MESSAGES_MAX,
     "TransactionInfo": TRANSACTIONS_MAX,
     "ConsumerInfo": CONSUMERS_MAX + MEMBER_TOPICS_MAX,
+    "DelayedInfo": DELAYED_MAX,
 }
 
 
@@ -97,7 +99,7 @@ def test_bodies_and_answers_are_entries_of_the_second_table() -> None:
     entries = {row[0] for row in _rows("Entries of the bodies")}
     bodies = {cell for row in _rows("Requests") for cell in (row[3], row[5])}
 
-    assert bodies - {"none", "records"} == entries
+    assert bodies - {"none"} == entries
 
 
 def test_extended_official_requests_have_their_codes_and_fields() -> None:

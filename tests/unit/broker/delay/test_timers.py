@@ -145,7 +145,7 @@ def test_a_recalled_message_reaches_nobody(rig: Rig) -> None:
     for wrong in (
         other._replace(topic="bills"),
         other._replace(unique_key="recalled"),
-        other._replace(queue_offset=77),
+        other._replace(place=77),
     ):
         with pytest.raises(TimerError, match="recall failed"):
             rig.delays.recall(wrong)
