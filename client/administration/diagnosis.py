@@ -88,7 +88,7 @@ class DiagnosisCalls(ProgressCalls, TransactionCalls, BrokerCalls):
             yield Diagnosis("warning", f"group {name}", text, remedy, _page("/groups", q=name))
         seconds, most = slowest
         if seconds or not late:
-            text = f"no other lags longer than {most}" if seconds else "none lags"
+            text = f"{most}; the others less" if seconds else "none lags"
             yield Diagnosis("ok", "groups", text, page=_page("/groups", sort="-Lag in s"))
         for name, count in (await self.dead_letter_groups()).items():
             found = [one async for one in self.browse(dead_letter_topic(name), latest=1)]

@@ -17,7 +17,7 @@ NOT_KEPT: Final[dict[str, str]] = {
     "work in one pass, one answer, or one request": """
         delay/delivery.COPIES_FOUND_MAX delay/delivery.COPIES_MAX delay/done_file.LOG_BYTES_MAX
         delay/waiting.QUEUES_MAX
-        handlers/messages/recall.PAGE_BYTES_MAX handlers/messages/recall.TIMERS_MAX
+        handlers/messages/recall.PAGE_BYTES_MAX
         delay/delivery.BATCH_COUNT_MAX delay/delivery.FETCHES_MAX
         filters/grammar.TOKENS_MAX
         handlers/admin/topics.ENTRIES_MAX handlers/admin/consumption.ROWS_MAX
@@ -87,7 +87,7 @@ OF_NO_PEER: Final[dict[str, str]] = {
         delay/DoneFile delay/DueTimes handlers/clients/ClientHandlers
         limits/Budget net/ClientConnection net/SharedState
         net/PeerRequestExpiry net/ReplayPace net/Turns
-        pop/InFlight pop/OrderLocks pop/Retries pop/ReviveLog tables/AwaitedSave
+        pop/InFlight pop/OrderLock pop/OrderLocks pop/Retries pop/ReviveLog tables/AwaitedSave
         tables/GroupMembers tables/Variants
         tables/_Variant tables/GroupConfig
         tables/_Broker tables/TopicConfig
