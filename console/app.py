@@ -37,10 +37,15 @@ CONNECTED_S: Final = 60.0
 
 _STYLE: Final = """
 .nicegui-link { color: var(--q-primary) }
-.body--dark .nicegui-link, .body--dark .q-btn.text-primary { color: #8ec5ff !important }
+.body--dark .nicegui-link { color: #8ec5ff }
+@layer theme {
+  .body--dark .q-btn.text-primary { color: #8ec5ff !important }
+  .body--dark .text-grey-8 { color: #bdbdbd !important }
+}
 .q-field__focusable-action { opacity: 1 }
 """
-"""Links and icons with enough contrast in both modes."""
+"""Links, buttons and icons with enough contrast in both modes. What is important in NiceGUI's first
+layer precedes what is so in the others."""
 
 _HEAD: Final = """<script>
 document.documentElement.lang = 'en';

@@ -53,7 +53,7 @@ async def now(admin: Admin, _query: str) -> None:
                     else:
                         ui.label(f"{one.subject}: {one.text}")
                     if one.remedy:
-                        ui.label(one.remedy).classes("text-grey-8 dark:text-grey-4 text-sm")
+                        ui.label(one.remedy).classes("text-grey-8 text-sm")
 
     await refresh()
     ui.timer(SAMPLE_S, reported(refresh))

@@ -171,7 +171,7 @@ def facts(pairs: Mapping[str, object]) -> None:
     """Show names and values."""
     with ui.grid(columns="max-content 1fr").classes("gap-x-6 gap-y-1"):
         for name, value in pairs.items():
-            ui.label(name).classes("text-grey-8 dark:text-grey-4")
+            ui.label(name).classes("text-grey-8")
             ui.label(str(value)).classes("break-all")
 
 
