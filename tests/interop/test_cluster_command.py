@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +263,29 @@ def test_the_log_level_is_changed_while_it_runs(broker: BrokerProcess, halfmq: S
     halfmq("topic", "create", "debugged")
     wait_until(lambda: " DEBUG halfmq." in broker.log, "nothing is logged at DEBUG")
     halfmq("config", "set", "logLevel", "INFO")
+
+
+def test_whatever_waits_is_listed_and_cancelled(broker: BrokerProcess, halfmq: Shell) -> None:
+    """Messages with a time, with a delay level, retries; by topic and time."""
+    with Producer("p", namesrv=broker.address) as producer:
+        producer.send(Message("meals", b"retried", keys="retried"))
+        with Consumer("cooks", {"meals": "*"}, namesrv=broker.address) as consumer:
+            message = consumer.receive(timeout=PATIENCE_S)
+            assert message is not None
+            message.retry(timedelta(hours=2))
+        producer.send(Message("meals", b"level", keys="level", delay_level=1))
+        producer.send(Message("meals", b"timed", keys="timed", deliver_after=timedelta(hours=3)))
+
+    def waiting(topic: str) -> dict[str, Any]:
+        return {one["keys"]: one for one in halfmq.json("delayed", "list", "--topic", topic)}
+
+    found = {**waiting("meals"), **waiting("%RETRY%cooks")}
+    assert list(found) == ["level", "timed", "retried"]
+    for keys, hours in (("level", 1), ("retried", 2), ("timed", 3)):
+        due, stored = (datetime.fromisoformat(found[keys][n]) for n in ("deliver_at", "stored_at"))
+        assert abs(due - stored - timedelta(hours=hours)) < timedelta(seconds=1)
+        assert halfmq("delayed", "cancel", found[keys]["recall_handle"]).startswith("cancelled")
+    assert {**waiting("meals"), **waiting("%RETRY%cooks")} == {}
 
 
 def test_the_version_is_that_of_the_package() -> None:
