@@ -1,13 +1,12 @@
-"""mqadmin 5.3.3 looks into running consumers, official ones and ours.
+"""mqadmin 5.3.3 looks into a running consumer of ours.
 
 Compared is what it prints: the columns that its documentation and its sources show.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
@@ -31,56 +30,6 @@ def _send(tool: Mqadmin, topic: str, *bodies: bytes) -> list[str]:
         return [
             producer.send(Message(topic, body, keys=["K"])).offset_message_id for body in bodies
         ]
-
-
-@contextmanager
-def _java_consumer(tool: Mqadmin, topic: str) -> Iterator[tuple[str, str]]:
-    """A push consumer of the topic that has had one message: its group and client id."""
-    tool.run("updateTopic", *tool.at, "-t", topic, "-r", "1", "-w", "1")
-    _send(tool, topic, b"first")
-    run = tool.start("consume", topic, "*", 2)
-    tool.said(run, "consumed")
-    group = f"java-consume-consumer-{run}"
-    shown = tool.run("consumerConnection", "-g", group)
-    client_id = next(line.split()[0] for line in shown if "JAVA" in line)
-    yield group, client_id
-    _send(tool, topic, b"last")
-    tool.finish(run)
-
-
-def _progress(tool: Mqadmin, group: str, topic: str, *options: str) -> list[str]:
-    """The row of the topic that consumerProgress shows, as soon as the group has an offset."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        for line in tool.run("consumerProgress", "-g", group, *options):
-            if line.split()[0] == topic:
-                return line.split()
-    raise AssertionError(f"{group} has no offset in {topic}")
-
-
-def test_an_official_consumer_tells_about_itself(tool: Mqadmin) -> None:
-    """The tools consumerStatus, with stacks, and consumerProgress with client ids."""
-    with _java_consumer(tool, "status") as (group, client_id):
-        files = tool.run("consumerStatus", "-g", group)
-        assert any(client_id in line and "V5_3_3" in line for line in files), files
-        assert "Same subscription in the same group of consumer" in files
-        assert "Rebalance OK" in files
-
-        text = "\n".join(tool.run("consumerStatus", "-g", group, "-i", client_id, "-s"))
-        for part in (
-            "PROP_CONSUME_TYPE : CONSUME_PASSIVELY",
-            "Topic: status ClassFilter: false SubExpression: *",
-            "#Consumer Offset#",
-            "status broker-a 0 1",
-            "#Consumer RT&TPS#",
-            "#Consumer jstack#",
-            "ConsumeMessageThread",
-        ):
-            assert part in text, text
-
-        row = _progress(tool, group, "status", "-s", "true")
-        assert row[:5] == ["status", "broker-a", "0", "1", "1"]
-        assert client_id.startswith(row[5]), row  # it shows the address in the client id
 
 
 def test_our_consumer_does_what_operators_ask(tool: Mqadmin) -> None:

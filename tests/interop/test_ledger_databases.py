@@ -166,14 +166,15 @@ async def test_a_pooled_connection_has_its_own_limit_again(books: Books, autocom
 
 
 async def test_old_rows_can_be_pruned_and_then_decide_nothing(books: Books) -> None:
-    """By every driver: how many they were, and UNKNOWN from then on."""
+    """By every driver: how many they were, tombstones too, and UNKNOWN from then on."""
     await books.create()
+    assert await books.checker()(asked_about("t-4")) is Decision.ROLLBACK
     async with books.connected() as connection:
         for transaction_id in ("t-1", "t-2"):
             await books.order(connection, transaction_id)
             await books.commit(connection)
         await books.age(connection, 31)
-        assert await books.prune(connection) == 2
+        assert await books.prune(connection) == 3
         assert await books.prune(connection) == 0
 
     check = books.checker()

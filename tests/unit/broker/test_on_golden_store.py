@@ -23,7 +23,6 @@ from halfmq.broker.tables.topic_table import TopicTable
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.config import FlushMode, StoreConfig
-from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import decode_records
 from halfmq.store.format.topics import SCHEDULE_TOPIC
 from halfmq.store.message_store import MessageStore
@@ -32,7 +31,6 @@ from tests.support.broker_doubles import (
     FakeConnection,
     call,
     config_path,
-    draft,
     ext,
     identity,
     request,
@@ -133,28 +131,6 @@ def test_positions_follow_the_flush(opened: Open, clock: Clock) -> None:
     saved = load_table(config_path(golden.root, "delayOffset.json"))
     assert saved is not None
     assert saved["offsetTable"] == {"1": 6, "2": 1, "3": 2, "16": 1, "17": 2, "18": 2}
-
-
-def test_a_new_delayed_message_is_stored_and_delivered(opened: Open, clock: Clock) -> None:
-    """Stored, found by its queue, delivered into its topic, found there by a pull."""
-    golden, store = opened("delay-retry-dlq")
-    service = delays(store, golden.root, clock)
-    service.tick()
-    levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS))
-    before = store.queues.bounds("delay_t", 0)[1]
-    waiting = levels.delayed(draft("delay_t", 0, b"ours", b"TAGS\x01A\x02DELAY\x012\x02"))
-    store.append([waiting])
-    service.on_stored(waiting)
-    clock.now += 4_999
-    service.tick()
-    assert store.queues.bounds("delay_t", 0)[1] == before
-    clock.now += 1
-    service.tick()
-
-    found = store.queues.get("delay_t", 0, before, tag_codes=frozenset({65}))
-    (record,) = decode_records(store.reader.read_cold(found.ranges))
-    assert record.body == b"ours"
-    assert decode_properties(record.properties)["DELAY"] == "2"
 
 
 def test_keys_find_what_the_official_broker_found(opened: Open) -> None:

@@ -16,14 +16,13 @@ from halfmq.client.net.response_errors import records_of
 from halfmq.client.net.routes import build_route
 from halfmq.client.net.session import typed
 from halfmq.client.producer import STATUSES, send_result
-from halfmq.remoting.bodies import decode_cluster_info, decode_consumer_list, decode_route
+from halfmq.remoting.bodies import decode_route
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import (
     CheckTransactionStateRequestHeader,
-    OffsetResponseHeader,
     PullMessageResponseHeader,
 )
 from halfmq.store.format.ids import parse_offset_message_id
@@ -66,16 +65,6 @@ def test_every_official_route_gives_queues_and_addresses() -> None:
     assert "127.0.0.1:29911" in addresses
 
 
-def test_official_clusters_and_groups_are_read() -> None:
-    """Request 106 has bare integer keys in every version."""
-    clusters = [decode_cluster_info(a.body) for a in answers(RequestCode.GET_BROKER_CLUSTER_INFO)]
-    groups = [decode_consumer_list(a.body) for a in answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)]
-
-    assert clusters
-    assert {info.broker_addr_table["broker-a"].broker_addrs[0] for info in clusters}
-    assert any(len(members) == 2 for members in groups)
-
-
 def test_every_official_send_answer_becomes_a_result() -> None:
     """With and without a transaction id, and for batches."""
     queue = MessageQueue("t", "broker-a", 99)
@@ -114,17 +103,6 @@ def test_every_officially_stored_message_can_be_consumed() -> None:
     assert packed <= 10
     assert any(view.transaction_id for view in views)
     assert any(view.delivery_attempt > 1 for view in views)
-
-
-def test_official_offsets_are_read() -> None:
-    """The committed offset of a group in a queue is decoded."""
-    offsets = [
-        typed(answer, OffsetResponseHeader, "x").offset
-        for answer in answers(RequestCode.QUERY_CONSUMER_OFFSET)
-    ]
-
-    assert offsets
-    assert min(offsets) >= 0
 
 
 def test_every_official_check_can_be_answered() -> None:

@@ -152,30 +152,6 @@ def test_what_was_told_and_what_was_committed_never_differ(tmp_path: Path) -> No
         assert final is (Decision.COMMIT if identity in orders else Decision.ROLLBACK)
 
 
-def test_old_rows_can_be_pruned_and_then_decide_nothing(books: Books) -> None:
-    """A missing row of that age may have been deleted, so ROLLBACK could be wrong."""
-    books.order("old")
-    books.check(asked_about("old tombstone"))
-    books.age(31)
-    books.order("new")
-    with closing(books.connect()) as connection:
-        assert books.ledger.prune(connection) == 2
-        assert books.ledger.prune(connection) == 0
-        assert books.ledger.prune(connection, timedelta(days=40)) == 0  # reaches less far
-
-    now_ms = int(time.time() * 1000)
-    old = asked_about("old", now_ms - 31 * DAY_MS)
-    assert [books.check(old) for _ in range(2)] == [Decision.UNKNOWN] * 2
-    assert books.check(asked_about("new", now_ms)) is Decision.COMMIT
-    assert books.check(asked_about("other", now_ms - 28 * DAY_MS)) is Decision.ROLLBACK
-    assert books.states()["new"] == COMMITTED
-    with (
-        closing(books.connect()) as connection,
-        pytest.raises(ConfigurationError, match="at least 1 day"),
-    ):
-        books.ledger.prune(connection, timedelta(hours=23))
-
-
 def test_in_autocommit_mode_a_check_keeps_its_promises_too(books: Books) -> None:
     """``connect`` may return such a connection."""
 

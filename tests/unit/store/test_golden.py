@@ -148,25 +148,6 @@ def test_searches_by_time_answer_as_rocketmq_did(name: str, tmp_path: Path) -> N
     store.close()
 
 
-@pytest.mark.parametrize("name", STATES)
-def test_searches_by_key_find_what_rocketmq_found(name: str, tmp_path: Path) -> None:
-    """After a clean stop the same hits; after a kill no message of the log is missing."""
-    golden = unpack(name, tmp_path)
-    store = open_golden(golden)
-
-    for query in golden.truth.get("keyQueries", ()):
-        hits = store.index.query(
-            query["topic"], query["key"], query["maxNum"], query["begin"], query["end"]
-        )
-        assert hits == query["hits"], query
-    messages = {message["commitLogOffset"]: message for message in expected_messages(golden)}
-    for offset, message in list(messages.items())[-20:]:
-        unique = message["properties"].get("UNIQ_KEY")
-        if unique is not None:
-            assert offset in store.index.query(message["topic"], unique, 64, 0, NOW)
-    store.close()
-
-
 def test_a_message_is_found_by_the_id_that_rocketmq_gave_it(tmp_path: Path) -> None:
     """The id holds host and physical offset; an offset within a record finds nothing."""
     golden = unpack("plain-clean", tmp_path)
