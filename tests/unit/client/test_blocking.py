@@ -7,13 +7,11 @@ import contextlib
 import inspect
 import os
 import signal
-import sqlite3
 import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,36 +106,6 @@ def test_a_transaction_runs_in_the_callers_thread(served: BrokerThread) -> None:
     assert len(broker.messages("orders")) == 3
     assert len(threads) == 2
     assert not {threading.main_thread(), served.thread} & set(threads)
-
-
-def test_a_ledger_answers_checks_of_blocking_producers(
-    served: BrokerThread, tmp_path: Path
-) -> None:
-    """The row is written in this thread, and the check runs in another."""
-
-    def connect() -> sqlite3.Connection:
-        return sqlite3.connect(tmp_path / "orders.db")
-
-    broker = served.broker
-    ledger = blocking.TransactionLedger()
-    with (
-        contextlib.closing(connect()) as database,
-        blocking.TransactionProducer(
-            "orders-tx", ledger.checker(connect), namesrv=broker.address
-        ) as producer,
-    ):
-        ledger.create_table(database)
-        with producer.transaction(MESSAGE) as tx, database:
-            ledger.record(database.cursor(), tx.id)
-            tx.decide(Decision.UNKNOWN)
-        with producer.transaction(MESSAGE) as nothing:
-            nothing.decide(Decision.UNKNOWN)
-        for one in (tx, nothing):
-            served.loop.call_soon_threadsafe(broker.check, broker.half_of(one.id))
-        served.run(until(lambda: all(any(half.decisions) for half in broker.halves.values())))
-
-    assert broker.half_of(tx.id).decisions == [Decision.COMMIT]
-    assert broker.half_of(nothing.id).decisions == [Decision.ROLLBACK]
 
 
 def _commit(_message: aio.MessageView) -> Decision:

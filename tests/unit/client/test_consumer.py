@@ -132,28 +132,6 @@ async def running(*consumers: Consumer) -> AsyncIterator[None]:
 
 
 @on_both_loops
-async def test_the_loop_of_the_readme(broker: FakeBroker) -> None:
-    """It receives messages sent before it started and while it waits."""
-    await publish(broker, "1", "2")
-    seen = []
-    async with new_consumer(broker, subscriptions={"orders": "created || paid"}) as consumer:
-        async for message in consumer:
-            seen.append((message.body, message.topic, message.tags, message.delivery_attempt))
-            assert await message.ack()
-            if len(seen) == 2:
-                await publish(broker, "3", tags="paid")
-            if len(seen) == 3:
-                break
-
-    assert seen == [
-        (b"1", "orders", "created", 1),
-        (b"2", "orders", "created", 1),
-        (b"3", "orders", "paid", 1),
-    ]
-    assert committed(broker) == 3
-
-
-@on_both_loops
 async def test_heartbeat_precedes_the_first_pull_on_its_connection(broker: FakeBroker) -> None:
     """A broker refuses pulls of a group that it does not know on this connection."""
     await publish(broker, "1")

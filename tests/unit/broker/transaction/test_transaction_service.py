@@ -18,7 +18,7 @@ from halfmq.broker.transaction.errors import (
 )
 from halfmq.broker.transaction.state.state_machine import TransactionEvent
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store.format.topics import OP_TOPIC, TIMER_TOPIC
+from halfmq.store.format.topics import TIMER_TOPIC
 from tests.support.transactions import Broker, end_now, gone, message
 
 
@@ -99,24 +99,6 @@ def test_undecided_transactions_of_one_group_can_be_limited(tmp_path: Path) -> N
 
 
 # --- restarts
-
-
-def test_op_messages_lost_in_a_crash_are_written_again(broker: Broker) -> None:
-    """RocketMQ would check every half without one."""
-    halves = [broker.prepare() for _ in range(3)]
-    broker.end(halves[0], TransactionEvent.COMMIT)
-    broker.end(halves[2], TransactionEvent.ROLLBACK)
-    broker.log.flush()
-    broker.restart()
-    broker.wait(3_000)
-
-    (op,) = broker.records_of(OP_TOPIC)
-    assert op.body == b"0,2,"
-
-    broker.log.flush()
-    broker.restart()
-    broker.wait(3_000)
-    assert len(broker.records_of(OP_TOPIC)) == 1
 
 
 @pytest.mark.parametrize("drained", [True, False])
