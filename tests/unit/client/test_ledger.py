@@ -57,20 +57,9 @@ class Books:
             connection.execute("insert into orders values (?)", (transaction_id,))
             self.ledger.record(connection.cursor(), transaction_id)
 
-    def age(self, days: int) -> None:
-        """Make all rows so much older."""
-        with closing(self.connect()) as connection, connection:
-            older = "update halfmq_transactions set recorded_at = recorded_at - ?"
-            connection.execute(older, (days * DAY_MS,))
-
     def orders(self) -> set[str]:
         with closing(self.connect()) as connection:
             return {row[0] for row in connection.execute("select id from orders")}
-
-    def states(self) -> dict[str, str]:
-        with closing(self.connect()) as connection:
-            rows = connection.execute("select id, state from halfmq_transactions")
-            return dict(rows.fetchall())
 
 
 @pytest.fixture(params=[None, "named"])
