@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -35,8 +35,16 @@ FIRST_BYTE_S: Final = 120.0
 READ_MAX: Final = 65_536
 """Bytes of a refused connection that are read, so that its client can read the alert."""
 
-UNDECIDED_MAX: Final = 20_000
-"""Connections whose first byte is missing, or whose handshake is not complete."""
+UNDECIDED_MAX: Final = 1_024
+"""Connections that have sent nothing; then the oldest is closed. A client begins at once."""
+
+HANDSHAKES_MAX: Final = 256
+"""Handshakes that are not complete, 50 KiB each; then the oldest is ended. One that goes on takes
+some round trips."""
+
+HANDSHAKES_PER_PASS: Final = 8
+"""Handshakes begun in one pass of the loop: each takes a millisecond or more when its first message
+arrives."""
 
 PAUSE_S: Final = 0.1
 """Seconds until the next attempt to accept if the process has no descriptor left."""
@@ -60,7 +68,8 @@ class TlsListener:
     def __attrs_post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._undecided: dict[socket.socket, tuple[str, asyncio.TimerHandle]] = {}
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._ready: deque[tuple[socket.socket, str, bool]] = deque()  # with address, and is it TLS
+        self._handshakes: dict[asyncio.Task[None], None] = {}
         self._is_paused = False
         self._resume: asyncio.TimerHandle | None = None
         self._listening.setblocking(False)
@@ -77,6 +86,8 @@ class TlsListener:
         self._listening.close()
         for connected in list(self._undecided):
             self._drop(connected)
+        while self._ready:
+            self._ready.popleft()[0].close()
         for task in self._handshakes:
             task.cancel()
 
@@ -98,12 +109,12 @@ class TlsListener:
                 self._is_paused = False
             connected.setblocking(False)
             # Counted before the handshake: otherwise a peer that never completes one has no limit.
-            if len(self._undecided) + len(self._handshakes) >= UNDECIDED_MAX or self._refuses(
-                host, f"{host}:{port}", self._unserved[host]
-            ):
+            if self._refuses(host, f"{host}:{port}", self._unserved[host]):
                 connected.close()
                 continue
             self._unserved[host] += 1
+            if len(self._undecided) >= UNDECIDED_MAX:
+                self._drop(next(iter(self._undecided)))
             timer = self._loop.call_later(FIRST_BYTE_S, self._drop, connected)
             self._undecided[connected] = host, timer
             self._loop.add_reader(connected, self._first_byte, connected)
@@ -143,12 +154,26 @@ class TlsListener:
                     connected.send(TLS_ONLY)
             self._drop(connected)
             return
-        host = self._forget(connected)
+        self._ready.append((connected, self._forget(connected), is_tls))
+        if len(self._ready) == 1:
+            self._loop.call_soon(self._begin_some)
+
+    def _begin_some(self) -> None:
+        for _ in range(min(HANDSHAKES_PER_PASS, len(self._ready))):
+            self._begin(*self._ready.popleft())
+        if self._ready:
+            self._loop.call_soon(self._begin_some)
+
+    def _begin(self, connected: socket.socket, host: str, is_tls: bool) -> None:
+        if len(self._handshakes) >= HANDSHAKES_MAX:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
+            oldest.cancel()
         task = self._loop.create_task(self._serve(connected, is_tls=is_tls))
-        self._handshakes.add(task)
+        self._handshakes[task] = None
 
         def done(task: asyncio.Task[None]) -> None:
-            self._handshakes.discard(task)
+            self._handshakes.pop(task, None)
             self._leave(host)
 
         task.add_done_callback(done)

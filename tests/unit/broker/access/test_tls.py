@@ -189,6 +189,26 @@ async def test_connections_count_for_their_address_from_the_first_byte_on(
                 break
 
 
+@pytest.mark.parametrize("begin", [b"", b"\x16\x03\x01\x02\x00\x01"])
+@on_both_loops
+async def test_peers_that_do_not_go_on_keep_nobody_out(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, begin: bytes
+) -> None:
+    """Of those that are silent, or in a handshake, the oldest make room."""
+    monkeypatch.setattr(tls_listener, "UNDECIDED_MAX", 4)
+    monkeypatch.setattr(tls_listener, "HANDSHAKES_MAX", 4)
+    async with _serving(TlsContext(certificates.config())) as server:
+        opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(8)]
+        for _, writer in opened:
+            writer.write(begin)
+        for reader, _ in opened[:4]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        assert await _ask(server, certificates.client()) == LARGE
+        for _, writer in opened:
+            writer.close()
+
+
 @on_both_loops
 async def test_a_listener_without_descriptors_waits_for_some(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
