@@ -31,6 +31,7 @@ from .config_file import LoadedConfig, load_config
 from .errors import AddressTakenError, BrokerConfigError
 from .http.endpoint import DEFAULT_PORT
 from .logs import LogLevel, configure_logging
+from .loop.services import Periodic
 from .members import as_member, check_members, member_names
 from .net.registration import parse_addresses
 from .service import Broker
@@ -46,6 +47,9 @@ systems have a soft limit of 1,024."""
 OWN_MAPPING_MIN: Final = 1 << 20
 """Bytes from which a block of memory is a mapping of its own. The page fault for each 4 KiB of it
 costs a fraction of writing a message of this size to the disk."""
+
+TRIM_S: Final = 10.0
+"""Seconds between two returns of free memory to the system, each of some milliseconds at most."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -181,6 +185,15 @@ def return_large_blocks() -> None:
             mallopt(option, OWN_MAPPING_MIN)
 
 
+def return_free_pages() -> None:
+    """Have the C library return whole pages that are free, wherever they lie in its heap.
+
+    By itself it returns those at the end only: a thousand TLS connections left 30 MB.
+    """
+    with suppress(OSError, TypeError, AttributeError):  # another system, or another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _run(main_coroutine: Coroutine[Any, Any, int]) -> int:
     try:
         import uvloop  # noqa: PLC0415  # absent on Windows and PyPy, which use plain asyncio
@@ -264,8 +277,11 @@ async def _serve(
             + (f" http={broker.http_address}" if broker.http_address else ""),
             flush=True,
         )
+        trimming = Periodic(TRIM_S, [lambda: return_free_pages])
+        await trimming.start()
         await stop_requested.wait()
         logger.info("event=stopping")
+        await trimming.stop()
     finally:
         await broker.stop()
     logger.info("event=stopped")

@@ -73,8 +73,7 @@ class Attack(NamedTuple):
     """Of the broker's process; 0: as many as usual."""
     kept_max_mb: int = 20
     """Of its own memory, what the broker may have more of afterwards: pools of the allocator, which
-    the next attack would use again. Many small objects leave more of them than a few large ones:
-    those rows have 30."""
+    the next attack would use again."""
 
 
 def frame(

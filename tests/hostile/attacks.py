@@ -18,6 +18,7 @@ from tests.support.usual_headers import pull_header, send_header
 
 from .attacker import Attack, Attacker, frame
 from .extremes import LARGE, extremes, long_names
+from .look_ups import LOOK_UPS
 from .machine import MACHINE
 from .pops import POPS
 from .ports import PORTS
@@ -118,7 +119,7 @@ def unread_refusals(attacker: Attacker) -> None:
 
 ATTACKS: Final[Mapping[str, Attack]] = {
     "pulls with bodies": Attack(pulls_with_bodies, "1,014 MB"),
-    "many held pulls": Attack(many_held_pulls, "consumers spun", kept_max_mb=30),
+    "many held pulls": Attack(many_held_pulls, "consumers spun"),
     "held pulls with filters": Attack(
         held_pulls_with_filters, "1,513 MB, kept", {"enablePropertyFilter": True}
     ),
@@ -133,5 +134,6 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     **STALLS,
     **POPS,
     **PORTS,
+    **LOOK_UPS,
     **MACHINE,
 }

@@ -65,5 +65,5 @@ def retries_of_many_topics(attacker: Attacker) -> None:
 POPS: Final[Mapping[str, Attack]] = {
     "many held pops": Attack(many_held_pops),
     "pops of a topic that is deleted": Attack(pops_of_a_topic_that_is_deleted),
-    "retries of many topics": Attack(retries_of_many_topics, "0.4 s", kept_max_mb=30),
+    "retries of many topics": Attack(retries_of_many_topics, "0.4 s"),
 }

@@ -106,7 +106,7 @@ PORTS: Final[Mapping[str, Attack]] = {
     "http connections": Attack(http_connections, "probes kept out", _HTTP),
     "http heads and bodies": Attack(http_heads_and_bodies, settings=_HTTP),
     "other protocols": Attack(other_protocols),
-    "many delayed messages": Attack(many_delayed_messages, kept_max_mb=30),
+    "many delayed messages": Attack(many_delayed_messages),
     "invented handles": Attack(invented_handles),
     "request-reply flood": Attack(request_reply_flood),
 }
