@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from halfmq.client.errors import UnreadableBodyError
 from halfmq.client.message import Message, ReceivedMessage
+from halfmq.client.net.compression import decompress_body
 from halfmq.client.producer import Producer
 
 from .output import cut, format_time, print_json, print_line, print_pairs, print_table, printable
@@ -24,6 +24,8 @@ BROWSE_LIMIT: Final = 20
 BODY_SHOWN: Final = 1_000
 """Characters of a body that are shown to people."""
 BODY_IN_TABLE: Final = 40
+UNPACKED_MAX: Final = 4 << 20
+"""Bytes that a compressed body may grow to; a list has up to 64 of them in memory."""
 SEND_GROUP: Final = "halfmq-command"
 TITLES: Final = ("STORED", "MESSAGE ID", "QUEUE", "OFFSET", "TAGS", "KEYS", "BODY")
 
@@ -170,11 +172,12 @@ def _row(message: ReceivedMessage) -> tuple[object, ...]:
 
 
 def body_of(message: ReceivedMessage) -> bytes:
-    """Return the body, as it is stored if it cannot be decompressed."""
+    """Return the body, as it is stored if it cannot be decompressed or grows too large."""
+    record = message.record
     try:
-        return message.body
-    except UnreadableBodyError:
-        return message.record.body
+        return decompress_body(record.body, record.sys_flag, UNPACKED_MAX)
+    except ValueError:
+        return record.body
 
 
 def content_of(message: ReceivedMessage) -> dict[str, str]:

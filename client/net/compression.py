@@ -36,7 +36,7 @@ def compress_body(body: bytes, over: int | None, kind: Compression) -> tuple[byt
     return (packed, COMPRESSED | bits) if len(packed) < len(body) else (body, 0)
 
 
-def decompress_body(body: bytes, sys_flag: int) -> bytes:
+def decompress_body(body: bytes, sys_flag: int, size_max: int = DECOMPRESSED_SIZE_MAX) -> bytes:
     """Return the body, decompressed if necessary.
 
     Raises:
@@ -46,12 +46,12 @@ def decompress_body(body: bytes, sys_flag: int) -> bytes:
     if kind is None:
         return body
     try:
-        content, is_whole = _DECOMPRESS[kind](body)
+        content, is_whole = _DECOMPRESS[kind](body, size_max)
     except ImportError as error:
         raise ValueError(
             f"compressed with {kind.name}: pip install 'halfmq[compression]' to read it"
         ) from error
-    if len(content) > DECOMPRESSED_SIZE_MAX:
+    if len(content) > size_max:
         raise ValueError("compressed body grows beyond the limit")
     if not is_whole:
         raise ValueError("compressed body is cut short")
@@ -61,27 +61,27 @@ def decompress_body(body: bytes, sys_flag: int) -> bytes:
 # Each returns the content, at most one byte beyond the limit, and whether the data was whole.
 
 
-def _zlib(body: bytes) -> tuple[bytes, bool]:
+def _zlib(body: bytes, size_max: int) -> tuple[bytes, bool]:
     decompressor = zlib.decompressobj()
     try:
-        content = decompressor.decompress(body, DECOMPRESSED_SIZE_MAX + 1)
+        content = decompressor.decompress(body, size_max + 1)
     except zlib.error as error:
         raise ValueError(f"damaged: {error}") from error
     return content, decompressor.eof
 
 
-def _lz4(body: bytes) -> tuple[bytes, bool]:
+def _lz4(body: bytes, size_max: int) -> tuple[bytes, bool]:
     from lz4.frame import LZ4FrameDecompressor  # noqa: PLC0415 -- an extra
 
     decompressor = LZ4FrameDecompressor()
     try:
-        content = decompressor.decompress(body, max_length=DECOMPRESSED_SIZE_MAX + 1)
+        content = decompressor.decompress(body, max_length=size_max + 1)
     except RuntimeError as error:
         raise ValueError(f"damaged: {error}") from error
     return content, decompressor.eof
 
 
-def _zstd(body: bytes) -> tuple[bytes, bool]:
+def _zstd(body: bytes, size_max: int) -> tuple[bytes, bool]:
     from zstandard import ZstdDecompressor, ZstdError  # noqa: PLC0415 -- an extra
 
     decompressor = ZstdDecompressor().decompressobj()
@@ -91,7 +91,7 @@ def _zstd(body: bytes) -> tuple[bytes, bool]:
         # takes at least four bytes.
         for begin in range(0, len(body), _ZSTD_SLICE):
             content.write(decompressor.decompress(body[begin : begin + _ZSTD_SLICE]))
-            if content.tell() > DECOMPRESSED_SIZE_MAX or decompressor.eof:
+            if content.tell() > size_max or decompressor.eof:
                 break
     except ZstdError as error:
         raise ValueError(f"damaged: {error}") from error
@@ -101,7 +101,7 @@ def _zstd(body: bytes) -> tuple[bytes, bool]:
 _ZSTD_SLICE: Final = 256
 """Bytes decompressed at one time, at most 8 MiB of content."""
 
-_DECOMPRESS: Final[Mapping[CompressionType, Callable[[bytes], tuple[bytes, bool]]]] = {
+_DECOMPRESS: Final[Mapping[CompressionType, Callable[[bytes, int], tuple[bytes, bool]]]] = {
     CompressionType.UNSPECIFIED: _zlib,
     CompressionType.ZLIB: _zlib,
     CompressionType.LZ4: _lz4,
