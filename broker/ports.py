@@ -4,14 +4,19 @@
 they can be tested without a socket.
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
 from halfmq.store.files.zero_copy import FilePart
+
+if TYPE_CHECKING:
+    from .limits.long_answers import LongAnswers
 
 ACK_S: Final = 3.0
 """Seconds after which a request to a client counts as not received. A client acknowledges it at
@@ -32,6 +37,7 @@ class Connection(Protocol):
     version: int  # MQVersion ordinal of the peer's latest request
     subject: object  # access.control.Subject of the latest request; None without access control
     unfinished: object  # progress of a request that takes several turns of the loop
+    long_answers: LongAnswers  # those of all connections
     acknowledges: bool  # whether the peer answers checks, as clients of halfmq do
 
     @property

@@ -65,7 +65,7 @@ CONNECTIONS: Final = _limit(
     "connections",
     "connections, 5 KiB each",
     20_000,  # each takes a file descriptor too
-    "new ones are closed",
+    "a new one is closed, or one of the address that has most",
 )
 SLAVE_CONNECTIONS: Final = _limit(
     "slave_connections",
@@ -92,6 +92,12 @@ UNSENT_BYTES: Final = _limit(
     64 << 20,  # what the kernel keeps for each connection, several MiB, comes first
     "the address that has most loses its largest connection",
     in_bytes=True,
+)
+LONG_ANSWERS: Final = _limit(
+    "long_answers",
+    "lists that are collected in several turns, with up to 16 MiB",
+    4,  # they share the time of one
+    "further ones wait for their turn",
 )
 HELD_PULL_BYTES: Final = _limit(
     "held_pull_bytes",

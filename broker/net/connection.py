@@ -116,6 +116,7 @@ class ClientConnection(asyncio.Protocol):
         self.acknowledges = False
         self.subject: object = None
         self.unfinished: object = None
+        self.long_answers = shared.long_answers
         self.closed = False
         self.writable = True
         self.name = self._peer_host = ""
@@ -300,6 +301,7 @@ class ClientConnection(asyncio.Protocol):
         self._count_unfinished(0)
         self._shared.unsent.hold(self, 0)
         self.unfinished = None
+        self.long_answers.end(self)
         if self._socket is not None:
             self._socket.detach()  # the transport closes it
             self._socket = None
@@ -320,8 +322,9 @@ class ClientConnection(asyncio.Protocol):
             del counts[self._peer_host]
 
     def pause_writing(self) -> None:
-        """Stop reading a peer that does not read its replies."""
+        """Stop reading a peer that does not read its replies; others collect theirs."""
         self.writable = False
+        self.long_answers.end(self)
         self._pause_reading()
 
     def resume_writing(self) -> None:

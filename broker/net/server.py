@@ -12,7 +12,14 @@ from attrs import define
 from ..access.tls import TlsContext
 from ..access.tls_listener import TlsListener
 from ..errors import AddressTakenError
-from ..limits.kept import CONNECTIONS, PEER_REQUESTS, UNFINISHED_BYTES, UNSENT_BYTES, Kept
+from ..limits.kept import (
+    CONNECTIONS,
+    LONG_ANSWERS,
+    PEER_REQUESTS,
+    UNFINISHED_BYTES,
+    UNSENT_BYTES,
+    Kept,
+)
 from ..loop.fetches import Fetch
 from ..loop.slices import PAUSE_S, PeriodicWork
 from ..loop.ticker import Ticker
@@ -232,5 +239,6 @@ class Server:
             CONNECTIONS: len(self._shared.connections),
             UNFINISHED_BYTES: self._shared.unfinished.used,
             UNSENT_BYTES: self._shared.unsent.recount(),
+            LONG_ANSWERS: len(self._shared.long_answers),
             PEER_REQUESTS: self._shared.request_expiry.count,
         }

@@ -19,6 +19,7 @@ from attrs import define
 
 from ..limits.budget import Budget, Holder
 from ..limits.kept import CONNECTIONS, UNFINISHED_BYTES, UNSENT_BYTES
+from ..limits.long_answers import LongAnswers
 from ..loop.fetches import Fetch
 from ..ports import Connection
 from .peer_requests import PeerRequestExpiry
@@ -111,6 +112,7 @@ class SharedState:
         self.other_protocols: set[tuple[str, str]] = set()  # logged: address and protocol
         self.unfinished = Budget(UNFINISHED_BYTES)
         self.unsent = Budget(UNSENT_BYTES, _unsent)
+        self.long_answers = LongAnswers()
 
         self.listen_port = 0  # known when the first listener is bound
         self.stopping = False
@@ -125,6 +127,8 @@ class SharedState:
         """
         limit, of_this_address = self.per_address_max, self.per_address[host] + unserved
         is_full = len(self.connections) + self.unserved.total() >= self.connections_max
+        if is_full and self._largest_address_gives_way(host):
+            is_full = False
         if not (self.stopping or is_full or (limit and of_this_address >= limit)):
             if self.refused and not is_full:
                 logger.warning("event=connections_accepted_again refused=%d", self.refused)
@@ -139,6 +143,18 @@ class SharedState:
                 of_this_address,
                 limit if limit and not is_full else self.connections_max,
             )
+        return True
+
+    def _largest_address_gives_way(self, host: str) -> bool:
+        """Close a connection of the address that has most; return False if that is ``host``."""
+        address = max(self.per_address, key=self.per_address.__getitem__, default=host)
+        count = self.per_address[address]
+        open_ones = (one for one in self.connections if one.address == address and not one.closed)
+        if count <= self.per_address[host] + 1 or (one := next(open_ones, None)) is None:
+            return False
+        logger.warning("event=connection_gives_way peer=%s of_this_address=%d", one.name, count)
+        one.closed = True  # the transport tells of it in the next pass
+        one.abort()
         return True
 
 

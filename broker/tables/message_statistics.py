@@ -14,7 +14,7 @@ Source: RocketMQ 5.3.3 ``BrokerStatsManager``, ``StatsItem``, ``BrokerStats``.
 import logging
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from attrs import define
@@ -166,7 +166,7 @@ class Statistics:
             counter = counters[key] = Counter()
         return counter
 
-    def count_new(self) -> Iterator[None]:
+    def count_new(self) -> Generator[None, None, None]:
         """Count what was stored and delivered up to now."""
         for topic, messages, size in self._take_appended():
             if messages > 0:

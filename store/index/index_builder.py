@@ -11,7 +11,7 @@ kept in memory, and look-ups find only what is indexed.
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from ..errors import DiskFullError, StoreError
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.index import KeyedRecord, hashed_keys
+from ..format.properties import PROPERTIES_SIZE_MAX
 from ..format.record import store_timestamp
 from ..log.append_request import AppendRequest, AppendResult
 from ..log.log_scan import Found, LogScan
@@ -29,9 +30,10 @@ from .index_service import IndexService
 
 logger = logging.getLogger(__name__)
 
-# Bytes of log not indexed yet; bounds the memory for their keys. Above it, each append indexes for
-# ``SLICE_MS``; above twice as much, no keys are kept, and the log is read later.
-PENDING_BYTES_MAX: Final = 32 << 20
+# Bytes of log not indexed yet, as far as they can be keys: short records take as much memory. Above
+# it, each append indexes for ``SLICE_MS``; above twice as much, no keys are kept, and the log is
+# read later.
+PENDING_BYTES_MAX: Final = 8 << 20
 SLICE_MS: Final = 1.0  # that an append, or a look-up in an index that lags, spends on indexing
 # Indexed at once: so few that a put keeps the event loop for a millisecond or two. In a new file,
 # and after a flush, each key touches a page of slots for the first time, which takes the kernel
@@ -117,10 +119,12 @@ class IndexBuilder:
         for offset, chunk, found in scan:
             if requested < offset + READ_AHEAD:
                 requested = self._prefetch(max(requested, offset), offset + 2 * READ_AHEAD)
-            for first in range(0, len(found), RECORDS_PER_PUT):
-                part = found[first : first + RECORDS_PER_PUT]
-                self._index.put_group([_keyed(chunk, offset, record, topics) for record in part])
-                position, size, *_ = part[-1]
+            keyed = (_keyed(chunk, offset, record, topics) for record in found)
+            done = 0
+            while records := _put_at_once(keyed):
+                self._index.put_group(records)
+                done += len(records)
+                position, size, *_ = found[done - 1]
                 yield offset + position + size
 
     def _prefetch(self, start: int, end: int) -> int:
@@ -155,9 +159,15 @@ class IndexBuilder:
             )
             for request, result in zip(group, done, strict=True)
         ]
-        if log_end - self._indexed_offset > 2 * PENDING_BYTES_MAX:
+        if log_end - self._indexed_offset > PENDING_BYTES_MAX:
+            self._bound_pending()
+
+    def _bound_pending(self) -> None:
+        keys_max = len(self._pending) * PROPERTIES_SIZE_MAX
+        size = min(self._log_end - self._indexed_offset, keys_max)
+        if size > 2 * PENDING_BYTES_MAX:
             self._fall_behind("messages come faster than they can be indexed")
-        elif log_end - self._indexed_offset > PENDING_BYTES_MAX:
+        elif size > PENDING_BYTES_MAX:
             try:
                 self._put_pending(time.monotonic() + SLICE_MS / 1000)
             except (OSError, StoreError) as error:
@@ -169,7 +179,7 @@ class IndexBuilder:
         self._lags = True
         self._pending.clear()
         self._retry_at = time.monotonic() + RETRY_EVERY
-        logger.error("event=index_behind offset=%d error=%r", self._indexed_offset, reason)
+        logger.warning("event=index_behind offset=%d error=%r", self._indexed_offset, reason)
 
     def work(self, budget_ms: float | None = None) -> bool:
         """Index pending keys, all or for ``budget_ms``; return whether more can be done now."""
@@ -225,13 +235,7 @@ class IndexBuilder:
         Raises:
             DiskFullError: They stay pending.
         """
-        records: list[KeyedRecord] = []
-        size = 0  # bytes
-        for record in islice(self._pending, RECORDS_PER_PUT):
-            records.append(record)
-            size += len(record[1])
-            if size >= PROPERTIES_PER_PUT:
-                break
+        records = _put_at_once(self._pending)
         self._index.put_group(records)
         for _ in records:
             self._pending.popleft()
@@ -242,16 +246,22 @@ class IndexBuilder:
             self._logged_at = time.monotonic()
             logger.warning("event=index_waits error=%r", str(error))
 
-    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return physical offsets of records with a key, in log order; the newest are preferred.
+    def search(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int | None]:
+        """Yield physical offsets of records with a key, newest first; None where callers may pause.
 
         Pending keys are indexed first; while the index lags, some may be missing. Records with
         another key of the same hash are included. Times have a resolution of a second.
         """
-        self.work(SLICE_MS if self._lags else None)
-        hits = self._index.query(topic, key, max_count, begin_ms, end_ms)
+        while self.work(SLICE_MS) and not self._lags:
+            yield None
         low, high = self._log.min_offset, self._log.readable_offset
-        return [hit for hit in hits if low <= hit < high]
+        for hit in self._index.search(topic, key, begin_ms, end_ms):
+            yield hit if hit is not None and low <= hit < high else None
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return what ``search`` yields, the newest ``max_count``, in log order."""
+        found = (one for one in self.search(topic, key, begin_ms, end_ms) if one is not None)
+        return sorted(islice(found, max_count))
 
     @property
     def last_update(self) -> tuple[int, int]:
@@ -299,6 +309,9 @@ class NoIndex:
     def work(self, budget_ms: float | None = None) -> bool:
         return False
 
+    def search(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int | None]:
+        return iter(())
+
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
         return []
 
@@ -321,6 +334,18 @@ class NoIndex:
 
 
 KeyIndex = IndexBuilder | NoIndex
+
+
+def _put_at_once(keyed: Iterable[KeyedRecord]) -> list[KeyedRecord]:
+    """Return the first records, as many as are indexed at once."""
+    records: list[KeyedRecord] = []
+    size = 0  # bytes of properties
+    for record in islice(keyed, RECORDS_PER_PUT):
+        records.append(record)
+        size += len(record[1])
+        if size >= PROPERTIES_PER_PUT:
+            break
+    return records
 
 
 def _keyed(chunk: bytes, offset: int, record: Found, topics: dict[bytes, str]) -> KeyedRecord:

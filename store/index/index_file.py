@@ -204,23 +204,24 @@ class IndexFile:
         self._slots[chained.slots] = chained.newest
         self._unflushed = True
 
-    def offsets(self, key_hash: int, begin_ms: int, end_ms: int, count_max: int) -> list[int]:
-        """Return the physical offsets of records whose key has this hash, newest first."""
+    def offsets(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int | None]:
+        """Yield the physical offsets of records whose key has this hash, newest first.
+
+        None stands for an item of another key or time: there may be millions, so callers pause.
+        """
         number = self._slot(key_hash % self.slots)
         header = self.header  # read after the slot, so that it counts the slot's item
-        found: list[int] = []
-        while 0 < number < header.next_item and len(found) < count_max:
+        while 0 < number < header.next_item:
             item = self._item(number)
             timestamp = header.begin_timestamp + item.seconds * 1000
             if item.seconds < 0:
                 break
-            if item.key_hash == key_hash and begin_ms <= timestamp <= end_ms:
-                found.append(item.physical_offset)
+            is_hit = item.key_hash == key_hash and begin_ms <= timestamp <= end_ms
+            yield item.physical_offset if is_hit else None
             # An item only points to older ones; a damaged file must not cause an endless loop.
             if item.previous >= number or timestamp < begin_ms:
                 break
             number = item.previous
-        return found
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
         """Return whether the file can hold items of this time."""

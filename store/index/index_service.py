@@ -11,8 +11,8 @@ re-indexes only the end of the log; this keeps all keys.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -217,21 +217,28 @@ class IndexService:
         created.append(IndexFile(path, self._max_slots, self._max_items))
         return created[-1]
 
-    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return the physical offsets of records with a key, in log order; newest are preferred.
+    def search(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int | None]:
+        """Yield the physical offsets of records with a key, newest first; None for other items.
 
-        Returns at most 64. Only hashes are compared, so the caller must check the keys of the
+        Yields at most 64. Only hashes are compared, so the caller must check the keys of the
         records. Times have a resolution of a second. May wait for the disk.
         """
-        max_count = min(max_count, QUERY_COUNT_MAX)
         key_hash = index_key_hash(index_key(topic, key))
-        found: list[int] = []
+        count = 0
         for file in reversed(self._files):
             if file.overlaps(begin_ms, end_ms):
-                found += file.offsets(key_hash, begin_ms, end_ms, max_count - len(found))
-            if file.header.begin_timestamp < begin_ms or len(found) >= max_count:
+                for offset in file.offsets(key_hash, begin_ms, end_ms):
+                    yield offset
+                    count += offset is not None
+                    if count >= QUERY_COUNT_MAX:
+                        return
+            if file.header.begin_timestamp < begin_ms:
                 break
-        return sorted(found)
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return what ``search`` yields, the newest ``max_count``, in log order."""
+        found = (one for one in self.search(topic, key, begin_ms, end_ms) if one is not None)
+        return sorted(islice(found, max_count))
 
     @property
     def last_update(self) -> tuple[int, int]:

@@ -78,7 +78,7 @@ ROOMS = {
     },
     "store/integrity": {"errors", "store/files", "store/format", "store/log", "store/queue"},
     "broker/loop": set(),
-    "broker/limits": set(),
+    "broker/limits": {"errors", "ports", "broker/loop"},
     "broker/filters": {"errors", "broker/limits", "broker/loop"},
     "broker/access": {"errors", "ports", "settings", "broker/loop"},
     "broker/tables": {"config", "errors", "ports", "broker/limits", "broker/loop"},

@@ -29,7 +29,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         handlers/clients/clients.HEARTBEAT_GROUPS_MAX
         handlers/messages/pull_replies.BYTES_MAX handlers/messages/pull.COPIED_MAX
         handlers/messages/pull_replies.MESSAGES_MAX handlers/messages/pull.STAGED_BYTES_MAX
-        handlers/messages/queries.ANSWER_BYTES_MAX handlers/messages/queries.HITS_MAX
+        handlers/messages/queries.ANSWER_BYTES_MAX
         handlers/messages/queries.MESSAGES_MAX handlers/messages/queries.UNIQUE_KEY_MESSAGES_MAX
         net/connection.FETCHES_MAX net/group_append.GROUP_MAX net/reply_release.READY_BYTES_MAX
         replication/slave_link.BUFFERED_MAX replication/slave_link.PIECE_MAX
@@ -74,7 +74,7 @@ NOT_KEPT: Final[dict[str, str]] = {
         net/reply_release.UNFLUSHED_DECISIONS_MAX tables/awaited_save.WAITING_MAX
         tables/client_registry.CLIENT_IDS_MAX tables/client_registry.REPLACED_MAX""",
     "a few megabytes at most": """
-        access/tls_listener.UNDECIDED_MAX
+        access/tls_listener.UNDECIDED_MAX access/tls_listener.HANDSHAKES_MAX
         handlers/messages/pull.COLD_READS_MAX tables/message_statistics.COUNTERS_MAX
         tables/message_statistics.PULLED_QUEUES_MAX transaction/checks/checker.COLD_READS_MAX
         transaction/checks/checker.STALE_MAX transaction/state/pending._SHARED_MAX""",
@@ -85,7 +85,7 @@ NOT_KEPT: Final[dict[str, str]] = {
 OF_NO_PEER: Final[dict[str, str]] = {
     "part of what another class has in the account": """
         delay/DoneFile delay/DueTimes handlers/clients/ClientHandlers
-        limits/Budget net/ClientConnection net/SharedState
+        limits/Budget limits/LongAnswers net/ClientConnection net/SharedState
         net/PeerRequestExpiry net/ReplayPace net/Turns
         pop/InFlight pop/OrderLock pop/OrderLocks pop/Retries pop/ReviveLog tables/AwaitedSave
         tables/GroupMembers tables/Variants
@@ -97,7 +97,7 @@ OF_NO_PEER: Final[dict[str, str]] = {
         transaction/OpWriter transaction/state/FinalMessageCache
         transaction/state/Generations transaction/state/PendingTable""",
     "of one request, one answer or one pass": """
-        handlers/admin/_Progress handlers/messages/SqlSearch
+        limits/_Progress handlers/messages/SqlSearch
         handlers/transactions/Batch http/Found net/GroupAppend
         pop/Taken transaction/Decisions transaction/replay/LogReplay""",
     "of settings, rules and tables as operators have set them": """

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from halfmq.broker.config import TopicDefaults
+from halfmq.broker.limits.long_answers import LongAnswers
 from halfmq.broker.net.router import Router
 from halfmq.broker.ports import ACK_S, Handler, OnAnswer
 from halfmq.remoting.codes import FLAG_ONE_WAY, LanguageCode
@@ -61,6 +62,7 @@ class FakeConnection:
         self.acknowledges = False
         self.subject: object = None
         self.unfinished: object = None
+        self.long_answers = LongAnswers()
         self.requests: list[tuple[int, object]] = []
         self.asked: list[OnAnswer] = []
         self.answers: list[RemotingCommand] = []

@@ -25,6 +25,7 @@ from halfmq.store.message_store import MessageStore
 
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError
+from ...limits.long_answers import collect
 from ...ports import Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
@@ -33,7 +34,6 @@ from ...tables.message_statistics import Statistics
 from ...tables.topic_config import TopicConfig
 from ...tables.topic_table import TopicTable
 from .groups import topics_of
-from .long_answers import collect
 
 ROWS_MAX: Final = 80_000
 """Queues in an answer, about 200 bytes each: clients take no frame of more than 16 MiB."""

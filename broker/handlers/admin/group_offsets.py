@@ -8,7 +8,7 @@ offsets to the connected consumers (220). Push consumers go there and commit the
 Source: RocketMQ 5.3.3 `AdminBrokerProcessor`, `ConsumerOffsetManager`, `Broker2Client`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -34,6 +34,8 @@ from halfmq.store.message_store import MessageStore
 
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError
+from ...limits.long_answers import Work, collect, complete
+from ...loop.slices import in_slices
 from ...ports import Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
 from ...tables.consumer_offsets import ConsumerOffsetTable
@@ -42,7 +44,6 @@ from ...tables.topic_config import TopicConfig
 from ...tables.topic_table import TopicTable
 from .change_queue import ChangeQueue
 from .groups import topics_of
-from .long_answers import collect
 
 RESET_VERSION_MIN: Final = 28
 """V3_0_7_SNAPSHOT: older clients do not know request 220. Source: `MQVersion`."""
@@ -200,16 +201,18 @@ class GroupOffsetHandlers(Handlers):
         connected = self._registry.consumer_groups.get(source)
         if not header.offline and connected is not None and connected.subscriptions:
             names = [name for name in names if name in connected.subscriptions]
-        copied = {
-            name: dict(self._offsets.queues(source, name)) for name in names if name in self._topics
-        }
-        what = f"offsets of group {target}, as of group {source} in topics {sorted(copied)[:20]}"
-        self._changes.make(request, connection, what, self._clone, target, copied)
+        what = f"offsets of group {target}, as of group {source} in topics {sorted(names)[:20]}"
+        self._changes.make(request, connection, what, self._clone, source, target, names)
 
-    async def _clone(self, group: str, copied: Mapping[str, Mapping[int, int]]) -> None:
-        for topic, offsets in copied.items():
-            for queue_id, offset in offsets.items():
-                self._offsets.place(group, topic, queue_id, offset)
+    async def _clone(self, source: str, target: str, names: Iterable[str]) -> None:
+        def copy() -> Iterator[None]:
+            for topic in names:
+                if topic in self._topics:
+                    for queue_id, offset in dict(self._offsets.queues(source, topic)).items():
+                        self._offsets.place(target, topic, queue_id, offset)
+                yield
+
+        await in_slices(copy())
         await self._offsets.save_now()
 
     @serves(RequestCode.QUERY_CORRECTION_OFFSET)
@@ -219,37 +222,28 @@ class GroupOffsetHandlers(Handlers):
         The answer is INT64_MAX for a queue in which the group to compare with has a lower offset.
         """
         header = request.header_as(QueryCorrectionOffsetHeader)
-        prefix, left_out = f"{header.topic}@", (header.filter_groups or "").split(",")
-        batches = collect(
-            request,
-            connection,
-            self._offsets.key_batches,
-            lambda keys: [
-                group
-                for key in keys
-                if key.startswith(prefix) and (group := key.removeprefix(prefix)) not in left_out
-            ],
-            is_last=False,
-        )
-        groups = [group for batch in batches for group in batch]
-        lowest: dict[int, int] = {}
-        offsets_of_groups = collect(
-            request,
-            connection,
-            lambda: groups,
-            lambda group: dict(self._offsets.queues(group, header.topic)),
-            stage=1,
-        )
-        for offsets in offsets_of_groups:
-            for queue_id, offset in offsets.items():
-                first, _ = self._store.queues.bounds(header.topic, queue_id)
-                if offset >= first:
-                    lowest[queue_id] = min(offset, lowest.get(queue_id, INT64_MAX))
+        lowest = complete(request, connection, lambda: self._lowest(header))
         compared = self._offsets.queues(header.compare_group, header.topic)
         for queue_id, offset in lowest.items():
             if offset > compared.get(queue_id, INT64_MAX):
                 lowest[queue_id] = INT64_MAX
         return encode_reply(request, body=encode_correction_offsets(lowest))
+
+    def _lowest(self, header: QueryCorrectionOffsetHeader) -> Work[dict[int, int]]:
+        """Return the lowest offset that a group has in each queue; a step is some groups."""
+        topic, left_out = header.topic, (header.filter_groups or "").split(",")
+        lowest: dict[int, int] = {}
+        for keys in self._offsets.key_batches():
+            for key in keys:
+                group = key.removeprefix(f"{topic}@")
+                if group == key or group in left_out:
+                    continue
+                for queue_id, offset in self._offsets.queues_of_key(key).items():
+                    if offset >= self._store.queues.bounds(topic, queue_id)[0]:
+                        lowest[queue_id] = min(offset, lowest.get(queue_id, INT64_MAX))
+                yield None
+            yield None
+        return lowest
 
     @serves(RequestCode.QUERY_CONSUME_TIME_SPAN)
     def time_spans(self, request: RemotingCommand, connection: Connection) -> bytes:

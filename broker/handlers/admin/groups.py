@@ -42,6 +42,7 @@ from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.topics import BUILT_IN_GROUPS, validate_group
 
 from ...errors import RequestRefusedError, invalid_parameter
+from ...limits.long_answers import collect
 from ...loop.slices import in_slices
 from ...ports import Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
@@ -50,7 +51,6 @@ from ...tables.group_members import Member
 from ...tables.group_table import GroupConfig, GroupTable
 from ...tables.topic_table import QUEUES_MAX, TopicTable
 from .change_queue import ChangeQueue
-from .long_answers import collect
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
+from ...limits.long_answers import complete
 from ...ports import Connection, Handlers, serves
 from ...tables.message_statistics import Statistics
-from .long_answers import complete
 
 
 @define(eq=False, repr=False)

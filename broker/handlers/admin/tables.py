@@ -18,13 +18,13 @@ from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.topics import CONFIRMED_KEY, RETRY_PREFIX
 
 from ...errors import RequestRefusedError
+from ...limits.long_answers import collect
 from ...pop.request_modes import RequestModes
 from ...ports import Connection, Handlers, serves
 from ...tables.consumer_offsets import ConsumerOffsetTable
 from ...tables.group_table import GroupTable
 from ...tables.topic_table import TopicTable
 from .change_queue import ChangeQueue
-from .long_answers import collect
 
 ANSWER_BYTES_MAX: Final = 16_000_000
 """Bytes of an answer. Clients take no frame of more than 16 MiB."""

@@ -41,6 +41,7 @@ from halfmq.store.message_store import MessageStore
 
 from ...config import TopicDefaults
 from ...errors import RequestRefusedError, invalid_parameter
+from ...limits.long_answers import collect
 from ...loop.slices import in_slices
 from ...ports import Connection, Handlers, serves
 from ...tables.attributes import altered, parse_change
@@ -50,7 +51,6 @@ from ...tables.registered_brokers import BrokerTable
 from ...tables.topic_config import TopicConfig
 from ...tables.topic_table import QUEUES_MAX, TopicTable
 from .change_queue import ChangeQueue
-from .long_answers import collect
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,14 @@ from halfmq.remoting.headers import (
     ViewMessageRequestHeader,
 )
 from halfmq.remoting.replies import encode_reply
+from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.properties import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from halfmq.store.format.record import Record, decode_record
 from halfmq.store.message_store import MessageStore
 
 from ...access.requirements import GET, SUB, topic
 from ...errors import RequestRefusedError
+from ...limits.long_answers import Work, complete
 from ...ports import Connection, Handlers, serves
 from ..access_checks import require
 
@@ -29,12 +31,8 @@ UNIQUE_KEY_MESSAGES_MAX: Final = 32
 """Messages that a query by unique key gets, whatever number it requests.
 Source: `defaultQueryMaxNum`."""
 
-HITS_MAX: Final = 256
-"""Index hits that are read for one query, more than messages are wanted: keys with equal hashes
-share a chain of the index, so some hits have another key."""
-
 ANSWER_BYTES_MAX: Final = 8 << 20
-"""Bytes of one answer, half the largest frame, unless one message alone is larger."""
+"""Bytes read for one answer, half the largest frame, unless one message alone is larger."""
 
 
 class QueryHandlers(Handlers):
@@ -55,10 +53,10 @@ class QueryHandlers(Handlers):
         return encode_reply(request, body=record)
 
     @serves(RequestCode.QUERY_MESSAGE)
-    def query_message(self, request: RemotingCommand, _connection: Connection) -> bytes:
+    def query_message(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the newest messages of a key, in the order of their offsets."""
         header = request.header_as(QueryMessageRequestHeader)
-        found = self._find(header)
+        found = complete(request, connection, lambda: self._find(header))
         if not found:
             return encode_reply(
                 request,
@@ -77,27 +75,50 @@ class QueryHandlers(Handlers):
             body=b"".join(found),
         )
 
-    def _find(self, header: QueryMessageRequestHeader) -> list[bytes]:
+    def _find(self, header: QueryMessageRequestHeader) -> Work[list[bytes]]:
         """Return records: at most as many as requested, and as fit into an answer."""
         wanted = UNIQUE_KEY_MESSAGES_MAX if header.unique_key_query else header.max_num
         wanted = min(wanted, MESSAGES_MAX)
-        hits = self._store.index.query(
-            header.topic, header.key, HITS_MAX, header.begin_timestamp, header.end_timestamp
-        )
+        hits = yield from self._hits(header)
         found: list[bytes] = []
-        size = 0
-        for physical_offset in sorted(set(hits), reverse=True):
+        size = 0  # of what is read: others whose key has the same hash may be large
+        for physical_offset in sorted(hits, reverse=True):
             if len(found) >= wanted:
                 break
-            data = self._store.reader.record_bytes(physical_offset, self._store.readable_offset)
-            if data is None or not _has_key(decode_record(data), header.topic, header.key):
+            data = yield from self._record(physical_offset)
+            if data is None:
                 continue
             size += len(data)
-            if found and size > ANSWER_BYTES_MAX:
+            if size > max(ANSWER_BYTES_MAX, len(data)):
                 break
-            found.append(data)
+            if _has_key(decode_record(data, check_crc=False), header.topic, header.key):
+                found.append(data)
         found.reverse()
         return found
+
+    def _hits(self, header: QueryMessageRequestHeader) -> Work[set[int]]:
+        """Return the offsets of messages whose key has the same hash; a step is an index item."""
+        found: set[int] = set()
+        place = header.topic, header.key, header.begin_timestamp, header.end_timestamp
+        while True:
+            try:
+                for hit in self._store.index.search(*place):
+                    if hit is not None:
+                        found.add(hit)
+                    yield None
+            except NotInMemoryError as missing:
+                yield missing
+            else:
+                return found
+
+    def _record(self, physical_offset: int) -> Work[bytes | None]:
+        """Return a record, in a turn of its own: it may have megabytes."""
+        while True:
+            yield None
+            try:
+                return self._store.reader.record_bytes(physical_offset, self._store.readable_offset)
+            except NotInMemoryError as missing:
+                yield missing
 
 
 def _has_key(record: Record, topic: str, key: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import socket
 import threading
 import time
 from collections import Counter
@@ -464,6 +465,28 @@ async def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyP
         peers[3].writer.write(encode_request(310, opaque=2, header=send_header(), body=b"small"))
 
         assert (await peers[3].answer()).body == b"small"
+
+
+@on_both_loops
+async def test_the_address_with_most_connections_makes_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One machine cannot keep all others out by opening as many as there may be."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (8, resource.RLIM_INFINITY))
+    async with serving(echo) as (server, _), contextlib.AsyncExitStack() as opened:
+        for _ in range(4):
+            peer = socket.create_connection(
+                ("127.0.0.1", server.port), PATIENCE_S, source_address=("127.0.0.2", 0)
+            )
+            opened.callback(peer.close)
+        while server.open_connections < 4:  # noqa: ASYNC110  # the broker accepts them soon
+            await asyncio.sleep(0)
+        for _ in range(2):
+            peer_of_another = await opened.enter_async_context(peer_of(server))
+            peer_of_another.writer.write(encode_request(105, opaque=7, header=ROUTE))
+            assert (await peer_of_another.answer()).opaque == 7
+        while server.open_connections > 4:  # noqa: ASYNC110  # those that gave way are closed soon
+            await asyncio.sleep(0)
 
 
 @on_both_loops

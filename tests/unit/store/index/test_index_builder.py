@@ -68,6 +68,45 @@ def test_a_slice_is_limited_by_the_size_of_its_properties(store: MessageStore) -
     assert _ticks(store) == 2
 
 
+def test_a_look_up_can_pause_while_it_indexes(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records with thousands of keys each may be pending."""
+    monkeypatch.setattr(index_builder, "RECORDS_PER_PUT", 1)
+    monkeypatch.setattr(index_builder, "SLICE_MS", 0.0)
+    done = append_durably(store, *[draft(properties={"KEYS": "a"}) for _ in range(4)])
+
+    newest_first = [one.physical_offset for one in reversed(done)]
+    assert list(store.index.search("T", "a", 0, 1 << 60)) == [None] * 3 + newest_first
+
+
+def test_what_is_read_from_the_log_is_indexed_in_slices_of_limited_size(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that lags behind because of messages with thousands of keys takes no more time."""
+    keys = " ".join(f"key-{number}" for number in range(200))
+    monkeypatch.setattr(index_builder, "PENDING_BYTES_MAX", 0)
+    monkeypatch.setattr(index_builder, "RETRY_EVERY", 0.0)
+    count = 2 * PROPERTIES_PER_PUT // len(keys)
+    for _ in range(count):
+        store.append([draft(properties={"KEYS": keys})])
+
+    assert count < RECORDS_PER_PUT
+    assert store.index.lags
+    assert _ticks(store) >= 2
+
+
+def test_large_bodies_are_no_keys_that_wait(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of a few large messages does not make the index read them from the log again."""
+    monkeypatch.setattr(index_builder, "PROPERTIES_SIZE_MAX", 100)
+    monkeypatch.setattr(index_builder, "PENDING_BYTES_MAX", 3_000)
+    store.append([draft(body=bytes(3_000)) for _ in range(4)], contiguous=True)
+
+    assert not store.index.lags
+
+
 def test_an_append_indexes_at_most_one_slice(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

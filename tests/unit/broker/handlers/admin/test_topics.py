@@ -421,7 +421,7 @@ async def test_a_large_table_is_answered_in_slices(
         def __init__(self) -> None:
             turns.append(self)
 
-    monkeypatch.setattr("halfmq.broker.handlers.admin.long_answers.Slice", Over)
+    monkeypatch.setattr("halfmq.broker.limits.long_answers.Slice", Over)
     answer = await peer.call(RequestCode.GET_ALL_TOPIC_CONFIG, None)
     topics = {one.name for one in rig.tables.topics}
     assert set(decode_topic_table(answer.body)) == topics
