@@ -8,13 +8,13 @@ set by `HALFMQ_SEED`; it determines what the programs do, not the points that th
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ import pytest
 from halfmq.client import Consumer, Inbox, Message, TransactionProducer
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support import database_servers
-from tests.support.both_programs import ACCOUNTS, Shop, driver_named
+from tests.support.both_programs import ACCOUNTS, Shop, driver_named, main
 from tests.support.database_servers import Server
 from tests.support.ending_producer import GROUP, TOPIC
 from tests.support.ledger_books import Books
@@ -55,6 +55,14 @@ SETUPS: Final = [
     *(("django-psycopg", level) for level in LEVELS),
     ("django-pymysql", LEVELS[0]),  # the level that Django itself sets
 ]
+FORKS: Final = multiprocessing.get_context("forkserver")
+"""Where programs come from: to import all that they use takes a second, which most do not live."""
+FORKS.set_forkserver_preload(
+    [
+        *("tests.support.both_in_django", "sqlalchemy.ext.asyncio", "sqlalchemy.pool"),
+        *("aiosqlite", "psycopg", "asyncpg", "pymysql", "aiomysql"),
+    ]
+)
 QUEUES: Final = 4
 """Queues of a topic that the first send creates."""
 PAUSE: Final = (5, 40)
@@ -74,24 +82,23 @@ class Stage:
     ) -> None:
         self.name = name
         self.shop, self.broker, self.database, self.chance = shop, broker, database, chance
-        self.programs: dict[str, subprocess.Popen[bytes]] = {}
+        self.programs: dict[str, ForkServerProcess] = {}
         self.kills: Counter[str] = Counter()
 
     def keep_running(self, name: str, *, immortal: bool = False) -> None:
         """Start a program that is not there, or was killed."""
         process = self.programs.get(name)
         if process is not None:
-            if process.poll() is None:
+            if process.exitcode is None:
                 return
-            self.kills[name[:4]] += process.returncode < 0
+            self.kills[name[:4]] += process.exitcode < 0
         books, shop = self.shop.books, self.shop
         place = [str(books.place.file), str(books.place.port), books.name]
         seed = "1" if immortal else str(self.chance.random())
         how = [seed, str(shop.rounds), str(shop.notes)]
-        command = [sys.executable, "-m", "tests.support.both_programs", name[:4]]
-        self.programs[name] = subprocess.Popen(
-            [*command, shop.namesrv, self.name, *place, *how], stderr=subprocess.DEVNULL
-        )
+        words = (name[:4], shop.namesrv, self.name, *place, *how)
+        self.programs[name] = FORKS.Process(target=main, args=words)
+        self.programs[name].start()
 
     def play(self) -> None:
         """Keep all running, and kill servers, until enough transactions were begun."""
@@ -115,7 +122,7 @@ class Stage:
     def end(self) -> None:
         for process in self.programs.values():
             process.kill()
-            process.wait()
+            process.join()
 
 
 async def create(shop: Shop) -> None:

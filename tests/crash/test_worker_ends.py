@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from contextlib import AsyncExitStack
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,35 +24,13 @@ import pytest
 
 from halfmq.client import Message, Producer
 from halfmq.client.testing import broker_process
+from tests.support.ending_worker import main
 from tests.support.patience import PATIENCE_S, until
 from tests.support.seeds import printed_seed
 
-WORKER: Final = """
-import asyncio, json, os, sys
-from halfmq.client import ClientConfig, Consumer
-
-address, topic, path, name, how, calls = sys.argv[1:]
-out = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY)
-
-def say(word, body):
-    os.write(out, b"%s %s %s\\n" % (name.encode(), word, body))
-
-async def handle(message):
-    say(b"got", message.body)
-    await asyncio.sleep(0.003)
-    say(b"did", message.body)
-
-async def main():
-    config = ClientConfig(namesrv=address, offset_commit_interval=0.2, heartbeat_interval=0.5)
-    group = Consumer(topic, {topic: "*"}, start_from="first", config=config, **json.loads(how))
-    async with group as consumer:
-        asyncio.get_running_loop().call_soon(say, b"runs", b"- 0")
-        by_key = (lambda message: message.body.split()[0]) if calls == "ordered_by" else None
-        summary = await consumer.run(handle, ordered_by=by_key)
-        say(b"left", b"- %d" % summary.left)
-
-asyncio.run(main())
-"""
+FORKS: Final = multiprocessing.get_context("forkserver")
+"""Where workers come from: to import the client takes longer than most of them live."""
+FORKS.set_forkserver_preload(["tests.support.ending_worker"])
 KEYS: Final = 12
 
 
@@ -78,7 +56,7 @@ class Team:
         self.topic, self.address, self.path = topic, address, path
         self._how, self._calls = json.dumps(how), calls
         self._numbers = itertools.count()
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.workers: dict[str, ForkServerProcess] = {}
         self.ends: dict[str, signal.Signals] = {}
         self.sent = 0
         self._left: dict[str, int] = {}
@@ -129,17 +107,17 @@ class Team:
         while len(self.workers) < 2:
             name = f"w{next(self._numbers)}"
             words = [self.address, self.topic, self.path, name, self._how, self._calls]
-            self.workers[name] = subprocess.Popen(  # noqa: ASYNC220 -- it is ended
-                [sys.executable, "-c", WORKER, *map(str, words)]
-            )
+            self.workers[name] = FORKS.Process(target=main, args=tuple(map(str, words)))
+            self.workers[name].start()
             await until(lambda: name in self.running())  # noqa: B023
 
     async def end(self, name: str, number: signal.Signals) -> None:
         worker = self.workers.pop(name)
-        worker.send_signal(number)
+        assert worker.pid is not None
+        os.kill(worker.pid, number)
         self.ends[name] = number
-        code = await asyncio.to_thread(worker.wait, PATIENCE_S)
-        assert code == (0 if number == signal.SIGTERM else -number)
+        await asyncio.to_thread(worker.join, PATIENCE_S)
+        assert worker.exitcode == (0 if number == signal.SIGTERM else -number)
 
     async def end_all(self) -> None:
         for name in tuple(self.workers):
@@ -148,7 +126,7 @@ class Team:
     def kill_all(self) -> None:
         for worker in self.workers.values():
             worker.kill()
-            worker.wait()
+            worker.join()
 
     def check(self, *, ordered: bool, exclusive: bool) -> tuple[int, int]:
         """Check all that is promised; return how much was handled, and how much again.

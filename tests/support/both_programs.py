@@ -1,7 +1,7 @@
 """A shop in two programs: one sells, one ships; each is killed after some transactions.
 
-Run as ``python -m tests.support.both_programs ROLE NAMESRV DRIVER FILE PORT NAME SEED ROUNDS
-NOTES``. ``sell`` writes an order and its message in transactions that `session=` owns, while
+`main` is a program, with the arguments ROLE NAMESRV DRIVER FILE PORT NAME SEED ROUNDS NOTES.
+``sell`` writes an order and its message in transactions that `session=` owns, while
 deadlocks, lock time-outs, lost connections and time limits end some of them; ``ship`` writes a
 parcel for each message, through the inbox. NAME is that of the books; NOTES gets a byte for each
 transaction that was begun, and says when there are enough. DRIVER may be ``django-`` and the
@@ -11,6 +11,7 @@ driver that looks at Django's database.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import threading
@@ -266,9 +267,10 @@ def driver_named(name: str) -> Driver:
     return next(driver for driver in DRIVERS if driver.name == wanted)
 
 
-def main() -> None:
-    """Sell or ship until it is killed, or there is nothing left to sell."""
-    role, namesrv, name, file, port, books_name, seed, rounds, notes = sys.argv[1:]
+def main(*words: str) -> None:
+    """Sell or ship until it is killed, or there is nothing left to sell; say nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    role, namesrv, name, file, port, books_name, seed, rounds, notes = words
     driver = driver_named(name)
     chance = random.Random(seed)
     ledger.LOCK_SECONDS = 0.05  # type: ignore[misc]  # a check soon gives up
@@ -283,7 +285,3 @@ def main() -> None:
         asyncio.run({"sell": sell, "ship": ship}[role](shop))
     else:
         {"sell": sell_blocking, "ship": ship_blocking}[role](shop)
-
-
-if __name__ == "__main__":
-    main()
