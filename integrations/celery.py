@@ -118,7 +118,6 @@ class Channel(virtual.Channel):  # type: ignore[misc] # kombu has no types
     def __init__(self, connection: Transport, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self._receivers: dict[str, Consumer[Any]] = {}
-        self._fanout: dict[str, str] = {}  # queue to exchange
         self._without_ack: set[str] = set()
         self._ended = threading.Event()
         options = connection.client.transport_options
@@ -177,7 +176,7 @@ class Channel(virtual.Channel):  # type: ignore[misc] # kombu has no types
 
     def _queue_bind(self, exchange: str, _routing_key: str, _pattern: str, queue: str) -> None:
         if self.typeof(exchange).type == "fanout" or exchange.startswith(REPLIES):
-            self._fanout[queue] = exchange
+            self.connection.fanout[queue] = exchange
             self._receiver(queue)  # it gets what is sent from now on
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
@@ -200,16 +199,18 @@ class Channel(virtual.Channel):  # type: ignore[misc] # kombu has no types
         return purged
 
     def _delete(self, queue: str, *_args: Any, **_kwargs: Any) -> None:
-        receiver = self._receivers.pop(queue, None)
-        if receiver is not None:
-            receiver.close()
+        self.connection.fanout.pop(queue, None)
+        for receivers in (self._receivers, self.connection.fanout_receivers):
+            if queue in receivers:
+                receivers.pop(queue).close()
 
     # --- messages
 
     def _receiver(self, queue: str) -> Consumer[Any]:
-        found = self._receivers.get(queue)
+        exchange = self.connection.fanout.get(queue)
+        receivers = self.connection.fanout_receivers if exchange else self._receivers
+        found = receivers.get(queue)
         if found is None:
-            exchange = self._fanout.get(queue)
             topic = _topic(exchange or queue)
             found = Consumer(
                 topic,
@@ -221,9 +222,9 @@ class Channel(virtual.Channel):  # type: ignore[misc] # kombu has no types
                 **self.connection.options,
             )
             found.start()
-            if not self._receivers:
+            if not self._receivers and not exchange:
                 threading.Thread(target=self._ask_for_time, daemon=True).start()
-            self._receivers[queue] = found
+            receivers[queue] = found
         return found
 
     def _raw(self, queue: str, view: MessageView) -> dict[str, Any] | None:
@@ -275,6 +276,8 @@ class Transport(virtual.Transport):  # type: ignore[misc] # kombu has no types
             **client.transport_options.get("client", {}),
         }
         self._producer: Producer[Any] | None = None
+        self.fanout: dict[str, str] = {}  # queue to exchange; kombu binds once for all channels
+        self.fanout_receivers: dict[str, Consumer[Any]] = {}
         self.has_room = threading.Event()  # set by acknowledgements, of any thread
 
     def connect(self) -> Producer[Any]:
@@ -292,6 +295,8 @@ class Transport(virtual.Transport):  # type: ignore[misc] # kombu has no types
 
     def close_connection(self, connection: Any) -> None:
         super().close_connection(connection)
+        while self.fanout_receivers:
+            self.fanout_receivers.popitem()[1].close()
         if self._producer is not None:
             self._producer.close()
             self._producer = None

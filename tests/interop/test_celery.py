@@ -334,7 +334,7 @@ def test_what_is_no_task_becomes_a_dead_letter(shop: Shop) -> None:
 
 
 def test_a_queue_of_a_fanout_exchange_gets_what_is_sent_after_it_is_bound(shop: Shop) -> None:
-    """Not only what is sent after somebody reads it."""
+    """Not only what is sent after somebody reads it, who may do so in another channel."""
     from kombu import Connection, Exchange, Queue  # noqa: PLC0415 -- Celery may be missing
 
     import halfmq.integrations.celery  # noqa: F401, PLC0415
@@ -343,7 +343,7 @@ def test_a_queue_of_a_fanout_exchange_gets_what_is_sent_after_it_is_bound(shop: 
     queues = [Queue(name, exchange) for name in ("one", "two")]
     with Connection(f"halfmq://{shop.broker.address}//") as connection:
         for queue in queues:
-            queue(connection.default_channel).declare()
+            queue(connection.channel()).declare()
         connection.Producer().publish("hello", exchange=exchange, declare=[exchange])
         with connection.Consumer(
             queues, callbacks=[lambda body, _message: bodies.append(body)], no_ack=True
