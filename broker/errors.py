@@ -15,6 +15,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from halfmq.remoting.codes import ResponseCode
+from halfmq.store.errors import (
+    DiskFullError,
+    FlushFailedError,
+    PropertiesTooLongError,
+    RecordTooLargeError,
+    StoreClosedError,
+    StoreError,
+    WriteFailedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +34,16 @@ if TYPE_CHECKING:
 
 REFUSAL_FIELDS: Final[Mapping[str, str]] = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 """Ext fields of every refusal of a message. Source: RocketMQ ``SendMessageProcessor``."""
+
+STORE_ERROR_CODES: Final[Mapping[type[StoreError], ResponseCode]] = {
+    RecordTooLargeError: ResponseCode.MESSAGE_ILLEGAL,
+    PropertiesTooLongError: ResponseCode.MESSAGE_ILLEGAL,
+    DiskFullError: ResponseCode.SERVICE_NOT_AVAILABLE,
+    WriteFailedError: ResponseCode.SERVICE_NOT_AVAILABLE,
+    FlushFailedError: ResponseCode.SERVICE_NOT_AVAILABLE,
+    StoreClosedError: ResponseCode.SERVICE_NOT_AVAILABLE,
+}
+"""Store error → answer, as RocketMQ's put statuses. Source: `SendMessageProcessor`."""
 
 
 class BrokerError(Exception):

@@ -9,39 +9,19 @@ cannot affect another. Errors of the peer are answered; errors of the broker are
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
 
 from halfmq.remoting.codes import FLAG_RESPONSE, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import RemotingError
 from halfmq.remoting.replies import encode_reply
-from halfmq.store.errors import (
-    DiskFullError,
-    FlushFailedError,
-    PropertiesTooLongError,
-    RecordTooLargeError,
-    StoreClosedError,
-    StoreError,
-    WriteFailedError,
-)
+from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 
-from ..errors import NotYetError, RequestRefusedError, UnfinishedError
+from ..errors import STORE_ERROR_CODES, NotYetError, RequestRefusedError, UnfinishedError
 from ..ports import Connection, Handler
 from .refused_codes import remark_of
 
 logger = logging.getLogger(__name__)
-
-STORE_ERROR_CODES: Final[Mapping[type[StoreError], ResponseCode]] = {
-    RecordTooLargeError: ResponseCode.MESSAGE_ILLEGAL,
-    PropertiesTooLongError: ResponseCode.MESSAGE_ILLEGAL,
-    DiskFullError: ResponseCode.SERVICE_NOT_AVAILABLE,
-    WriteFailedError: ResponseCode.SERVICE_NOT_AVAILABLE,
-    FlushFailedError: ResponseCode.SERVICE_NOT_AVAILABLE,
-    StoreClosedError: ResponseCode.SERVICE_NOT_AVAILABLE,
-}
-"""Store error → answer, as RocketMQ's put statuses. Source: `SendMessageProcessor`."""
-
 
 Admit = Callable[[RemotingCommand, Connection], None]
 """Raises RequestRefusedError unless the sender may make a request."""

@@ -27,10 +27,9 @@ from halfmq.remoting.replies import encode_reply
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError
 
-from ...errors import RequestRefusedError, UnfinishedError
+from ...errors import STORE_ERROR_CODES, RequestRefusedError, UnfinishedError
 from ...loop.slices import Slice
 from ...net.group_append import GroupAppend
-from ...net.router import STORE_ERROR_CODES
 from ...ports import Connection, Handlers, serves
 from ...transaction.deciding import DecisionRequest, Decisions, Ended
 from ...transaction.errors import TransactionError
