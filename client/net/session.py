@@ -48,6 +48,10 @@ from .security import Security
 
 logger = logging.getLogger(__name__)
 
+ROUTES_AGAIN_S: Final = 1.0
+"""Seconds until routes are fetched again that lack a broker they had: one that is restarted is back
+soon, and a producer would leave it out until the next refresh."""
+
 UNREGISTER_SECONDS: Final = 1.0
 """How long closing waits for a broker to unregister the client. The closed socket has the same
 effect."""
@@ -298,14 +302,18 @@ class Session:
 
     async def _maintain_connections(self) -> None:
         loop = asyncio.get_running_loop()
-        due = loop.time() + self.config.heartbeat_interval
+        pause = min(self.config.heartbeat_interval, self.config.route_refresh_interval)
+        due = loop.time() + pause
         while True:
             self._lost.clear()
             if loop.time() >= due:
+                before = self.routes.addresses
                 error = await self.routes.refresh()
                 await self._send_heartbeats(self.routes.addresses)
                 self._report_stale_routes(error)
-                due = loop.time() + self.config.heartbeat_interval
+                is_whole = error is None and before <= self.routes.addresses
+                pause = refresh_pause(pause, self.config, is_whole=is_whole)
+                due = loop.time() + pause
             missing = {a for a in self.routes.addresses if self.brokers.get_open(a) is None}
             if missing:
                 await self._send_heartbeats(missing)  # the pool adds the backoff
@@ -346,6 +354,16 @@ class Session:
             )
         except ClientError as error:
             logger.debug("event=not_unregistered address=%s reason=%r", address, str(error))
+
+
+def refresh_pause(pause: float, config: ClientConfig, *, is_whole: bool) -> float:
+    """Return the seconds until the next refresh of routes and the next heartbeats.
+
+    ``is_whole`` says whether each known broker is still in the routes; if not, the pause is short
+    and doubles from then on.
+    """
+    interval = min(config.heartbeat_interval, config.route_refresh_interval)
+    return min(2 * pause if is_whole else ROUTES_AGAIN_S, interval)
 
 
 def typed(answer: RemotingCommand, kind: type[H], address: str) -> H:

@@ -30,6 +30,7 @@ from halfmq.client import (
 from halfmq.client.message import MessageQueue
 from halfmq.client.net.retry import backoff_seconds
 from halfmq.client.net.routes import Route
+from halfmq.client.net.session import refresh_pause
 from halfmq.client.producer import choose_queue
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -501,6 +502,16 @@ async def test_a_topic_that_grows_is_noticed() -> None:
         async with asyncio.timeout(PATIENCE_S):
             while (await producer.send(MESSAGE)).queue.queue_id != 1:
                 pass
+
+
+def test_routes_that_have_lost_a_broker_are_fetched_again_soon() -> None:
+    """A broker that is restarted is back in seconds, and not left out for half a minute."""
+    config, pauses = ClientConfig(), [30.0]
+    for is_whole in (True, False, True, True, False, True, True, True, True, True, True):
+        pauses.append(refresh_pause(pauses[-1], config, is_whole=is_whole))
+
+    assert pauses[1:] == [30, 1, 2, 4, 1, 2, 4, 8, 16, 30, 30]
+    assert refresh_pause(9, replace(config, route_refresh_interval=5), is_whole=True) == 5
 
 
 async def test_tasks_that_need_the_same_route_share_one_question() -> None:
