@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.client import Message
+from halfmq.client import AclEntry, ClientConfig, Message
 from halfmq.client.blocking import Admin, Consumer, Producer
 from halfmq.client.testing import broker_process, free_port
 from halfmq.command.main import main
@@ -19,6 +19,9 @@ from tests.support.patience import PATIENCE_S, wait_until
 from tests.support.rocketmq_broker import Wire, rocketmq_name_server
 from tests.support.rocketmq_slave import OfficialSlave
 
+USERS_OF_A_SLAVE = (
+    "org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider"
+)
 SIZES = {"mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 6_000}
 
 
@@ -123,3 +126,44 @@ def _go_on(address: str) -> None:
             assert message is not None
             bodies.add(message.body)
             message.ack()
+
+
+def test_a_slave_is_a_user_of_a_master_with_access_control(tmp_path: Path) -> None:
+    """It signs as one that may read the cluster; the log needs no right but its address."""
+    access = {
+        "authenticationEnabled": "true",
+        "authorizationEnabled": "true",
+        "initAuthenticationUser": json.dumps({"username": "root", "password": "root-secret"}),
+    }
+    inner = {"accessKey": "slave", "secretKey": "slave-secret"}
+    with rocketmq_name_server(tmp_path / "names") as namesrv:
+        settings = {"namesrvAddr": namesrv, "slaveAddresses": "127.0.0.1", **SIZES, **access}
+        with broker_process(
+            tmp_path / "master", haListenPort=free_port(), minInSyncReplicas=2, **settings
+        ) as master:
+            config = ClientConfig(
+                namesrv=master.address,
+                access_key="root",
+                secret_key="root-secret",
+                send_timeout=PATIENCE_S,
+            )
+            with Admin(config=config) as admin:
+                admin.create_group("readers")
+                admin.create_user("slave", "slave-secret")
+                entry = AclEntry(resource="Cluster:*", actions=("Get", "List"))
+                admin.create_acl("slave", entry)
+                slave = OfficialSlave(
+                    tmp_path / "slave",
+                    namesrv,
+                    innerClientAuthenticationCredentials=json.dumps(inner),
+                    authenticationMetadataProvider=USERS_OF_A_SLAVE,
+                    **SIZES,
+                )
+                slave.start()
+                try:
+                    with Producer("writers", config=config) as producer:
+                        producer.send(Message("orders", b"confirmed by the slave"))
+                    wait_until(lambda: CONFIRMED_KEY in _offsets(slave.store), "no offsets")
+                    wait_until(lambda: "readers" in _groups(slave.store), "no groups")
+                finally:
+                    slave.stop()
