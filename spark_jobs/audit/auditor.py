@@ -32,11 +32,11 @@ from ..source.schema import ddl
 from . import key_groups, queue_findings, statistics
 from .altered_finals import difference
 from .checks import DEFAULT_CHECKS, Check, Checks, Remark, checks_of
-from .delays import faulty_delays
 from .digests import changed_bytes
-from .rules.model import FINDING_COLUMNS, FINDING_DDL, AuditedState, Kind
+from .rules.model import FINDING_DDL, AuditedState, Kind, LogBounds
 from .scan_summary import ScanSummary
 from .statistics import Delays, OpenAges, Timeline
+from .verdicts import Keep, Verdicts, verdicts_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -141,95 +141,97 @@ def _audit(
     directory: str,
     extent: LogExtent,
     checks: Checks,
-    keep: Callable[[DataFrame], DataFrame],
+    keep: Keep,
     stage: Callable[[str], None],
 ) -> Audit:
     store = StoreFiles(directory)
-    compared = checks_of(extent, store, crc=checks.crc, queues=checks.queues)
     partitions = spark.sparkContext.defaultParallelism if extent.size > _SPREAD_MIN else 1
     stage(f"reading {extent.size:,} bytes of log")
     scan = read_events(spark, directory, extent, checks, partitions=partitions)
     # Of a single partition Spark groups and joins without any shuffle.
     scan = keep(scan if partitions > 1 else scan.coalesce(1))
     noted = scan.where("part is null").select(F.inline("notes"))
+    ranges = noted.where(F.col("what") == QUEUE)
     rows = [row.asDict() for row in noted.where(F.col("what") != QUEUE).collect()]
     notes = ScanSummary(rows, extent, store, checks)
-    bounds, limits = notes.bounds, notes.limits
-
+    bounds = notes.bounds
     if store.queue_counts is None:
-        bounds = bounds._replace(last_in_queues=_last_in_queues(noted))
+        bounds = bounds._replace(last_in_queues=_last_in_queues(ranges))
+
     stage("judging what became of transactions")
-    is_delay = F.col("part") >= int(Part.DELAYED)
-    events = scan.where("part is not null").drop("notes")
-    found: list[DataFrame] = []
-    if notes.delays:
-        found.append(faulty_delays(events.where(is_delay), bounds, limits))
-        events = events.where(~is_delay)
-    if notes.keyless:
-        linked = keep(key_groups.linked(events))
-        halves = events.where(F.col("part") == int(Part.HALF))
-        found.append(key_groups.orphans(linked.where("key is null"), halves, bounds))
-        events = events.where("key is not null").unionByName(linked.where("key is not null"))
-    settled = keep(key_groups.settled(key_groups.grouped(events), bounds, limits))
-    transactions = settled.where("state is not null").select(*key_groups.TRANSACTION_COLUMNS)
-    tally = statistics.tally(settled, notes.scale)
-    if count := sum(row["count"] for row in tally if row["state"] is None):
-        unsettled = settled.where("state is null").select("key")
-        verdicts = keep(key_groups.judged(events, unsettled, bounds, limits, count=count))
-        judged = verdicts.where("state is not null").select(*key_groups.TRANSACTION_COLUMNS)
-        tally += statistics.tally(judged, notes.scale)
-        transactions = transactions.unionByName(judged)
-        found.append(verdicts.where("kind is not null").select(*FINDING_COLUMNS))
-    counts = statistics.counted(tally, notes.scale)
-    prepared = transactions.where(~F.col("state").isin(*_VOID))
+    verdicts = _verdicts(scan.where("part is not null").drop("notes"), ranges, notes, bounds, keep)
+    counts = statistics.counted(statistics.tally(verdicts.transactions, notes.scale), notes.scale)
+    prepared = verdicts.transactions.where(~F.col("state").isin(*_VOID))
     delays = statistics.delays(prepared, LogLookup(extent.segments).names)
 
     stage("comparing queues with the log")
-    ranges = keep(noted.where(F.col("what") == QUEUE))
+    ranges = keep(ranges)
     log = queue_findings.Log(directory, extent, bounds, store, checks.levels)
     log = log._replace(deleted=queue_findings.deleted_topics(ranges, log))
-    found += queue_findings.all_of(ranges, log, compare=checks.queues)
-    if faults := list(notes.findings()):
-        found.append(spark.createDataFrame(faults, FINDING_DDL))
+    found = [
+        *verdicts.findings,
+        *queue_findings.all_of(ranges, log, compare=checks.queues),
+        spark.createDataFrame(list(notes.findings()), FINDING_DDL),
+    ]
+    compared = checks_of(extent, store, crc=checks.crc, queues=checks.queues)
     if any(check.what == "digests" and check.checked for check in compared):
         found.append(changed_bytes(spark, extent))
 
     stage("looking up what was found")
     findings = reduce(DataFrame.unionByName, found)
     findings = keep(findings if partitions > 1 else findings.coalesce(1))
-    named = _named(findings, extent.segments)
+    named = named_findings(findings, extent.segments)
     kinds = Counter[str](dict(findings.groupBy("kind").count().collect()))
-    owners = {"subscribe": f"{HALF_TOPIC},{TRANS_CHECK_MAX_TIME_TOPIC}"}
     return Audit(
         directory=directory,
-        log=LogSummary(
-            segments=len(extent.segments),
-            records=notes.records,
-            bytes=notes.size,
-            first_offset=extent.first_offset,
-            end_offset=extent.end_offset,
-            tail=extent.tail,
-        ),
+        log=_summary(notes, extent),
         states=counts.states,
         delays=delays,
         anomalies=_anomalies(named, kinds),
         anomaly_kinds=kinds,
         timeline=counts.timeline,
         open_ages=counts.open_ages,
-        describe=lambda: _described(
-            prepared,
-            read_log(
-                spark,
-                directory,
-                *_OWNER_COLUMNS,
-                extent=extent,
-                partitions=partitions,
-                options=owners,
-            ),
-        ),
+        describe=lambda: _described(prepared, _owners(spark, directory, extent, partitions)),
         anomaly_rows=named,
         checks=compared,
         remarks=[*notes.clock_steps(), *notes.deleted_topics(log.deleted)],
+    )
+
+
+def _verdicts(
+    events: DataFrame, ranges: DataFrame, notes: ScanSummary, bounds: LogBounds, keep: Keep
+) -> Verdicts:
+    if notes.keyless:
+        halves = events.where(F.col("part") == int(Part.HALF))
+        linked = keep(key_groups.linked(events.where("key is null"), halves))
+        events = events.where("key is not null").unionByName(linked)
+    return verdicts_of(
+        events,
+        ranges.where(F.col("topic") == HALF_TOPIC),
+        bounds,
+        notes.limits,
+        keep,
+        has_delays=notes.delays > 0,
+        has_keyless=notes.keyless > 0,
+    )
+
+
+def _summary(notes: ScanSummary, extent: LogExtent) -> LogSummary:
+    return LogSummary(
+        segments=len(extent.segments),
+        records=notes.records,
+        bytes=notes.size,
+        first_offset=extent.first_offset,
+        end_offset=extent.end_offset,
+        tail=extent.tail,
+    )
+
+
+def _owners(spark: "SparkSession", directory: str, extent: LogExtent, partitions: int) -> DataFrame:
+    """Read the halves and parked messages again, for whose they are."""
+    options = {"subscribe": f"{HALF_TOPIC},{TRANS_CHECK_MAX_TIME_TOPIC}"}
+    return read_log(
+        spark, directory, *_OWNER_COLUMNS, extent=extent, partitions=partitions, options=options
     )
 
 
@@ -248,11 +250,10 @@ def read_events(
     ).load(location(directory))
 
 
-def _last_in_queues(noted: DataFrame) -> dict[int, list[tuple[int, int]]]:
+def _last_in_queues(ranges: DataFrame) -> dict[int, list[tuple[int, int]]]:
     """Find the last record of each queue, by the hash of its topic."""
     rows = (
-        noted.where(F.col("what") == QUEUE)
-        .groupBy("topic", "partition")
+        ranges.groupBy("topic", "partition")
         .agg(F.max("lastPhysicalOffset").alias("last"))
         .groupBy("topic")
         .agg(F.collect_list(F.struct("partition", "last")))
@@ -280,8 +281,11 @@ def _described(transactions: DataFrame, owners: DataFrame) -> DataFrame:
     )
 
 
-def _named(findings: DataFrame, segments: Sequence[Segment]) -> DataFrame:
-    """Say of each finding whose it is, and where the bytes are that show it."""
+def named_findings(findings: DataFrame, segments: Sequence[Segment], *more: str) -> DataFrame:
+    """Say of each finding whose it is, and where the bytes are that show it.
+
+    ``more`` names columns that are kept besides.
+    """
     lookup: list[LogLookup] = []  # made where it is used: it maps files
 
     def see(kind: str, offsets: list[int], at: int | None) -> tuple[object, ...]:
@@ -298,7 +302,7 @@ def _named(findings: DataFrame, segments: Sequence[Segment]) -> DataFrame:
     seen = F.udf(see, f"struct<{_SEEN}>", useArrow=False)
     described = findings.withColumn("seen", seen("kind", "offsets", "at"))
     detail = F.concat("detail", "seen.difference").alias("detail")
-    return described.select("kind", "offsets", detail, "seen.*").drop("difference")
+    return described.select(*more, "kind", "offsets", detail, "seen.*").drop("difference")
 
 
 def _anomalies(named: DataFrame, kinds: Counter[str]) -> list[Anomaly]:

@@ -19,7 +19,15 @@ from ..log.transaction_parts import SLOT_BITS, Part
 from ..source.events import WITH_CONTENT
 from .rules.finals import CLOCK_STEP_MIN
 from .rules.judge import judge
-from .rules.model import AuditedState, Kind, LogBounds, LogEvent, MessageContent, TimeLimits
+from .rules.model import (
+    AuditedState,
+    KeyGroupVerdict,
+    Kind,
+    LogBounds,
+    LogEvent,
+    MessageContent,
+    TimeLimits,
+)
 
 COLUMNS: Final = (
     "key",
@@ -42,6 +50,7 @@ COLUMNS: Final = (
 )
 _CONTENT: Final = ("topicHash", "partition", "contentHash")
 _RANGES_MAX: Final = 100  # compared in a query; of more, ``judge`` looks at what they may concern
+_UNDECIDED: Final = (AuditedState.PENDING, AuditedState.PARKED, AuditedState.UNDETERMINED)
 _BROADCAST_MAX: Final = 1_000_000  # keys that are sent to all tasks; some 16 MB
 
 TRANSACTION_COLUMNS: Final = (
@@ -57,7 +66,7 @@ TRANSACTION_COLUMNS: Final = (
 )
 VERDICT_DDL: Final = (  # of a transaction; or with ``at``, ``kind`` and what follows, of a finding
     "state string, at bigint, half bigint, decided bigint, took bigint, time bigint, checks int,"
-    " halves int, label bigint, kind string, offsets array<bigint>, detail string"
+    " halves int, label bigint, kind string, offsets array<bigint>, detail string, isOpen boolean"
 )
 
 
@@ -145,11 +154,9 @@ def _touches(start: Column, end: Column, ranges: Sequence[tuple[int, int]]) -> C
 # --- records that name a half
 
 
-def linked(events: DataFrame) -> DataFrame:
-    """Give events without a key that of the half they name; of ops without a half it stays null."""
-    halves = events.where(_is(Part.HALF))
-    keyless = events.where("key is null")
-    others = [name for name in events.columns if name not in {"key", "halfOffset"}]
+def linked(keyless: DataFrame, halves: DataFrame) -> DataFrame:
+    """Give events without a key that of the half they name; where there is none, it stays null."""
+    others = [name for name in keyless.columns if name not in {"key", "halfOffset"}]
     by_slot = halves.select(
         "halfQueueOffset", F.col("key").alias("found"), F.col("physicalOffset").alias("place")
     )
@@ -161,49 +168,47 @@ def linked(events: DataFrame) -> DataFrame:
     by_offset = halves.select(
         F.col("physicalOffset").alias("halfOffset"), F.col("key").alias("found")
     )
-    # Those that name the same place, where no half is, belong together.
-    key = F.coalesce("found", F.xxhash64("halfOffset")).alias("key")
     bare = (
         keyless.where(~_is(Part.OP))
         .join(by_offset, "halfOffset", "left")
-        .select(key, "halfOffset", *others)
+        .select(F.col("found").alias("key"), "halfOffset", *others)
     )
-    return ops.unionByName(bare).select(*events.columns)
+    return ops.unionByName(bare).select(*keyless.columns)
 
 
-def orphans(ops: DataFrame, halves: DataFrame, bounds: LogBounds) -> DataFrame:
+def orphans(ops: DataFrame, half_ranges: DataFrame, bounds: LogBounds) -> DataFrame:
     """Find op entries that mark what was never prepared.
 
     ``ops`` are entries without a half. Offsets in the half queue rise with the offsets in the log,
     so that its neighbours tell where a missing half should lie: in what cannot be read?
+    ``half_ranges`` are the notes ``QUEUE`` about the half topic.
     """
     ranges = [(0, bounds.first_offset)] if bounds.first_offset else []
     ranges += bounds.damage
     if len(ranges) > _RANGES_MAX:
         ranges = [(ranges[0][0], ranges[-1][1])]
-    slot, at = F.col("halfQueueOffset"), F.col("physicalOffset")
-    queue = F.shiftright("halfQueueOffset", SLOT_BITS).alias("queue")
-    found = ops.groupBy(queue, "halfQueueOffset").agg(
-        F.min(at).alias("first"), F.max(at).alias("last")
-    )
+    at = F.col("physicalOffset")
+    queue = F.shiftright("halfQueueOffset", SLOT_BITS).cast("int").alias("partition")
+    slot = F.col("halfQueueOffset").bitwiseAND(F.lit((1 << SLOT_BITS) - 1)).alias("slot")
+    found = ops.groupBy(queue, slot).agg(F.min(at).alias("first"), F.max(at).alias("last"))
     if ranges:
         around = [
             F.struct(
-                F.max(F.when(at < start, slot)).alias("after"),
-                F.min(F.when(at >= end, slot)).alias("before"),
+                F.max(F.when(F.col("lastPhysicalOffset") < start, F.col("endOffset"))).alias("low"),
+                F.min(F.when(at >= end, F.col("offset"))).alias("high"),
             )
             for start, end in ranges
         ]
         # A queue without any half that can be read may have held all of them.
-        lost = halves.groupBy(queue).agg(F.array(*around).alias("lost"))
-        found = found.join(F.broadcast(lost), "queue").where(
-            "not exists(lost, one -> (one.after is null or one.after < halfQueueOffset)"
-            " and (one.before is null or halfQueueOffset < one.before))"
+        lost = half_ranges.groupBy("partition").agg(F.array(*around).alias("lost"))
+        found = found.join(F.broadcast(lost), "partition").where(
+            "not exists(lost, one -> (one.low is null or one.low <= slot)"
+            " and (one.high is null or slot < one.high))"
         )
     detail = F.format_string(
         "an op message marks offset %d of half queue %d as decided, where there is no half message",
-        slot.bitwiseAND(F.lit((1 << SLOT_BITS) - 1)),
-        "queue",
+        "slot",
+        "partition",
     )
     return found.select(
         F.lit(str(Kind.OP_WITHOUT_HALF)).alias("kind"),
@@ -219,7 +224,7 @@ def orphans(ops: DataFrame, halves: DataFrame, bounds: LogBounds) -> DataFrame:
 def judged(
     events: DataFrame, unsettled: DataFrame, bounds: LogBounds, limits: TimeLimits, *, count: int
 ) -> DataFrame:
-    """Apply the rules to groups that are not usual: columns as in ``VERDICT_DDL``.
+    """Apply the rules to groups that are not usual: their key, and columns as in ``VERDICT_DDL``.
 
     ``unsettled`` are their ``count`` keys.
     """
@@ -233,7 +238,7 @@ def judged(
         events.join(chosen, "key", "left_semi")
         .groupBy("key")
         .agg(F.collect_list(F.struct(*COLUMNS[1:])).alias("history"))
-        .select(F.inline(udf("history")))
+        .select("key", F.inline(udf("history")))
     )
 
 
@@ -280,9 +285,29 @@ def _verdict(
     first = min(labels)
     times = {event.offset: event.time_ms for event in events if event.part is Part.HALF}
     verdict = judge(events, bounds, limits)
+    is_open = _is_open(events, verdict, bounds)
     for one in verdict.transactions:
         at = first if one.half is None else one.half
         numbers = one.half, one.decided, one.took_ms, times.get(at), one.checks, one.halves
-        yield (str(one.state), at, *numbers, labels.get(at), None, None, None)
+        yield (str(one.state), at, *numbers, labels.get(at), None, None, None, is_open)
     for finding in verdict.findings:
-        yield (None, first, *[None] * 7, str(finding.kind), finding.offsets, finding.detail)
+        found = str(finding.kind), finding.offsets, finding.detail
+        yield (None, first, *[None] * 7, *found, is_open)
+
+
+def _is_open(events: Sequence[LogEvent], verdict: KeyGroupVerdict, bounds: LogBounds) -> bool:
+    """Tell whether the rules may say otherwise once the log is longer, without a further event."""
+    if verdict.findings or any(one.state in _UNDECIDED for one in verdict.transactions):
+        return True
+    if any(event.offset == bounds.last_offset for event in events):
+        return True  # more of several final messages may follow
+    waiting = {event.number for event in events if event.part is Part.WAITING}
+    if waiting - {event.number for event in events if event.part is Part.DELIVERED}:
+        return True
+    return is_moved(events)
+
+
+def is_moved(events: Sequence[LogEvent]) -> bool:
+    """Tell whether a message is in several queues: a later record tells whether it may be."""
+    queues = {(event.number, event.content.queue) for event in events if event.content}
+    return len(queues) > len({number for number, _ in queues})

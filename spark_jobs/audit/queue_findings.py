@@ -285,15 +285,26 @@ def entries_of_nothing(pairs: DataFrame, blocks: DataFrame, log: Log) -> DataFra
         .where(_names_the_log(log))
     )
     at, end = F.col("physicalOffset"), log.extent.end_offset
-    beyond = named.where((at < 0) | (at >= end))
-    within = named.where((at >= 0) & (at < end))
+    is_after = at >= end
+    within = named.where((at >= 0) & ~is_after)
     within = _readable(within, at, at + F.col("size"), log.bounds)
     detail = F.format_string(
         "entry %d of queue %d of %s says offset %d, size %d; the log has no such record",
         *("offset", "partition", "topic", "physicalOffset", "size"),
     )
-    found = beyond.unionByName(within)
-    return _finding(found, Kind.WRONG_QUEUE_ENTRY, ["physicalOffset"], detail)
+    single = named.where(at < 0).unionByName(within)
+    missing = named.where(is_after).agg(
+        F.count("*").alias("entries"),
+        F.count_distinct(*_QUEUE).alias("queues"),
+        F.min(at).alias("first"),
+    )
+    cut = F.format_string(
+        f"the log ends at {end}, before its queues: %d entries of %d queues say more",
+        *("entries", "queues"),
+    )
+    return _finding(single, Kind.WRONG_QUEUE_ENTRY, ["physicalOffset"], detail).unionByName(
+        _finding(missing.where("entries > 0"), Kind.WRONG_QUEUE_ENTRY, ["first"], cut)
+    )
 
 
 def _queues(blocks: DataFrame) -> DataFrame:

@@ -1,20 +1,26 @@
 """The command ``audit``."""
 
 import argparse
+import sys
 import time
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..audit.auditor import audited
 from ..audit.checks import Checks
+from ..errors import OptionError
+from ..log.files import location
 from ..report.page import write_page
 from ..report.summary import summary, table
 from ..source.options import DELAY_LEVELS, DELAY_LEVELS_MS, parse_levels
 from .command import CLEAN, FINDINGS, add_job, age, running
-from .output import probe_file
+from .output import held, probe_file
 
 if TYPE_CHECKING:
     from .command import Jobs
+
+_EVERY: Final = timedelta(seconds=10)  # of which a batch with little in it takes a few
 
 
 def add(jobs: "Jobs") -> None:
@@ -66,6 +72,20 @@ def add(jobs: "Jobs") -> None:
         default=DELAY_LEVELS_MS,
         help=f"messageDelayLevel of the broker, if not {DELAY_LEVELS!r}",
     )
+    watch = parser.add_argument_group("to audit a log while it is being written")
+    watch.add_argument(
+        "--follow",
+        action="store_true",
+        help="write each finding to standard output as a line of JSON, once when it is found and"
+        " once when it is resolved",
+    )
+    watch.add_argument(
+        "--state", metavar="DIR", type=Path, help="what the next run goes on with, and all findings"
+    )
+    watch.add_argument(
+        "--every", metavar="AGE", type=age, default=_EVERY, help="how often to look (10s)"
+    )
+    watch.add_argument("--once", action="store_true", help="end at the end of the log")
 
 
 def _levels(text: str) -> tuple[int, ...]:
@@ -85,6 +105,8 @@ def run(options: argparse.Namespace) -> int:
         delay_levels=options.delay_levels,
         checks_max=options.check_max,
     )
+    if options.follow:
+        return _follow(options, checks)
     if options.html:
         probe_file(options.html)
     with (
@@ -106,3 +128,29 @@ def run(options: argparse.Namespace) -> int:
                 audit, options.html, written_ms=time.time_ns() // 1_000_000, details=options.output
             )
         return CLEAN if audit.is_clean else FINDINGS
+
+
+def _follow(options: argparse.Namespace, checks: Checks) -> int:
+    """Watch a log; return the exit code if that ends."""
+    from ..audit.watch import Watch  # noqa: PLC0415  a cluster's driver may lack what it imports
+
+    if not options.state or checks.as_of_ms or options.output or options.html or options.json:
+        raise OptionError(
+            "--follow needs --state, and takes no --as-of now, --output, --html, --json"
+        )
+
+    def tell(line: str) -> None:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+    settings = {
+        "directory": location(options.directory),
+        "crc": checks.crc,
+        "delay_levels": checks.levels,
+    }
+    home = options.state.absolute()
+    with held(home, "watch", settings), running(options) as job:
+        watch = Watch(options.directory, home, checks, tell)
+        job.step(f"watching {options.directory}")
+        watch.run(job.spark, every=None if options.once else options.every)
+        return FINDINGS if watch.standing(job.spark).count() else CLEAN

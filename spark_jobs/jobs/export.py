@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 from ..datasource import FORMAT, register
 from ..errors import PlaceError
 from ..log.files import location
+from ..log.follow import OFFSET, batch_end
 from ..log.log_end import survey
 from ..log.segments import LogExtent
 from ..report.tables import fact, listing
@@ -30,7 +31,7 @@ from ..source.columns import CORRUPT, MESSAGE
 from ..source.message_roles import role
 from ..source.schema import ddl
 from .command import CLEAN, FINDINGS, add_job, running
-from .output import probe_folder
+from .output import held, probe_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +67,6 @@ _BATCH_BYTES: Final = 1 << 30  # of log per batch, as in a segment; a kill repea
 _BATCHES_MAX: Final = 10_000  # counted in one run
 FOLDER: Final = "_halfmq"  # readers of Parquet skip names that begin with an underscore
 _SINK_LOG: Final = "_spark_metadata"
-_OFFSET: Final = "physicalOffset"  # in the offsets of the stream
 
 
 def exported(records: DataFrame, topics: Sequence[str] | None = None) -> DataFrame:
@@ -109,7 +109,6 @@ class Export:
         self._decompress = decompress
         self._home = output.absolute()
         self._checkpoint = self._home / FOLDER / "checkpoint"
-        self._settings = self._home / FOLDER / "export.json"
 
     def run(
         self, spark: "SparkSession", extent: LogExtent, *, active: bool = False
@@ -146,48 +145,26 @@ class Export:
             PlaceError: The directory cannot be written, holds other files, or an export with other
                 settings; or another export is running in it.
         """
-        import fcntl  # noqa: PLC0415  Windows lacks it, and runs the other jobs
-
-        probe_folder(self._home / FOLDER)
-        with (self._home / FOLDER / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise self._error("another export is running here") from error
-            self._check_settings()
-            yield
-
-    def _check_settings(self) -> None:
         settings = {
             "topics": self._topics,
             "format": "parquet",
             "decompress": self._decompress,
             "columns": [*COLUMNS, "date"],
         }
-        if not self._settings.exists():
+        own = self._home / FOLDER
+        probe_folder(own)
+        if not (own / "export.json").exists():
             found = [path.name for path in self._home.iterdir() if path.name != FOLDER]
             if found:
-                raise self._error(f"holds {min(found)}, and is no export of this job")
+                raise PlaceError(self._home, f"holds {min(found)}, and is no export of this job")
             shutil.rmtree(self._checkpoint, ignore_errors=True)
-            self._settings.write_text(json.dumps(settings, indent=1), "utf-8")
-        try:
-            begun = {**json.loads(self._settings.read_text("utf-8"))}
-        except (ValueError, TypeError) as error:
-            raise self._error(f"{self._settings} is not of this job: {error}") from error
-        for name, value in settings.items():
-            if begun.get(name) != value:
-                raise self._error(
-                    f"the export was begun with {name} = {begun.get(name)}, not {value}: use the"
-                    " same again, or another directory"
-                )
+        with held(own, "export", settings):
+            yield
 
     def _exported_to(self) -> int | None:
         """Return the offset up to which the log is exported; None before the first batch."""
         done = [int(path.name) for path in self._checkpoint.glob("commits/[0-9]*")]
-        if not done:
-            return None
-        note = self._checkpoint / "offsets" / str(max(done))
-        return int(json.loads(note.read_text("utf-8").splitlines()[-1])[_OFFSET])
+        return batch_end(self._checkpoint, max(done)) if done else None
 
     def _stream(
         self, spark: "SparkSession", start: int, end: int, *, fail_on_data_loss: bool
@@ -217,7 +194,7 @@ class Export:
         self._remove_unfinished(spark, messages)
         for progress in query.recentProgress:
             (source,) = progress.sources
-            last = int(json.loads(source.endOffset)[_OFFSET])
+            last = int(json.loads(source.endOffset)[OFFSET])
             if last > start:
                 yield {"start": start, "end": last, **progress.observedMetrics["batch"].asDict()}
                 start = last
@@ -230,9 +207,6 @@ class Export:
         for path in self._home.glob(f"{PARTITIONED_BY[0]}=*/*/*.parquet"):
             if path.name not in names:
                 path.unlink()
-
-    def _error(self, reason: str) -> PlaceError:
-        return PlaceError(self._home, reason)
 
 
 def _full_end(extent: LogExtent) -> int:

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -116,6 +117,37 @@ def probe_folder(folder: Path) -> None:
     except OSError as error:
         reason = "is a file" if isinstance(error, FileExistsError) else error.strerror
         raise PlaceError(folder, f"cannot be written to: {reason}") from error
+
+
+@contextmanager
+def held(place: Path, what: str, settings: Mapping[str, object]) -> Iterator[None]:
+    """Hold the folder with which a job goes on from run to run, until the context ends.
+
+    A file named by ``what`` has the settings with which the first run began.
+
+    Raises:
+        PlaceError: It cannot be written, another process holds it, or the settings differ.
+    """
+    import fcntl  # noqa: PLC0415  Windows lacks it, and runs the other jobs
+
+    probe_folder(place)
+    with (place / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PlaceError(place, f"another {what} is running here") from error
+        file = place / f"{what}.json"
+        if not file.exists():
+            file.write_text(json.dumps(settings, indent=1), "utf-8")
+        try:
+            begun = {**json.loads(file.read_text("utf-8"))}
+        except (ValueError, TypeError) as error:
+            raise PlaceError(place, f"{file} is not of this job: {error}") from error
+        for name, value in settings.items():
+            if begun.get(name) != value:
+                reason = f"the {what} was begun with {name} = {begun.get(name)}, not {value}"
+                raise PlaceError(place, f"{reason}: use the same again, or another directory")
+        yield
 
 
 def probe_file(place: Path) -> None:

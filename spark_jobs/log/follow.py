@@ -7,6 +7,8 @@ since, it reads eight bytes.
 All returned offsets are borders of records, so that no record is in two batches.
 """
 
+import json
+from pathlib import Path
 from typing import Final
 
 from halfmq.store.format.record import PREFIX
@@ -17,6 +19,7 @@ from .log_end import APPEND_SIZE_MAX, NOTHING_KNOWN, LogEnd, extent_of, find_end
 from .segment_reader import SegmentReader
 from .segments import LogExtent, Segment, find_segments
 
+OFFSET: Final = "physicalOffset"  # the key in checkpoints of streams; it must never change
 _UNWRITTEN: Final = bytes(PREFIX.size)
 
 
@@ -131,3 +134,13 @@ class LogFollower:
         needed = f"the stream needs offsets {start} to {end}, but {reason}"
         remedy = "failOnDataLoss=false continues with the next record in the log"
         return DataLossError(self._path, f"{needed}; {remedy}")
+
+
+def batch_end(checkpoint: Path, number: int) -> int:
+    """Return the offset up to which a micro-batch reads, as the checkpoint of its stream says it.
+
+    Raises:
+        OSError: There is no such batch.
+    """
+    note = (checkpoint / "offsets" / str(number)).read_text("utf-8")
+    return int(json.loads(note.splitlines()[-1])[OFFSET])

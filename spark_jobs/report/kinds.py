@@ -138,7 +138,7 @@ KINDS: Final = {
     ),
     Kind.WRONG_QUEUE_ENTRY: Explanation(
         "An entry of a consume queue differs from the log, or, of a message that waits by a delay"
-        " level, says another due time.",
+        " level, says another due time; of a log that ends before its queues, one row says so.",
         _VERIFY,
     ),
     Kind.MISSING_QUEUE_ENTRY: Explanation(

@@ -265,11 +265,7 @@ class _Reader:
         return named
 
     def marks(self) -> Records:
-        """Return the records that only one of the brokers writes; of each run its ends.
-
-        Finals count only in logs in which some have the mark, so that runs end with them and
-        without them.
-        """
+        """Return the records that only one of the brokers writes; of each run its ends."""
         parts = self.events["part"]
         has_id = self._rows.property_places(PROPERTY_TRANSACTION_HALF_ID)[2]
         is_linked = self.events["halfOffset"] > 0
@@ -281,12 +277,21 @@ class _Reader:
         found = np.zeros(int(is_mark.sum()), dtype=MARK)
         found["at"] = self.events["physicalOffset"][is_mark]
         found["is_ours"], found["is_final"] = is_ours[is_mark], is_final[is_mark]
-        others = np.flatnonzero(~found["is_final"])
-        first_final = np.flatnonzero(found["is_final"] & found["is_ours"])[:1]
-        kept = [_ends_of_runs(found["is_ours"]), first_final]
-        kept.append(others[_ends_of_runs(found["is_ours"][others])])
-        ends: Records = found[np.unique(np.concatenate(kept))]
-        return ends
+        return ends_of_marks(found)
+
+
+def ends_of_marks(marks: Records) -> Records:
+    """Choose the marks that say as much as all of them: the ends of each run.
+
+    Finals count only in logs in which some have the mark, so that runs end with them and without
+    them.
+    """
+    others = np.flatnonzero(~marks["is_final"])
+    first_final = np.flatnonzero(marks["is_final"] & marks["is_ours"])[:1]
+    kept = [_ends_of_runs(marks["is_ours"]), first_final]
+    kept.append(others[_ends_of_runs(marks["is_ours"][others])])
+    ends: Records = marks[np.unique(np.concatenate(kept))]
+    return ends
 
 
 def _ends_of_runs(values: Bools) -> Ints:

@@ -69,13 +69,14 @@ def _size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _path(text: str) -> str:
+def path_of(text: str) -> str:
+    """Return the path in a URL of a local file; anything else is returned as it is."""
     url = urlsplit(text)
     return unquote(url.path) if url.scheme == "file" else text
 
 
 def _paths(text: str) -> tuple[str, ...]:
-    return tuple(map(_path, json.loads(text)))
+    return tuple(map(path_of, json.loads(text)))
 
 
 def parse_levels(text: str) -> tuple[int, ...]:
@@ -114,7 +115,7 @@ class Options:
 
     path_holds: ClassVar[str]
 
-    path: str = _option(_path, "")
+    path: str = _option(path_of, "")
     paths: tuple[str, ...] = _option(_paths, ())  # Spark's name for the list that load() was given
     max_partition_bytes: int = _option(_size, PARTITION_BYTES)
     min_partitions: int = _option(_size, 1)

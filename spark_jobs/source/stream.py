@@ -9,7 +9,7 @@ What a broker may still be writing is waited for: see ``follow.py`` and ``segmen
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -23,13 +23,11 @@ from pyspark.sql.types import StructType
 
 from ..errors import in_one_sentence
 from ..log.files import exists
-from ..log.follow import LogFollower
+from ..log.follow import OFFSET, LogFollower
 from .event_source import EventSplitReader
 from .options import LogOptions, ReadOptions
 from .split_reader import SplitReader
 from .splits import SegmentSplit, plan_partitions
-
-OFFSET: Final = "physicalOffset"  # the key in checkpoints; it must never change
 
 StreamOffset = dict[str, Any]
 

