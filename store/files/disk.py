@@ -219,13 +219,6 @@ def disable_readahead(fd: int) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
 
-def prefetch(fd: int, position: int, size: int) -> None:
-    """Ask the system to read a part of an open file soon, and nothing after it."""
-    if hasattr(os, "posix_fadvise"):
-        disable_readahead(fd)
-        os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
-
-
 def read_fully(fd: int, length: int, position: int) -> bytes:
     """Return ``length`` bytes of a file from ``position`` on; fewer at its end."""
     piece = pread(fd, length, position)

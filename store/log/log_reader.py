@@ -181,19 +181,18 @@ class LogReader:
                 disk.close(self._descriptors.popitem(last=False)[1])
         return fd
 
-    def read_cold(self, ranges: Iterable[Range], *, ahead: int = 0) -> bytes:
+    def read_cold(self, ranges: Iterable[Range]) -> bytes:
         """Return the bytes of all ranges joined, waiting for the disk; any thread.
 
-        Another ``ahead`` bytes after each range are loaded soon, for callers that continue there.
         Files are opened for this call, because the loop thread may close its own at any time.
         """
-        return b"".join(self._pieces(ranges, ahead))
+        return b"".join(self._pieces(ranges))
 
-    def _pieces(self, ranges: Iterable[Range], ahead: int = 0) -> Iterator[bytes]:
+    def _pieces(self, ranges: Iterable[Range]) -> Iterator[bytes]:
         for physical_offset, length, parts in spans(ranges, self._files.file_size):
             position = physical_offset % self._files.file_size
             with disk.opened(self._files.path(physical_offset - position)) as fd:
-                disk.prefetch(fd, position, length + ahead)
+                disk.disable_readahead(fd)
                 content = disk.read_fully(fd, length, position)
             for start, end in parts:
                 yield content[start:end]
@@ -250,6 +249,21 @@ class LogReader:
         """Return the record that ``record_bytes`` returns, decoded; else None."""
         encoded = self.record_bytes(physical_offset, end)
         return None if encoded is None else decode_record(encoded, check_crc=False)
+
+    def missing_part(self, physical_offset: int, length: int) -> NotInMemoryError | None:
+        """Return an error whose ``fetch`` loads a part of the log; None if it is in memory.
+
+        A part that begins after the end of the log counts as in memory.
+        """
+        position = physical_offset % self._files.file_size
+        in_file = self._files.file_size - position
+        length = min(length, in_file, self._log.write_offset - physical_offset)
+        base = physical_offset - position
+        if length <= 0 or base not in self._files.bases:
+            return None
+        if not self._residency.lacks(self._descriptor(base), position, length):
+            return None
+        return self.lacking_ranges([(physical_offset, length)])
 
     def store_timestamp(self, physical_offset: int) -> int:
         """Return the store time in ms of the record at an offset; readable or not, and unchecked.

@@ -9,6 +9,7 @@ for the disk. The codes, offsets and remarks are those of RocketMQ's
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -58,8 +59,12 @@ STAGED_BYTES_MAX: Final = 768 << 10
 more answer they still fit into the buffer into which the store reads them."""
 
 READ_AHEAD: Final = 2 << 20
-"""Bytes of log after a cold answer that are read with it: a replaying consumer requests them next
-and finds them in memory. Otherwise the event loop would start that read."""
+"""Bytes of log that a thread reads before a replaying consumer requests them. It then finds them in
+memory, and gets them without a copy and without a wait for the disk."""
+
+PARTS_REMEMBERED: Final = 16
+"""Parts of the log, of ``READ_AHEAD`` bytes each, that are not looked at again: as many replays at
+different places ask for each part once."""
 
 COLD_READ_THREADS: Final = 4
 """Threads that wait for the disk, without holding a lock."""
@@ -88,6 +93,7 @@ class PullHandler(Handlers, Service):
         self._missed = self._statistics.missed
         self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
         self._cold_reads = 0
+        self._parts_ahead: deque[int] = deque(maxlen=PARTS_REMEMBERED)  # their numbers
         self._staged: list[_Call] = []  # each sends an answer of this pass of the loop
         self._staged_bytes = 0
         self._pace = ReplayPace(self._store)
@@ -170,6 +176,7 @@ class PullHandler(Handlers, Service):
         else:
             result = self._get(header, header.queue_offset, wanted, wait)
         if result.status is _FOUND:
+            self._read_ahead(result.ranges[0][0])
             if not paced and not self._admits(result, request, connection, wanted):
                 return None
             if search is None:
@@ -366,14 +373,27 @@ class PullHandler(Handlers, Service):
 
         ``answer`` makes the reply from the bytes of all messages; None: they are all sent.
         """
-        future = self._on_thread(
-            lambda: self._store.reader.read_cold(result.ranges, ahead=READ_AHEAD)
-        )
+        future = self._on_thread(lambda: self._store.reader.read_cold(result.ranges))
         answer = answer or partial(add, found_head(request, result))
         finish = partial(
             self._cold_done, request=request, connection=connection, result=result, answer=answer
         )
         future.add_done_callback(lambda done: self._pace.spend(lambda: finish(done)))
+
+    def _read_ahead(self, physical_offset: int) -> None:
+        """Let a thread read the part of the log after the one with this offset."""
+        part = physical_offset // READ_AHEAD + 1
+        if part in self._parts_ahead or self._cold_reads >= COLD_READS_MAX:
+            return
+        self._parts_ahead.append(part)
+        missing = self._store.reader.missing_part(part * READ_AHEAD, READ_AHEAD)
+        if missing is not None:
+            self._on_thread(missing.fetch).add_done_callback(self._has_read_ahead)
+
+    def _has_read_ahead(self, done: asyncio.Future[None]) -> None:
+        self._cold_reads -= 1
+        if not done.cancelled() and (error := done.exception()) is not None:
+            logger.warning("event=read_ahead_failed error=%r", error)
 
     def _on_thread(self, work: Callable[[], _Read]) -> asyncio.Future[_Read]:
         if self._cold_reads >= COLD_READS_MAX:

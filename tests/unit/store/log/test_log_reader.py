@@ -247,19 +247,26 @@ def test_a_read_of_a_cold_range_causes_no_read_ahead(tmp_path: Path) -> None:
         assert after - before <= where[1] + 2 * disk.PAGE_SIZE
 
 
-def test_a_cold_read_can_load_the_following_bytes(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cold pull loads those that follow; the read of a single record loads only that."""
-    done = append_durably(store, *(draft(body=bytes(500)) for _ in range(8)))
-    first = (done[0].physical_offset, done[0].size)
-    requested: list[tuple[int, int]] = []
-    monkeypatch.setattr(disk, "prefetch", lambda _fd, at, size: requested.append((at, size)))
+def test_a_part_of_the_log_that_is_not_in_memory_can_be_loaded(tmp_path: Path) -> None:
+    """As far as the log reaches."""
+    config = small_config(tmp_path, commit_log_file_size=4 << 20)
+    with closing(MessageStore(config, now_ms=Clock())) as store:
+        store.open()
+        end = append_durably(store, *(draft(body=bytes(8000)) for _ in range(8)))[-1].end
+        with first_log_file(tmp_path) as log:
+            os.fsync(log)
+            for _ in range(1_000):  # pages that are in use are not evicted
+                os.posix_fadvise(log, 0, 0, os.POSIX_FADV_DONTNEED)
+                if (missing := store.reader.missing_part(0, 1 << 20)) is not None:
+                    break
+            else:
+                pytest.skip("the kernel does not tell what is in memory, or evicts nothing")
 
-    store.reader.read_cold([first])
-    store.reader.read_cold([first], ahead=2_000)
+        missing.fetch()
 
-    assert requested == [(first[0], first[1]), (first[0], first[1] + 2_000)]
+        assert [(one.position, one.size) for one in missing.missing] == [(0, end)]
+        assert store.reader.read([(0, end)]) is not None
+        assert store.reader.missing_part(end, 1) is None
 
 
 def test_a_read_does_not_wait_for_pages_that_are_being_read(

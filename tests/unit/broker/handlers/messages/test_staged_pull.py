@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from halfmq.broker.handlers.messages.pull import STAGED_BYTES_MAX, PullHandler
@@ -10,9 +12,10 @@ from halfmq.broker.net.connection import ClientConnection
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.files import disk, zero_copy
+from halfmq.store.files.page_cache import Missing, NotInMemoryError
 from halfmq.store.files.zero_copy import ANSWER_AGE_MAX, PageResidency
 from halfmq.store.log.log_reader import SCRATCH_SIZE, LogReader
-from tests.support.peers import Peer
+from tests.support.peers import Peer, until
 from tests.support.race_windows import Rig, windowed
 from tests.support.stores import draft
 from tests.support.usual_headers import pull_header
@@ -118,6 +121,37 @@ async def test_contiguous_messages_are_sent_from_the_file(
     assert await all_pulled(rig, consumer, bodies) == 25
     assert cold
     assert sent == []
+
+
+@windowed()
+async def test_a_replay_finds_the_next_messages_in_memory(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread reads the part of the log after the answer, once for several pulls."""
+    part = 1 << 16
+    fetched: dict[Missing, int] = {}
+    fetch = NotInMemoryError.fetch
+
+    def fetching(missing: NotInMemoryError) -> None:
+        fetch(missing)
+        fetched.update(dict.fromkeys(missing.missing, threading.get_ident()))
+
+    monkeypatch.setattr("halfmq.broker.handlers.messages.pull.READ_AHEAD", part)
+    monkeypatch.setattr(NotInMemoryError, "fetch", fetching)
+    monkeypatch.setattr(PageResidency, "lacks", lambda *_: True)
+    consumer = await rig.peer()
+    await consumer.prepare("0" * 32)
+    rig.store.append([draft("orders", 0, bytes(1_000)) for _ in range(200)])
+    await rig.wait(1_000)
+    assert rig.store.write_offset > 3 * part
+
+    for offset in (0, 1, 2):
+        opaque = consumer.send(RequestCode.PULL_MESSAGE, pulling(offset, 1))
+        assert (await rig.patiently(consumer.answer(opaque))).code == ResponseCode.SUCCESS
+    await rig.patiently(until(lambda: bool(fetched)))
+
+    assert [(one.position, one.size) for one in fetched] == [(part, part)]
+    assert threading.get_ident() not in fetched.values()
 
 
 @windowed()
