@@ -17,6 +17,7 @@ Records by physical offset are read as soon as they are on this disk, since deci
 
 import logging
 import resource
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -46,7 +47,7 @@ from .files.obsolete_files import remove_obsolete_files
 from .files.worker import Maintenance, ThreadWorker, WorkerFactory
 from .format.record import decode_record
 from .format.topics import DELAYED_TOPICS
-from .index.index_builder import IndexBuilder, KeyIndex, NoIndex
+from .index.index_builder import FLUSH_EVERY, IndexBuilder, KeyIndex, NoIndex
 from .index.index_service import IndexService
 from .integrity.verification import Integrity
 from .log.append_request import AppendRequest, AppendResult
@@ -153,6 +154,7 @@ class MessageStore:
             self._config.root, self._log.files, self._queue_table, self._config.max_hash_slots
         )
         self._flush_requested = False
+        self._queues_flushed = -FLUSH_EVERY  # when all queues were flushed last, in seconds
         self._maintenance: Maintenance | None = None
         self._checkpoint = Checkpoint()
         self._confirm_offset = 0  # begin of the last record that recovery found
@@ -403,14 +405,20 @@ class MessageStore:
     def _prepare(self) -> None:
         """Do what the loop thread has asked for; called on the maintenance thread."""
         if not self.directory_lost and self._topic_deletion.work():
-            self._maintain()  # a start after a kill rebuilds all queues until the next checkpoint
+            self._flush_derived()  # until then a start after a kill rebuilds all queues
         self._log.prepare_ahead()
 
     def _maintain(self) -> None:
-        """Flush queues and index and write the checkpoint; called on the maintenance thread."""
+        """Flush queues and index and write the checkpoint; called on the maintenance thread.
+
+        The flush of many queues includes the index, whose pages the appender then gets back one by
+        one, by a fault each. So it is as rare as the flush of the index.
+        """
         if not self.directory_lost:
             self._confirmed_mark.move(self.confirmed_offset)
-            self._flush_derived()
+            is_due = time.monotonic() >= self._queues_flushed + FLUSH_EVERY
+            if is_due or not self._queue_table.flushes_file_system:
+                self._flush_derived()
             self._integrity.work(self._flusher.durable_offset, self.index.extents())
 
     @contextmanager
@@ -438,6 +446,7 @@ class MessageStore:
         last_record, written = self._log.last_record, self._log.write_offset
         with self._flushing("consumequeue"):
             self._queue_table.sync()
+        self._queues_flushed = time.monotonic()
         queues = list(self._queue_table.values())
         self._queues_durable = written
         # If the last record is not durable yet, the last one of the previous flush counts.

@@ -191,8 +191,8 @@ class CommitLog:
                     if special:
                         encoded, _ = self._encode_special(request, queue, offset, now)
                 limit = self._make_room(offset, offset + size)
-            in_queue = not sys_flag & NO_QUEUE_ENTRY
-            queue_offset = queue.next_offset if in_queue else 0
+            end = offset + size
+            queue_offset = queue.next_offset
             if special:
                 parts.append(encoded)
             else:
@@ -203,7 +203,9 @@ class CommitLog:
                     body_size,
                 )  # fmt: skip
                 parts += (head, body, queue.topic_field, pack_length(properties_size), properties)
-            if in_queue:
+            if special and sys_flag & NO_QUEUE_ENTRY:
+                queue_offset = 0
+            else:
                 position = queue.position
                 if position >= queue.limit:
                     queue.grow()
@@ -211,10 +213,10 @@ class CommitLog:
                 pack_entry(queue.map, position, offset, size, tags_code)
                 queue.position = position + ENTRY_SIZE
                 queue.next_offset = queue_offset + 1
-                queue.last_end = offset + size
+                queue.last_end = end
                 queue.appended_bytes += size
             add(AppendResult(offset, size, queue_offset, now))
-            offset += size
+            offset = end
         self._write(chunk_start, parts)
         return offset
 

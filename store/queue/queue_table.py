@@ -86,9 +86,17 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
             logger.warning("event=queue_file_mended path=%s bytes=%d", path, size)
             disk.truncate(path, self._file_size)
 
+    def _changed(self) -> list[ConsumeQueue]:
+        return [queue for queue in list(self.values()) if queue.is_changed]
+
+    @property
+    def flushes_file_system(self) -> bool:
+        """Whether ``sync`` would flush everything that was changed in the file system."""
+        return disk.sync_file_system is not None and len(self._changed()) > SYNCED_SINGLY_MAX
+
     def sync(self) -> None:
         """Flush the new entries of all queues; called by the maintenance thread."""
-        changed = [queue for queue in list(self.values()) if queue.is_changed]
+        changed = self._changed()
         if len(changed) <= SYNCED_SINGLY_MAX or disk.sync_file_system is None:
             for queue in changed:
                 queue.sync()

@@ -22,6 +22,7 @@ from halfmq.broker.net.connection import ClientConnection
 from halfmq.broker.transaction import transaction_service
 from halfmq.broker.transaction.replay import snapshot
 from halfmq.client.net import connection as client_connection
+from halfmq.store import message_store
 from halfmq.store.files import disk as door
 from halfmq.store.files.page_cache import CachedReads
 from halfmq.store.queue import queue_table
@@ -135,6 +136,7 @@ def installed(
         (broker_service, "INDEX_TICK_S", 0.25),
         (client_connection, "SWEEP_INTERVAL", 0.25),
         (queue_table, "SYNCED_SINGLY_MAX", 5),  # so that queues are flushed in both ways
+        (message_store, "FLUSH_EVERY", 1.0),
         # Snapshots are taken, and old files looked for, within the seconds of a run.
         (snapshot, "INTERVAL_MS", 1_000),
         (broker_retention, "FIRST_SCAN_S", 0.3),

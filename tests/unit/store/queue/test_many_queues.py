@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from halfmq.store import message_store
 from halfmq.store.files import disk
 from halfmq.store.message_store import MessageStore
 from halfmq.store.queue.queue_table import SYNCED_SINGLY_MAX
@@ -59,6 +60,24 @@ def test_a_stop_flushes_many_queues_together(
     assert calls["sync_file_system"] == 1
     assert calls["fdatasync"] + calls["fsync"] + calls["mkdir"] < QUEUES / 4
     assert calls["open_file"] < QUEUES * 1.5  # each is read for its digest
+
+
+@pytest.mark.skipif(disk.sync_file_system is None, reason="this system flushes files one by one")
+def test_many_queues_are_flushed_as_rarely_as_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their flush includes the index, and each key would then cost a page fault again."""
+    store = filled(tmp_path)
+    calls = count_calls(monkeypatch)
+    maintain(store)
+    append_durably(store, *(draft(topic=f"topic-{number}") for number in range(QUEUES)))
+    maintain(store)
+    assert calls["sync_file_system"] == 1
+
+    monkeypatch.setattr(message_store, "FLUSH_EVERY", 0.0)
+    maintain(store)
+    assert calls["sync_file_system"] == 2
+    store.close()
 
 
 def test_a_clean_start_opens_each_queue_once(
