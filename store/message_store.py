@@ -566,6 +566,11 @@ class MessageStore:
 
     @property
     def archived_end(self) -> int:
+        """The physical offset up to which an archive has the log, if there is to be one."""
+        return EVERYTHING if self.archiver is None else self.archiver.end
+
+    @property
+    def deletable_end(self) -> int:
         """The physical offset up to which no archive needs the files here any more."""
         return EVERYTHING if self.archiver is None else self.archiver.deletable_end
 

@@ -51,6 +51,9 @@ class AgedLog(Protocol):
     def archived_end(self) -> int: ...
 
     @property
+    def deletable_end(self) -> int: ...
+
+    @property
     def deletion(self) -> Deletion: ...
 
 
@@ -150,7 +153,7 @@ class RetentionPolicy:
                 "event=retention_blocked archived_offset=%d wanted_offset=%d", archived, wanted
             )
         self._kept_from = kept_from if kept_from < wanted else -1
-        self._log.deletion.delete_before(kept_from)
+        self._log.deletion.delete_before(min(kept_from, self._log.deletable_end))
 
     def _fetched(self, _is_there: bool) -> None:
         """Continue after a fetch; if that failed, the next scan reports the error."""

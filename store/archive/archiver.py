@@ -158,6 +158,8 @@ class Archiver:
             self.queue_begins = json.loads(self._objects.get(f"manifest/{manifests[0]}"))["begins"]
         while bases and bases.pop() == begin - size:
             begin -= size
+        if self._objects.is_directory and begin < end:
+            end -= size  # it may have been lost before it was flushed: it is uploaded again
         self.begin, self.end, self.is_open = begin, end, True
 
     def _claim(self, base: int, digest: Digest) -> None:
@@ -193,6 +195,7 @@ class Archiver:
             except FileNotFoundError:
                 continue  # its topic was deleted
         self._put(name, path, digest)
+        self._objects.flush()
 
     def _queue_files(self, base: int) -> Iterator[Path]:
         """Yield the full queue files whose last entry leads into the log file at ``base``."""

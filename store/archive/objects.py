@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import ObjectStore, from_url
 
 from ..errors import ArchiveFailedError
+from ..files import disk
 
 PART_SIZE: Final = 5 << 20  # bytes of one request of an upload; S3 takes no smaller part
 PARTS_MAX: Final = 2  # of an upload that are in memory
@@ -29,9 +32,20 @@ class Objects:
     def __init__(self, url: str) -> None:
         self._url = url
 
+    @property
+    def is_directory(self) -> bool:
+        """Whether the objects are files, which a power cut may take as long as nobody flushes."""
+        return self._url.startswith("file:")
+
+    def flush(self) -> None:
+        """Flush the file system of a directory."""
+        if self.is_directory and disk.sync_file_system is not None:
+            with self._failing(), disk.opened(Path(unquote(urlsplit(self._url).path))) as fd:
+                disk.sync_file_system(fd)
+
     @cached_property
     def _store(self) -> ObjectStore:
-        if self._url.startswith("file:"):
+        if self.is_directory:
             return from_url(self._url, mkdir=True)
         return from_url(
             self._url,

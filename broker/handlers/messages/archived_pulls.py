@@ -121,12 +121,9 @@ class ArchivedPulls(Service):
         error = done.exception()
         if error is not None:
             self.failed += 1
+            place = header.topic, header.queue_id, header.queue_offset
             logger.warning(
-                "event=archived_pull_failed queue=%s:%d offset=%d error=%r",
-                header.topic,
-                header.queue_id,
-                header.queue_offset,
-                str(error),
+                "event=archived_pull_failed queue=%s:%d offset=%d error=%r", *place, str(error)
             )
             reply = encode_reply(request, ResponseCode.SYSTEM_ERROR, remark=str(error))
             connection.respond(request, reply)

@@ -45,7 +45,7 @@ class FakeLog(Deletion):
 
     def __init__(self) -> None:
         self.min_offset = 0
-        self.durable_offset = self.archived_end = 1_000_000
+        self.durable_offset = self.archived_end = self.deletable_end = 1_000_000
         self.expired_end = 0
         self.deleted = Deleted()
         self.looks: list[int] = []
@@ -184,10 +184,10 @@ def test_files_stay_until_they_are_in_the_archive(caplog: pytest.LogCaptureFixtu
     one.scarce = True
     one.log.expired_end = 500
     for archived in (100, 100, 300, 500):
-        one.log.archived_end = archived
+        one.log.archived_end, one.log.deletable_end = archived, archived - 50
         one.schedule.tick()
 
-    assert one.log.deletions == [100, 100, 300, 500]
+    assert one.log.deletions == [50, 50, 250, 450]
     assert caplog.text.count("event=retention_blocked archived_offset") == 2
     assert one.schedule.metrics()["blocked_at"] == -1
 

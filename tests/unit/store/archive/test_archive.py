@@ -100,7 +100,7 @@ class Archived:
 
     def delete(self, end: int) -> None:
         """Delete what retention may delete below an offset."""
-        self.store.deletion.delete_before(min(end, self.store.archived_end))
+        self.store.deletion.delete_before(min(end, self.store.deletable_end))
         for _ in range(100):
             self.flush()
             self.workers["store-deletion"].step()
@@ -198,7 +198,7 @@ def test_a_consumer_is_not_sent_past_messages_while_a_deletion_goes_on(archived:
     """The log begins later before the queues do; then entries lead to files that are gone."""
     archived.archive()
     before = everything(archived.store)
-    archived.store.deletion.delete_before(archived.store.archived_end)
+    archived.store.deletion.delete_before(archived.store.deletable_end)
     archived.flush()
 
     assert archived.store.min_offset > 0
@@ -282,7 +282,7 @@ def test_an_upload_that_is_killed_at_any_step_is_done_again(
             killed = False
         except _KilledError:
             log_files = len(list((archive / "commitlog").glob("*"))) if archive.exists() else 0
-            assert again.store.archived_end <= log_files * LOG_FILE
+            assert again.store.deletable_end <= log_files * LOG_FILE
         again.reopen()
         steps(-1)
         assert again.archive() == ""
@@ -304,7 +304,7 @@ def test_files_stay_while_the_archive_cannot_be_written(
         assert failure
         assert one.archive() == failure
         assert caplog.text.count("event=archive_failed") == 1
-        assert one.store.archived_end <= 0
+        assert one.store.deletable_end <= 0
         assert one.store.archiver is not None
         lag = (FILES - 1) * LOG_FILE
         assert one.store.archiver.metrics() == {"end_offset": 0, "lag_bytes": lag, "failing": 1}
@@ -356,7 +356,7 @@ def test_a_copy_with_another_log_cannot_write_the_archive(
 
     assert "not of this log" in one.archive()
     assert "event=archive_refused" in caplog.text
-    assert one.store.archived_end <= 2 * LOG_FILE
+    assert one.store.deletable_end <= 2 * LOG_FILE
     assert content_of_archive(directory) == content
     one.reopen()
     assert "not of this log" in one.archive()
@@ -375,7 +375,7 @@ def test_a_store_with_the_same_log_continues_the_archive(archived: Archived) -> 
     assert archived.archive() == ""
     archived.fill(FILES + 2)
     assert archived.archive() == ""
-    assert archived.store.archived_end == FILES * LOG_FILE
+    assert archived.store.deletable_end == FILES * LOG_FILE
 
 
 @pytest.mark.parametrize("what", ["empty", "shorter"])
