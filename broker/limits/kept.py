@@ -65,7 +65,7 @@ CONNECTIONS: Final = _limit(
     "connections",
     "connections, 5 KiB each",
     20_000,  # each takes a file descriptor too
-    "a new one is closed, or one of the address that has most",
+    "a new one is closed, or one of the address that has most, if that is an eighth of all",
 )
 SLAVE_CONNECTIONS: Final = _limit(
     "slave_connections",

@@ -105,16 +105,6 @@ class Server:
         return self._shared.listen_port
 
     @property
-    def unfinished_bytes(self) -> int:
-        """Bytes of the requests of all connections that are incomplete, or large and not served."""
-        return self._shared.unfinished.used
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes of answers that wait in this process for their peers to read."""
-        return self._shared.unsent.recount()
-
-    @property
     def open_connections(self) -> int:
         """Number of open connections, of clients and tools."""
         return len(self._shared.connections)

@@ -35,6 +35,10 @@ DESCRIPTORS_KEPT: Final = 1_024
 """Descriptors that connections leave to the store, or half of them if the process has fewer than
 twice as many: without one, no file of the log can be opened and nothing is acknowledged."""
 
+LARGEST_SHARE: Final = 8
+"""An address makes room for others if it has more than one of so many parts of all connections.
+Whoever has thousands of addresses cannot push out a usual one."""
+
 TURN_S: Final = 0.005
 """Seconds of one pass in which the requests that wait here are served. Usual reads of pipelining
 producers take about a millisecond and never wait."""
@@ -127,9 +131,10 @@ class SharedState:
         """
         limit, of_this_address = self.per_address_max, self.per_address[host] + unserved
         is_full = len(self.connections) + self.unserved.total() >= self.connections_max
-        if is_full and self._largest_address_gives_way(host):
-            is_full = False
-        if not (self.stopping or is_full or (limit and of_this_address >= limit)):
+        has_too_many = limit and of_this_address >= limit
+        if is_full and not (self.stopping or has_too_many):
+            is_full = not self._largest_address_gives_way(host)
+        if not (self.stopping or is_full or has_too_many):
             if self.refused and not is_full:
                 logger.warning("event=connections_accepted_again refused=%d", self.refused)
                 self.refused = 0
@@ -150,7 +155,8 @@ class SharedState:
         address = max(self.per_address, key=self.per_address.__getitem__, default=host)
         count = self.per_address[address]
         open_ones = (one for one in self.connections if one.address == address and not one.closed)
-        if count <= self.per_address[host] + 1 or (one := next(open_ones, None)) is None:
+        least = max(self.per_address[host] + 1, self.connections_max // LARGEST_SHARE)
+        if count <= least or (one := next(open_ones, None)) is None:
             return False
         logger.warning("event=connection_gives_way peer=%s of_this_address=%d", one.name, count)
         one.closed = True  # the transport tells of it in the next pass

@@ -438,14 +438,14 @@ async def test_unfinished_frames_of_all_peers_are_bounded(monkeypatch: pytest.Mo
     async with serving(echo) as (server, _), peer_of(server) as first, peer_of(server) as second:
         first.writer.write(frame[:60_000])
         await first.writer.drain()
-        while server.unfinished_bytes < 60_000:  # noqa: ASYNC110  # the kernel delivers in pieces
+        while server.kept()[kept.UNFINISHED_BYTES] < 60_000:  # noqa: ASYNC110  # the kernel delivers in pieces
             await asyncio.sleep(0)
         second.writer.write(frame[:50_000])
 
         assert await first.is_closed()
         second.writer.write(frame[50_000:])
         assert (await second.answer()).body == bytes(80_000)
-        assert server.unfinished_bytes == 0
+        assert server.kept()[kept.UNFINISHED_BYTES] == 0
 
 
 async def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,7 +461,7 @@ async def test_answers_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyP
             peer.writer.write(frame)
         while server.open_connections == len(peers):  # noqa: ASYNC110  # written in pieces
             await asyncio.sleep(0)
-        assert server.unsent_bytes <= limit.most
+        assert server.kept()[kept.UNSENT_BYTES] <= limit.most
         peers[3].writer.write(encode_request(310, opaque=2, header=send_header(), body=b"small"))
 
         assert (await peers[3].answer()).body == b"small"
@@ -487,6 +487,9 @@ async def test_the_address_with_most_connections_makes_room_for_others(
             assert (await peer_of_another.answer()).opaque == 7
         while server.open_connections > 4:  # noqa: ASYNC110  # those that gave way are closed soon
             await asyncio.sleep(0)
+        monkeypatch.setattr(shared_state, "LARGEST_SHARE", 1)
+        async with peer_of(server) as refused:  # nobody has so many that it has to give one up
+            assert await refused.is_closed()
 
 
 @on_both_loops
