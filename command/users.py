@@ -176,36 +176,29 @@ async def show_acl(cli: Cli, subject: Subject) -> None:
     cli.show(acl, lambda: print_table(TITLES, _rows([acl])))
 
 
-@verb("create", ACL)
-async def create_acl(
-    cli: Cli,
-    subject: Subject,
-    resource: Resources,
-    actions: Actions,
-    decision: Allows = "allow",
-    source: Sources = None,
-    policy_type: PolicyType = "Custom",
-) -> None:
-    """Add permissions to a user."""
-    entries = _entries(resource, actions, decision, source, policy_type)
-    await (await cli.admin()).create_acl(subject, *entries)
-    cli.done(f"created entries of {subject}", name=subject, action="create")
+def _setting(action: Literal["create", "update"], text: str) -> None:
+    """Register a verb that sets permissions of a user."""
+
+    async def change(
+        cli: Cli,
+        subject: Subject,
+        resource: Resources,
+        actions: Actions,
+        decision: Allows = "allow",
+        source: Sources = None,
+        policy_type: PolicyType = "Custom",
+    ) -> None:
+        entries = _entries(resource, actions, decision, source, policy_type)
+        admin = await cli.admin()
+        await (admin.create_acl if action == "create" else admin.update_acl)(subject, *entries)
+        cli.done(f"{action}d entries of {subject}", name=subject, action=action)
+
+    change.__doc__ = text
+    verb(action, ACL)(change)
 
 
-@verb("update", ACL)
-async def update_acl(
-    cli: Cli,
-    subject: Subject,
-    resource: Resources,
-    actions: Actions,
-    decision: Allows = "allow",
-    source: Sources = None,
-    policy_type: PolicyType = "Custom",
-) -> None:
-    """Change the permissions of a user on a resource."""
-    entries = _entries(resource, actions, decision, source, policy_type)
-    await (await cli.admin()).update_acl(subject, *entries)
-    cli.done(f"updated entries of {subject}", name=subject, action="update")
+_setting("create", "Add permissions to a user.")
+_setting("update", "Change the permissions of a user on a resource.")
 
 
 @verb("delete", ACL)

@@ -262,7 +262,8 @@ async def _life(admin: Admin, message: ReceivedMessage) -> None:
         elif not groups:
             ui.label(f"No group consumes topic {message.topic}")
         for one in groups:
-            attempts = f", {one.attempts} failed attempts" if one.attempts else ""
+            many = "s" * (one.attempts != 1)
+            attempts = f", {one.attempts} failed attempt{many}" if one.attempts else ""
             ui.label(f"{one.group}: {one.fate}{attempts}")
         with ui.expansion("Body and properties").classes("w-full"):
             ui.code(body_of(message, 10_000)).classes("w-full")
