@@ -153,7 +153,11 @@ def session(place: Place, driver: str) -> Iterator[dict[str, Callable[[], object
 
     prepare(connect(place, driver))
     app = Celery("adapters", broker=f"halfmq://{place.namesrv}//", task_cls=Task)
-    task = app.task(name="adapters.note", ignore_result=True)(lambda number: number)
+
+    @app.task(ignore_result=True)
+    def note(_number: int) -> None:
+        """What a worker would do."""
+
     engine, ledger = create_engine(place.alchemy(driver)), TransactionLedger()
     checker = ledger.checker(engine.connect)
     with blocking.TransactionProducer(place.group, checker, namesrv=place.namesrv) as producer:
@@ -172,7 +176,7 @@ def session(place: Place, driver: str) -> Iterator[dict[str, Callable[[], object
         def with_task() -> None:
             with Session(engine) as session, producer.transaction(session=session):
                 session.execute(text(insert()))
-                task.delay_on_commit(1)
+                note.delay_on_commit(1)
 
         yield {"plain": plain, "halfmq": halfmq, "celery": with_task}
 
