@@ -154,7 +154,7 @@ def session(place: Place, driver: str) -> Iterator[dict[str, Callable[[], object
     prepare(connect(place, driver))
     app = Celery("adapters", broker=f"halfmq://{place.namesrv}//", task_cls=Task)
 
-    @app.task(ignore_result=True)
+    @app.task(ignore_result=True)  # type: ignore[untyped-decorator] # Celery has no types
     def note(_number: int) -> None:
         """What a worker would do."""
 

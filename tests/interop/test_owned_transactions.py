@@ -20,11 +20,12 @@ from halfmq.client import (
     ledger,
 )
 from halfmq.client.blocking import TransactionProducer as BlockingProducer
+from halfmq.client.transactional.owned_transaction import OPEN
 from tests.support.broker_thread import BrokerThread
 from tests.support.client_transactions import COMMIT, MESSAGE, ROLLBACK, LocalError, new_producer
 from tests.support.fake_broker import fake_broker, until
-from tests.support.ledger_books import books_of
-from tests.support.ledger_drivers import MARIADB, POSTGRESQL, SQLITE, USUAL, Driver
+from tests.support.ledger_books import Books, books_of
+from tests.support.ledger_drivers import MARIADB, POSTGRESQL, SQLITE, USUAL, Driver, Place
 from tests.support.ledger_endings import Work, opened, rows
 
 Block = Callable[[Work], Awaitable[None]]
@@ -204,6 +205,28 @@ async def test_both_are_committed_or_none(
         assert (await books.orders()) == []
     if block in (raises, is_cancelled):  # at once, without a check
         assert at_the_end in ([ROLLBACK], [])
+
+
+async def test_a_block_inside_one_of_another_database_gives_it_back(tmp_path: Path) -> None:
+    """What is sent on commit after the inner block, a task of Celery, belongs to the outer one."""
+    driver = next(one for one in USUAL if one.name == "aiosqlite")
+    outside, inside = (Books(driver, Place(tmp_path / name)) for name in ("outer", "inner"))
+    await outside.create()
+    await inside.create()
+    async with (
+        fake_broker() as broker,
+        opened(outside) as one,
+        opened(inside) as another,
+        new_producer(broker, outside.checker()) as outer,
+        new_producer(broker, inside.checker()) as inner,
+    ):
+        broker.create_topic("orders")
+        async with outer.transaction(MESSAGE, session=one) as tx:
+            async with inner.transaction(MESSAGE, session=another):
+                assert OPEN.get() is not tx
+            assert OPEN.get() is tx
+        assert OPEN.get() is None
+        assert len(broker.messages("orders")) == 2
 
 
 @pytest.mark.parametrize("driver", [one for one in USUAL if not one.awaited], ids=str)
