@@ -101,6 +101,18 @@ def complete(request: RemotingCommand, connection: Connection, work: Callable[[]
             raise connection.long_answers.next_turn(connection)
 
 
+def take_turn(request: RemotingCommand, connection: Connection) -> None:
+    """Have a request of some milliseconds served in a turn: hundreds may come in one pass.
+
+    Raises:
+        UnfinishedError: Serve it again in the next turn.
+    """
+    if connection.unfinished is not request:
+        connection.unfinished = request
+        raise UnfinishedError
+    connection.unfinished = None
+
+
 def collect(
     request: RemotingCommand,
     connection: Connection,

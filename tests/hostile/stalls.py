@@ -64,12 +64,17 @@ def _answered(attacker: Attacker, request: bytes, count: int) -> None:
 
 
 def members_asked_for(attacker: Attacker) -> None:
-    """Ask again and again for the members of a group of three thousand."""
+    """Ask for the three thousand members of a group again and again, and 200 times at once."""
     members = {"consumerGroup": "asked"}
     request = frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, members)
     beats = pages(3_000, lambda one: _heartbeat(f"c-{one}", "asked"))
     attacker.flood(*beats)
     _answered(attacker, request, 300)
+    wires = [attacker.wire() for _ in range(200)]
+    for wire in wires:
+        wire.send(request)
+    for wire in wires:
+        wire.receive()
 
 
 def brackets_in_filters(attacker: Attacker) -> None:

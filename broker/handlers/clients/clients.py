@@ -45,6 +45,7 @@ from halfmq.remoting.replies import encode_reply
 
 from ...errors import RequestRefusedError
 from ...filters.filters_in_use import FiltersInUse
+from ...limits.long_answers import take_turn
 from ...loop.slices import Slice
 from ...ports import Connection, Handlers, serves
 from ...tables.client_registry import ClientRegistry
@@ -58,6 +59,9 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_GROUPS_MAX: Final = 512
 """Groups of one client in a heartbeat; creating as many occupies the loop for some 30 ms."""
+
+LARGE_GROUP: Final = 1_000
+"""Members whose list takes more than a tenth of a millisecond."""
 
 IDLE_S: Final = 60.0
 """Seconds until the next slice while nothing changes; a change does not wait for it."""
@@ -121,12 +125,14 @@ class ClientHandlers(Handlers):
         return encode_reply(request)
 
     @serves(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-    def consumer_list(self, request: RemotingCommand, _connection: Connection) -> bytes:
+    def consumer_list(self, request: RemotingCommand, connection: Connection) -> bytes:
         """Answer with the client ids of a group's consumers."""
         header = request.header_as(ConsumerGroupRequestHeader)
         client_ids = self._registry.consumer_ids(header.consumer_group)
         if not client_ids:
             raise RequestRefusedError(f"no consumer for this group, {header.consumer_group}")
+        if len(client_ids) > LARGE_GROUP:
+            take_turn(request, connection)
         return encode_reply(request, body=encode_consumer_list(client_ids))
 
     @serves(RequestCode.QUERY_CONSUMERS)

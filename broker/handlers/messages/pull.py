@@ -24,9 +24,10 @@ from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.remoting.replies import encode_pull_reply, encode_reply
 from halfmq.store.message_store import GetResult, GetStatus, MessageStore
 
-from ...errors import RequestRefusedError, UnfinishedError
+from ...errors import RequestRefusedError
 from ...filters.compiled_filter import CompiledFilter
 from ...limits.kept import REPLAYED_PULL_BYTES, Kept
+from ...limits.long_answers import take_turn
 from ...loop.services import Service
 from ...net.long_polling import HeldPull, LongPolling, Wanted, size_of
 from ...net.replay_pace import ReplayPace
@@ -170,7 +171,8 @@ class PullHandler(Handlers, Service):
         readable_offset = self._store.readable_offset
         search = None
         if isinstance(wanted, CompiledFilter):
-            self._take_turn(request, connection, paced=paced)
+            if not paced:
+                take_turn(request, connection)
             search = self._search(header, header.queue_offset, wanted, wait=wait)
             result = search.result
         else:
@@ -256,16 +258,6 @@ class PullHandler(Handlers, Service):
             header = request.header_as(PullMessageRequestHeader)
             find = partial(self._find, header=header, wanted=wanted, paced=True)
             serve(find, request, connection)
-
-    def _take_turn(self, request: RemotingCommand, connection: Connection, *, paced: bool) -> None:
-        """Let a search begin in a turn of its own.
-
-        Searches of hundreds of consumers would follow each other in one pass of the loop.
-        """
-        if not paced and connection.unfinished is not request:
-            connection.unfinished = request
-            raise UnfinishedError
-        connection.unfinished = None
 
     def _search(
         self,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.errors import RequestRefusedError, UnfinishedError
 from halfmq.broker.filters.filters_in_use import FiltersInUse
+from halfmq.broker.handlers.clients import clients
 from halfmq.broker.handlers.clients.clients import ClientHandlers, LockHandlers
 from halfmq.broker.loop import slices
 from halfmq.broker.tables.client_registry import EXPIRY_MS, ClientRegistry
@@ -367,6 +368,20 @@ def test_the_members_of_an_unknown_group_are_an_error(parts: Parts) -> None:
         parts.handlers, request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
     )
     assert json.loads(answer.body) == {"consumerIdList": ["a"]}
+
+
+def test_a_list_of_many_members_takes_a_turn(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred connections may ask for sixty thousand members in the same pass of the loop."""
+    monkeypatch.setattr(clients, "LARGE_GROUP", 1)
+    for name in ("a", "b"):
+        parts.beat(FakeConnection(), name)
+    asked = request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
+    peer = FakeConnection()
+    serve = parts.handlers[RequestCode.GET_CONSUMER_LIST_BY_GROUP]
+
+    with pytest.raises(UnfinishedError):
+        serve(asked, peer)
+    assert serve(asked, peer) is not None
 
 
 @pytest.mark.parametrize(
