@@ -5,10 +5,10 @@ the log can be read, which broker wrote which, what time it was. What is wrong w
 told here too.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 from ..log.hashes import hash_of
 from ..log.segment_reader import UNWRITTEN
@@ -20,6 +20,23 @@ from .checks import Checks, Remark
 from .dialects import Mark, recorded_rollbacks
 from .rules.model import Found, Kind, LogBounds, TimeLimits
 from .statistics import Scale, scale
+
+_QUIET_MAX: Final = 86_400_000  # ms; a longer pause beside one record is taken for a wrong time
+
+
+def smoothed(ranges: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Correct the times of single records, by the ranges before and after them in the log."""
+    found: list[Mapping[str, Any]] = []
+    for place, one in enumerate(ranges):
+        beside = [before["lastTime"] for before in ranges[max(0, place - 1) : place]]
+        beside += [after["time"] for after in ranges[place + 1 : place + 2]]
+        time = one["time"]
+        if len(beside) == 2:
+            time = sorted((*beside, time))[1]
+        elif beside and abs(beside[0] - time) > _QUIET_MAX:
+            time = beside[0]
+        found.append({**one, "time": time, "lastTime": time} if one["records"] == 1 else one)
+    return found
 
 
 class ScanSummary:
@@ -38,7 +55,7 @@ class ScanSummary:
         self._by_kind: dict[str, list[Mapping[str, Any]]] = {}
         for note in sorted(notes, key=lambda note: int(note["physicalOffset"])):
             self._by_kind.setdefault(note["what"], []).append(note)
-        self._ranges = self._of(source.RECORDS)
+        self._ranges = smoothed(self._of(source.RECORDS))
 
     def _of(self, what: str) -> list[Mapping[str, Any]]:
         return self._by_kind.get(what, [])

@@ -21,7 +21,7 @@ from ..source import scan
 from ..source.events import MARK, ends_of_marks
 from .checks import Checks
 from .rules.model import LogBounds
-from .scan_summary import ScanSummary
+from .scan_summary import ScanSummary, smoothed
 
 NoteFields = Mapping[str, Any]
 _COUNTED: Final = (scan.DELAYS, scan.KEYLESS)  # of one scan; a watch judges without them
@@ -99,23 +99,29 @@ class WatchedLog:
 
 
 def _folded(notes: Sequence[NoteFields]) -> Iterable[NoteFields]:
+    in_order = sorted(notes, key=lambda note: int(note["physicalOffset"]))
+    marks = [
+        (note["physicalOffset"], bool(note["records"]), bool(note["sum"]))
+        for note in in_order
+        if note["what"] == scan.MARK
+    ]
+    yield from (note for note in in_order if note["what"] not in {scan.MARK, scan.RECORDS})
+    ranges = [note for note in in_order if note["what"] == scan.RECORDS]
+    # What the time of the last record is worth is known when there is a next one.
+    waiting = ranges[-1:] if ranges and ranges[-1]["records"] == 1 else []
     records: list[NoteFields] = []
-    marks = []
-    for note in sorted(notes, key=lambda note: int(note["physicalOffset"])):
-        if note["what"] == scan.MARK:
-            marks.append((note["physicalOffset"], bool(note["records"]), bool(note["sum"])))
-        elif note["what"] != scan.RECORDS:
-            yield note
-        elif not records or records[-1]["lastTime"] - note["time"] >= scan.CLOCK_STEP_MIN:
+    for note in smoothed(ranges)[: len(ranges) - len(waiting)]:
+        if not records or records[-1]["lastTime"] - note["time"] >= scan.CLOCK_STEP_MIN:
             records.append(note)
-        else:
-            before = records[-1]
-            if note["time"] - before["lastTime"] >= scan.PAUSE_MIN:
-                pause = scan.Note(scan.PAUSE, time=before["lastTime"], lastTime=note["time"])
-                yield pause._asdict()
-            sums = {name: before[name] + note[name] for name in ("records", "sum")}
-            ends = {name: note[name] for name in ("lastPhysicalOffset", "lastTime")}
-            records[-1] = {**before, **sums, **ends}
+            continue
+        before = records[-1]
+        if note["time"] - before["lastTime"] >= scan.PAUSE_MIN:
+            pause = scan.Note(scan.PAUSE, time=before["lastTime"], lastTime=note["time"])
+            yield pause._asdict()
+        sums = {name: before[name] + note[name] for name in ("records", "sum")}
+        ends = {name: note[name] for name in ("lastPhysicalOffset", "lastTime")}
+        records[-1] = {**before, **sums, **ends}
+    yield from waiting
     yield from records
     for at, is_ours, is_final in ends_of_marks(np.array(marks, dtype=MARK)).tolist():
         mark = scan.Note(scan.MARK, physicalOffset=at, records=int(is_ours), sum=int(is_final))

@@ -32,7 +32,6 @@ MODULUS: Final = (1 << 31) - 1
 PAUSE_MIN: Final = 10_000  # ms without a record: the broker may have been down
 _PAUSES_MAX: Final = 100  # of a batch; one with more is a pause as a whole
 CLOCK_STEP_MIN: Final = 1_000  # ms; clocks are corrected by less all the time
-_QUIET_MAX: Final = 86_400_000  # ms; a longer pause beside one record is taken for a wrong time
 
 
 class Note(NamedTuple):
@@ -126,7 +125,7 @@ def notes_of(chunk: EventChunk, base: int, levels_ms: Sequence[int]) -> Iterator
         for at, is_ours, is_final in chunk.found.marks.tolist():
             yield Note(MARK, physicalOffset=at, records=int(is_ours), sum=int(is_final))
         yield from _clock_ranges(chunk.rows)
-        yield from _pauses(_smoothed(store_times(chunk.rows)))
+        yield from _pauses(_smoothed(store_times(chunk.rows))[1:-1])
         if count := int((chunk.found.events["part"] >= Part.DELAYED).sum()):
             yield Note(DELAYS, records=count)
         if chunk.sound is not None and not chunk.sound.all():
@@ -154,11 +153,13 @@ def _invisible(rows: Rows) -> list[int]:
 def _clock_ranges(rows: Rows) -> Iterator[Note]:
     """Divide records where the clock was set back.
 
-    One record with a wrong time, which no CRC covers, is no step.
+    One record with a wrong time, which no CRC covers, is no step. The first and the last record are
+    ranges of their own: what their neighbours are is known when all notes are there.
     """
     times, at, sizes = _smoothed(store_times(rows)), rows.physical_offsets, rows.sizes
-    bounds = np.flatnonzero(times[1:] + CLOCK_STEP_MIN <= times[:-1]) + 1
-    for own in np.split(np.arange(len(rows)), bounds):
+    steps = np.flatnonzero(times[1:] + CLOCK_STEP_MIN <= times[:-1]) + 1
+    bounds = np.union1d(steps, [1, len(rows) - 1])
+    for own in filter(len, np.split(np.arange(len(rows)), bounds)):
         first, last = own[0], own[-1]
         yield Note(
             RECORDS,
@@ -181,16 +182,12 @@ def _pauses(times: Ints) -> Iterator[Note]:
 
 
 def _smoothed(times: Ints) -> Ints:
-    """Replace every time by the median of three; at the ends only one that is far from it."""
+    """Replace every time but the first and the last by the median of three."""
     if len(times) < 3:
         return times
     one, two, three = times[:-2], times[1:-1], times[2:]
     middle = np.maximum(np.minimum(one, two), np.minimum(np.maximum(one, two), three))
-    first, last = (
-        near if abs(near - far) <= _QUIET_MAX else far
-        for near, far in ((times[0], middle[0]), (times[-1], middle[-1]))
-    )
-    return np.concatenate([[first], middle, [last]])
+    return np.concatenate([times[:1], middle, times[-1:]])
 
 
 def queue_ranges(rows: Rows, levels_ms: Sequence[int]) -> Iterator[Note]:
