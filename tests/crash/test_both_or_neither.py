@@ -119,6 +119,12 @@ class Stage:
                 self.kills["database"] += 1
             next_kill = self.shop.begun() + self.chance.randrange(*PAUSE)
 
+    def end_sales(self) -> None:
+        """Wait for what is still under way: the sellers end when enough was begun."""
+        for name in ("sell-1", "sell-2"):
+            self.programs[name].join(PATIENCE_S)
+            assert self.programs[name].exitcode is not None
+
     def end(self) -> None:
         for process in self.programs.values():
             process.kill()
@@ -208,6 +214,7 @@ def test_whatever_is_killed_there_are_as_many_orders_messages_and_parcels(
         stage = Stage(name, shop, broker, server, chance)
         stack.callback(stage.end)
         stage.play()
+        stage.end_sales()
         orders, messages, parcels = asyncio.run(settled(stage))
     kills = ", ".join(f"{count} {kind}" for kind, count in sorted(stage.kills.items()))
     print(f"{name} {level}: begun {shop.begun()}, orders {orders.total()}, kills: {kills}")
