@@ -9,7 +9,8 @@ access files, calls this. It has four properties:
   removed since then survive up to some point in time, as in journals of file systems.
 * **A sync can fail**, a disk can be full for a while, and any call that changes something can be
   refused. After a failed sync the kernel marks pages as clean that it has not written: they can be
-  read until the power fails, and no later sync writes them unless they are changed again.
+  read until the power fails, and no later sync writes them unless they are changed again. If it was
+  a sync of the whole file system, the next sync of each file concerned fails as well (errseq_t).
 * **A process can die at any of these calls**: before it, after it, or during a write.
 * **A dead process changes nothing.** Its stack unwinds through ``except`` and ``finally`` blocks
   that would clean up; every call they make is refused.
@@ -103,6 +104,7 @@ class Disk:
         self.over = False  # the run is: no call has an effect any more
         self._stuck: dict[int, dict[int, bytes]] = {}
         """By inode and position: pages that are in memory alone, and that no sync will write."""
+        self._unreported: set[int] = set()  # inodes whose next sync reports an earlier failure
         self.syncs = 0
         self.fail_at_sync = -1
         self.fail_at_write = -1
@@ -252,9 +254,14 @@ class Disk:
         states = {fd: os.fstat(fd) for fd in fds}
         files = {fd: one for fd, one in states.items() if not stat.S_ISDIR(one.st_mode)}
         contents = {one.st_ino: _content(fd, one.st_size) for fd, one in files.items()}
+        if len(fds) == 1 and contents.keys() & self._unreported:
+            self._unreported -= contents.keys()
+            fails = True
         if fails:
             for inode, content in contents.items():
                 self._lose(inode, content)
+            if len(fds) > 1:
+                self._unreported |= {inode for inode in contents if self._stuck.get(inode)}
             self._fail(process, "sync failed", errno.EIO)
         for fd in states.keys() - files.keys():
             self._sync_names(states[fd].st_ino, os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
@@ -417,6 +424,7 @@ class Disk:
         self._journal = []
         self._syncs = {}
         self._stuck = {}
+        self._unreported.clear()
         shutil.rmtree(self.root)
         self.root = new
 
