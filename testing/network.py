@@ -2,7 +2,8 @@
 
 Bytes arrive in the next pass of the loop, or after a delay that a test sets. As with TCP, nothing
 is lost or repeated within a connection that lives. So a request or an answer can only be lost with
-its connection, and only be repeated on the way to the broker.
+its connection, and only be repeated on the way to the broker. Other networks are subclasses, which
+decide when bytes arrive and how a connection breaks.
 """
 
 from __future__ import annotations
@@ -91,17 +92,19 @@ class End(asyncio.Transport):
         context: contextvars.Context,
     ) -> None:
         super().__init__({"sockname": own, "peername": peer})
+        self.own, self.peer_name = own, peer
         self._network = network
         self._loop = network.loop
         self._context = context
         self.protocol: Any = None
-        self.peer: End = self
-        self._arriving: deque[tuple[float, bytes | None]] = deque()  # None: the peer has closed
+        self.peer: Any = self  # another end of its class
+        # When the pieces arrive; None: the peer has closed.
+        self.arriving: deque[tuple[float, bytes | None]] = deque()
         self.arriving_bytes = 0
         self._handle: asyncio.Handle | None = None
         self.high = WRITE_HIGH
         self._reading, self.writer_paused = True, False
-        self.closing = self._lost = False
+        self.closing = self.lost = False  # lost: `connection_lost` was called
         self.requests: FrameDecoder | None = None  # of a client's end
         self.loses_answer = False  # breaks the connection instead of its next write
 
@@ -111,7 +114,8 @@ class End(asyncio.Transport):
         self.high = WRITE_HIGH if high is None else high
 
     def get_write_buffer_size(self) -> int:
-        return self.peer.arriving_bytes
+        waiting: int = self.peer.arriving_bytes
+        return waiting
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self.protocol = protocol
@@ -131,16 +135,13 @@ class End(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self._reading = True
-        self._plan()
+        self.plan()
 
     def write(self, data: Any) -> None:
         if self.closing or not data:
             return
-        if self.loses_answer:
-            self.reset()
-            return
         self._network.send(self, bytes(data))
-        if self.peer.arriving_bytes > self.high and not self.writer_paused:
+        if self.peer.arriving_bytes > self.high and not self.writer_paused and not self.closing:
             self.writer_paused = True
             self.protocol.pause_writing()
 
@@ -162,9 +163,17 @@ class End(asyncio.Transport):
 
     def accept(self, data: bytes | None) -> None:
         """Take bytes from the peer; they arrive later."""
-        self._arriving.append((self._loop.time() + self._network.delay_s, data))
+        self.arriving.append((self._loop.time() + self._network.delay_s, data))
         self.arriving_bytes += len(data or b"")
-        self._plan()
+        self.plan()
+
+    def due(self) -> float:
+        """Return when the next piece arrives, by the loop's clock."""
+        return self.arriving[0][0]
+
+    def deliver(self, data: bytes) -> None:
+        """Give bytes that have arrived to the protocol."""
+        self.protocol.data_received(data)
 
     def reset(self) -> None:
         """Break the connection: both ends learn it, and what is on its way is lost."""
@@ -173,42 +182,59 @@ class End(asyncio.Transport):
             end.call(end.lose, ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
 
     def call(self, work: Callable[..., object], *args: Any) -> asyncio.Handle:
+        """Call something of this end's program in the next pass of the loop."""
         return self._loop.call_soon(work, *args, context=self._context)
 
-    def _plan(self) -> None:
-        if self._arriving and self._handle is None and self._reading and not self._lost:
-            wait = self._arriving[0][0] - self._loop.time()
-            if wait <= 0:
-                self._handle = self.call(self._arrive)
-            else:
-                self._handle = self._loop.call_later(wait, self._arrive, context=self._context)
+    def call_at(self, when: float, work: Callable[[], object]) -> asyncio.Handle:
+        """Call something of this end's program at a time."""
+        if when <= self._loop.time():
+            return self.call(work)
+        return self._loop.call_at(when, work, context=self._context)
+
+    def plan(self) -> None:
+        """See to it that what arrives is delivered when it is due."""
+        if self.arriving and self._handle is None and self._reading and not self.lost:
+            self._handle = self.call_at(self.due(), self._arrive)
 
     def _arrive(self) -> None:
         self._handle = None
-        if self._lost or not self._reading:
+        if self.lost or not self._reading:
             return
         now, pieces, closed = self._loop.time(), [], False
-        while self._arriving and self._arriving[0][0] <= now and not closed:
-            _, data = self._arriving.popleft()
+        while self.arriving and self.due() <= now and not closed:
+            _, data = self.arriving.popleft()
             closed = data is None
             pieces.append(data or b"")
         joined = b"".join(pieces)
         self.arriving_bytes -= len(joined)
         if joined and not self.closing:
-            self.protocol.data_received(joined)
+            self.deliver(joined)
         if self.peer.writer_paused and self.arriving_bytes <= self.peer.high // 4:
-            self.peer.writer_paused = False
-            self.peer.call(self.peer.protocol.resume_writing)
-        if closed and (self.closing or not self.protocol.eof_received()):
+            self.peer.call_at(now, self.peer.room)
+        if closed:
+            self._answer_close()
+        self.plan()
+
+    def _answer_close(self) -> None:
+        if not self.lost and (self.closing or not self.protocol.eof_received()):
             self.close()
-        self._plan()
+
+    def room(self) -> None:
+        """Resume the writer: the peer has read what it wrote."""
+        if self.writer_paused and not self.lost:
+            self.writer_paused = False
+            self.protocol.resume_writing()
 
     def lose(self, error: Exception | None) -> None:
-        if not self._lost:
-            self._lost = True
-            self._network.ends.discard(self)
-            if self.protocol is not None:
-                self.protocol.connection_lost(error)
+        """End the connection for the protocol."""
+        if self.lost:
+            return
+        self.lost = self.closing = True
+        self.arriving.clear()
+        self.arriving_bytes = 0
+        self._network.ends.pop(self, None)
+        if self.protocol is not None:
+            self.protocol.connection_lost(error)
 
 
 class _UntilAnswer(asyncio.Protocol):
@@ -231,7 +257,7 @@ class Network:
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.starts: dict[str, Callable[[], Awaitable[None]]] = {}
         """By address: starts the broker there, if it has not started yet."""
-        self.ends: set[End] = set()
+        self.ends: dict[Any, None] = {}
         self._ports = itertools.count(40_000)
         self._repeats: set[asyncio.Future[None]] = set()
 
@@ -267,18 +293,21 @@ class Network:
         server = End(self, (host, port), own, listener.context)
         client.peer, server.peer = server, client
         client.requests = FrameDecoder()
-        self.ends |= {client, server}
+        self.ends |= dict.fromkeys((client, server))
         client.begin(factory)
         listener.context.run(server.begin, listener.factory)
         return client, client.protocol
 
     def disconnect(self, host: str) -> None:
         """Break all connections with a broker."""
-        for end in [one for one in self.ends if one.get_extra_info("sockname")[0] == host]:
+        for end in [one for one in self.ends if one.own[0] == host]:
             end.reset()
 
     def send(self, end: End, data: bytes) -> None:
         """Let bytes that are written arrive, with the faults of the requests in them."""
+        if end.loses_answer:
+            end.reset()
+            return
         if end.requests is None:
             end.peer.accept(data)
             return
@@ -287,7 +316,7 @@ class Network:
             if not any(fault.takes(code) for code in codes):
                 continue
             if fault.effect == "twice":
-                self._repeat(end.get_extra_info("peername"), data)
+                self._repeat(end.peer_name, data)
             elif fault.effect == "request":
                 end.reset()
                 return

@@ -371,10 +371,10 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
     async def create_server(
         self, factory: Any, host: Any = None, port: Any = None, **_: Any
     ) -> Any:
-        return self.network.listen(self.process, factory, host, port)
+        return self.network.listen(factory, host, port)
 
     async def create_connection(self, factory: Any, host: Any, port: Any, **_: Any) -> Any:
-        return await self.network.connect(self.process, factory, host, port)
+        return await self.network.connect(factory, host, port)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         process = self.process
