@@ -103,8 +103,11 @@ def text_of(tab: Page) -> str:
 
 
 def until(tab: Page, text: str) -> None:
-    """Wait until the page shows a text."""
-    wait_until(lambda: text in text_of(tab), f"{text!r} does not appear")
+    """Wait for a text on a page that listens: what is typed before it is connected is lost."""
+    wait_until(
+        lambda: bool(tab.run("!!window.did_handshake")) and text in text_of(tab),
+        f"{text!r} does not appear",
+    )
 
 
 def click(tab: Page, selector: str, text: str = "") -> None:
