@@ -26,7 +26,6 @@ READ: Final = (
     ("benchmarks/traced_broker.py", "_tick _name", PATH),
     ("tests/property/test_transaction_model.py", "_in_background", MOMENT),
     ("*/simulation/loop.py", "_args _callback _cancelled _context _log_destroy_pending", FOREIGN),
-    ("*/simulation/network.py", "_high _paused", PARTS),
     ("*/simulation/patches.py", "_set_running_loop", FOREIGN),
     ("*/simulation/poppers.py", "_handle _popper", MOMENT),
     ("*/simulation/world.py", "_group _polling _release _staged _stalled _waiting", MEMORY),
