@@ -134,7 +134,10 @@ def follows(
     return followed
 
 
-@pytest.mark.parametrize(("order", "is_root"), [("halfmq's", False), ("in turn", True)])
+@pytest.mark.parametrize(
+    ("order", "is_root"),
+    [pytest.param("halfmq's", False, marks=pytest.mark.campaign), ("in turn", True)],
+)
 def test_after_each_batch_the_verdict_is_that_of_an_audit(
     order: str, is_root: bool, spark: SparkSession, tmp_path: Path
 ) -> None:
