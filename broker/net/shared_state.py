@@ -37,7 +37,7 @@ twice as many: without one, no file of the log can be opened and nothing is ackn
 
 LARGEST_SHARE: Final = 8
 """An address makes room for others if it has more than one of so many parts of all connections.
-Whoever has thousands of addresses cannot push out a usual one."""
+A peer with thousands of addresses cannot push out a usual one."""
 
 TURN_S: Final = 0.005
 """Seconds of one pass in which the requests that wait here are served. Usual reads of pipelining

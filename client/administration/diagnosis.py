@@ -75,14 +75,14 @@ class DiagnosisCalls(ProgressCalls, TransactionCalls, BrokerCalls):
                     "give all members the same filters: meanwhile messages are lost to the group"
                 )
                 yield Diagnosis("problem", f"group {name}", text, remedy, _page("/groups", q=name))
-            behind = f"lags {lag.messages} messages, {lag.seconds:.0f} s"
+            lag_text = f"lags {lag.messages} messages, {lag.seconds:.0f} s"
             if lag.messages and group is None:
-                text = f"{behind}: no consumer is connected"
+                text = f"{lag_text}: no consumer is connected"
                 remedy = f"start a consumer, or delete the group: halfmq group delete {name}"
             elif lag.seconds > LAG_S_MAX:
-                text, remedy = behind, "add consumers, or make handlers faster"
+                text, remedy = lag_text, "add consumers, or make handlers faster"
             else:
-                slowest = max(slowest, (lag.seconds, f"{name} {behind}"))
+                slowest = max(slowest, (lag.seconds, f"{name} {lag_text}"))
                 continue
             late += 1
             yield Diagnosis("warning", f"group {name}", text, remedy, _page("/groups", q=name))

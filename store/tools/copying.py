@@ -14,7 +14,8 @@ disk. So an interrupted copy cannot be mistaken for a complete one.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -78,12 +79,8 @@ def copy_log(
     stop = find_stop(files, chosen[-1], end, live=live)
     if _is_before(stop, start):
         raise UnusableFileError(files.directory, "holds no record in this range")
-    partial = target.with_name(target.name + PART_SUFFIX)
-    for path in (target, partial):
-        if disk.exists(path):
-            raise UnusableFileError(path, "is there already")
-    disk.make_directories(partial / "commitlog")
-    try:
+    with filled(target) as partial:
+        disk.make_directories(partial / "commitlog")
         _copy_files(files, chosen, stop.size, partial / "commitlog", progress)
         copied = Copied(
             first_offset=chosen[0],
@@ -95,13 +92,30 @@ def copy_log(
             _copy_config(root / "config", partial / "config")
         if with_queues and disk.is_directory(root / "consumequeue"):
             _copy_queues(root / "consumequeue", partial / "consumequeue", copied)
+    return copied
+
+
+@contextmanager
+def filled(target: Path) -> Iterator[Path]:
+    """Yield a directory to fill; at the end it is flushed and gets the name of the target.
+
+    After an error it is removed.
+
+    Raises:
+        UnusableFileError: The target, or the directory of an earlier attempt, exists.
+    """
+    partial = target.with_name(target.name + PART_SUFFIX)
+    for path in (target, partial):
+        if disk.exists(path):
+            raise UnusableFileError(path, "is there already")
+    try:
+        yield partial
         sync_directories(partial)
         disk.replace(partial, target)
         disk.sync_directory(target.parent)
     except BaseException:
         disk.remove_tree(partial, ignore_errors=True)
         raise
-    return copied
 
 
 def _choose(files: MappedFileQueue, start: Bound | None, end: Bound | None) -> list[int]:

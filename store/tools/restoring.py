@@ -17,7 +17,7 @@ from ..files.mapped_file_queue import MappedFileQueue
 from ..format.record import HEAD_SIZE_MAX, store_timestamp
 from ..format.record_fields import struct_of
 from ..integrity.file_digest import Digest, unpacked
-from .copying import PART_SUFFIX, Copied, Progress, find_stop, sync_directories
+from .copying import Copied, Progress, filled, find_stop
 
 _PIECE = 1 << 20  # bytes of one request
 _SYS_FLAG = struct_of("sys_flag")
@@ -38,25 +38,15 @@ def restore(
         OSError: The target cannot be written.
     """
     objects = Objects(url)
-    partial = target.with_name(target.name + PART_SUFFIX)
-    for path in (target, partial):
-        if disk.exists(path):
-            raise UnusableFileError(path, "is there already")
-    bases = [int(name) for name in objects.names("commitlog")]
-    if end is not None:
-        end_ms = int(end.timestamp() * 1000)
-        bases = bases[: bisect_right(bases, end_ms, key=lambda base: _first_time(objects, base))]
-    if not bases:
-        raise UnusableFileError(target, f"{url} has no log file of this range")
-    try:
-        copied = _restore(objects, bases, partial, end, progress)
-        sync_directories(partial)
-        disk.replace(partial, target)
-        disk.sync_directory(target.parent)
-    except BaseException:
-        disk.remove_tree(partial, ignore_errors=True)
-        raise
-    return copied
+    with filled(target) as partial:
+        bases = [int(name) for name in objects.names("commitlog")]
+        if end is not None:
+            end_ms = int(end.timestamp() * 1000)
+            reached = bisect_right(bases, end_ms, key=lambda base: _first_time(objects, base))
+            bases = bases[:reached]
+        if not bases:
+            raise UnusableFileError(target, f"{url} has no log file of this range")
+        return _restore(objects, bases, partial, end, progress)
 
 
 def _restore(
